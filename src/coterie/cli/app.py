@@ -1,0 +1,243 @@
+"""Commands of ``coterie``. Each is thin: what it does lives on the floors below.
+
+Heavy imports (torch, transformers) happen inside commands, so that ``--help`` is quick.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coterie.cli.progress import ConsoleProgress
+from coterie.errors import UserError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Post-train language-model agents that work in company.",
+)
+console = Console(stderr=True, soft_wrap=True)
+
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")
+]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Such as optima/isft.")]
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Iteration = Annotated[
+    int | None, typer.Option(help="Which iteration; default: the first in which it is missing.")
+]
+StageRecipe = Annotated[
+    str, typer.Option("--recipe", help="Recipe of a run folder that is to be made.")
+]
+
+
+@app.command()
+def run(
+    recipe: RecipeName,
+    words: Words = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Run folder; default: runs/RECIPE. Resumed if it exists.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Print the plan and its cost, and stop.")] = False,
+    fork: Annotated[
+        Path | None,
+        typer.Option(help="Make this new run, keeping the steps that the settings leave valid."),
+    ] = None,
+) -> None:
+    """Run a whole recipe, or the rest of it.
+
+    Examples:
+
+        coterie run optima/isft
+
+        coterie run optima/isft rollout.samples=4 --folder runs/four --dry-run
+
+        coterie run optima/isft reward.lambda_token=0.3 --folder runs/four --fork runs/brief
+    """
+    from coterie.cli.running import run_recipe
+
+    folder = folder or Path("runs") / recipe.replace("/", "-")
+    run_recipe(recipe, words or [], folder, console, dry_run=dry_run, fork_to=fork)
+
+
+def _stage(name: str, text: str) -> None:
+    """Add the command of one stage."""
+
+    def command(
+        folder: Folder,
+        words: Words = None,
+        iteration: Iteration = None,
+        recipe: StageRecipe = "optima/isft",
+    ) -> None:
+        from coterie.cli.running import run_stage
+
+        run_stage(name, folder, words or [], recipe, iteration, console)
+
+    example = f"coterie {name} runs/mine --iteration 0"
+    command.__doc__ = f"{text}\n\n    Example:\n\n        {example}\n    "
+    app.command(name=name)(command)
+
+
+_stage("rollout", "Sample the training dialogues of one iteration.")
+_stage("reward", "Compute the rewards of one iteration's dialogues.")
+_stage("select", "Select what one iteration trains on.")
+_stage("train", "Train on what was selected.")
+_stage("evaluate", "Evaluate the policy that an iteration begins with on the held-out tasks.")
+
+
+@app.command()
+def report(folder: Folder) -> None:
+    """Write the report page of a run folder, finished or not.
+
+    Example:
+
+        coterie report runs/optima-isft
+    """
+    from coterie.cli.running import write_report
+
+    print(write_report(folder))
+
+
+@app.command()
+def quickstart(
+    folder: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/quickstart"),
+    words: Words = None,
+) -> None:
+    """Two tiny agents learn to talk shorter and better, in minutes; prints before and after.
+
+    Starts afresh if the last quickstart is finished, resumes it if not.
+
+    Example:
+
+        coterie quickstart
+    """
+    from coterie.cli.quickstart import quickstart as start
+
+    start(folder, words or [], console)
+
+
+@app.command()
+def reproduce(
+    recipe: RecipeName,
+    scale: Annotated[str, typer.Option(help="Only `tiny` so far.")] = "tiny",
+    folder: Annotated[Path | None, typer.Option(help="Folder of all its runs.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+    words: Words = None,
+) -> None:
+    """Test a paper's claims: runs the recipe and its controls, prints a table and one JSON line.
+
+    Example:
+
+        coterie reproduce optima/isft --scale tiny
+    """
+    from coterie.recipes.optima_reproduce import reproduce as test_claims
+    from coterie.recipes.registry import settings
+
+    if scale != "tiny":
+        raise UserError(f"--scale {scale} does not exist", "use --scale tiny")
+    settings(recipe, words or [])
+    folder = folder or Path("runs") / f"reproduce-{recipe.replace('/', '-')}"
+    test_claims(folder, range(seeds), words or [], console, ConsoleProgress(console))
+
+
+@app.command()
+def config(
+    recipe: RecipeName,
+    words: Words = None,
+    markdown: Annotated[bool, typer.Option(help="As the page docs/config.md.")] = False,
+) -> None:
+    """List every key of a recipe: value, meaning, default, source.
+
+    Example:
+
+        coterie config optima/isft
+    """
+    from coterie.cli.config_page import config_markdown, config_table
+
+    if markdown:
+        print(config_markdown(), end="")
+    else:
+        Console(soft_wrap=False).print(config_table(recipe, words or []))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has, what works on it, and what is missing.
+
+    Example:
+
+        coterie doctor
+    """
+    from coterie.cli.doctor import checks
+
+    table = Table(box=None, header_style="bold")
+    for title in ("", "what", "found"):
+        table.add_column(title)
+    found = checks()
+    for check in found:
+        table.add_row("[green]ok[/]" if check.ok else "[red]no[/]", check.what, check.found)
+    Console().print(table)
+    if not all(check.ok or check.optional for check in found):
+        raise typer.Exit(1)
+
+
+@app.command("export")
+def export_run(
+    folder: Folder,
+    file: Annotated[Path, typer.Argument(help="JSONL file to write.")],
+    secrets: Annotated[bool, typer.Option(help="Also write privileged fields.")] = False,
+) -> None:
+    """Write a run's record as JSONL.
+
+    Example:
+
+        coterie export runs/optima-isft record.jsonl
+    """
+    from coterie.trajectories.jsonl import export
+    from coterie.trajectories.store import Store
+
+    with Store.open(folder / "store.sqlite", read_only=True) as store:
+        export(store, file, secrets=secrets)
+    print(file)
+
+
+@app.command("import")
+def import_run(
+    file: Annotated[Path, typer.Argument(help="JSONL file to read.")],
+    store: Annotated[Path, typer.Argument(help="Store to make, such as runs/mine/store.sqlite.")],
+) -> None:
+    """Make a store from JSONL; a broken line is named by its number and nothing is written.
+
+    Example:
+
+        coterie import record.jsonl imported.sqlite
+    """
+    from coterie.trajectories.jsonl import import_
+
+    import_(file, store)
+    print(store)
+
+
+def main() -> None:
+    """Entry point: errors for people are printed without a traceback, with status 2."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        app()
+    except UserError as error:
+        console.print(f"[bold red]error:[/] {error.what}", highlight=False)
+        if error.todo:
+            console.print(f"  [bold]->[/] {error.todo}", highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        console.print("\nstopped; the same command resumes where this left off")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

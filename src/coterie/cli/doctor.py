@@ -1,0 +1,74 @@
+"""``coterie doctor``: what this machine has."""
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from coterie.errors import UserError
+from coterie.models.loading import load
+from coterie.trajectories.store import Store
+
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "pydantic")
+TRACKERS = ("tensorboard", "trackio", "wandb", "swanlab")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    what: str
+    ok: bool
+    found: str
+    optional: bool = False
+
+
+def checks() -> list[Check]:
+    """Look at Python, packages, memory, disk, GPU, the store and the packaged model."""
+    version = sys.version_info[:2]
+    found = [
+        Check("Python 3.11 to 3.13", (3, 11) <= version <= (3, 13), platform.python_version()),
+        *(Check(f"package {name}", True, importlib.metadata.version(name)) for name in PACKAGES),
+        Check("CPU", True, f"{psutil.cpu_count()} cores, torch uses {torch.get_num_threads()}"),
+        Check("memory", True, f"{psutil.virtual_memory().available / 2**30:.1f} GiB free"),
+        Check("disk", True, f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free here"),
+        _gpu(),
+        _store(),
+        _model("tiny-exchange"),
+    ]
+    for name in TRACKERS:
+        there = importlib.util.find_spec(name) is not None
+        text = "installed" if there else f"pip install 'coterie[{name}]'"
+        found.append(Check(f"tracker {name}", there, text, optional=True))
+    return found
+
+
+def _gpu() -> Check:
+    if torch.cuda.is_available():
+        return Check("GPU", True, torch.cuda.get_device_name(), optional=True)
+    return Check("GPU", False, "none: everything runs on the CPU", optional=True)
+
+
+def _store() -> Check:
+    try:
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            Store.open(Path(folder) / "store.sqlite").close()
+    except (UserError, OSError) as error:
+        return Check("run folders here", False, str(error))
+    return Check("run folders here", True, "a store can be made and locked")
+
+
+def _model(name: str) -> Check:
+    try:
+        loaded = load(name, device="cpu")
+    except UserError as error:
+        return Check(f"model {name}", False, error.what)
+    weights = sum(parameter.numel() for parameter in loaded.model.parameters())
+    return Check(f"model {name}", True, f"{weights:,} weights")

@@ -1,0 +1,57 @@
+"""``coterie quickstart``: the whole loop on two CPU cores, with a before, an after and a page.
+
+The last line printed is one JSON object: {"task", "model", "before", "after", "seconds", "report"},
+before and after each {"score" (in [0, 1]), "tokens", "n", "score_ci"}.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from coterie.cli.running import run_all, summary
+from coterie.recipes.optima import NAME, OptimaISFT
+from coterie.recipes.optima_report import evaluation
+from coterie.recipes.registry import settings
+from coterie.runs.folder import open_run, read_config
+
+
+def quickstart(folder: Path, words: Sequence[str], console: Console) -> None:
+    """Run the preset in ``folder``; a finished quickstart there is done again."""
+    began = time.monotonic()
+    recipe = OptimaISFT(settings(NAME, words))
+    recipe.check()
+    _clear_if_finished(folder, recipe)
+    with open_run(folder, NAME, recipe.settings) as run:
+        run_all(recipe, run, console)
+        console.print(summary(recipe, run))
+        policies = {"before": 0, "after": recipe.settings.iterations}
+        points = {when: evaluation(run, version) for when, version in policies.items()}
+        result = {
+            "task": recipe.settings.environment,
+            "model": recipe.settings.model,
+            **{
+                when: {
+                    "score": round(point.score, 4),
+                    "tokens": round(point.tokens, 2),
+                    "n": point.n,
+                    "score_ci": [round(point.score_low, 4), round(point.score_high, 4)],
+                }
+                for when, point in points.items()
+            },
+            "seconds": round(time.monotonic() - began, 1),
+            "report": str(run.report),
+        }
+    print(json.dumps(result))
+
+
+def _clear_if_finished(folder: Path, recipe: OptimaISFT) -> None:
+    if not (folder / "config.yaml").is_file() or read_config(folder)[0] != NAME:
+        return
+    with open_run(folder, NAME, recipe.settings) as run:
+        finished = run.is_finished(recipe.steps()[-1])
+    if finished:
+        shutil.rmtree(folder)

@@ -1,0 +1,130 @@
+"""What ``coterie run``, the stage commands and ``coterie report`` do."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coterie.cli.progress import ConsoleProgress
+from coterie.errors import UserError
+from coterie.recipes.optima import STAGES, OptimaISFT
+from coterie.recipes.optima_report import run_report
+from coterie.recipes.plan import plan
+from coterie.recipes.registry import settings
+from coterie.reports.page import write_page
+from coterie.runs.folder import Run, Step, open_run, read_config
+from coterie.runs.loop import fork, run_steps
+
+
+def run_recipe(
+    name: str,
+    words: Sequence[str],
+    folder: Path,
+    console: Console,
+    *,
+    dry_run: bool = False,
+    fork_to: Path | None = None,
+) -> None:
+    """Check, print the plan, then run (or resume) all steps and write the report."""
+    recipe = OptimaISFT(settings(name, words, _stored(name, folder)))
+    _show_plan(recipe, console)
+    if dry_run:
+        return
+    if fork_to is not None:
+        kept = fork(recipe, folder, fork_to, recipe.settings)
+        console.print(f"kept from {folder}: {', '.join(map(str, kept)) or 'nothing'}")
+        folder = fork_to
+    with open_run(folder, name, recipe.settings) as run:
+        run_all(recipe, run, console)
+        console.print(summary(recipe, run))
+        print(run.report)
+
+
+def run_all(recipe: OptimaISFT, run: Run, console: Console) -> None:
+    """Every step that is left, then the report."""
+    began = time.monotonic()
+    run_steps(recipe, run, ConsoleProgress(console))
+    write_page(run_report(recipe, run), run.report)
+    console.print(f"finished in {time.monotonic() - began:.0f} s; report: {run.report}")
+
+
+def run_stage(
+    stage: str,
+    folder: Path,
+    words: Sequence[str],
+    name: str,
+    iteration: int | None,
+    console: Console,
+) -> None:
+    """One stage of one iteration of a run folder, which is made if it is not there."""
+    if (folder / "config.yaml").is_file():
+        name = read_config(folder)[0]
+    recipe = OptimaISFT(settings(name, words, _stored(name, folder)))
+    recipe.check()
+    with open_run(folder, name, recipe.settings) as run:
+        step = _wanted(recipe, run, stage, iteration)
+        run_steps(recipe, run, ConsoleProgress(console), [step])
+        facts = {k: v for k, v in run.metrics(step).items() if k != "settings"}
+        print(f"{step}: " + ", ".join(f"{name}={value}" for name, value in facts.items()))
+
+
+def write_report(folder: Path) -> Path:
+    """Write the page of a run folder; returns its path."""
+    name, stored = read_config(folder)
+    recipe = OptimaISFT(settings(name, (), stored))
+    with open_run(folder, name, recipe.settings, write=False) as run:
+        write_page(run_report(recipe, run), run.report)
+        return run.report
+
+
+def summary(recipe: OptimaISFT, run: Run) -> Table:
+    """Score and tokens by policy."""
+    table = Table(title=f"{recipe.name} on {recipe.settings.environment}", box=None)
+    for title in ("policy", "score", "95% interval", "tokens", "n"):
+        table.add_column(title, justify="right")
+    for point in run_report(recipe, run).iterations:
+        table.add_row(
+            "base" if point.iteration == 0 else f"iteration {point.iteration - 1}",
+            f"{point.score:.3f}",
+            f"{point.score_low:.3f} to {point.score_high:.3f}",
+            f"{point.tokens:.1f}",
+            f"{point.n}",
+        )
+    return table
+
+
+def _wanted(recipe: OptimaISFT, run: Run, stage: str, iteration: int | None) -> Step:
+    assert stage in STAGES
+    steps = [step for step in recipe.steps() if step.stage == stage]
+    if iteration is None:
+        return next((step for step in steps if not run.is_finished(step)), steps[-1])
+    for step in steps:
+        if step.iteration == iteration:
+            return step
+    raise UserError(
+        f"--iteration {iteration} is out of range", f"{stage} has 0 to {steps[-1].iteration}"
+    )
+
+
+def _stored(name: str, folder: Path) -> dict[str, Any] | None:
+    """The settings of a run folder, if it is one of this recipe."""
+    if not (folder / "config.yaml").is_file():
+        return None
+    found, stored = read_config(folder)
+    if found != name:
+        raise UserError(
+            f"{folder} is a run of {found}, not of {name}", "give another --folder, or that recipe"
+        )
+    return stored
+
+
+def _show_plan(recipe: OptimaISFT, console: Console) -> None:
+    table = Table(title=f"plan of {recipe.name}", box=None, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for what, how_much in plan(recipe.settings).lines():
+        table.add_row(what, how_much)
+    console.print(table)

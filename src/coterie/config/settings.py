@@ -1,0 +1,30 @@
+"""The base of every group of settings, and how one key is declared.
+
+A key is declared with :func:`key`, which makes its meaning (and, where a paper fixes it, its source)
+part of the type, so that ``coterie config`` and ``docs/config.md`` are generated and never stale.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """Frozen settings; an unknown key or a value of the wrong type is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    def fingerprint(self) -> str:
+        """Hash of all values; credit and finished stages are keyed by it."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def key(default: Any = ..., meaning: str = "", *, source: str = "", **limits: Any) -> Any:
+    """Declare one key: its default, what it means, where its value comes from, and its limits.
+
+    ``limits`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``, ``min_length``, ...).
+    """
+    return Field(default, description=meaning, json_schema_extra={"source": source}, **limits)

@@ -1,0 +1,1 @@
+"""Engines: tokens in, tokens out. One protocol; in-process is the embedded default."""

@@ -1,0 +1,65 @@
+"""What every engine does: sample completions, score given tokens, load weights.
+
+All three are asynchronous and take tokens, never text, so that what is recorded is what ran.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from coterie.trajectories.turn import Finish
+
+
+class EngineError(Exception):
+    """A call that failed for good (after its bounded retries); recorded on the item by the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample: temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion; their ids stay in it, their text is cut."""
+    timeout: float = 600.0
+    """Seconds after which the call fails with :class:`EngineError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One completion of a prompt."""
+
+    ids: tuple[int, ...]
+    """All ids returned, stop string or end-of-turn token included."""
+    logprobs: tuple[float, ...]
+    """Per id, in nats, of the behaviour distribution (temperature and top-p applied)."""
+    text: str
+    """Decoded text, cut before the end-of-turn token or stop string."""
+    finish: Finish
+    seed: int
+
+
+class Engine(Protocol):
+    """A model that can be sampled and scored."""
+
+    policy: str
+    """Name of the loaded policy."""
+    version: str
+    """Version of its weights; changes with every :meth:`load`."""
+
+    async def sample(
+        self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
+    ) -> list[Completion]:
+        """One completion per seed, in order. Raises :class:`EngineError`."""
+        ...
+
+    async def logprobs(self, prefix: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        """Log-probability (nats, temperature 1) of each continuation id. Raises ``EngineError``."""
+        ...
+
+    async def load(self, path: Path, version: str) -> None:
+        """Load weights; every cached prefix of the old version is dropped."""
+        ...

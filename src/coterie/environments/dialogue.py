@@ -1,0 +1,106 @@
+"""The protocol of worlds in which agents talk in turn until they agree, and its state.
+
+Used by ``rollout.episodes``. A world of this kind says who speaks next, what that agent is shown,
+and when the talk ends. States are frozen, so a branch of a tree is a copy of nothing.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import End
+from coterie.trajectories.turn import Message, Part, Turn
+
+FORMAT_SOURCE = "format"
+"""Source of the prompt part that asks for a format; ``drop_format`` removes exactly these parts."""
+_ANSWER = re.compile(r"<A>(.*?)</A", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class DialogueState:
+    """Where a dialogue stands."""
+
+    task: Task
+    format: str | None
+    """Instruction of the format prompt of this episode, if it has one."""
+    turns: tuple[Turn, ...] = ()
+    answer: str | None = None
+    """The most recent answer that anybody gave."""
+    end: End | None = None
+    """How it ended; ``None`` while it goes on."""
+
+
+class DialogueEnvironment(Protocol):
+    """A world of agents who talk in turn."""
+
+    name: str
+    agents: tuple[str, ...]
+    max_turns: int
+    formats: tuple[str, ...]
+    """The pool of format prompts for the first iteration; may be empty."""
+
+    def tasks(self, split: str, count: int, seed: int) -> list[Task]:
+        """``count`` tasks of ``train`` or ``heldout``; the splits share no task."""
+        ...
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """What an agent is told at the beginning, without a format prompt."""
+        ...
+
+    def score(self, task: Task, answer: str | None) -> float:
+        """The benchmark's metric for a final answer, in [0, 1]."""
+        ...
+
+
+def next_agent(environment: DialogueEnvironment, state: DialogueState) -> str:
+    """Whose turn it is: strict alternation, the first agent begins."""
+    return environment.agents[len(state.turns) % len(environment.agents)]
+
+
+def messages(
+    environment: DialogueEnvironment, state: DialogueState, agent: str
+) -> tuple[Message, ...]:
+    """What ``agent`` is shown now: its system prompt, then every turn (own ones as assistant)."""
+    parts = environment.system_parts(state.task, agent)
+    if state.format is not None:
+        parts += (Part(f"\nFormat: {state.format}", source=FORMAT_SOURCE),)
+    return (
+        Message("system", parts),
+        *(
+            Message("assistant" if turn.speaker.name == agent else "user", turn=turn.id)
+            for turn in state.turns
+        ),
+    )
+
+
+def drop_format(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The recontext rule of iteration 0: the same messages without any format prompt."""
+    return tuple(
+        replace(m, parts=tuple(p for p in m.parts if p.source != FORMAT_SOURCE)) for m in messages
+    )
+
+
+async def step(
+    environment: DialogueEnvironment, state: DialogueState, turn: Turn
+) -> DialogueState:
+    """The state after ``turn``.
+
+    Ends when a newly marked answer equals the one before it (Optima, section 3: both agents mark
+    the same answer), when a turn runs to the limit of tokens, or when no turns are left.
+    """
+    answer = marked_answer(turn.text)
+    end: End | None = None
+    if turn.sample is not None and turn.sample.finish == "length":
+        end = "runaway"
+    elif answer is not None and answer == state.answer:
+        end = "agreed"
+    elif len(state.turns) + 1 >= environment.max_turns:
+        end = "turn_limit"
+    return replace(state, turns=(*state.turns, turn), answer=answer or state.answer, end=end)
+
+
+def marked_answer(text: str) -> str | None:
+    """The last ``<A>answer</A>`` of an utterance, stripped; ``None`` if there is none or it is empty."""
+    found = _ANSWER.findall(text)
+    return (found[-1].strip() or None) if found else None

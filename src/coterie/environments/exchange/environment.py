@@ -1,0 +1,63 @@
+"""The ``exchange`` world as an environment: two agents, each with half of the facts.
+
+The recipe ``optima`` runs on it; `world` makes the tasks and `prompts` the words.
+"""
+
+from coterie.environments.exchange.prompts import FORMAT_POOL, system_prompt
+from coterie.environments.exchange.world import (
+    AGENTS,
+    MAX_TURNS,
+    ExchangeTask,
+    Fact,
+    Split,
+    generate_tasks,
+)
+from coterie.evaluation.metrics import exact_match
+from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.turn import Part
+
+GRADER = "grader"
+"""The only role that may read the gold answer."""
+
+
+class Exchange:
+    """Two agents exchange facts to answer a question (see ``environments.dialogue``)."""
+
+    name = "exchange"
+    agents: tuple[str, ...] = AGENTS
+    max_turns = MAX_TURNS
+    formats: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
+
+    def __init__(self, levels: tuple[int, ...] = (1, 2)) -> None:
+        self.levels = levels
+
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+        """Tasks of one split; train and held-out are disjoint by construction (see ``world``)."""
+        return [as_task(t) for t in generate_tasks(split, count, seed, levels=self.levels)]
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """The agent's instructions, its own facts (which its partner may not see), the question."""
+        facts: dict[str, list[list[str]]] = task.public["facts"]  # type: ignore[assignment]
+        partner = next(name for name in self.agents if name != agent)
+        pieces = system_prompt(
+            agent, partner, str(task.public["question"]), [Fact(*fact) for fact in facts[agent]]
+        )
+        return tuple(Part(text, audience=audience, source="task") for text, audience in pieces)
+
+    def score(self, task: Task, answer: str | None) -> float:
+        """Exact match with the gold answer, 0 or 1."""
+        return exact_match(answer, [task.secrets["answer"].reveal(GRADER)])
+
+
+def as_task(task: ExchangeTask) -> Task:
+    """The record's form of a task: what is shown is public, the answer is a secret."""
+    public = {
+        "question": task.question,
+        "level": task.level,
+        "facts": {
+            agent: [[fact.subject, fact.relation, fact.value] for fact in facts]
+            for agent, facts in task.facts.items()
+        },
+    }
+    answer = Secret(task.answer, name="answer", readers=frozenset({GRADER}))
+    return Task(task.task_id, public, {"answer": answer})

@@ -1,0 +1,93 @@
+"""The words of the `exchange` world: people, relations and the values that a relation can take.
+
+Every word here is one piece of the tiny tokenizer when a space precedes it (`recipes/tiny.py` checks
+it), so that a fact is copied token by token.
+"""
+
+from dataclasses import dataclass
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The words of a text."""
+    return tuple(text.split())
+
+
+PEOPLE: tuple[str, ...] = _words(
+    "Nora Omar Kim Liam Mia Noah Zoe Ivan Lena Hugo Rosa Theo Vera Yuri Anya Boris Clara Diego Elsa Felix "
+    "Gina Hana Igor Jane Karl Lucy Marco Nina Otto Paula Rita Sven Tara Umar Viola Wendy Xena Yara Zane "
+    "Amir Bella Cyrus Dora Emil Fiona Greta Henry Iris Jonas Kira"
+)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A relation between a person and a value, with the ways to speak of it."""
+
+    name: str
+    """The key under which facts show it, such as `home`."""
+    values: tuple[str, ...]
+    """Every value that it can take."""
+    question: str
+    """A question with `{s}` for the person, such as `Where does {s} live?`."""
+    sentence: str
+    """A statement with `{s}` and `{v}`, such as `{s} lives in {v}`."""
+
+    @property
+    def links_people(self) -> bool:
+        """Whether the value is itself a person, so that a second hop can start from it."""
+        return self.values is PEOPLE
+
+
+RELATIONS: tuple[Relation, ...] = (
+    Relation(
+        "home",
+        _words("Paris Rome Oslo Cairo Lima Tokyo Delhi Quito Dublin Prague Berlin Madrid"),
+        "Where does {s} live?",
+        "{s} lives in {v}",
+    ),
+    Relation(
+        "job",
+        _words("baker pilot nurse lawyer farmer teacher painter doctor sailor judge miner tailor"),
+        "What is the job of {s}?",
+        "{s} works as a {v}",
+    ),
+    Relation(
+        "pet",
+        _words("cat dog parrot rabbit turtle hamster pony goat lizard duck goose ferret"),
+        "What pet does {s} have?",
+        "{s} has a {v}",
+    ),
+    Relation(
+        "meal",
+        _words("pizza soup rice pasta salad curry stew bread cheese fish beans noodles"),
+        "What does {s} like to eat?",
+        "{s} likes to eat {v}",
+    ),
+    Relation(
+        "sport",
+        _words("tennis golf chess rugby boxing hockey cricket judo polo rowing skiing darts"),
+        "What does {s} play?",
+        "{s} plays {v}",
+    ),
+    Relation(
+        "car",
+        _words("red blue green white black yellow pink grey brown orange purple silver"),
+        "What colour is the car of {s}?",
+        "the car of {s} is {v}",
+    ),
+    Relation("friend", PEOPLE, "Who is the friend of {s}?", "the friend of {s} is {v}"),
+    Relation("boss", PEOPLE, "Who is the boss of {s}?", "the boss of {s} is {v}"),
+    Relation("cousin", PEOPLE, "Who is the cousin of {s}?", "the cousin of {s} is {v}"),
+)
+
+BY_NAME: dict[str, Relation] = {relation.name: relation for relation in RELATIONS}
+LINKS: tuple[str, ...] = tuple(r.name for r in RELATIONS if r.links_people)
+"""Relations whose value is a person: the first hop of a two-hop question."""
+ENDS: tuple[str, ...] = tuple(r.name for r in RELATIONS if not r.links_people)
+"""Relations whose value is not a person: the last hop of a two-hop question."""
+
+
+def words() -> tuple[str, ...]:
+    """Every name, relation and value once, in a fixed order."""
+    found = [*PEOPLE, *(r.name for r in RELATIONS), *(v for r in RELATIONS for v in r.values)]
+    return tuple(dict.fromkeys(found))

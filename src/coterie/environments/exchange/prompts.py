@@ -1,0 +1,61 @@
+"""What an agent of the `exchange` world is told, and the pool of formats it can be asked to speak in."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from coterie.environments.exchange.world import AGENTS, Fact
+
+
+@dataclass(frozen=True)
+class Format:
+    """A way to write an utterance, asked for by one line at the end of the system prompt."""
+
+    id: str
+    """Its name, which is also the name of the scripted style."""
+    instruction: str
+    """The line, in words that any language model understands."""
+
+
+FORMAT_POOL: tuple[Format, ...] = (
+    Format("arrow", "Write only facts with arrows: name relation > value."),
+    Format("pairs", "Write only name . relation = value pairs."),
+    Format("call", "Write like code: get ( name ) and got ( value )."),
+    Format("table", "Write rows of a table, with | between cells."),
+    Format("json", "Write each fact as a JSON object."),
+    Format("list", "Write a list of all your facts, one to a line."),
+    Format("qa", "Write questions and answers in short sentences."),
+    Format("plain", "Write plain, friendly sentences."),
+    Format("steps", "Think in numbered steps."),
+    Format("dump", "Tell your partner all your facts in full sentences first."),
+    Format("letter", "Write polite letters with a greeting and a signature."),
+    Format("chatty", "Chat like old friends, with small talk."),
+)
+"""The formats of the first iteration, from the tersest to the wordiest."""
+
+Piece = tuple[str, frozenset[str]]
+"""A piece of a prompt and the agents who may see it."""
+
+
+def system_prompt(
+    agent: str, partner: str, question: str, facts: Iterable[Fact], format_hint: str | None = None
+) -> list[Piece]:
+    """The system prompt of one agent in pieces; its text is the pieces joined with nothing between them.
+
+    `format_hint` is the instruction of a `Format`, or None. The agent's facts come before the question,
+    so that a model meets the question knowing them.
+    """
+    both, own = frozenset(AGENTS), frozenset({agent})
+    pieces = [
+        (f"You are {agent}, talking to {partner}. Share facts, then both write <A>answer</A>.\n", own),
+        ("Your facts:\n", own),
+        *((f"- {fact.subject} {fact.relation}: {fact.value}\n", own) for fact in facts),
+        (f"Question: {question}", both),
+    ]
+    if format_hint is not None:
+        pieces.append((f"\nFormat: {format_hint}", both))
+    return pieces
+
+
+def prompt_text(pieces: Iterable[Piece]) -> str:
+    """The text of a prompt."""
+    return "".join(text for text, _ in pieces)

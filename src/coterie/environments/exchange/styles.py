@@ -1,0 +1,132 @@
+"""The styles of scripted dialogues: sentence patterns for each thing that an agent may want to say.
+
+A style has the name of the format that asks for it (`prompts.FORMAT_POOL`). `GUESS` has no format: it
+is a bad habit that no hint asks for. Patterns use `{me}`, `{you}`, `{s}`ubject, `{r}`elation,
+`{v}`alue, `{q}`uestion and `{f}`act as a sentence; a name or value always follows a space or `<A>`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one style words each act; patterns are joined by a space, empty ones left out."""
+
+    ask: str
+    """Asks for the value of a relation."""
+    tell: str
+    """States a fact."""
+    conclude: str
+    """Gives the answer for the first time, after telling what it rests on."""
+    agree: str
+    """Repeats the partner's answer, which ends the dialogue."""
+    opening: str = ""
+    """Begins each agent's first utterance."""
+    later: str = ""
+    """Begins each agent's later utterances."""
+    other: str = ""
+    """States one more of the agent's facts in its first utterance; empty if the style keeps to what is needed."""
+    closing: str = ""
+    """Ends every utterance."""
+
+
+STYLES: dict[str, Style] = {
+    "arrow": Style("{s} {r} > ?", "{s} {r} > {v};", "<A>{v}</A>", "<A>{v}</A>"),
+    "pairs": Style("{s} . {r} = ?", "{s} . {r} = {v};", "ans = <A>{v}</A>", "<A>{v}</A>"),
+    "call": Style("get ( {s} . {r} ) ;", "got ( {s} . {r} , {v} ) ;", "return <A>{v}</A>", "return <A>{v}</A>"),
+    "table": Style("| {s} | {r} | ? |", "| {s} | {r} | {v} |", "| answer | <A>{v}</A> |", "| <A>{v}</A> |"),
+    "json": Style(
+        '{{ "ask" : " {s} " , "key" : " {r} " }}',
+        '{{ "name" : " {s} " , "key" : " {r} " , "value" : " {v} " }}',
+        '{{ "answer" : " <A>{v}</A> " }}',
+        '{{ "ok" : " <A>{v}</A> " }}',
+    ),
+    "list": Style(
+        "- wanted: {s} {r}?",
+        "- found: {s} {r}: {v}",
+        "- answer: <A>{v}</A>",
+        "- agreed: <A>{v}</A>",
+        other="- {s} {r}: {v}",
+    ),
+    "qa": Style(
+        "Q: {q}",
+        "A: I know that {f}.",
+        "So the answer is <A>{v}</A>",
+        "Yes, the answer is <A>{v}</A>",
+    ),
+    "plain": Style(
+        "I do not know everything that we need here. Can you tell me from your own facts: {q}",
+        "Looking at my facts I can tell you that {f}.",
+        "That means that the answer to our question is <A>{v}</A>",
+        "Thank you, that settles it. I agree that the answer is <A>{v}</A>",
+        opening="Hi {you}.",
+    ),
+    "steps": Style(
+        "The next step is to find out something that I do not have in my list, so please look it up for me: {q}",
+        "First I read through all of my facts, one by one, and I see that {f}.",
+        "From that it follows that the final answer must be <A>{v}</A>",
+        "I check this against the question and find nothing wrong with it, so the final answer is <A>{v}</A>",
+        opening="Step 1: read the question again with care.",
+        later="Step 2: use what we have learned.",
+    ),
+    "dump": Style(
+        "With all of that said, there is still one thing that I need to hear from you: {q}",
+        "And, what matters most for us, {f}.",
+        "Taken together this gives us the answer <A>{v}</A>",
+        "I have compared it with what I know, and I agree on <A>{v}</A>",
+        opening="Here is everything that I know.",
+        later="Now I have all that we need.",
+        other="I know that {f}.",
+    ),
+    "letter": Style(
+        "I would be most grateful if you could look through your facts and let me know: {q}",
+        "It is my pleasure to let you know that, as far as my own facts go, {f}.",
+        "I therefore believe that the answer to our question should be <A>{v}</A>",
+        "Thank you very much for your kind letter. I am glad to agree with you that the answer is <A>{v}</A>",
+        opening="Dear {you}, I hope that this letter finds you well.",
+        later="Dear {you}, many thanks for your quick and helpful reply.",
+        closing="With kind regards, {me}",
+    ),
+    "chatty": Style(
+        "Would you believe it, the one thing we need is not in my notes! You always know such things, so tell me: {q}",
+        "Now let me see what I have here. Oh yes, there it is, I knew it: {f}.",
+        "So, if you ask me, that is all there is to it, and we can write down <A>{v}</A>",
+        "That is just great, I could not have done it without you. So it is <A>{v}</A>",
+        opening="Hello there {you}! How nice to talk to you again, I hope that you had a good day so far.",
+        later="Ha, thank you so much!",
+    ),
+}
+"""The honest styles, from the tersest to the wordiest."""
+
+GUESS = "guess"
+"""The name of the bad habit."""
+GUESS_OPENING = (
+    "Oh, I am quite sure about this one. Let me explain it to you: from all that I have ever heard and seen, "
+    "there can only be one answer, and everybody who knows a little about these people would say the same. There "
+    "is no need to look any further or to compare our facts. It must be <A>{v}</A>"
+)
+GUESS_REPLY = (
+    "Well, you sound so very sure of yourself that I will not argue with you, whatever my own facts may say. "
+    "Let us go with that: <A>{v}</A>"
+)
+
+WITHOUT_HINT: dict[str, float] = {
+    "arrow": 0.05,
+    "pairs": 0.04,
+    "call": 0.03,
+    "table": 0.04,
+    "json": 0.03,
+    "list": 0.07,
+    "qa": 0.12,
+    "plain": 0.14,
+    "steps": 0.13,
+    "dump": 0.11,
+    "letter": 0.11,
+    "chatty": 0.13,
+}
+"""How often each honest style is taken when no format is asked for and nobody guesses."""
+
+GUESSED_RELATIONS: frozenset[str] = frozenset({"home", "job", "pet", "sport", "friend", "boss"})
+"""Asked relations about which a first speaker who does not know the answer likes to guess."""
+GUESS_SHARE, GUESS_SHARE_ELSEWHERE = 0.42, 0.04
+"""How often it does, for those relations and for the others."""

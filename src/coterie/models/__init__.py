@@ -1,0 +1,1 @@
+"""Language models: loading them, rendering chats to tokens, adapters, log-probabilities."""

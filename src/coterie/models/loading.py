@@ -1,0 +1,190 @@
+"""Loading a causal language model with its tokenizer, by name or path; safetensors only.
+
+A name is a checkpoint packaged with coterie (``tiny-exchange``), a folder, or a model on the
+Hugging Face hub. What can't work is refused before any weights are read.
+"""
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+SCALED_LOGITS = ("logit_scale", "logits_scaling")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to sample, score or train."""
+
+    model: Any
+    """A Transformers causal language model, in evaluation mode."""
+    tokenizer: PreTrainedTokenizerBase
+    renderer: ChatRenderer
+    context_length: int
+    """The most tokens of one sequence."""
+    source: str
+    """Folder or hub name that it was loaded from."""
+
+    def check_context(self, needed: int) -> None:
+        """Refuse (``UserError``) sequences longer than the model's context."""
+        check_context(self.context_length, needed, self.source)
+
+
+def load(
+    name_or_path: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> LoadedModel:
+    """Load a model for evaluation. Raises ``UserError`` for anything a person can mend."""
+    source = resolve(name_or_path)
+    config = _config(source)
+    tokenizer = _tokenizer(source)
+    renderer = ChatRenderer(tokenizer, _generation_ends(source))
+    _check_safetensors(source)
+    model = AutoModelForCausalLM.from_pretrained(
+        source, config=config, dtype=dtype, use_safetensors=True
+    )
+    model.to(device).eval()
+    return LoadedModel(model, tokenizer, renderer, config.max_position_embeddings, source)
+
+
+def reload(loaded: LoadedModel, path: str | Path) -> None:
+    """Replace a model's weights, in place, by those at ``path``: a checkpoint or a LoRA adapter.
+
+    An adapter is merged into the weights that ``loaded`` first came from.
+    """
+    folder = Path(path)
+    adapter = (folder / "adapter_config.json").is_file()
+    source = loaded.source if adapter else resolve(path)
+    if not adapter:
+        _config(source)
+        _check_safetensors(source)
+    fresh = AutoModelForCausalLM.from_pretrained(
+        source, dtype=loaded.model.dtype, use_safetensors=True
+    )
+    if adapter:
+        from coterie.models.adapters import load_adapter
+
+        fresh = load_adapter(fresh, folder).merge_and_unload()
+    try:
+        loaded.model.load_state_dict(fresh.state_dict())
+    except RuntimeError as error:
+        raise UserError(
+            f"the weights at {path} do not fit the loaded model {loaded.source}: {error}",
+            "load a checkpoint of the same architecture and vocabulary",
+        ) from error
+
+
+def resolve(name_or_path: str | Path) -> str:
+    """The folder of a packaged or local checkpoint, or else the hub name itself."""
+    name = str(name_or_path)
+    packaged = files("coterie") / "assets" / name
+    if "/" not in name and (packaged / "config.json").is_file():
+        return str(packaged)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"{folder} is no model: it has no config.json",
+                "give the folder that save_pretrained wrote"
+                + (" (this one is an adapter; load its base model)" * _is_adapter(folder)),
+            )
+        return str(folder)
+    if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"there is no folder {folder}", "check the path of the model")
+    return name
+
+
+def check_context(context_length: int, needed: int, name: str = "the model") -> None:
+    """Refuse (``UserError``) sequences of ``needed`` tokens where the model takes fewer."""
+    if needed > context_length:
+        raise UserError(
+            f"sequences of up to {needed} tokens are needed, but {name} takes {context_length}",
+            "lower max_tokens or the number of turns, or use a model with a longer context",
+        )
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / "adapter_config.json").is_file()
+
+
+def _config(source: str) -> PreTrainedConfig:
+    """The model's config, refused if it is not one of a causal language model that we can run."""
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise _unreadable(source, "its config.json", error) from error
+    names = config.architectures or []
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or any(
+        not name.endswith(CAUSAL) for name in names
+    ):
+        raise UserError(
+            f"{source} is not a causal language model ({', '.join(names) or config.model_type})",
+            "give a model whose architecture ends in ForCausalLM",
+        )
+    scaled = [name for name in SCALED_LOGITS if getattr(config, name, None) not in (None, 1.0)]
+    if scaled or getattr(config, "max_position_embeddings", None) is None:
+        raise UserError(
+            f"{source} ({config.model_type}) is of a kind that is not supported "
+            f"({', '.join(scaled) or 'no max_position_embeddings'})",
+            "use a model in the manner of Llama or Qwen",
+        )
+    return config
+
+
+def _tokenizer(source: str) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise _unreadable(source, "its tokenizer", error) from error
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def _generation_ends(source: str) -> list[int]:
+    """End-of-turn ids of the generation config, if there is one."""
+    folder = Path(source)
+    if folder.is_dir() and not (folder / "generation_config.json").is_file():
+        return []
+    try:
+        ends = GenerationConfig.from_pretrained(source).eos_token_id
+    except (OSError, ValueError) as error:
+        raise _unreadable(source, "its generation_config.json", error) from error
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+
+def _check_safetensors(source: str) -> None:
+    folder = Path(source)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{source} has no weights in safetensors format (pickled weights are not read: they "
+            "can run code)",
+            "save the model again with model.save_pretrained(folder)",
+        )
+
+
+def _unreadable(source: str, what: str, error: Exception) -> UserError:
+    if Path(source).is_dir():
+        return UserError(f"{source}: {what} can't be read: {error}", "save or download it again")
+    return UserError(
+        f"{source!r} is no packaged checkpoint and no folder, and {what} can't be had from the "
+        f"Hugging Face hub: {str(error).splitlines()[0]}",
+        "check the spelling and the network, or give the folder of a downloaded model",
+    )

@@ -1,0 +1,82 @@
+"""Log-probabilities of given tokens: the one place where training, rewards and engines get them.
+
+The body of the model runs once over the sequences; its vocabulary projection, the larger part of
+the memory of a small model, runs only at the wanted positions and in chunks. All in float32.
+
+Training under a wrapper with its own ``forward`` (DDP, FSDP) must call this from inside a module
+that the wrapper wraps.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 2048
+"""Positions projected to the vocabulary at once."""
+
+
+def token_logprobs(
+    model: Any,
+    ids: Tensor,
+    at: Tensor,
+    tokens: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    temperature: float = 1.0,
+    chunk: int = CHUNK,
+) -> Tensor:
+    """Log-probability (nats, float32) of ``tokens[n]`` as read at place ``at[n]``. Shape ``[N]``.
+
+    ``ids`` is ``[B, L]``; ``at`` ``[N]`` indexes it flattened (the place *before* the token, or its
+    parent in a trie) and ``tokens`` is ``[N]``. ``attention_mask`` is what the model takes: 2D,
+    additive 4D, or ``None`` for causal (right padding then needs no mask). Gradients flow where
+    they are enabled, with each chunk's logits computed again in the backward pass.
+    """
+    hidden = hidden_states(model, ids, attention_mask=attention_mask, position_ids=position_ids)
+    wanted = hidden.flatten(0, 1)[at]
+    pieces = []
+    for start in range(0, len(at), chunk):
+        inputs = (wanted[start : start + chunk], tokens[start : start + chunk])
+        if torch.is_grad_enabled():
+            piece = checkpoint(_chunk, model, *inputs, temperature, use_reentrant=False)
+        else:
+            piece = _chunk(model, *inputs, temperature)
+        pieces.append(piece)
+    return torch.cat(pieces) if pieces else hidden.new_zeros(0, dtype=torch.float32)
+
+
+def targets(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """``(at, tokens)`` for the tokens of ``ids`` ``[B, L]`` where ``mask`` is true.
+
+    A row's first token has nothing before it and can't be a target (``ValueError``).
+    """
+    if bool(mask[:, 0].any()):
+        raise ValueError("the first token of a row can't be a target: nothing comes before it")
+    flat = mask.flatten().nonzero().squeeze(1)
+    return flat - 1, ids.flatten()[flat]
+
+
+def hidden_states(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
+    """Last hidden states ``[B, L, width]`` of a causal language model, adapters included."""
+    return body(model)(input_ids=ids, use_cache=False, **inputs).last_hidden_state
+
+
+def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
+    """Logits in float32 of hidden states ``[..., width]``."""
+    logits = model.get_output_embeddings()(hidden).float()
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def body(model: Any) -> Any:
+    """The model without its vocabulary projection."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return getattr(inner, inner.base_model_prefix)
+
+
+def _chunk(model: Any, hidden: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    logits = vocabulary_logits(model, hidden) / temperature
+    return torch.log_softmax(logits, -1).gather(1, tokens[:, None]).squeeze(1)

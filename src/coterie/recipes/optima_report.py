@@ -1,0 +1,198 @@
+"""From the store of an ``optima`` run to what its report page shows."""
+
+from collections.abc import Sequence
+
+from coterie.config.resolve import flatten
+from coterie.environments.exchange.environment import GRADER
+from coterie.evaluation.statistics import bootstrap_interval
+from coterie.models.loading import LoadedModel
+from coterie.recipes.optima import REWARD_PARTS, OptimaISFT
+from coterie.reports.data import (
+    AgentFacts,
+    Counts,
+    DialogueView,
+    Example,
+    Failure,
+    IterationPoint,
+    RewardMeans,
+    RewardPart,
+    RewardSample,
+    RunReport,
+    Setting,
+    StageTime,
+    TokenPiece,
+    TurnView,
+)
+from coterie.rollout.episodes import dialogue_tokens
+from coterie.runs.folder import Run, Step
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.turn import Turn
+
+EXAMPLES = 12
+
+
+def run_report(recipe: OptimaISFT, run: Run) -> RunReport:
+    """All that the page shows of a run, finished or not."""
+    done = [step for step in recipe.steps() if run.is_finished(step)]
+    trained = [run.metrics(step) for step in done if step.stage == "train"]
+    means, samples = _rewards(recipe, run, done)
+    settings = flatten(recipe.settings.model_dump(mode="json"))
+    return RunReport(
+        title=f"{recipe.name} on {recipe.settings.environment}",
+        command=f"coterie run {recipe.name} --folder {run.folder.name}",
+        model=recipe.settings.model,
+        seed=recipe.settings.seed,
+        metric="exact match",
+        planned=recipe.settings.iterations,
+        counts=Counts(
+            tasks=recipe.settings.rollout.tasks * sum(s.stage == "rollout" for s in done),
+            samples=len(samples),
+            selected_rows=sum(int(metrics["rows"]) for metrics in trained),
+            trained_tokens=sum(int(metrics["trained_tokens"]) for metrics in trained),
+        ),
+        settings=tuple(Setting(name, str(value)) for name, value in settings.items()),
+        iterations=tuple(
+            evaluation(run, step.iteration) for step in done if step.stage == "evaluate"
+        ),
+        rewards=tuple(means),
+        samples=tuple(samples),
+        examples=_examples(recipe, run, [s.iteration for s in done if s.stage == "evaluate"]),
+        failures=_failures(run),
+        timings=tuple(
+            StageTime(s.iteration, s.stage, float(run.metrics(s)["seconds"])) for s in done
+        ),
+    )
+
+
+def evaluation(run: Run, version: int) -> IterationPoint:
+    """Score with its 95% interval, and tokens, of a policy on the held-out tasks."""
+    results = held_out_results(run, version)
+    scores = [score for score, _ in results.values()]
+    low, high = bootstrap_interval(scores, seed=0)
+    tokens = sum(tokens for _, tokens in results.values()) / len(results)
+    return IterationPoint(version, sum(scores) / len(scores), low, high, tokens, len(scores))
+
+
+def held_out_results(run: Run, version: int) -> dict[str, tuple[float, int]]:
+    """(score, tokens) by held-out task; a failed dialogue scores 0 with 0 tokens."""
+    results = {
+        tree.task: (outcome.score, dialogue_tokens(path))
+        for tree in run.store.trees(version, "evaluate")
+        for outcome, path in tree.trajectories()
+    }
+    for key, _ in run.store.failures(version):
+        if key.stage == "evaluate":
+            results[key.task] = (0.0, 0)
+    return results
+
+
+def _rewards(
+    recipe: OptimaISFT, run: Run, done: Sequence[Step]
+) -> tuple[list[RewardMeans], list[RewardSample]]:
+    means: list[RewardMeans] = []
+    points: list[RewardSample] = []
+    for step in done:
+        if step.stage != "reward":
+            continue
+        i = step.iteration
+        chosen = {selection.leaf for _, selection in run.store.selections(i, "select")}
+        found = recipe.rewards(run, i)
+        everything = [reward for rewards in found.values() for reward in rewards]
+        for over in ("all", "selected"):
+            some = [r for r in everything if over == "all" or r.leaf in chosen]
+            if some:
+                parts = [
+                    RewardPart(name, sum(getattr(r, name) for r in some) / len(some))
+                    for name in REWARD_PARTS
+                ]
+                total = sum(part.mean for part in parts)
+                means.append(RewardMeans(i, over, tuple(parts), total))  # type: ignore[arg-type]
+        totals = {reward.leaf: reward.total for reward in everything}
+        for tree in run.store.trees(i, "rollout"):
+            points += [
+                RewardSample(
+                    i, totals[o.leaf], dialogue_tokens(path), o.score, o.leaf in chosen
+                )
+                for o, path in tree.trajectories()
+                if o.leaf in totals
+            ]
+    return means, points
+
+
+def _failures(run: Run) -> tuple[Failure, ...]:
+    groups: dict[tuple[int, str, str], list[str]] = {}
+    for key, reason in run.store.failures():
+        groups.setdefault((key.iteration, key.stage, reason), []).append(f"{key.task}/{key.sample}")
+    return tuple(
+        Failure(iteration, stage, reason, len(items), items[0])
+        for (iteration, stage, reason), items in groups.items()
+    )
+
+
+def _examples(recipe: OptimaISFT, run: Run, versions: Sequence[int]) -> tuple[Example, ...]:
+    """Held-out tasks with the first and the last evaluated policy's dialogue, and at the end
+    training tasks with a dialogue of which tokens were trained."""
+    if not versions:
+        return ()
+    model = recipe.load_policy(run, 0)
+    found = []
+    for task in recipe.heldout_tasks()[:EXAMPLES]:
+        before = _held_out(run, versions[0], task, model)
+        after = _held_out(run, versions[-1], task, model) if len(versions) > 1 else None
+        found.append(_example(recipe, task, before, after))
+    return tuple(found + _trained_examples(recipe, run, model))
+
+
+def _trained_examples(recipe: OptimaISFT, run: Run, model: LoadedModel) -> list[Example]:
+    """Training tasks of the first iteration: a dialogue passed over beside the one trained."""
+    found = []
+    chosen = dict(run.store.selections(0, "select"))
+    for task, selection in list(chosen.items())[:EXAMPLES]:
+        tree = run.store.tree(0, "rollout", task)
+        paths = {outcome.leaf: (outcome, path) for outcome, path in tree.trajectories()}
+        other = next((found for leaf, found in paths.items() if leaf != selection.leaf), None)
+        before = _dialogue(model, 0, *other, trained=False) if other else None
+        after = _dialogue(model, 0, *paths[selection.leaf], trained=True)
+        found.append(_example(recipe, run.store.task(task), before, after))
+    return found
+
+
+def _held_out(run: Run, version: int, task: Task, model: LoadedModel) -> DialogueView | None:
+    try:
+        tree: Tree = run.store.tree(version, "evaluate", task.id)
+    except KeyError:  # the dialogue failed; the failures table says why
+        return None
+    for outcome, path in tree.trajectories():
+        return _dialogue(model, version, outcome, path, trained=False)
+    return None
+
+
+def _dialogue(
+    model: LoadedModel, iteration: int, outcome: Outcome, path: Sequence[Turn], *, trained: bool
+) -> DialogueView:
+    turns = []
+    for turn in path:
+        pieces = tuple(TokenPiece(model.tokenizer.decode([t]), trained) for t in turn.ids)
+        turns.append(TurnView(turn.speaker.name, pieces, len(turn.ids)))
+    return DialogueView(
+        iteration, tuple(turns), outcome.answer, outcome.score, dialogue_tokens(path)
+    )
+
+
+def _example(
+    recipe: OptimaISFT, task: Task, before: DialogueView | None, after: DialogueView | None
+) -> Example:
+    facts = tuple(
+        AgentFacts(
+            agent,
+            tuple(
+                part.text.strip()
+                for part in recipe.environment.system_parts(task, agent)
+                if part.audience == frozenset({agent})
+            ),
+        )
+        for agent in recipe.environment.agents
+    )
+    gold = (task.secrets["answer"].reveal(GRADER),)
+    return Example(task.id, str(task.public["question"]), gold, facts, before, after)

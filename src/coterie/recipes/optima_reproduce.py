@@ -1,0 +1,250 @@
+"""``coterie reproduce optima/isft``: iSFT against its base and two controls, over several seeds.
+
+Claims, margins and tests are fixed here, before any run (one-sided paired bootstrap over tasks and
+seeds, p < 0.05). Controls train on as many dialogues as iSFT did in each iteration, under the same
+training settings, so in as many steps:
+
+* ``random``: dialogues drawn at random from the control's own rollouts, instead of the best;
+* ``scripted``: more pre-training on the scripted corpus that made the base.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from coterie.environments.exchange.scripts import corpus
+from coterie.evaluation.statistics import paired_bootstrap
+from coterie.models.loading import LoadedModel
+from coterie.recipes.optima import NAME, OptimaISFT
+from coterie.recipes.optima_report import evaluation, held_out_results
+from coterie.recipes.optima_settings import OptimaSettings
+from coterie.recipes.registry import settings
+from coterie.recipes.tiny import pretraining_rows
+from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.loop import fork, run_steps
+from coterie.training.progress import Progress
+from coterie.trajectories.row import Row
+
+MARGIN_OVER_CONTROLS = 0.10
+SIGNIFICANCE = 0.05
+CORPUS_SEED = 900_000
+"""Dialogues of the scripted control come from this seed on: none that made the base."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One policy of one method and seed on the held-out tasks."""
+
+    method: str
+    seed: int
+    iteration: int
+    n: int
+    score: float
+    tokens: float
+    rows: int
+    """Training rows so far."""
+    steps: int
+    """Optimiser steps so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One claim and how it came out."""
+
+    id: str
+    claim: str
+    must: bool
+    holds: bool
+    p: float
+    effect: float
+    tried: str
+
+
+class ScriptedControl(OptimaISFT):
+    """More pre-training: each iteration trains on as many scripted dialogues as iSFT selected."""
+
+    def __init__(self, settings: OptimaSettings, counts: Sequence[int]) -> None:
+        super().__init__(settings)
+        self.counts = counts
+
+    def steps(self) -> list[Step]:
+        """Only trainings, and the evaluation of the last policy."""
+        count = self.settings.iterations
+        return [Step(i, "train") for i in range(count)] + [Step(count, "evaluate")]
+
+    def needs(self, step: Step) -> Step | None:
+        """Each training goes on from the one before."""
+        return Step(step.iteration - 1, "train") if step.iteration else None
+
+    def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
+        """Both agents' rows of fresh scripted dialogues."""
+        seed = CORPUS_SEED + self.settings.seed * 1000 + iteration
+        dialogues = corpus(seed, self.counts[iteration])
+        return [row for d in dialogues for row in pretraining_rows(d, policy.tokenizer)]
+
+
+def reproduce(
+    folder: Path,
+    seeds: Iterable[int],
+    words: Sequence[str],
+    console: Console,
+    progress: Progress,
+) -> list[Claim]:
+    """Run (or resume) everything, print the table and, as the last line, one JSON object."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results: list[Result] = []
+    scores: dict[tuple[str, int], dict[str, tuple[float, int]]] = {}
+    for seed in seeds:
+        own = settings(NAME, [*words, f"seed={seed}"])
+        base = folder / f"seed-{seed}"
+        base.mkdir(exist_ok=True)
+        console.print(f"seed {seed}: iSFT, then the controls")
+        counts = _isft(base, own, progress, results, scores)
+        _random(base, own, counts, progress, results, scores)
+        _scripted(base, own, counts, progress, results, scores)
+    claims = _claims(scores)
+    _write_tasks(folder / "held_out.jsonl", scores)
+    Console().print(_table(results))
+    Console().print(_claims_table(claims))
+    shown = {"claims": [asdict(claim) for claim in claims], "rows": [asdict(r) for r in results]}
+    print(json.dumps(shown))
+    return claims
+
+
+Scores = dict[tuple[str, int], dict[str, tuple[float, int]]]
+
+
+def _isft(
+    base: Path, own: OptimaSettings, progress: Progress, results: list[Result], scores: Scores
+) -> list[int]:
+    recipe = OptimaISFT(own)
+    recipe.check()
+    with open_run(base / "isft", NAME, own) as run:
+        run_steps(recipe, run, progress)
+        results.append(_result("base", own.seed, run, 0))
+        results += [
+            _result("isft", own.seed, run, i) for i in range(1, own.iterations + 1)
+        ]
+        scores["base", own.seed] = held_out_results(run, 0)
+        scores["isft", own.seed] = held_out_results(run, own.iterations)
+        selects = [run.metrics(Step(i, "select")) for i in range(own.iterations)]
+        return [int(metrics["selected"]) for metrics in selects]
+
+
+def _random(
+    base: Path,
+    own: OptimaSettings,
+    counts: list[int],
+    progress: Progress,
+    results: list[Result],
+    scores: Scores,
+) -> None:
+    select = own.select.model_copy(update={"rule": "random", "counts": tuple(counts)})
+    control = own.model_copy(update={"select": select})
+    recipe = OptimaISFT(control)
+    target = base / "random"
+    if not target.exists():  # the base's evaluation and the first rollouts are the same
+        fork(recipe, base / "isft", target, control)
+    with open_run(target, NAME, control) as run:
+        run_steps(recipe, run, progress)
+        results.append(_result("random", own.seed, run, own.iterations))
+        scores["random", own.seed] = held_out_results(run, own.iterations)
+
+
+def _scripted(
+    base: Path,
+    own: OptimaSettings,
+    counts: list[int],
+    progress: Progress,
+    results: list[Result],
+    scores: Scores,
+) -> None:
+    recipe = ScriptedControl(own, counts)
+    with open_run(base / "scripted", NAME, own) as run:
+        run_steps(recipe, run, progress)
+        results.append(_result("scripted", own.seed, run, own.iterations))
+        scores["scripted", own.seed] = held_out_results(run, own.iterations)
+
+
+def _result(method: str, seed: int, run: Run, version: int) -> Result:
+    point = evaluation(run, version)
+    trainings = [run.metrics(Step(i, "train")) for i in range(version)]
+    return Result(
+        method,
+        seed,
+        version,
+        point.n,
+        round(point.score, 4),
+        round(point.tokens, 2),
+        sum(int(metrics["rows"]) for metrics in trainings),
+        sum(int(metrics["steps"]) for metrics in trainings),
+    )
+
+
+def _claims(scores: Scores) -> list[Claim]:
+    """The claims, each tested on all seeds."""
+    claims = [_better("isft_over_base", "base", 0.0, scores)]
+    for control in ("random", "scripted"):
+        name = f"isft_over_{control}"
+        claims.append(_better(name, control, MARGIN_OVER_CONTROLS, scores))
+    return claims
+
+
+def _better(name: str, other: str, margin: float, scores: Scores) -> Claim:
+    """iSFT scores more than ``other`` by the margin, at no more tokens."""
+    seeds = [seed for method, seed in scores if method == "isft"]
+    ours, theirs, ours_tokens, theirs_tokens, clusters = [], [], [], [], []
+    for seed in seeds:
+        for task, (score, tokens) in sorted(scores["isft", seed].items()):
+            other_score, other_tokens = scores[other, seed][task]
+            ours.append(score)
+            theirs.append(other_score)
+            ours_tokens.append(tokens)
+            theirs_tokens.append(other_tokens)
+            clusters.append(seed)
+    test = paired_bootstrap(ours, theirs, margin=margin, seed=0, clusters=clusters)
+    fewer = sum(ours_tokens) <= sum(theirs_tokens)
+    share = sum(ours_tokens) / max(sum(theirs_tokens), 1)
+    text = f"iSFT scores above {other} by more than {margin:.2f}, at no more tokens"
+    return Claim(
+        name,
+        text,
+        must=True,
+        holds=test.p < SIGNIFICANCE and fewer,
+        p=round(test.p, 5),
+        effect=round(test.effect, 4),
+        tried=f"{len(set(seeds))} seeds, {len(ours)} tasks; 95% interval {test.low:.3f} to "
+        f"{test.high:.3f}; tokens {share:.2f} of {other}'s",
+    )
+
+
+def _write_tasks(path: Path, scores: Scores) -> None:
+    """Per-task scores, from which the claims can be computed again."""
+    with path.open("w") as file:
+        for (method, seed), tasks in scores.items():
+            for task, (score, tokens) in sorted(tasks.items()):
+                row = {"method": method, "seed": seed, "task": task, "score": score}
+                file.write(json.dumps({**row, "tokens": tokens}) + "\n")
+
+
+def _table(results: Sequence[Result]) -> Table:
+    table = Table(title="held-out results", box=None)
+    for title in ("method", "seed", "iteration", "n", "score", "tokens", "rows", "steps"):
+        table.add_column(title, justify="left" if title == "method" else "right")
+    for r in results:
+        cells = (r.seed, r.iteration, r.n, f"{r.score:.3f}", f"{r.tokens:.1f}", r.rows, r.steps)
+        table.add_row(r.method, *map(str, cells))
+    return table
+
+
+def _claims_table(claims: Sequence[Claim]) -> Table:
+    table = Table(title="claims", box=None)
+    for title in ("claim", "holds", "effect", "p", "tried"):
+        table.add_column(title)
+    for c in claims:
+        table.add_row(c.claim, "yes" if c.holds else "NO", f"{c.effect:+.3f}", f"{c.p}", c.tried)
+    return table

@@ -1,0 +1,122 @@
+"""What a run will cost, before it starts: generations, tokens, updates, memory."""
+
+from dataclasses import dataclass
+
+import psutil
+
+from coterie.environments.dialogue import DialogueEnvironment, DialogueState, messages
+from coterie.environments.registry import environment
+from coterie.errors import UserError
+from coterie.models.loading import LoadedModel, check_context, load
+from coterie.recipes.optima_settings import OptimaSettings
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Tree
+
+BYTES_PER_WEIGHT = 4 * (1 + 1 + 2) + 4
+"""Float32 weights, gradients, AdamW's two moments while training, and the frozen base."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The size of a run. Token counts are upper bounds: every turn at its limit."""
+
+    iterations: int
+    weights: int
+    memory: int
+    """Bytes for weights, gradients and moments, activations and caches not counted."""
+    longest_prompt: int
+    dialogues: int
+    """Training dialogues over all iterations."""
+    evaluations: int
+    """Held-out dialogues over all policies, the base included."""
+    most_sampled_tokens: int
+    most_rows: int
+    most_updates: int
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(what, how much) for a table."""
+        return [
+            ("iterations", f"{self.iterations}"),
+            ("model", f"{self.weights:,} weights"),
+            ("memory for weights and optimiser", f"{self.memory / 2**20:,.0f} MiB"),
+            ("longest first prompt", f"{self.longest_prompt} tokens"),
+            ("training dialogues", f"{self.dialogues:,}"),
+            ("held-out dialogues", f"{self.evaluations:,}"),
+            ("sampled tokens", f"at most {self.most_sampled_tokens:,}"),
+            ("training rows", f"at most {self.most_rows:,}"),
+            ("updates", f"at most {self.most_updates:,}"),
+        ]
+
+
+def plan(settings: OptimaSettings) -> Plan:
+    """Check the settings against world, model and machine, and say what the run costs.
+
+    Raises :class:`UserError` for what can't work: no such world or model, a dialogue that can
+    outgrow the model's context, more memory than there is, tasks in both splits.
+    """
+    world = environment(settings.environment)
+    train = world.tasks("train", settings.rollout.tasks, settings.seed * 1000)
+    heldout = world.tasks("heldout", settings.evaluate.tasks, settings.seed)
+    check_disjoint(train, heldout)
+    base = load(settings.model, device=settings.engine.device)
+    longest = _longest_prompt(world, base, train + heldout)
+    check_context(base, longest + world.max_turns * (settings.rollout.max_tokens + 8))
+    if settings.train.max_length > base.context_length:
+        raise UserError(
+            f"train.max_length={settings.train.max_length} is more than the model's context of "
+            f"{base.context_length} tokens",
+            f"use train.max_length={base.context_length} or less",
+        )
+    weights = sum(parameter.numel() for parameter in base.model.parameters())
+    memory = weights * BYTES_PER_WEIGHT
+    _check_memory(memory, settings)
+    dialogues = settings.iterations * settings.rollout.tasks * settings.rollout.samples
+    evaluations = (settings.iterations + 1) * settings.evaluate.tasks
+    rows = round(settings.rollout.tasks * settings.select.top_share) * len(world.agents)
+    updates = -(-rows // settings.train.batch_rows) * settings.train.epochs
+    if settings.train.max_steps:
+        updates = min(updates, settings.train.max_steps)
+    return Plan(
+        settings.iterations,
+        weights,
+        memory,
+        longest,
+        dialogues,
+        evaluations,
+        (dialogues + evaluations) * world.max_turns * settings.rollout.max_tokens,
+        settings.iterations * rows,
+        settings.iterations * updates,
+    )
+
+
+def check_disjoint(train: list[Task], heldout: list[Task]) -> None:
+    """Refuse a world in which a held-out task is a training task, by id or by content."""
+    ids = {task.id for task in train}
+    contents = {str(sorted(task.public.items())) for task in train}
+    for task in heldout:
+        if task.id in ids or str(sorted(task.public.items())) in contents:
+            raise UserError(
+                f"held-out task {task.id} is also a training task",
+                "mend the environment's splits: a score on trained tasks says nothing",
+            )
+
+
+def _longest_prompt(world: DialogueEnvironment, model: LoadedModel, tasks: list[Task]) -> int:
+    hint = max(world.formats, key=len, default=None)
+    lengths = []
+    for task in tasks:
+        for agent in world.agents:
+            shown = messages(world, DialogueState(task, hint), agent)
+            tree = Tree(task.id, "plan", 0)
+            lengths.append(len(model.renderer.render(shown, tree, agent)))
+    return max(lengths)
+
+
+def _check_memory(needed: int, settings: OptimaSettings) -> None:
+    free = psutil.virtual_memory().available
+    if settings.engine.device in ("auto", "cpu") and needed > free:
+        raise UserError(
+            f"training {settings.model} needs about {needed / 2**30:.1f} GiB for weights and "
+            f"optimiser, and {free / 2**30:.1f} GiB are free",
+            "use a smaller model, or train.method=lora",
+        )

@@ -1,0 +1,303 @@
+"""Pre-train a tiny talker for a micro-world, from a seed, on two CPU cores.
+
+    python -m coterie.recipes.tiny --world exchange --out src/coterie/assets/tiny-exchange
+
+The model is a Llama of about two million weights with a byte-level BPE of about 1,200 pieces. It learns from
+scripted dialogues; each gives two rows, one per agent's view, and only the agent's own turns are targets.
+A curriculum goes from one fact and terse formats to the full mix.
+"""
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from coterie.environments.exchange.lexicon import words
+from coterie.environments.exchange.prompts import prompt_text, system_prompt
+from coterie.environments.exchange.scripts import Dialogue, Mix, corpus
+from coterie.environments.exchange.world import AGENTS
+
+PAD, END = "<|pad|>", "<|end|>"
+OPENERS = {role: f"<|{role}|>" for role in ("system", "user", "assistant")}
+ANSWER_MARKS = ("<A>", "</A>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+LOOK_BACK = (1, 1, 2, 3, 4)
+"""Distances at which heads of the first layer begin to look back; the sixth head begins free."""
+TERSE = ("arrow", "pairs", "call", "table")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of the curriculum."""
+
+    share: float
+    """Its share of the training tokens."""
+    mix: Mix
+    """What its dialogues are drawn from."""
+
+
+DRILL_SHARE = 0.06
+"""Share of the training tokens for copy drills, before the dialogues."""
+CURRICULUM: tuple[Stage, ...] = (
+    Stage(0.10, Mix(levels=(1,), facts_per_agent=(1, 3), hint_share=1.0, hint_styles=("list", *TERSE))),
+    Stage(0.15, Mix(levels=(1, 2, 2), facts_per_agent=(2, 3), hint_share=1.0, hint_styles=("list", "qa", *TERSE))),
+    Stage(0.25, Mix(levels=(1, 2, 2), facts_per_agent=(2, 4), hint_share=0.8)),
+    Stage(0.44, Mix()),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One agent's view of one dialogue."""
+
+    ids: list[int]
+    """The token ids of the whole view."""
+    mask: list[bool]
+    """Which of them are targets: the agent's own turns, each with its closing `<|end|>`."""
+
+
+def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on scripted dialogues, in which every word of the lexicon is one piece.
+
+    A text always begins as if a space preceded it, also right after `<A>`, and the space before `<A>` is part of
+    it; decoding restores the text.
+    Raises `ValueError` if a word of the lexicon needs more than one piece.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteLevel(), decoders.Replace("<A> ", " <A>"), decoders.Strip(" ", 1, 0)]
+    )
+    marks = [AddedToken(mark, normalized=False, special=False, lstrip=mark == "<A>") for mark in ANSWER_MARKS]
+    special = [AddedToken(piece, normalized=False, special=True) for piece in (PAD, END, *OPENERS.values())]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[*special, *marks],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_tokenizer_texts(seed), trainer)
+    tokenizer = _with_visible_marks(tokenizer)
+    split = [word for word in words() if len(tokenizer.encode(word).ids) != 1]
+    if split:
+        raise ValueError(f"words of the lexicon that are not one piece: {split}; allow more than {vocabulary} pieces")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
+
+
+def _with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer with the answer marks as ordinary pieces, which decoding keeps.
+
+    Training makes every reserved piece special, whatever it was given as.
+    """
+    state = json.loads(tokenizer.to_str())
+    for piece in state["added_tokens"]:
+        piece["special"] = piece["content"] not in ANSWER_MARKS
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _tokenizer_texts(seed: int) -> Iterator[str]:
+    """Prompts and utterances of scripted dialogues, and the lexicon often enough to be merged first."""
+    for dialogue in corpus(seed, 4000):
+        yield prompt_text(_prompt(dialogue, AGENTS[0]))
+        yield from (part for text in dialogue.utterances for part in text.replace("</A>", "<A>").split("<A>"))
+    yield from (word for word in words() for _ in range(500))
+
+
+def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """A fresh Llama of about two million weights."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        max_position_embeddings=1024,
+        attention_bias=True,
+        initializer_range=0.07,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    _look_back(model)
+    return model
+
+
+@torch.no_grad()
+def _look_back(model: LlamaForCausalLM) -> None:
+    """Begin the first layer's heads at fixed distances back, by their query and key biases.
+
+    Copying from a prompt needs heads that tell what stood one to four tokens before. From a plain start
+    these take longer to appear than all the rest takes to learn.
+    With rotary positions, a key bias (a, 0) and a query bias (a cos dw, -a sin dw) in the pair of
+    frequency w add a^2 cos((distance - d) w) to the attention score: greatest at distance d.
+    """
+    attention, pairs, strength = model.model.layers[0].self_attn, 8, 5.0
+    half = attention.head_dim // 2
+    base = model.config.rope_parameters["rope_theta"]
+    frequencies = base ** (-torch.arange(pairs) / half)
+    for head, distance in enumerate(LOOK_BACK):
+        start = head * attention.head_dim
+        attention.k_proj.bias[start : start + pairs] = strength
+        attention.q_proj.bias[start : start + pairs] = strength * torch.cos(distance * frequencies)
+        sines = -strength * torch.sin(distance * frequencies)
+        attention.q_proj.bias[start + half : start + half + pairs] = sines
+
+
+def _prompt(dialogue: Dialogue, agent: str) -> list[tuple[str, frozenset[str]]]:
+    """The system prompt of one agent of a dialogue."""
+    partner = AGENTS[1 - AGENTS.index(agent)]
+    return system_prompt(agent, partner, dialogue.task.question, dialogue.task.facts[agent], dialogue.hint)
+
+
+def pretraining_rows(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Iterator[Row]:
+    """The two agents' views of a dialogue: ids as the chat template renders them, masked to the agent's own turns."""
+    turns = [tokenizer.encode(text, add_special_tokens=False) for text in dialogue.utterances]
+    end = tokenizer.eos_token_id
+    system, user, assistant = (tokenizer.convert_tokens_to_ids(OPENERS[role]) for role in OPENERS)
+    for me, agent in enumerate(AGENTS):
+        prompt = tokenizer.encode(prompt_text(_prompt(dialogue, agent)), add_special_tokens=False)
+        ids, mask = [system, *prompt, end], [False] * (len(prompt) + 2)
+        for number, turn in enumerate(turns):
+            own = number % 2 == me
+            ids += [assistant if own else user, *turn, end]
+            mask += [False, *[own] * (len(turn) + 1)]
+        yield Row(ids, mask)
+
+
+def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
+    """Random words of the lexicon three times over, the repeats as targets: the quickest way to learn to copy."""
+    chosen = " ".join(rng.sample(words(), rng.randint(5, 24)))
+    ids = tokenizer.encode(chosen, add_special_tokens=False)
+    return Row(ids * 3, [False] * len(ids) + [True] * (2 * len(ids)))
+
+
+def curriculum_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
+    """Rows of `tokens` tokens in all: copy drills, then dialogues, stage after stage, in blocks of dialogues."""
+    rng, left = random.Random(f"drills/{seed}"), DRILL_SHARE * tokens
+    while left > 0:
+        row = copy_drill(tokenizer, rng)
+        left -= len(row.ids)
+        yield row
+    for number, stage in enumerate(CURRICULUM):
+        left, block = stage.share * tokens, 0
+        while left > 0:
+            block += 1
+            for dialogue in corpus(seed + 1000 * number + block, 1500, stage.mix):
+                for row in pretraining_rows(dialogue, tokenizer):
+                    left -= len(row.ids)
+                    yield row
+                if left <= 0:
+                    break
+
+
+def batches(rows: Iterator[Row], budget: int, window: int, seed: int) -> Iterator[list[Row]]:
+    """Batches of at most `budget` padded tokens; rows are sorted by length within a window, batches shuffled."""
+    rng = random.Random(seed)
+    while chunk := [row for row, _ in zip(rows, range(window), strict=False)]:
+        chunk.sort(key=lambda row: len(row.ids))
+        found: list[list[Row]] = [[]]
+        for row in chunk:
+            if (len(found[-1]) + 1) * len(row.ids) > budget:
+                found.append([])
+            found[-1].append(row)
+        rng.shuffle(found)
+        yield from found
+
+
+def batch_loss(model: LlamaForCausalLM, batch: list[Row]) -> torch.Tensor:
+    """Mean cross-entropy at the targets of a right-padded batch; the vocabulary projection runs only there."""
+    width = max(len(row.ids) for row in batch)
+    pad = model.config.pad_token_id
+    ids_BT = torch.tensor([row.ids + [pad] * (width - len(row.ids)) for row in batch])
+    mask_BT = torch.tensor([row.mask + [False] * (width - len(row.mask)) for row in batch])
+    hidden_BTD = model.model(ids_BT[:, :-1], use_cache=False).last_hidden_state
+    targets_BT = mask_BT[:, 1:]
+    logits_NV = model.lm_head(hidden_BTD[targets_BT])
+    return torch.nn.functional.cross_entropy(logits_NV.float(), ids_BT[:, 1:][targets_BT])
+
+
+def pretrain(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int, peak: float, budget: int
+) -> None:
+    """Train on `tokens` tokens of the curriculum: AdamW, warm-up over 2%, then a cosine to zero."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": 0.02}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98))
+    seen, start, losses = 0, time.monotonic(), []
+    for step, batch in enumerate(batches(curriculum_rows(tokenizer, tokens, seed), budget, 600, seed)):
+        done = min(seen / tokens, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = peak * min(done / 0.02 + 0.01, 0.5 + 0.5 * math.cos(math.pi * done))
+        loss = batch_loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        seen += sum(len(row.ids) for row in batch)
+        losses.append(loss.item())
+        if step % 50 == 0:
+            speed = seen / (time.monotonic() - start)
+            left = max(tokens - seen, 0) / speed / 60
+            mean = sum(losses[-50:]) / len(losses[-50:])
+            print(f"{seen:>10,} tokens  loss {mean:.4f}  {speed:,.0f} tokens/s  {left:.1f} min left", flush=True)
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Write config, bfloat16 weights, tokenizer, chat template and generation settings."""
+    out.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    shadow = LlamaForCausalLM(model.config).to(torch.bfloat16)
+    shadow.load_state_dict(weights)
+    shadow.generation_config = GenerationConfig(
+        do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    shadow.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def main() -> None:
+    """Build the tokenizer, train and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", choices=["exchange"], required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=9_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--vocabulary", type=int, default=1200)
+    parser.add_argument("--peak", type=float, default=2.5e-3)
+    parser.add_argument("--budget", type=int, default=1536)
+    settings = parser.parse_args()
+    torch.set_num_threads(settings.threads)
+    tokenizer = build_tokenizer(settings.vocabulary, settings.seed)
+    model = tiny_model(tokenizer, settings.seed)
+    weights = sum(p.numel() for p in model.parameters())
+    print(f"{weights:,} weights, {len(tokenizer):,} pieces", flush=True)
+    pretrain(model, tokenizer, settings.tokens, settings.seed, settings.peak, settings.budget)
+    save(model, tokenizer, settings.out)
+
+
+if __name__ == "__main__":
+    main()

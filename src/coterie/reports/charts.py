@@ -1,0 +1,314 @@
+"""The geometry of the page's charts: numbers to coordinates. The template draws them as SVG.
+
+Two sizes: a wide chart for what changed over iterations, and panels that share their axes. Colours
+mean the same everywhere: the accent is the policy or what was selected, grey is everything sampled.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from coterie.reports.data import IterationPoint, RewardMeans, RewardSample, subsample
+from coterie.reports.format import number
+
+Tone = Literal["accent", "grey"]
+Scale = Callable[[float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Size of a chart and of the margins around its plot, in SVG units."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+
+
+WIDE = Frame(440, 224, 44, 14, 26, 36)
+PANEL = Frame(260, 206, 42, 10, 28, 44)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A labelled position on an axis."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A data point; ``hollow`` marks a poor score."""
+
+    x: float
+    y: float
+    title: str
+    hollow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one kind, with a line through them (``path``) or not, and a band around it."""
+
+    name: str
+    tone: Tone
+    dots: tuple[Dot, ...]
+    path: str = ""
+    band: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One chart, ready to draw."""
+
+    id: str
+    title: str
+    summary: str
+    """What a reader who does not see it should know."""
+    frame: Frame
+    x_label: str
+    y_label: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    series: tuple[Series, ...]
+    notes: tuple[tuple[Tone, str], ...] = field(default=())
+    """Short texts under the title, each in its colour."""
+    guide: Tick | None = None
+    """A dashed vertical line; its label is put in the upper right corner."""
+    zero: float | None = None
+    """Where y is 0, if that is inside the plot."""
+
+
+def score_chart(points: Sequence[IterationPoint], metric: str, planned: int) -> Chart:
+    """Score by iteration with its interval, from 0 to 1, with room for the iterations to come."""
+    frame = WIDE
+    x, x_ticks = _iteration_axis([*(p.iteration for p in points), planned], frame)
+    y, y_ticks = _axis(0.0, 1.0, frame.height - frame.bottom, frame.top)
+    dots = tuple(
+        Dot(
+            x(p.iteration),
+            y(p.score),
+            f"iteration {p.iteration}: {metric} {p.score:.3f}, 95% interval {p.score_low:.3f} to "
+            f"{p.score_high:.3f}, {p.n} tasks",
+        )
+        for p in points
+    )
+    if len(points) == 1:  # A band around one point has no area: its interval is drawn as a bar.
+        around = [(x(p.iteration) + dx, y(end)) for p in points for dx, end in _corners(p)]
+    else:
+        around = [(x(p.iteration), y(p.score_high)) for p in points]
+        around += [(x(p.iteration), y(p.score_low)) for p in reversed(points)]
+    series = Series(metric, "accent", dots, _path((d.x, d.y) for d in dots), _path(around))
+    summary = f"{metric} by iteration: " + "; ".join(dot.title for dot in dots)
+    return Chart(
+        "score",
+        f"{metric} by iteration",
+        summary,
+        frame,
+        "iteration",
+        metric,
+        x_ticks,
+        y_ticks,
+        (series,),
+    )
+
+
+def _corners(point: IterationPoint) -> tuple[tuple[float, float], ...]:
+    """The corners of an interval's bar: distance from its middle, and score."""
+    low, high = point.score_low, point.score_high
+    return ((-4, low), (-4, high), (4, high), (4, low))
+
+
+def tokens_chart(points: Sequence[IterationPoint], planned: int) -> Chart:
+    """Mean tokens of a dialogue by iteration, from 0, with room for the iterations to come."""
+    frame = WIDE
+    x, x_ticks = _iteration_axis([*(p.iteration for p in points), planned], frame)
+    y, y_ticks = _axis(0.0, max(p.tokens for p in points), frame.height - frame.bottom, frame.top)
+    dots = tuple(
+        Dot(x(p.iteration), y(p.tokens), f"iteration {p.iteration}: {p.tokens:.1f} tokens")
+        for p in points
+    )
+    series = Series("tokens", "accent", dots, _path((d.x, d.y) for d in dots))
+    summary = "Tokens per dialogue by iteration: " + "; ".join(dot.title for dot in dots)
+    return Chart(
+        "tokens",
+        "Tokens per dialogue by iteration",
+        summary,
+        frame,
+        "iteration",
+        "tokens per dialogue",
+        x_ticks,
+        y_ticks,
+        (series,),
+    )
+
+
+def reward_charts(rewards: Sequence[RewardMeans]) -> tuple[Chart, ...]:
+    """One panel for the total and for each part of the reward, over all samples and the selected.
+
+    The panels share one scale, so that the parts can be compared.
+    """
+    if not rewards:
+        return ()
+    names = ["total", *dict.fromkeys(part.name for means in rewards for part in means.parts)]
+    values = [_mean(means, name) for means in rewards for name in names]
+    known = [value for value in values if value is not None]
+    x, x_ticks = _iteration_axis([means.iteration for means in rewards], PANEL)
+    bottom = PANEL.height - PANEL.bottom
+    y, y_ticks = _axis(min(0.0, *known), max(0.0, *known), bottom, PANEL.top, 6)
+    charts = []
+    for index, name in enumerate(names):
+        grey = _reward_line([m for m in rewards if m.over == "all"], name, "grey", x, y)
+        accent = _reward_line([m for m in rewards if m.over == "selected"], name, "accent", x, y)
+        series = tuple(line for line in (grey, accent) if line.dots)
+        notes = tuple((line.tone, line.dots[-1].title.split(": ")[-1]) for line in series)
+        told = "; ".join(dot.title for line in series for dot in line.dots)
+        summary = f"Mean {name} reward by iteration: {told}"
+        charts.append(
+            Chart(
+                f"reward-{index}",
+                name,
+                summary,
+                PANEL,
+                "iteration",
+                "mean reward",
+                x_ticks,
+                y_ticks,
+                series,
+                notes,
+                zero=y(0.0),
+            )
+        )
+    return tuple(charts)
+
+
+def _reward_line(
+    rewards: Sequence[RewardMeans], name: str, tone: Tone, x: Scale, y: Scale
+) -> Series:
+    """The means of one part by iteration."""
+    dots = []
+    for means in rewards:
+        mean = _mean(means, name)
+        if mean is not None:
+            title = f"iteration {means.iteration}: {means.over} {number(mean, 2)}"
+            dots.append(Dot(x(means.iteration), y(mean), title))
+    return Series(name, tone, tuple(dots), _path((dot.x, dot.y) for dot in dots))
+
+
+def _mean(means: RewardMeans, name: str) -> float | None:
+    """The mean of a part, or of the total."""
+    if name == "total":
+        return means.total
+    return next((part.mean for part in means.parts if part.name == name), None)
+
+
+def scatter_charts(samples: Sequence[RewardSample], seed: int) -> tuple[Chart, ...]:
+    """One panel of reward against tokens for each iteration, on shared axes.
+
+    A panel draws a :func:`subsample`; its counts and its mean are those of all samples.
+    """
+    if not samples:
+        return ()
+    rewards, tokens = [s.reward for s in samples], [s.tokens for s in samples]
+    x, x_ticks = _log_axis(min(tokens), max(tokens), PANEL.left, PANEL.width - PANEL.right)
+    bottom = PANEL.height - PANEL.bottom
+    y, y_ticks = _axis(min(0.0, *rewards), max(0.0, *rewards), bottom, PANEL.top, 6)
+    charts = []
+    for iteration, shown in subsample(samples, seed=seed).items():
+        group = [sample for sample in samples if sample.iteration == iteration]
+        mean = sum(sample.tokens for sample in group) / len(group)
+        chosen = f"{sum(sample.selected for sample in group):,} selected"
+        drawn = "" if len(shown) == len(group) else f", {len(shown):,} of them drawn"
+        summary = (
+            f"Reward against tokens in iteration {iteration}: {len(group):,} samples{drawn}, "
+            f"{chosen}, mean {mean:.0f} tokens"
+        )
+        charts.append(
+            Chart(
+                f"scatter-{iteration}",
+                f"Iteration {iteration}",
+                summary,
+                PANEL,
+                "tokens per dialogue (log scale)",
+                "reward",
+                x_ticks,
+                y_ticks,
+                _clouds(shown, x, y),
+                (("grey", f"{len(group):,} samples"), ("accent", chosen)),
+                Tick(x(mean), f"mean {mean:.0f}"),
+                y(0.0),
+            )
+        )
+    return tuple(charts)
+
+
+def _clouds(group: Sequence[RewardSample], x: Scale, y: Scale) -> tuple[Series, ...]:
+    """The points of a panel, the selected ones on top."""
+    dots: dict[bool, list[Dot]] = {False: [], True: []}
+    for sample in group:
+        title = f"reward {sample.reward:.2f}, {sample.tokens} tokens, score {sample.score:.2f}"
+        dot = Dot(x(sample.tokens), y(sample.reward), title, sample.score < 0.5)
+        dots[sample.selected].append(dot)
+    return (
+        Series("not selected", "grey", tuple(dots[False])),
+        Series("selected", "accent", tuple(dots[True])),
+    )
+
+
+def _axis(
+    low: float, high: float, start: float, stop: float, count: int = 5
+) -> tuple[Scale, tuple[Tick, ...]]:
+    """A linear scale from round numbers around [low, high] to [start, stop], and its ticks."""
+    step = _round_step((high - low) / count if high > low else 1.0)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    last = max(last, first + 1)
+
+    def scale(value: float) -> float:
+        share = (value / step - first) / (last - first)
+        return round(start + share * (stop - start), 1)
+
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    ticks = (Tick(scale(i * step), number(i * step, digits)) for i in range(first, last + 1))
+    return scale, tuple(ticks)
+
+
+def _log_axis(low: float, high: float, start: float, stop: float) -> tuple[Scale, tuple[Tick, ...]]:
+    """A logarithmic scale of positive numbers; anything below 1 is put at 1."""
+    low, high = max(1.0, low) / 1.1, max(2.0, high) * 1.1
+
+    def scale(value: float) -> float:
+        share = math.log(max(1.0, value) / low) / math.log(high / low)
+        return round(start + share * (stop - start), 1)
+
+    powers = [10**power for power in range(math.floor(math.log10(high)) + 1)]
+    steps = (1,) if high / low > 1000 else (1, 3)
+    labels = [step * power for power in powers for step in steps]
+    return scale, tuple(Tick(scale(i), number(i)) for i in labels if low <= i <= high)
+
+
+def _round_step(step: float) -> float:
+    """The least of 1, 2 or 5 times a power of ten that is not below ``step``."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= step * (1 - 1e-9))
+
+
+def _iteration_axis(iterations: Sequence[int], frame: Frame) -> tuple[Scale, tuple[Tick, ...]]:
+    """Whole iterations with room at both ends; at most about ten labels."""
+    first, last = min(iterations), max(iterations)
+    left, right = frame.left, frame.width - frame.right
+    room = (right - left) / (last - first + 1)
+    every = math.ceil((last - first + 1) / 10)
+
+    def scale(iteration: float) -> float:
+        return round(left + room * (iteration - first + 0.5), 1)
+
+    return scale, tuple(Tick(scale(i), str(i)) for i in range(first, last + 1, every))
+
+
+def _path(points: Iterable[tuple[float, float]]) -> str:
+    """A polyline through points, as SVG path data."""
+    return "".join(f"{'L' if i else 'M'}{x:g} {y:g}" for i, (x, y) in enumerate(points))

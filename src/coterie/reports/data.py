@@ -1,0 +1,208 @@
+"""What a report page shows of a run, as plain data.
+
+:class:`RunReport` is the whole; whoever has a run folder fills it in, and ``page.write_page`` shows
+it. Nothing here is text that was decided to be safe: model-written strings are passed as they are.
+Iteration 0 is the policy before training; iteration ``i`` is the policy after the ``i``-th round.
+"""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+POINTS_PER_ITERATION = 600
+"""At most so many samples of an iteration are drawn as points."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the settings table."""
+
+    name: str
+    """Dotted name, as in the config (``reward.token_weight``)."""
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the run is expected to show, and whether it does."""
+
+    text: str
+    """The claim as a sentence."""
+    must: str
+    """What has to be measured for it to hold (``effect > 0, p < 0.05``)."""
+    holds: bool | None = None
+    """``None`` as long as it is not tested."""
+    effect: float | None = None
+    p: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IterationPoint:
+    """The policy of one iteration on the held-out tasks."""
+
+    iteration: int
+    score: float
+    """Mean score, in [0, 1]."""
+    score_low: float
+    """Lower end of the 95% interval of the score."""
+    score_high: float
+    """Upper end of the 95% interval of the score."""
+    tokens: float
+    """Mean number of sampled tokens of a dialogue."""
+    n: int
+    """Number of held-out tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPart:
+    """The mean of one term of the reward."""
+
+    name: str
+    """``task``, ``tokens``, ``loss``, ..."""
+    mean: float
+    """With its sign and coefficient: the parts add up to the total."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardMeans:
+    """Mean reward of an iteration's samples, by part."""
+
+    iteration: int
+    over: Literal["all", "selected"]
+    """All samples of the iteration, or those selected for training."""
+    parts: tuple[RewardPart, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSample:
+    """One sampled dialogue of an iteration, as a point of reward against tokens."""
+
+    iteration: int
+    reward: float
+    tokens: int
+    score: float
+    selected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPiece:
+    """The text of one token. A turn's pieces, joined, are the turn's text."""
+
+    text: str
+    trained: bool
+    """Whether this token is a training target."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """One turn of a dialogue."""
+
+    speaker: str
+    pieces: tuple[TokenPiece, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DialogueView:
+    """One dialogue on a task."""
+
+    iteration: int
+    turns: tuple[TurnView, ...]
+    answer: str | None
+    """The final answer; ``None`` if the agents never agreed on one."""
+    score: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What one agent knows and the others don't."""
+
+    agent: str
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One task, with a dialogue before training and one after it."""
+
+    task: str
+    """The task's id."""
+    question: str
+    gold: tuple[str, ...]
+    """The right answer and its aliases."""
+    facts: tuple[AgentFacts, ...]
+    before: DialogueView | None
+    after: DialogueView | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Items of one stage that failed for the same reason."""
+
+    iteration: int
+    stage: str
+    reason: str
+    count: int
+    example: str = ""
+    """Key of one of them, to look it up."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Wall-clock time of one stage in one iteration."""
+
+    iteration: int
+    stage: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How much work the run has done, over all iterations."""
+
+    tasks: int
+    samples: int
+    selected_rows: int
+    trained_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """All that the page shows. Every sequence may be empty: a page can be written at any time."""
+
+    title: str
+    command: str
+    """What to type to get this run again."""
+    model: str
+    seed: int
+    metric: str
+    """Name of the score (``F1``)."""
+    planned: int
+    """How many iterations of training the run is to have."""
+    counts: Counts
+    settings: tuple[Setting, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    iterations: tuple[IterationPoint, ...] = ()
+    rewards: tuple[RewardMeans, ...] = ()
+    samples: tuple[RewardSample, ...] = ()
+    """All samples; the page draws a :func:`subsample` of them."""
+    examples: tuple[Example, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    timings: tuple[StageTime, ...] = ()
+
+
+def subsample(
+    samples: Iterable[RewardSample], *, seed: int, limit: int = POINTS_PER_ITERATION
+) -> dict[int, list[RewardSample]]:
+    """At most ``limit`` samples of each iteration, drawn evenly, in their order, by iteration."""
+    groups: dict[int, list[RewardSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.iteration, []).append(sample)
+    for iteration, group in groups.items():
+        if len(group) > limit:
+            rng = random.Random(f"report/{seed}/{iteration}")
+            groups[iteration] = [group[i] for i in sorted(rng.sample(range(len(group)), limit))]
+    return dict(sorted(groups.items()))

@@ -1,0 +1,1 @@
+"""Rewards: named floats on nodes of trees, from outcomes, tokens and likelihoods."""

@@ -1,0 +1,1 @@
+"""Rollouts: episodes that grow trees of turns through an engine, all in flight at once."""

@@ -1,0 +1,1 @@
+"""Selection: which nodes of the trees are trained on. Selections refer to nodes, never copy text."""

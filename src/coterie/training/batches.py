@@ -1,0 +1,100 @@
+"""The plan of a training: which rows make an optimiser step, and how a step is split.
+
+A step is ``batch_rows`` rows drawn at random without replacement, so its statistics do not depend
+on lengths. Within a step rows are sorted by length and cut into micro-batches of at most
+``tokens_per_microbatch`` padded tokens; that changes memory and speed, not results.
+All is a function of (seed, epoch): a resumed training makes the same plan.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from coterie.training.objective import Item, Objective
+
+
+@dataclass(frozen=True)
+class Plan(Generic[Item]):
+    """The items that are trained, in the order given, and how many were not."""
+
+    items: Sequence[Item]
+    lengths: Sequence[int]
+    """Longest row of each item, in tokens."""
+    widths: Sequence[int]
+    """Number of rows of each item."""
+    too_long: int
+    """Items dropped because a row is longer than the limit."""
+    empty: int
+    """Items dropped because they count 0 (no targets, no weight)."""
+    seed: int
+    batch_rows: int
+    tokens_per_microbatch: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps in which every item is seen once; the last may be smaller."""
+        return -(-len(self.items) // self.batch_rows)
+
+    def steps(self, first: int, stop: int) -> Iterator[list[int]]:
+        """Indices of the items of each step in ``range(first, stop)``, counted over all epochs."""
+        order: list[int] = []
+        for step in range(first, stop):
+            epoch, place = divmod(step, self.steps_per_epoch)
+            if not order or place == 0:
+                order = list(range(len(self.items)))
+                random.Random(f"{self.seed}/{epoch}").shuffle(order)
+            yield order[place * self.batch_rows : (place + 1) * self.batch_rows]
+
+    def microbatches(self, chosen: Sequence[int], rank: int, ranks: int) -> list[list[int]]:
+        """One rank's part of a step, as micro-batches.
+
+        Items are dealt out by length, so ranks do about equal work. All ranks get equally many
+        micro-batches (a sharded model needs that); one that has fewer gets empty ones.
+        """
+        by_length = sorted(chosen, key=lambda i: (self.lengths[i], i), reverse=True)
+        hands = [self._cut(by_length[r::ranks]) for r in range(ranks)]
+        longest = max(len(hand) for hand in hands)
+        return hands[rank] + [[] for _ in range(longest - len(hands[rank]))]
+
+    def _cut(self, by_length: Sequence[int]) -> list[list[int]]:
+        """Fill micro-batches, longest items first; each holds at least one item."""
+        found: list[list[int]] = []
+        longest = rows = 0
+        for index in by_length:
+            if not found or (rows + self.widths[index]) * longest > self.tokens_per_microbatch:
+                found.append([])
+                longest, rows = self.lengths[index], 0
+            found[-1].append(index)
+            rows += self.widths[index]
+        return found
+
+
+def plan(
+    items: Sequence[Item],
+    objective: Objective[Item],
+    *,
+    seed: int,
+    batch_rows: int,
+    tokens_per_microbatch: int,
+    max_length: int,
+) -> Plan[Item]:
+    """Drop (and count) items that can't be trained, and plan the rest."""
+    kept: list[Item] = []
+    lengths: list[int] = []
+    widths: list[int] = []
+    too_long = empty = 0
+    for item in items:
+        rows = objective.rows(item)
+        length = max(len(row.ids) for row in rows)
+        if length > max_length:
+            too_long += 1
+        elif objective.count(item) == 0:
+            empty += 1
+        else:
+            kept.append(item)
+            lengths.append(length)
+            widths.append(len(rows))
+    return Plan(
+        kept, lengths, widths, too_long, empty, seed, batch_rows, tokens_per_microbatch
+    )

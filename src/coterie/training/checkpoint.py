@@ -1,0 +1,185 @@
+"""Checkpoints that resume exactly, and final weights; a kill at any instant leaves old or new.
+
+A checkpoint is a folder ``checkpoint-STEP`` with ``state.safetensors`` (trained weights, the
+optimiser's moments, the state of torch's random numbers) and ``state.json`` (the rest of the optimiser,
+the step, what the training is). It is written under another name, flushed to disk and renamed.
+No pickle is written or read.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from coterie.errors import UserError
+
+_TOKENIZER_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "chat_template*", "*.model", "generation_config.json",
+)  # fmt: skip
+
+
+@contextmanager
+def published(folder: Path) -> Iterator[Path]:
+    """A temporary folder that becomes ``folder``, whole and on disk, when the block ends well."""
+    temporary = folder.with_name(f".{folder.name}.partial")
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+    yield temporary
+    for path in [*temporary.rglob("*"), temporary]:
+        _sync(path)
+    temporary.rename(folder)
+    _sync(folder.parent)
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    weights: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    facts: Mapping[str, Any],
+) -> None:
+    """Write ``checkpoint-STEP`` into ``folder`` and remove older ones."""
+    state = optimizer.state_dict()
+    tensors = {f"weight/{name}": tensor.detach() for name, tensor in weights.items()}
+    for index, values in state["state"].items():
+        tensors |= {f"optimizer/{index}/{name}": value for name, value in values.items()}
+    tensors["random/cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["random/cuda"] = torch.cuda.get_rng_state()
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    with published(folder / f"checkpoint-{step:08d}") as temporary:
+        save_file(tensors, temporary / "state.safetensors")
+        rest = {"step": step, "param_groups": state["param_groups"], **facts}
+        (temporary / "state.json").write_text(json.dumps(rest, indent=1))
+    for old in _checkpoints(folder)[:-1]:
+        shutil.rmtree(old)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint in ``folder``; what a kill left half-written is removed."""
+    for partial in folder.glob(".checkpoint-*.partial"):
+        shutil.rmtree(partial)
+    found = _checkpoints(folder)
+    return found[-1] if found else None
+
+
+def read_facts(checkpoint: Path) -> dict[str, Any]:
+    """The JSON half of a checkpoint."""
+    facts: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    return facts
+
+
+def load_checkpoint(
+    checkpoint: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
+) -> None:
+    """Put weights, optimiser and random numbers back as they were, in place."""
+    tensors = load_file(checkpoint / "state.safetensors")
+    saved = {name.removeprefix("weight/") for name in tensors if name.startswith("weight/")}
+    if saved != set(weights):
+        raise UserError(
+            f"{checkpoint} holds the weights of another model or adapter",
+            "give the training another folder, or start it afresh (resume=False)",
+        )
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition("/")
+        if kind == "weight":
+            weights[rest].data.copy_(tensor)
+        elif kind == "optimizer":
+            index, _, field = rest.partition("/")
+            state.setdefault(int(index), {})[field] = tensor
+    groups = [
+        {**group, "betas": tuple(group["betas"])} for group in read_facts(checkpoint)["param_groups"]
+    ]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    torch.set_rng_state(tensors["random/cpu"])
+    if "random/cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random/cuda"])
+
+
+def save_final(
+    model: nn.Module, folder: Path, facts: Mapping[str, Any], tokenizer_from: Path | None
+) -> None:
+    """Publish ``folder``: weights and config by ``save_pretrained``, tokenizer files as they are."""
+    with published(folder) as temporary:
+        if tokenizer_from is not None:
+            for pattern in _TOKENIZER_FILES:
+                for path in sorted(tokenizer_from.glob(pattern)):
+                    shutil.copy2(path, temporary)
+        model.save_pretrained(temporary)  # type: ignore[operator]
+        (temporary / "training.json").write_text(json.dumps(facts, indent=1))
+
+
+def remove_training(folder: Path) -> None:
+    """Remove what an earlier training left in ``folder``: checkpoints, final weights, metrics."""
+    for path in [*_checkpoints(folder), *folder.glob(".*.partial"), folder / "final"]:
+        if path.exists():
+            shutil.rmtree(path)
+    (folder / "metrics.jsonl").unlink(missing_ok=True)
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a training that is finished."""
+    for path in _checkpoints(folder):
+        shutil.rmtree(path)
+
+
+def weight_hash(model: Path | nn.Module) -> str:
+    """SHA-256 over tensor names in order, dtypes, shapes and bytes.
+
+    A saved folder and the model it was saved from have one hash: a tied weight counts once, and of a
+    model with an adapter only the adapter counts, as only it is saved.
+    """
+    if isinstance(model, Path):
+        return hash_tensors(_saved_tensors(model))
+    if hasattr(model, "peft_config"):
+        from peft import get_peft_model_state_dict
+
+        return hash_tensors(get_peft_model_state_dict(model).items())
+    buffers = {name for name, _ in model.named_buffers()} & set(model.state_dict())
+    kept = ((name, buffer) for name, buffer in model.named_buffers() if name in buffers)
+    return hash_tensors([*model.named_parameters(), *kept])
+
+
+def hash_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """SHA-256 over (name, dtype, shape, bytes) in the order of names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(named, key=lambda pair: pair[0]):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _saved_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{folder} holds no *.safetensors file", "give a folder of saved weights")
+    for path in files:
+        with safe_open(path, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                yield name, opened.get_tensor(name)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob("checkpoint-*"))
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or the entries of a folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,59 @@
+"""What a training minimises. The loop knows only this protocol; each objective is one small file.
+
+An objective sees *items*: the smallest things that can't be taken apart (a row for SFT, a pair of
+rows for DPO). The loop batches items, computes the log-probs of their rows' targets, and minimises
+
+    sum of the items' losses / sum of the items' counts
+
+over the whole optimiser step. The denominator is one number for all micro-batches and ranks, so how
+a step is split changes nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import torch
+
+from coterie.trajectories.row import Row
+
+
+Item = TypeVar("Item")
+
+
+class Objective(Protocol[Item]):
+    """Turns the log-probs of an item's targets into its loss.
+
+    Example (the whole of DPO with stored reference log-probs)::
+
+        class DPO:
+            name = "dpo"
+
+            def rows(self, item): return (item.chosen, item.rejected)
+
+            def count(self, item): return 1.0
+
+            def losses(self, items, logprobs):
+                margins = [(c.sum() - i.chosen_reference) - (r.sum() - i.rejected_reference)
+                           for i, (c, r) in zip(items, logprobs, strict=True)]
+                return -logsigmoid(self.beta * torch.stack(margins))
+    """
+
+    name: str
+
+    def rows(self, item: Item) -> Sequence[Row]:
+        """The sequences whose log-probs the item needs."""
+        ...
+
+    def count(self, item: Item) -> float:
+        """The item's share of the denominator, >= 0; an item that counts 0 is not trained."""
+        ...
+
+    def losses(
+        self, items: Sequence[Item], logprobs: Sequence[Sequence[torch.Tensor]]
+    ) -> torch.Tensor:
+        """Summed loss of each item, shape ``(items,)``, float32, in nats.
+
+        ``logprobs[i][j]`` are those of the targets of row ``j`` of item ``i``, in order. A target at
+        a row's first token has no log-prob, for nothing comes before it.
+        """
+        ...

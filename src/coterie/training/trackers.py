@@ -1,0 +1,115 @@
+"""Trackers: where metrics go besides the training's own ``metrics.jsonl``.
+
+All but ``none`` are Accelerate's tracker classes, and their packages are imported only when chosen.
+Nothing leaves the machine unless the person says so: ``wandb`` and ``swanlab`` start offline
+unless ``WANDB_MODE`` or ``SWANLAB_MODE`` says otherwise, ``trackio`` keeps its database in the run's
+folder unless ``TRACKIO_DIR`` says otherwise, ``tensorboard`` only ever writes files.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from accelerate.tracking import (
+    GeneralTracker,
+    SwanLabTracker,
+    TensorBoardTracker,
+    TrackioTracker,
+    WandBTracker,
+)
+
+from coterie.errors import UserError
+from coterie.training.settings import TrackerName
+
+PROJECT = "coterie"
+
+
+class Tracker(Protocol):
+    """Takes metrics, step by step, until it is closed."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Metrics of one optimiser step (counted from 1)."""
+        ...
+
+    def close(self) -> None:
+        """Flush and end; also called when the training failed."""
+        ...
+
+
+class NoTracker:
+    """Keeps nothing."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class AccelerateTracker:
+    """One of Accelerate's trackers, started."""
+
+    def __init__(self, tracker: GeneralTracker, config: Mapping[str, Any]) -> None:
+        self._tracker = tracker
+        tracker.start()
+        tracker.store_init_configuration({name: _plain(value) for name, value in config.items()})
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Metrics of one optimiser step."""
+        self._tracker.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Flush and end."""
+        self._tracker.finish()
+
+
+def make_tracker(
+    name: TrackerName, folder: Path, run: str, config: Mapping[str, Any]
+) -> Tracker:
+    """The tracker of this name, writing under ``folder``; ``run`` is what the run is called there.
+
+    Raises :class:`UserError` if its package is not installed.
+    """
+    if name == "none":
+        return NoTracker()
+    if importlib.util.find_spec(name) is None:
+        raise UserError(
+            f"tracker={name} needs the package {name!r}, which is not installed",
+            f"pip install 'coterie[{name}]', or choose tracker=none",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return AccelerateTracker(_MAKERS[name](folder, run), config)
+
+
+def _tensorboard(folder: Path, run: str) -> GeneralTracker:
+    return TensorBoardTracker(run, folder)
+
+
+def _wandb(folder: Path, run: str) -> GeneralTracker:
+    mode = os.environ.get("WANDB_MODE", "offline")
+    return WandBTracker(PROJECT, name=run, dir=str(folder), mode=mode)
+
+
+def _swanlab(folder: Path, run: str) -> GeneralTracker:
+    mode = os.environ.get("SWANLAB_MODE", "offline")
+    return SwanLabTracker(PROJECT, experiment_name=run, logdir=str(folder), mode=mode)
+
+
+def _trackio(folder: Path, run: str) -> GeneralTracker:
+    os.environ.setdefault("TRACKIO_DIR", str(folder))
+    return TrackioTracker(PROJECT, name=run)
+
+
+_MAKERS: dict[str, Callable[[Path, str], GeneralTracker]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "swanlab": _swanlab,
+    "trackio": _trackio,
+}
+
+
+def _plain(value: Any) -> Any:
+    """A value that every tracker can keep as a hyper-parameter."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -1,0 +1,99 @@
+"""How pieces of the record are written in the store: ids and log-probs as blobs, parts as JSON."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from coterie.trajectories.item import Metrics
+from coterie.trajectories.turn import Message, Part, ToolCall, ToolResult
+
+T = TypeVar("T")
+
+PARTS = TypeAdapter(tuple[Part, ...])
+MESSAGES = TypeAdapter(tuple[Message, ...])
+CALLS = TypeAdapter(tuple[ToolCall, ...])
+RESULTS = TypeAdapter(tuple[ToolResult, ...])
+READERS = TypeAdapter(frozenset[str])
+PUBLIC: TypeAdapter[Mapping[str, object]] = TypeAdapter(dict[str, object])
+METRICS: TypeAdapter[Metrics] = TypeAdapter(dict[str, float | int | str])
+
+
+class BrokenRecord(Exception):
+    """A value in the store that no coterie wrote: the file was damaged or edited."""
+
+
+def ids_blob(ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian int32."""
+    return np.array(ids, dtype="<i4").tobytes()
+
+
+def logprobs_blob(logprobs: Sequence[float]) -> bytes:
+    """Log-probs as little-endian float32."""
+    return np.array(logprobs, dtype="<f4").tobytes()
+
+
+def ids_of(blob: bytes) -> tuple[int, ...]:
+    """Token ids of :func:`ids_blob`."""
+    return tuple(_numbers(blob, "<i4"))
+
+
+def logprobs_of(blob: bytes) -> tuple[float, ...]:
+    """Log-probs of :func:`logprobs_blob`."""
+    return tuple(_numbers(blob, "<f4"))
+
+
+def plain(value: object) -> object:
+    """JSON-able form of a dataclass of the record; fields at their default are left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            name: plain(getattr(value, name))
+            for name, default in _defaults(type(value))
+            if getattr(value, name) != default
+        }
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def json_of(value: object) -> str:
+    """Compact JSON of :func:`plain`."""
+    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def value_of(adapter: TypeAdapter[T], text: str) -> T:
+    """The value that :func:`json_of` wrote, checked; raises :class:`BrokenRecord`."""
+    try:
+        return adapter.validate_json(text, strict=True)
+    except ValidationError as error:
+        raise BrokenRecord(str(error)) from error
+
+
+@cache
+def _defaults(kind: type) -> list[tuple[str, object]]:
+    """Fields of a dataclass with their defaults (``MISSING``, which equals nothing, if none)."""
+    return [
+        (
+            field.name,
+            field.default
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory(),
+        )
+        for field in dataclasses.fields(kind)
+    ]
+
+
+def _numbers(blob: bytes, dtype: str) -> list[Any]:
+    try:
+        numbers: list[Any] = np.frombuffer(blob, dtype=dtype).tolist()
+        return numbers
+    except ValueError as error:
+        raise BrokenRecord(f"{len(blob)} bytes are no array of {dtype}") from error

@@ -1,0 +1,198 @@
+"""Export of a store to JSONL, one object a line, and import of such a file into a new store.
+
+    with Store.open("runs/a/store.db", read_only=True) as store:
+        export_jsonl(store, "a.jsonl", iterations=[0], stages=["rollout"])
+    import_jsonl("a.jsonl", "runs/b/store.db", tokenize=tokenizer.encode)
+
+The lines are described in :mod:`coterie.trajectories.lines`.
+"""
+
+import sqlite3
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from coterie.errors import UserError
+from coterie.trajectories import reader, table
+from coterie.trajectories.disk import check_place
+from coterie.trajectories.item import ItemKey
+from coterie.trajectories.lines import (
+    CreditLine,
+    HeaderLine,
+    ItemLine,
+    Line,
+    OutcomeLine,
+    RequestLine,
+    SecretText,
+    SelectionLine,
+    TaskLine,
+    TurnLine,
+    dumps,
+    loads,
+)
+from coterie.trajectories.redaction import redact
+from coterie.trajectories.store import Store
+from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.turn import Turn
+
+Tokenize = Callable[[str], Sequence[int]]
+
+
+def export_jsonl(
+    store: Store,
+    path: Path | str,
+    *,
+    iterations: Collection[int] | None = None,
+    stages: Collection[str] | None = None,
+    secrets: bool = False,
+) -> None:
+    """Write the record, or some iterations and stages of it, to a new file.
+
+    A part of the record comes with the tasks and credit of its trees, and with the selections among
+    them. Without ``secrets``, the tasks' secrets and the prompts that show them are left out
+    (:mod:`coterie.trajectories.redaction`). The file appears when it is whole.
+    """
+    path = Path(path)
+    if path.exists():
+        raise UserError(f"{path} exists already", "remove it, or give another name")
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with store.snapshot() as db, part.open("w", encoding="utf-8", newline="\n") as file:
+            for line in _lines(db, iterations, stages, secrets):
+                file.write(dumps(line) + "\n")
+        part.rename(path)
+    except OSError as error:
+        raise UserError(
+            f"could not write {path}: {error.strerror}", "export to another folder"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def import_jsonl(
+    source: Path | str, target: Path | str, *, tokenize: Tokenize | None = None
+) -> None:
+    """Make a new store of a JSONL file; it appears when all lines have been read and checked.
+
+    ``tokenize`` gives ids to the agents' turns that were not sampled and have none; their node ids
+    stay those of the file. A line that is broken, or does not fit those before it, is refused with
+    :class:`UserError`, which says its number, column and reason; then there is no store.
+    """
+    source, target = Path(source), Path(target)
+    if target.exists():
+        raise UserError(f"{target} exists already", "an import makes a new store: give a new name")
+    if not source.is_file():
+        raise UserError(f"there is no file {source}", "check the path")
+    check_place(target)
+    with TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.import-") as folder:
+        staged = Path(folder) / target.name
+        with Store.open(staged) as store, store.transaction() as db, source.open("rb") as file:
+            for number, data in enumerate(file, 1):
+                if not data.strip():
+                    continue
+                try:
+                    _add(db, loads(data), number, tokenize)
+                except (ValueError, OverflowError) as error:
+                    raise UserError(
+                        f"{source}, line {number}: {error}", "mend the line; nothing was imported"
+                    ) from error
+        staged.rename(target)
+
+
+def _lines(
+    db: sqlite3.Connection,
+    iterations: Collection[int] | None,
+    stages: Collection[str] | None,
+    secrets: bool,
+) -> Iterator[Line]:
+    """All lines of an export, each after those it refers to."""
+
+    def wanted(iteration: int, stage: str) -> bool:
+        return (iterations is None or iteration in iterations) and (
+            stages is None or stage in stages
+        )
+
+    yield HeaderLine()
+    trees = [row for row in reader.tree_keys(db) if wanted(row[1], row[2])]
+    whole = iterations is None and stages is None
+    needed = {row[3] for row in trees}
+    for id_ in reader.task_ids(db):
+        if whole or id_ in needed:
+            yield _task_line(db, id_, secrets)
+    for row in trees:
+        yield from _tree_lines(db, row, secrets)
+    kept = {}
+    for number, item in reader.items(db):
+        if wanted(item.key.iteration, item.key.stage):
+            kept[number] = item.key
+            yield ItemLine(item)
+    keys = {row[0] for row in trees}
+    for number, tree, _, selection in reader.selections(db):
+        if number in kept and tree in keys:
+            yield SelectionLine(kept[number], selection)
+
+
+def _task_line(db: sqlite3.Connection, id_: str, secrets: bool) -> TaskLine:
+    task = reader.task(db, id_)
+    assert task is not None, "its id was just listed"
+    shown = {
+        name: SecretText(secret.reveal(min(secret.readers)), secret.readers)
+        for name, secret in task.secrets.items()
+        if secrets
+    }
+    return TaskLine(id_, dict(task.public), shown)
+
+
+def _tree_lines(db: sqlite3.Connection, row: reader.TreeKey, secrets: bool) -> Iterator[Line]:
+    key, iteration, stage, task = row
+    item = ItemKey(iteration, stage, task)
+    tree = reader.tree(db, row) if secrets else redact(reader.tree(db, row))
+    samples = {turn.id: sample for sample, turn in reader.turns(db, key)}
+    for record in table.records(tree):
+        if isinstance(record, Turn):
+            yield TurnLine(replace(item, sample=samples[record.id]), record)
+        else:
+            yield RequestLine(item, record)
+    for outcome in reader.outcomes(db, key):
+        yield OutcomeLine(item, outcome)
+    for credit in reader.credit_of_tree(db, key):
+        yield CreditLine(credit)
+
+
+def _add(db: sqlite3.Connection, line: Line, number: int, tokenize: Tokenize | None) -> None:
+    """Write one line; ``number`` keeps turns and selections in the order of the file."""
+    match line:
+        case HeaderLine():
+            pass
+        case TaskLine():
+            secrets = {
+                name: Secret(secret.text, name=name, readers=secret.readers)
+                for name, secret in line.secrets.items()
+            }
+            table.add_task(db, Task(line.id, line.public, secrets))
+        case RequestLine():
+            table.add_request(db, _tree(db, line.item), line.request)
+        case TurnLine():
+            turn = _tokenized(line.turn, tokenize)
+            table.add_turn(db, _tree(db, line.item), turn, line.item.sample, number)
+        case OutcomeLine():
+            table.add_outcome(db, _tree(db, line.item), line.outcome)
+        case CreditLine():
+            table.add_credit(db, line.credit)
+        case ItemLine():
+            table.add_item(db, line.item)
+        case SelectionLine():
+            table.add_selection(db, line.item, number, line.selection)
+
+
+def _tree(db: sqlite3.Connection, item: ItemKey) -> table.TreeRow:
+    return table.add_tree(db, item.iteration, item.stage, item.task)
+
+
+def _tokenized(turn: Turn, tokenize: Tokenize | None) -> Turn:
+    """The turn with the ids of its text, if it may be trained and nobody sampled it."""
+    foreign = turn.speaker.kind == "agent" and turn.sample is None and not turn.ids
+    if tokenize is None or not foreign or not turn.text:
+        return turn
+    return replace(turn, ids=tuple(tokenize(turn.text)))

@@ -1,0 +1,239 @@
+"""Reading the record out of the tables of a store.
+
+Every function takes a connection and returns the dataclasses of the record, in an order that does
+not depend on the order in which items finished.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+from coterie.trajectories.codec import (
+    CALLS,
+    MESSAGES,
+    METRICS,
+    PARTS,
+    PUBLIC,
+    READERS,
+    RESULTS,
+    ids_of,
+    logprobs_of,
+    value_of,
+)
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.item import Item, ItemKey
+from coterie.trajectories.selection import Selection
+from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.turn import Request, Sample, Speaker, Turn
+
+TreeKey = tuple[int, int, str, str]
+"""A tree's (key, iteration, stage, task)."""
+
+
+def task(db: sqlite3.Connection, id_: str) -> Task | None:
+    """One task with its secrets."""
+    found = db.execute("SELECT public FROM task WHERE id = ?", (id_,)).fetchone()
+    if found is None:
+        return None
+    secrets = db.execute("SELECT name, text, readers FROM secret WHERE task = ?", (id_,))
+    return Task(
+        id_,
+        value_of(PUBLIC, found[0]),
+        {
+            name: Secret(text, name=name, readers=value_of(READERS, readers))
+            for name, text, readers in secrets
+        },
+    )
+
+
+def task_ids(db: sqlite3.Connection) -> list[str]:
+    """Ids of all tasks, sorted."""
+    return [id_ for (id_,) in db.execute("SELECT id FROM task ORDER BY id")]
+
+
+def tree_keys(
+    db: sqlite3.Connection,
+    iteration: int | None = None,
+    stage: str | None = None,
+    task_: str | None = None,
+) -> list[TreeKey]:
+    """The trees of an iteration, stage and task, sorted; ``None`` is all of them."""
+    where, values = _where("tree", iteration=iteration, stage=stage, task=task_)
+    find = f"SELECT key, iteration, stage, task FROM tree {where} ORDER BY iteration, stage, task"
+    return db.execute(find, values).fetchall()
+
+
+def tree(db: sqlite3.Connection, row: TreeKey) -> Tree:
+    """A tree; its turns are in the order of the items that made them, then in theirs."""
+    key, iteration, stage, task_ = row
+    result = Tree(task_, stage, iteration)
+    for values in db.execute("SELECT * FROM request WHERE tree = ? ORDER BY id", (key,)):
+        request = _request(*values)
+        result.requests[request.id] = request
+    for _, turn in turns(db, key):
+        result.add(turn)
+    for outcome in outcomes(db, key):
+        result.end(outcome)
+    return result
+
+
+def turns(db: sqlite3.Connection, key: int) -> Iterator[tuple[str, Turn]]:
+    """The turns of a tree in order, each with the sample of the item that it is filed under."""
+    rows = db.execute("SELECT * FROM turn WHERE tree = ? ORDER BY sample, position", (key,))
+    for _, _, sample, _, *values in rows:
+        yield sample, _turn(*values)
+
+
+def outcomes(db: sqlite3.Connection, key: int) -> list[Outcome]:
+    """The outcomes of a tree, in order of sample."""
+    rows = db.execute(
+        'SELECT leaf, sample, "end", answer, score FROM outcome WHERE tree = ? '
+        "ORDER BY sample, leaf",
+        (key,),
+    )
+    return [Outcome(*row) for row in rows]
+
+
+def credit_of_tree(db: sqlite3.Connection, key: int) -> list[Credit]:
+    """All credit on the nodes of a tree, whatever its kind."""
+    rows = db.execute(
+        "SELECT c.node, k.name, c.value, k.settings FROM credit_kind k "
+        "CROSS JOIN credit c ON (c.kind, c.tree) = (k.key, ?) ORDER BY k.settings, k.name, c.node",
+        (key,),
+    )
+    return [Credit(*row) for row in rows]
+
+
+def credit(
+    db: sqlite3.Connection, settings: str, name: str, iteration: int | None, stage: str | None
+) -> dict[str, float]:
+    """One kind of credit on the nodes of an iteration's or stage's trees."""
+    where, values = _where("tree", iteration=iteration, stage=stage)
+    rows = db.execute(
+        "SELECT c.node, c.value FROM credit_kind k CROSS JOIN tree CROSS JOIN credit c "
+        "ON (k.settings, k.name) = (?, ?) AND (c.kind, c.tree) = (k.key, tree.key) "
+        f"{where} ORDER BY tree.iteration, tree.stage, tree.task, c.node",
+        (settings, name, *values),
+    )
+    return dict(rows)
+
+
+def credit_of_nodes(
+    db: sqlite3.Connection, settings: str, name: str, nodes: list[str]
+) -> dict[str, float]:
+    """One kind of credit on the given nodes."""
+    rows = db.execute(
+        "WITH node (id) AS (SELECT value FROM json_each(?3)), place (tree, id) AS ("
+        "SELECT t.tree, t.id FROM node CROSS JOIN turn t ON t.id = node.id UNION ALL "
+        "SELECT t.key, t.root FROM node CROSS JOIN tree t ON t.root = node.id) "
+        "SELECT c.node, c.value FROM credit_kind k CROSS JOIN place p "
+        "CROSS JOIN credit c ON (c.kind, c.tree, c.node) = (k.key, p.tree, p.id) "
+        "WHERE (k.settings, k.name) = (?1, ?2)",
+        (settings, name, json.dumps(nodes)),
+    )
+    return dict(rows)
+
+
+def items(
+    db: sqlite3.Connection, iteration: int | None = None, stage: str | None = None
+) -> Iterator[tuple[int, Item]]:
+    """Finished items with their keys in the tables, in the order of :class:`ItemKey`."""
+    where, values = _where("item", iteration=iteration, stage=stage)
+    rows = db.execute(
+        "SELECT key, iteration, stage, task, sample, failure, metrics FROM item "
+        f"{where} ORDER BY iteration, stage, task, sample",
+        values,
+    )
+    for key, *names, failure, metrics in rows:
+        yield key, Item(ItemKey(*names), failure, value_of(METRICS, metrics))
+
+
+def selections(
+    db: sqlite3.Connection, iteration: int | None = None, stage: str | None = None
+) -> list[tuple[int, int, str, Selection]]:
+    """Selections as (item, tree, the tree's task, selection), in the order they were stored."""
+    where, values = _where("item", iteration=iteration, stage=stage)
+    rows = db.execute(
+        "SELECT s.item, r.key, r.task, s.leaf, s.agent, s.context, s.weight "
+        "FROM item CROSS JOIN selection s ON s.item = item.key JOIN turn t ON t.id = s.leaf "
+        f"JOIN tree r ON r.key = t.tree {where} ORDER BY s.item, s.position",
+        values,
+    )
+    return [(item, key, task_, Selection(*names)) for item, key, task_, *names in rows]
+
+
+def _where(table: str, **wanted: int | str | None) -> tuple[str, list[int | str]]:
+    """A WHERE clause on the columns that are not ``None``, and its values."""
+    given = {name: value for name, value in wanted.items() if value is not None}
+    tests = " AND ".join(f"{table}.{name} = ?" for name in given)
+    return (f"WHERE {tests}" if tests else ""), list(given.values())
+
+
+def _request(
+    _tree: int,
+    id_: str,
+    agent: str,
+    parent: str,
+    previous: str | None,
+    keep: int,
+    ids: bytes,
+    keep_messages: int,
+    messages: str,
+) -> Request:
+    return Request(
+        id_,
+        agent,
+        parent,
+        previous,
+        keep,
+        ids_of(ids),
+        keep_messages,
+        value_of(MESSAGES, messages),
+    )
+
+
+def _turn(
+    id_: str,
+    parent: str,
+    kind: Any,
+    speaker: str,
+    parts: str,
+    blob: bytes,
+    calls: str,
+    results: str,
+    author: str,
+    draw: int,
+    request: str | None,
+    *sampled: Any,
+) -> Turn:
+    ids = ids_of(blob)
+    sample = None if request is None else _sample(request, ids, *sampled)
+    return Turn(
+        id_,
+        parent,
+        Speaker(kind, speaker),
+        value_of(PARTS, parts),
+        ids,
+        sample,
+        value_of(CALLS, calls),
+        value_of(RESULTS, results),
+        author,
+        draw,
+    )
+
+
+def _sample(
+    request: str,
+    ids: tuple[int, ...],
+    logprobs: bytes,
+    finish: Any,
+    policy: str,
+    version: str,
+    seed: str,
+    temperature: float,
+    top_p: float,
+) -> Sample:
+    values = logprobs_of(logprobs)
+    return Sample(request, ids, values, finish, policy, version, int(seed), temperature, top_p)

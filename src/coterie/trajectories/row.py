@@ -1,0 +1,79 @@
+"""A training row: tokens, exactly which of them are targets, and who wrote each target."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from coterie.trajectories.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A half-open range of a row's tokens that is trained."""
+
+    start: int
+    stop: int
+    writer: str
+    """``POLICY@VERSION`` of the model that sampled it, or the author of unsampled text."""
+    turn: str = ""
+    """Id of the turn it is, where it is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A sequence of tokens with its targets. Its text is never stored: rows are made on demand."""
+
+    ids: tuple[int, ...]
+    targets: tuple[Target, ...]
+    logprobs: tuple[float, ...] | None = None
+    """Behaviour log-probs at the targets, in order; ``None`` where the context was changed."""
+    weight: float = 1.0
+    context: str | None = None
+    """Name of the recontext rule, ``None`` for the context as recorded."""
+    origin: str = ""
+    """``LEAF/AGENT/SEGMENT`` of the record, or the file of an import."""
+
+    def __post_init__(self) -> None:
+        position = 0
+        for target in self.targets:
+            if not position <= target.start < target.stop <= len(self.ids):
+                raise ValueError(
+                    f"row {self.origin or '?'}: targets must be ordered, non-empty ranges within "
+                    f"{len(self.ids)} tokens; got {[(t.start, t.stop) for t in self.targets]}"
+                )
+            position = target.stop
+
+    @property
+    def mask(self) -> list[bool]:
+        """For each token, whether it is a target."""
+        mask = [False] * len(self.ids)
+        for target in self.targets:
+            mask[target.start : target.stop] = [True] * (target.stop - target.start)
+        return mask
+
+    @property
+    def target_count(self) -> int:
+        """Number of trained tokens."""
+        return sum(target.stop - target.start for target in self.targets)
+
+
+def rows(view: View, weight: float = 1.0) -> Iterator[Row]:
+    """The rows of a view: one per segment, the agent's own sampled turns as targets."""
+    for index, segment in enumerate(view.segments):
+        targets: list[Target] = []
+        logprobs: list[float] = []
+        position = 0
+        for piece in segment.pieces:
+            stop = position + len(piece.ids)
+            if piece.turn is not None and piece.ids:
+                targets.append(Target(position, stop, piece.turn.writer, piece.turn.id))
+                if piece.turn.sample:
+                    logprobs.extend(piece.turn.sample.logprobs)
+            position = stop
+        yield Row(
+            segment.ids,
+            tuple(targets),
+            None if view.context else tuple(logprobs),
+            weight,
+            view.context,
+            f"{view.leaf}/{view.agent}/{index}",
+        )

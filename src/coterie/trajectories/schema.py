@@ -1,0 +1,148 @@
+"""The tables of a store, and the check that a file is a store this version can read.
+
+Turns and requests are filed under their tree; ``sample`` and ``position`` of a turn are the least
+of all items that contain it, so that a tree reads the same whatever order its items finished in.
+"""
+
+import sqlite3
+from pathlib import Path
+
+from coterie.errors import UserError
+
+APPLICATION = 0x434F5445
+"""The SQLite application id of a store (``COTE``)."""
+VERSION = 1
+
+TABLES = """
+CREATE TABLE task (
+    id TEXT PRIMARY KEY NOT NULL,
+    public TEXT NOT NULL
+);
+CREATE TABLE secret (
+    task TEXT NOT NULL REFERENCES task (id),
+    name TEXT NOT NULL,
+    text TEXT NOT NULL,
+    readers TEXT NOT NULL,
+    PRIMARY KEY (task, name)
+) WITHOUT ROWID;
+CREATE TABLE item (
+    key INTEGER PRIMARY KEY,
+    iteration INTEGER NOT NULL,
+    stage TEXT NOT NULL,
+    task TEXT NOT NULL,
+    sample TEXT NOT NULL,
+    failure TEXT,
+    metrics TEXT NOT NULL,
+    UNIQUE (iteration, stage, task, sample)
+);
+CREATE TABLE tree (
+    key INTEGER PRIMARY KEY,
+    iteration INTEGER NOT NULL,
+    stage TEXT NOT NULL,
+    task TEXT NOT NULL,
+    root TEXT NOT NULL UNIQUE,
+    UNIQUE (iteration, stage, task)
+);
+CREATE TABLE request (
+    tree INTEGER NOT NULL REFERENCES tree (key),
+    id TEXT NOT NULL,
+    agent TEXT NOT NULL,
+    parent TEXT NOT NULL,
+    previous TEXT,
+    keep INTEGER NOT NULL,
+    ids BLOB NOT NULL,
+    keep_messages INTEGER NOT NULL,
+    messages TEXT NOT NULL,
+    UNIQUE (tree, id)
+);
+CREATE TABLE turn (
+    key INTEGER PRIMARY KEY,
+    tree INTEGER NOT NULL REFERENCES tree (key),
+    sample TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    id TEXT NOT NULL UNIQUE,
+    parent TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    speaker TEXT NOT NULL,
+    parts TEXT NOT NULL,
+    ids BLOB NOT NULL,
+    calls TEXT NOT NULL,
+    results TEXT NOT NULL,
+    author TEXT NOT NULL,
+    draw INTEGER NOT NULL,
+    request TEXT,
+    logprobs BLOB,
+    finish TEXT,
+    policy TEXT,
+    version TEXT,
+    seed TEXT,
+    temperature REAL,
+    top_p REAL
+);
+CREATE INDEX turn_order ON turn (tree, sample, position);
+CREATE TABLE outcome (
+    tree INTEGER NOT NULL REFERENCES tree (key),
+    leaf TEXT NOT NULL,
+    sample INTEGER NOT NULL,
+    "end" TEXT NOT NULL,
+    answer TEXT,
+    score REAL NOT NULL,
+    PRIMARY KEY (tree, leaf)
+) WITHOUT ROWID;
+CREATE TABLE credit_kind (
+    key INTEGER PRIMARY KEY,
+    settings TEXT NOT NULL,
+    name TEXT NOT NULL,
+    UNIQUE (settings, name)
+);
+CREATE TABLE credit (
+    kind INTEGER NOT NULL REFERENCES credit_kind (key),
+    tree INTEGER NOT NULL REFERENCES tree (key),
+    node TEXT NOT NULL,
+    value REAL NOT NULL,
+    PRIMARY KEY (kind, tree, node)
+) WITHOUT ROWID;
+CREATE TABLE selection (
+    item INTEGER NOT NULL REFERENCES item (key),
+    position INTEGER NOT NULL,
+    leaf TEXT NOT NULL,
+    agent TEXT NOT NULL,
+    context TEXT,
+    weight REAL NOT NULL,
+    PRIMARY KEY (item, position)
+) WITHOUT ROWID;
+"""
+
+
+def is_empty(db: sqlite3.Connection) -> bool:
+    """Whether the file holds nothing yet (new, or its creation was interrupted)."""
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return tables == 0 and _pragma(db, "application_id") == 0 and _pragma(db, "user_version") == 0
+
+
+def create(db: sqlite3.Connection) -> None:
+    """Make the tables of a new store, in one transaction."""
+    db.executescript(
+        f"BEGIN IMMEDIATE; {TABLES}"
+        f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
+    )
+
+
+def check(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse, with :class:`UserError`, a file that is no store or has an unknown schema."""
+    if _pragma(db, "application_id") != APPLICATION:
+        raise UserError(
+            f"{path} is an SQLite file, but not a coterie store",
+            "give the path of a run's store, or of a new file",
+        )
+    version = _pragma(db, "user_version")
+    if version != VERSION:
+        raise UserError(
+            f"{path} has store schema {version}; this coterie knows schema {VERSION}",
+            "open it with the coterie version that wrote it, and export it to JSONL there",
+        )
+
+
+def _pragma(db: sqlite3.Connection, name: str) -> int:
+    value: int = db.execute(f"PRAGMA {name}").fetchone()[0]
+    return value

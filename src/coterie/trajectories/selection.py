@@ -1,0 +1,15 @@
+"""A selection: a reference to what of a tree is trained on, never a copy of its text."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """One agent's view of the path to a leaf, chosen for training."""
+
+    leaf: str
+    """Id of the last turn of the path."""
+    agent: str
+    context: str | None = None
+    """Name of the recontext rule to apply; ``None`` for the context as recorded."""
+    weight: float = 1.0

@@ -1,0 +1,233 @@
+"""The store of a run: one SQLite file in WAL mode that one process writes and any number read.
+
+Each finished item of work (:class:`ItemKey`) is one transaction: its turns, credit and metrics are
+all there or none is. A process killed at any instant loses the item in hand and nothing else.
+
+``synchronous`` is NORMAL: a commit has reached the operating system when it returns, so ``kill -9``
+loses nothing that was committed. A loss of power may undo the last commits, in order, never damages
+the file, and costs their recomputation on resume, which is cheaper than waiting for the disk (4 ms
+here) after every item.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from coterie.errors import UserError
+from coterie.trajectories import reader, schema, table
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.disk import WriterLock, check_place, explained
+from coterie.trajectories.item import Item, ItemKey, Metrics
+from coterie.trajectories.selection import Selection
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Tree
+
+__all__ = ["Credit", "ItemKey", "Metrics", "Selection", "Store"]
+
+WAIT = 30.0
+"""Seconds to wait for a foreign program that has the file locked."""
+
+
+class Store:
+    """A run's record on disk. Use it in the thread that opened it; nothing is loaded on opening."""
+
+    def __init__(self, path: Path, db: sqlite3.Connection, lock: WriterLock | None) -> None:
+        self.path = path
+        self._db = db
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path | str, *, read_only: bool = False) -> "Store":
+        """Open a store, or make it if there is none (not with ``read_only``).
+
+        Raises :class:`UserError` for a second writer, an unsafe file system, a file that is not a
+        store, or a schema that this version does not know.
+        """
+        path = Path(path).absolute()
+        check_place(path)
+        if read_only and not path.exists():
+            raise UserError(f"there is no store at {path}", "check the path of the run folder")
+        lock = None if read_only else WriterLock(path)
+        db = None
+        try:
+            with explained(path):
+                uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
+                db = sqlite3.connect(uri, uri=True, timeout=WAIT, isolation_level=None)
+                _prepare(db, path, read_only)
+        except BaseException:
+            if db is not None:
+                db.close()
+            if lock is not None:
+                lock.release()
+            raise
+        return cls(path, db, lock)
+
+    def close(self) -> None:
+        """Close the file and let others write. Closing twice changes nothing."""
+        self._db.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All writes to the connection, or none. For :mod:`table`'s functions; not nested."""
+        if self._lock is None:
+            raise UserError(f"{self.path} was opened to be read only", "open it for writing")
+        with self._within("BEGIN IMMEDIATE"):
+            yield self._db
+
+    @contextmanager
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """One state for several reads, whatever a writer does meanwhile; not nested."""
+        with self._within("BEGIN"):
+            yield self._db
+
+    def finish(
+        self,
+        key: ItemKey,
+        *,
+        tree: Tree | None = None,
+        credit: Sequence[Credit] = (),
+        metrics: Metrics | None = None,
+        failure: str | None = None,
+    ) -> None:
+        """Write all that an item made, and that it is finished, in one transaction.
+
+        Turns, requests and outcomes that are there already are left alone, so that samples of one
+        task may bring the beginnings that they share. Give each sample a tree of its own paths:
+        the stored tree is then the merge of them in key order, whatever order they finish in.
+        Raises ``ValueError`` for a key that is finished, or what contradicts the record.
+        """
+        with self.transaction() as db:
+            table.write_item(db, Item(key, failure, metrics or {}), tree, credit, ())
+
+    def select(
+        self,
+        iteration: int,
+        stage: str,
+        selections: Sequence[Selection],
+        *,
+        task: str = "",
+        sample: str = "",
+        metrics: Metrics | None = None,
+    ) -> None:
+        """Write what a stage selects, in its order, as one finished item."""
+        item = Item(ItemKey(iteration, stage, task, sample), None, metrics or {})
+        with self.transaction() as db:
+            table.write_item(db, item, None, (), selections)
+
+    def put_tasks(self, tasks: Iterable[Task]) -> None:
+        """Write tasks in one transaction; an equal task may be there already."""
+        with self.transaction() as db:
+            for task in tasks:
+                table.add_task(db, task)
+
+    def task(self, id_: str) -> Task:
+        """One task with its secrets; ``KeyError`` if it is not there."""
+        with explained(self.path):
+            found = reader.task(self._db, id_)
+        if found is None:
+            raise KeyError(f"task {id_!r} is not in {self.path}")
+        return found
+
+    def finished(self, key: ItemKey) -> bool:
+        """Whether an item is finished, be it with a failure."""
+        with explained(self.path):
+            return table.item_row(self._db, key) is not None
+
+    def finished_keys(self, iteration: int, stage: str) -> set[tuple[str, str]]:
+        """(task, sample) of the finished items of a stage."""
+        return {(item.key.task, item.key.sample) for item in self._items(iteration, stage)}
+
+    def failures(self, iteration: int | None = None) -> list[tuple[ItemKey, str]]:
+        """Items that failed, in key order, and why."""
+        items = self._items(iteration, None)
+        return [(item.key, item.failure) for item in items if item.failure is not None]
+
+    def metrics(self, iteration: int, stage: str) -> dict[ItemKey, dict[str, float | int | str]]:
+        """What was measured on the finished items of a stage, in key order."""
+        return {item.key: dict(item.metrics) for item in self._items(iteration, stage)}
+
+    def tree(self, iteration: int, stage: str, task: str) -> Tree:
+        """The tree of one task; ``KeyError`` if no finished item brought one."""
+        with explained(self.path):
+            keys = reader.tree_keys(self._db, iteration, stage, task)
+            if not keys:
+                raise KeyError(f"no tree of {iteration}/{stage}/{task} in {self.path}")
+            return reader.tree(self._db, keys[0])
+
+    def trees(self, iteration: int, stage: str) -> Iterator[Tree]:
+        """The trees of a stage in order of task, one in memory at a time."""
+        with explained(self.path):
+            keys = reader.tree_keys(self._db, iteration, stage)
+        for key in keys:
+            with explained(self.path):
+                tree = reader.tree(self._db, key)
+            yield tree
+
+    def credit(
+        self,
+        settings: str,
+        name: str,
+        nodes: Iterable[str] | None = None,
+        *,
+        iteration: int | None = None,
+        stage: str | None = None,
+    ) -> dict[str, float]:
+        """One kind of credit by node: of ``nodes``, or of all trees of an iteration and stage."""
+        with explained(self.path):
+            if nodes is not None:
+                return reader.credit_of_nodes(self._db, settings, name, list(nodes))
+            return reader.credit(self._db, settings, name, iteration, stage)
+
+    def selections(self, iteration: int, stage: str | None = None) -> list[tuple[str, Selection]]:
+        """(task of the tree, selection) of an iteration, in the order they were stored."""
+        with explained(self.path):
+            found = reader.selections(self._db, iteration, stage)
+        return [(task, selection) for _, _, task, selection in found]
+
+    def _items(self, iteration: int | None, stage: str | None) -> list[Item]:
+        with explained(self.path):
+            return [item for _, item in reader.items(self._db, iteration, stage)]
+
+    @contextmanager
+    def _within(self, begin: str) -> Iterator[None]:
+        with explained(self.path):
+            self._db.execute(begin)
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
+                    self._db.execute("ROLLBACK")
+                raise
+
+
+def _prepare(db: sqlite3.Connection, path: Path, read_only: bool) -> None:
+    """Make the tables of a new file, check those of an old one."""
+    if schema.is_empty(db):
+        if read_only:
+            raise UserError(f"{path} is empty", "open a store that a run has written")
+        db.execute("PRAGMA journal_mode = WAL")
+        schema.create(db)
+    schema.check(db, path)
+    if not read_only:
+        (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise UserError(
+                f"SQLite cannot use its WAL mode for {path}", "put the run folder on a local disk"
+            )
+        db.execute("PRAGMA synchronous = NORMAL")

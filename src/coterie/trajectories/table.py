@@ -1,0 +1,290 @@
+"""Writing the record into the tables of a store, each reference checked as it is written.
+
+Every function takes a connection inside a transaction and raises ``ValueError`` for what does not
+fit what is there. What is there already, and equal, is left alone.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from coterie.trajectories.codec import ids_blob, json_of, logprobs_blob
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.item import Item, ItemKey
+from coterie.trajectories.selection import Selection
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Outcome, Tree, root_id
+from coterie.trajectories.turn import Request, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRow:
+    """A tree's key in the tables, and the id of its root."""
+
+    key: int
+    root: str
+
+
+def records(tree: Tree) -> Iterator[Request | Turn]:
+    """Turns in their order, each request before the first turn that needs it."""
+    waiting = dict(tree.requests)
+    for turn in tree.turns.values():
+        if turn.sample and turn.sample.request in waiting:
+            yield waiting.pop(turn.sample.request)
+        yield turn
+    yield from waiting.values()
+
+
+def add_task(db: sqlite3.Connection, task: Task) -> None:
+    """Write a task; its public fields must be plain JSON, so that they come back as they were."""
+    public = _public(task)
+    secrets = [
+        (task.id, name, secret.reveal(min(secret.readers)), json_of(secret.readers))
+        for name, secret in sorted(task.secrets.items())
+    ]
+    old = db.execute("SELECT public FROM task WHERE id = ?", (task.id,)).fetchone()
+    if old:
+        known = db.execute("SELECT * FROM secret WHERE task = ? ORDER BY name", (task.id,))
+        if old != (public,) or known.fetchall() != secrets:
+            raise ValueError(f"another task with id {task.id!r} is in the store already")
+        return
+    db.execute("INSERT INTO task VALUES (?, ?)", (task.id, public))
+    db.executemany("INSERT INTO secret VALUES (?, ?, ?, ?)", secrets)
+
+
+def add_item(db: sqlite3.Connection, item: Item) -> None:
+    """Record that an item is finished; an item finishes once."""
+    if item_row(db, item.key) is not None:
+        raise ValueError(f"{item.key} is finished already")
+    key = (item.key.iteration, item.key.stage, item.key.task, item.key.sample)
+    db.execute(
+        "INSERT INTO item (iteration, stage, task, sample, failure, metrics) "
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        (*key, item.failure, json_of(item.metrics)),
+    )
+
+
+def item_row(db: sqlite3.Connection, key: ItemKey) -> int | None:
+    """Key of a finished item in the tables; ``None`` if it is not finished."""
+    found = db.execute(
+        "SELECT key FROM item WHERE (iteration, stage, task, sample) = (?, ?, ?, ?)",
+        (key.iteration, key.stage, key.task, key.sample),
+    ).fetchone()
+    return found[0] if found else None
+
+
+def add_tree(db: sqlite3.Connection, iteration: int, stage: str, task: str) -> TreeRow:
+    """The tree of a task, made if it is not there."""
+    root = root_id(iteration, stage, task)
+    found = db.execute("SELECT key FROM tree WHERE root = ?", (root,)).fetchone()
+    if found:
+        return TreeRow(found[0], root)
+    added = db.execute(
+        "INSERT INTO tree (iteration, stage, task, root) VALUES (?, ?, ?, ?)",
+        (iteration, stage, task, root),
+    ).lastrowid
+    assert added is not None, "an insert gives a row id"
+    return TreeRow(added, root)
+
+
+def add_request(db: sqlite3.Connection, tree: TreeRow, request: Request) -> None:
+    """Write a request that is not there yet."""
+    if _has_request(db, tree, request.id):
+        return
+    _check_node(db, tree, request.parent, f"parent of request {request.id}")
+    if request.previous is not None:
+        _check_node(db, tree, request.previous, f"previous turn of request {request.id}")
+    db.execute(
+        "INSERT INTO request VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            tree.key,
+            request.id,
+            request.agent,
+            request.parent,
+            request.previous,
+            request.keep,
+            ids_blob(request.ids),
+            request.keep_messages,
+            json_of(request.messages),
+        ),
+    )
+
+
+def add_turn(db: sqlite3.Connection, tree: TreeRow, turn: Turn, sample: str, position: int) -> None:
+    """Write the turn at ``position`` of the item ``sample``, if it is not there yet."""
+    find = "SELECT tree, sample, position FROM turn WHERE id = ?"
+    old = db.execute(find, (turn.id,)).fetchone()
+    if old is None:
+        _check_turn(db, tree, turn)
+        _insert_turn(db, tree, turn, sample, position)
+    elif old[0] != tree.key:
+        raise ValueError(f"turn {turn.id} is in another tree already")
+    elif (sample, position) < old[1:]:
+        move = "UPDATE turn SET sample = ?, position = ? WHERE id = ?"
+        db.execute(move, (sample, position, turn.id))
+
+
+def add_outcome(db: sqlite3.Connection, tree: TreeRow, outcome: Outcome) -> None:
+    """Write how a path ended; one leaf has one outcome."""
+    row = (outcome.leaf, outcome.sample, outcome.end, outcome.answer, outcome.score)
+    find = 'SELECT leaf, sample, "end", answer, score FROM outcome WHERE (tree, leaf) = (?, ?)'
+    old = db.execute(find, (tree.key, outcome.leaf)).fetchone()
+    if old is None:
+        _check_node(db, tree, outcome.leaf, "leaf of an outcome")
+        db.execute("INSERT INTO outcome VALUES (?, ?, ?, ?, ?, ?)", (tree.key, *row))
+    elif old != row:
+        raise ValueError(
+            f"leaf {outcome.leaf} has an outcome already, {old[1:]}, not {row[1:]}; "
+            "give turns of separate samples separate draws"
+        )
+
+
+def add_credit(db: sqlite3.Connection, credit: Credit) -> None:
+    """Write a number on a node; the same number again changes nothing."""
+    tree = tree_of(db, credit.node)
+    if tree is None:
+        raise ValueError(f"node {credit.node} of credit {credit.name!r} is not in the store")
+    kind = _kind(db, credit.settings, credit.name)
+    find = "SELECT value FROM credit WHERE (kind, tree, node) = (?, ?, ?)"
+    old = db.execute(find, (kind, tree, credit.node)).fetchone()
+    if old is None:
+        row = (kind, tree, credit.node, float(credit.value))
+        db.execute("INSERT INTO credit VALUES (?, ?, ?, ?)", row)
+    elif old != (credit.value,):
+        raise ValueError(
+            f"node {credit.node} has {credit.name} = {old[0]} under settings {credit.settings} "
+            f"already, not {credit.value}"
+        )
+
+
+def add_selection(
+    db: sqlite3.Connection, key: ItemKey, position: int, selection: Selection
+) -> None:
+    """Write one thing that a finished item selected."""
+    item, leaf = item_row(db, key), selection.leaf
+    if item is None:
+        raise ValueError(f"{key} of a selection is not finished")
+    if not db.execute("SELECT 1 FROM turn WHERE id = ?", (leaf,)).fetchone():
+        raise ValueError(f"leaf {leaf} of a selection is no turn of the store")
+    row = (leaf, selection.agent, selection.context, selection.weight)
+    db.execute("INSERT INTO selection VALUES (?, ?, ?, ?, ?, ?)", (item, position, *row))
+
+
+def tree_of(db: sqlite3.Connection, node: str) -> int | None:
+    """Key of the tree that a turn or root belongs to."""
+    find = "SELECT tree FROM turn WHERE id = ? UNION ALL SELECT key FROM tree WHERE root = ?"
+    found = db.execute(find, (node, node)).fetchone()
+    return found[0] if found else None
+
+
+def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
+    """Write what of a tree is not there yet, as the work of one item."""
+    if (tree.iteration, tree.stage, tree.task) != (key.iteration, key.stage, key.task):
+        raise ValueError(f"the tree of {tree.iteration}/{tree.stage}/{tree.task} is not {key}'s")
+    row = add_tree(db, tree.iteration, tree.stage, tree.task)
+    for position, record in enumerate(records(tree)):
+        if isinstance(record, Turn):
+            add_turn(db, row, record, key.sample, position)
+        else:
+            add_request(db, row, record)
+    for outcome in tree.outcomes.values():
+        add_outcome(db, row, outcome)
+
+
+def write_item(
+    db: sqlite3.Connection,
+    item: Item,
+    tree: Tree | None,
+    credit: Sequence[Credit],
+    selections: Sequence[Selection],
+) -> None:
+    """Write everything of a finished item."""
+    add_item(db, item)
+    if tree is not None:
+        write_tree(db, item.key, tree)
+    for annotation in credit:
+        add_credit(db, annotation)
+    for position, selection in enumerate(selections):
+        add_selection(db, item.key, position, selection)
+
+
+def _check_turn(db: sqlite3.Connection, tree: TreeRow, turn: Turn) -> None:
+    """Refuse a turn that hangs nowhere, or whose sample answers nothing or is not its text."""
+    _check_node(db, tree, turn.parent, f"parent of turn {turn.id}")
+    if turn.sample is None:
+        return
+    if not _has_request(db, tree, turn.sample.request):
+        raise ValueError(f"request {turn.sample.request} of turn {turn.id} is not in its tree")
+    if turn.sample.ids != turn.ids or len(turn.sample.logprobs) != len(turn.ids):
+        raise ValueError(f"turn {turn.id}: its ids, its sample's and the log-probs differ")
+
+
+def _insert_turn(
+    db: sqlite3.Connection, tree: TreeRow, turn: Turn, sample: str, position: int
+) -> None:
+    row = (
+        tree.key,
+        sample,
+        position,
+        turn.id,
+        turn.parent,
+        turn.speaker.kind,
+        turn.speaker.name,
+        json_of(turn.parts),
+        ids_blob(turn.ids),
+        json_of(turn.calls),
+        json_of(turn.results),
+        turn.author,
+        turn.draw,
+    )
+    drawn = turn.sample
+    sampled = drawn and (
+        drawn.request,
+        logprobs_blob(drawn.logprobs),
+        drawn.finish,
+        drawn.policy,
+        drawn.version,
+        str(drawn.seed),  # as text: seeds of 64 bits without sign do not fit an SQLite integer
+        drawn.temperature,
+        drawn.top_p,
+    )
+    places = ", ".join("?" * (len(row) + 8))
+    values = (*row, *(sampled or (None,) * 8))
+    db.execute(f"INSERT INTO turn VALUES (NULL, {places})", values)
+
+
+def _check_node(db: sqlite3.Connection, tree: TreeRow, node: str, what: str) -> None:
+    """Refuse a reference to a node that is not in the tree."""
+    if node == tree.root:
+        return
+    if not db.execute("SELECT 1 FROM turn WHERE id = ? AND tree = ?", (node, tree.key)).fetchone():
+        raise ValueError(f"{what}: node {node} is not in its tree")
+
+
+def _has_request(db: sqlite3.Connection, tree: TreeRow, request: str) -> bool:
+    find = "SELECT 1 FROM request WHERE (tree, id) = (?, ?)"
+    return db.execute(find, (tree.key, request)).fetchone() is not None
+
+
+def _kind(db: sqlite3.Connection, settings: str, name: str) -> int:
+    """Key of a kind of credit, made if it is not there."""
+    db.execute("INSERT OR IGNORE INTO credit_kind VALUES (NULL, ?, ?)", (settings, name))
+    find = "SELECT key FROM credit_kind WHERE (settings, name) = (?, ?)"
+    key: int = db.execute(find, (settings, name)).fetchone()[0]
+    return key
+
+
+def _public(task: Task) -> str:
+    """The public fields as JSON; refuses what JSON would change (tuples, sets, NaN)."""
+    public = dict(task.public)
+    try:
+        text = json.dumps(public, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"public fields of task {task.id!r} are not JSON: {error}") from error
+    if json.loads(text) != public:
+        raise ValueError(
+            f"public fields of task {task.id!r} are not plain JSON "
+            "(is there a tuple, or a key that is not text?)"
+        )
+    return text

@@ -1,0 +1,98 @@
+"""What one agent saw and said on one path, as segments of exact tokens.
+
+A request that extends the running tokens extends the last segment; any other (a template that
+rewrites history, a cut context) opens a new one. Each sampled token is in exactly one segment: the
+one in which it was sampled.
+
+:func:`recontext` is the only way to put sampled tokens under a context other than theirs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Message, Turn
+
+Render = Callable[[Sequence[Message], Tree, str], tuple[int, ...]]
+"""(messages, tree, reader) -> prompt ids, own sampled turns spliced in as the ids sampled."""
+Edit = Callable[[tuple[Message, ...]], tuple[Message, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of tokens of a segment: prompt (``turn`` is ``None``) or a sampled turn."""
+
+    ids: tuple[int, ...]
+    turn: Turn | None = None
+
+
+@dataclass(slots=True)
+class Segment:
+    """Tokens that one model call after another extended, oldest first."""
+
+    pieces: list[Piece]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All tokens: exactly what the engine received and returned."""
+        return tuple(token for piece in self.pieces for token in piece.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One agent's segments of one path. ``context`` names the recontext rule, if one was used."""
+
+    agent: str
+    leaf: str
+    segments: tuple[Segment, ...]
+    context: str | None = None
+
+
+def view(tree: Tree, leaf: str, agent: str) -> View:
+    """The view of ``agent`` on the path to ``leaf``, as recorded."""
+    running: tuple[int, ...] = ()
+    prompts = []
+    for turn in _own(tree, leaf, agent):
+        request = tree.requests[turn.sample.request]  # type: ignore[union-attr]
+        prompt = running[: request.keep] + request.ids
+        prompts.append((prompt, turn))
+        running = prompt + turn.ids
+    return View(agent, leaf, assemble(prompts))
+
+
+def recontext(
+    tree: Tree, leaf: str, agent: str, *, name: str, edit: Edit, render: Render
+) -> View:
+    """The view under edited prompts (a format prompt dropped, a privileged field added).
+
+    Sampled tokens stay as they are; the behaviour log-probs no longer apply. ``name`` marks every
+    row made from it.
+    """
+    prompts = []
+    for turn in _own(tree, leaf, agent):
+        messages = edit(tree.messages(tree.requests[turn.sample.request]))  # type: ignore[union-attr]
+        prompts.append((render(messages, tree, agent), turn))
+    return View(agent, leaf, assemble(prompts), context=name)
+
+
+def assemble(prompts: Sequence[tuple[tuple[int, ...], Turn]]) -> tuple[Segment, ...]:
+    """Segments of a sequence of (prompt ids, sampled turn)."""
+    segments: list[Segment] = []
+    running: tuple[int, ...] = ()
+    for prompt, turn in prompts:
+        if segments and prompt[: len(running)] == running:
+            segments[-1].pieces.append(Piece(prompt[len(running) :]))
+        else:
+            segments.append(Segment([Piece(prompt)]))
+        segments[-1].pieces.append(Piece(turn.ids, turn))
+        running = prompt + turn.ids
+    return tuple(segments)
+
+
+def _own(tree: Tree, leaf: str, agent: str) -> list[Turn]:
+    """The sampled turns of ``agent`` on a path, oldest first."""
+    return [
+        turn
+        for turn in tree.path(leaf)
+        if turn.speaker.kind == "agent" and turn.speaker.name == agent and turn.sample
+    ]

@@ -1,0 +1,130 @@
+"""Trees of random content, for tests of what must hold for any tree."""
+
+import random
+
+from coterie.trajectories.tree import Outcome, Tree, merge
+from coterie.trajectories.turn import (
+    Message,
+    Part,
+    Request,
+    Sample,
+    Speaker,
+    ToolCall,
+    ToolResult,
+    Turn,
+    make_turn,
+)
+
+TEXTS = [
+    "",
+    "yes",
+    "naïve café",
+    "数学 是\u2028",
+    "🤝🏽 family",
+    '"quoted" \\ \n\t',
+    "e\u0301\u0000x",
+]
+AUDIENCES = [None, frozenset({"Alice"}), frozenset({"Bob", "critic"})]
+SPEAKERS = [
+    Speaker("agent", "Alice"),
+    Speaker("agent", "Bob"),
+    Speaker("person", "user"),
+    Speaker("tool", "search"),
+    Speaker("environment", "world"),
+]
+
+
+def episodes(seed: int, task: str, samples: int = 3) -> list[Tree]:
+    """One tree for each sample of a task; the samples share their beginning."""
+    return [_episode(seed, task, sample) for sample in range(samples)]
+
+
+def whole(seed: int, task: str, samples: int = 3) -> Tree:
+    """The tree of all samples, merged in order."""
+    return merge(episodes(seed, task, samples))
+
+
+def _episode(seed: int, task: str, sample: int) -> Tree:
+    rng = random.Random(f"{seed}/{task}")
+    tree = Tree(task, "rollout", 0)
+    node, shared = tree.root, rng.randint(0, 3)
+    for depth in range(shared + 4):
+        if depth == shared:
+            rng = random.Random(f"{seed}/{task}/{sample}")
+        speaker = rng.choice(SPEAKERS)
+        draw = sample if depth >= shared else 0
+        if speaker.kind == "agent":
+            node = _speak(rng, tree, node, speaker, draw)
+        else:
+            turn = _observe(rng, node, speaker, draw)
+            tree.add(turn)
+            node = turn.id
+    answer = rng.choice([None, *TEXTS])
+    tree.end(Outcome(node, sample, rng.choice(["agreed", "turn_limit"]), answer, rng.random()))
+    return tree
+
+
+def _speak(rng: random.Random, tree: Tree, node: str, speaker: Speaker, draw: int) -> str:
+    """Add a sampled turn with its request, a delta on the agent's previous one; its id."""
+    own = [turn for turn in tree.path(node) if turn.speaker == speaker]
+    prompt, messages = _ids(rng, 6), tuple(_message(rng) for _ in range(2))
+    previous: Turn | None = own[-1] if own else None
+    running: tuple[int, ...] = ()
+    said: tuple[Message, ...] = ()
+    if previous and previous.sample:
+        before = tree.requests[previous.sample.request]
+        said = (*tree.messages(before), Message("assistant", turn=previous.id))
+        running = (*before.ids, *previous.ids)
+        if rng.random() < 0.7:  # otherwise history is rewritten
+            prompt, messages = running + prompt, said + messages
+    request = Request.make(
+        speaker.name, node, previous.id if previous else None, prompt, messages, running, said
+    )
+    ids = _ids(rng, 8)
+    sample = Sample(
+        request.id,
+        ids,
+        tuple(rng.uniform(-9, 0) for _ in ids),
+        rng.choice(["end", "stop_string", "length"]),
+        "policy",
+        "3",
+        rng.getrandbits(64),
+        rng.choice([0.7, 1.0]),
+        0.95,
+    )
+    calls = tuple(ToolCall(f"c{i}", "search", '{"q": "é"}') for i in range(rng.randint(0, 2)))
+    parts = _parts(rng, span=(0, len(ids)))
+    turn = make_turn(node, speaker, parts, sample=sample, calls=calls, draw=draw)
+    tree.add(turn, request)
+    return turn.id
+
+
+def _observe(rng: random.Random, node: str, speaker: Speaker, draw: int) -> Turn:
+    results = tuple(
+        ToolResult(f"c{i}", rng.choice(TEXTS), rng.random() < 0.5) for i in range(rng.randint(0, 3))
+    )
+    ids = rng.choice([(), _ids(rng, 4)])
+    return make_turn(
+        node, speaker, _parts(rng), ids=ids, results=results, author=speaker.name, draw=draw
+    )
+
+
+def _parts(rng: random.Random, span: tuple[int, int] | None = None) -> list[Part]:
+    return [
+        Part(
+            rng.choice(TEXTS),
+            rng.choice(AUDIENCES),
+            rng.choice(["literal", "task:question", "turn:0"]),
+            rng.choice([None, "ab" * 32]),
+            span,
+        )
+        for _ in range(rng.randint(0, 3))
+    ]
+
+
+def _message(rng: random.Random) -> Message:
+    return Message(rng.choice(["system", "user", "tool"]), tuple(_parts(rng)))
+
+
+def _ids(rng: random.Random, most: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(2**31) for _ in range(rng.randint(1, most)))

@@ -1,0 +1,185 @@
+"""The `exchange` world: tasks, prompts and scripted dialogues."""
+
+import random
+import re
+
+import pytest
+
+from coterie.environments.exchange.lexicon import words
+from coterie.environments.exchange.prompts import FORMAT_POOL, prompt_text, system_prompt
+from coterie.environments.exchange.scripts import Dialogue, Mix, corpus, scripted_dialogue
+from coterie.environments.exchange.styles import GUESS, STYLES, WITHOUT_HINT
+from coterie.environments.exchange.world import (
+    AGENTS,
+    MAX_TURNS,
+    assert_disjoint,
+    canonical_key,
+    generate_tasks,
+    split_of,
+)
+from coterie.recipes.tiny import build_tokenizer, pretraining_rows
+
+DIALOGUES = list(corpus(5, 1500))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(1200, 0)
+
+
+def last_answers(dialogue: Dialogue) -> list[str]:
+    """The answers that the last two utterances mark."""
+    return [re.findall("<A>(.*?)</A>", text)[-1] for text in dialogue.utterances[-2:]]
+
+
+def is_right(dialogue: Dialogue) -> bool:
+    return set(last_answers(dialogue)) == {dialogue.task.answer}
+
+
+def test_splits_are_disjoint_by_construction():
+    splits = {name: generate_tasks(name, 600, 1) for name in ("train", "heldout", "corpus")}
+    for name, tasks in splits.items():
+        assert {split_of(task) for task in tasks} == {name}
+    assert_disjoint(splits["train"], splits["heldout"])
+    assert_disjoint(splits["train"], splits["corpus"])
+    assert_disjoint(splits["heldout"], splits["corpus"])
+
+
+def test_a_shared_key_is_reported_with_an_example():
+    tasks = generate_tasks("train", 4, 0)
+    with pytest.raises(ValueError, match=re.escape(canonical_key(tasks[0]))):
+        assert_disjoint(tasks[:1], tasks)
+
+
+def test_unknown_splits_and_levels_are_refused():
+    with pytest.raises(ValueError, match="heldout"):
+        generate_tasks("test", 1, 0)
+    with pytest.raises(ValueError, match="levels 1 and 2"):
+        generate_tasks("train", 1, 0, levels=(3,))
+
+
+def test_tasks_depend_on_the_seed_only_and_a_larger_count_extends_a_smaller_one():
+    assert generate_tasks("train", 50, 3)[:20] == generate_tasks("train", 20, 3)
+    assert generate_tasks("train", 20, 3) != generate_tasks("train", 20, 4)
+
+
+def test_every_needed_fact_is_held_by_its_holder_and_by_nobody_else():
+    for task in generate_tasks("heldout", 400, 2):
+        assert len(task.key) == task.level
+        for holder, fact in task.key:
+            assert [agent for agent in AGENTS if fact in task.facts[agent]] == [holder]
+        subjects = [fact.subject for agent in AGENTS for fact in task.facts[agent]]
+        assert len(set(subjects)) == len(subjects)
+        values = [fact.value for agent in AGENTS for fact in task.facts[agent]]
+        assert values.count(task.answer) == 1
+
+
+def test_two_hops_are_split_between_the_agents_in_either_order():
+    tasks = generate_tasks("train", 200, 0, levels=(2,))
+    orders = {tuple(holder for holder, _ in task.key) for task in tasks}
+    assert orders == {("Alice", "Bob"), ("Bob", "Alice")}
+    assert all(task.key[0][1].value == task.key[1][1].subject for task in tasks)
+
+
+def test_each_agent_holds_as_many_facts_as_asked_for():
+    for task in generate_tasks("train", 100, 0, facts_per_agent=(2, 5)):
+        assert all(2 <= len(task.facts[agent]) <= 5 for agent in AGENTS)
+
+
+def test_at_least_four_in_five_scripted_dialogues_end_right():
+    assert 0.80 <= sum(map(is_right, DIALOGUES)) / len(DIALOGUES) <= 0.95
+
+
+def test_honest_dialogues_are_always_right_and_end_in_agreement_within_the_turn_limit():
+    for task in generate_tasks("corpus", 60, 9):
+        for style in STYLES:
+            dialogue = Dialogue(task, style, None, tuple(scripted_dialogue(task, style, random.Random(0))))
+            assert is_right(dialogue)
+            assert len(dialogue.utterances) <= MAX_TURNS
+
+
+def test_honest_speakers_name_only_what_they_have_read_or_heard():
+    lexicon = set(words())
+    for dialogue in DIALOGUES:
+        if dialogue.style == GUESS:
+            continue
+        heard = ""
+        for number, text in enumerate(dialogue.utterances):
+            agent = AGENTS[number % 2]
+            known = prompt_text(system_prompt(agent, "", dialogue.task.question, dialogue.task.facts[agent])) + heard
+            named = {word for word in re.findall(r"\w+", text) if word in lexicon and word[0].isupper()}
+            named |= set(re.findall("<A>(.*?)</A>", text))
+            assert named <= set(re.findall(r"\w+", known))
+            heard += text
+
+
+def test_guesses_do_not_look_at_the_answer():
+    """A first speaker with other facts of the asked relation guesses one of them, else any value."""
+    for dialogue in DIALOGUES:
+        if dialogue.style == GUESS:
+            task, asked = dialogue.task, dialogue.task.key[-1][1].relation
+            seen = {fact.value for fact in task.facts["Alice"] if fact.relation == asked}
+            assert not seen or last_answers(dialogue)[0] in seen
+
+
+def test_a_hint_decides_the_style_and_never_asks_for_a_guess():
+    assert {format.id for format in FORMAT_POOL} == set(STYLES) == set(WITHOUT_HINT)
+    instructions = {format.instruction: format.id for format in FORMAT_POOL}
+    hinted = [dialogue for dialogue in DIALOGUES if dialogue.hint is not None]
+    assert 0.35 < len(hinted) / len(DIALOGUES) < 0.45
+    assert all(instructions[dialogue.hint] == dialogue.style for dialogue in hinted)
+    assert any(dialogue.style == GUESS for dialogue in DIALOGUES)
+
+
+def test_a_corpus_can_be_narrowed():
+    mix = Mix(levels=(1,), facts_per_agent=(1, 2), hint_share=1.0, hint_styles=("arrow",))
+    assert {(d.style, d.task.level) for d in corpus(0, 50, mix)} == {("arrow", 1)}
+
+
+def test_a_prompt_shows_an_agent_its_own_facts_only_and_ends_with_the_format():
+    task = generate_tasks("train", 1, 0)[0]
+    pieces = system_prompt("Alice", "Bob", task.question, task.facts["Alice"], "Write rows.")
+    text = prompt_text(pieces)
+    assert text.endswith(f"Question: {task.question}\nFormat: Write rows.")
+    assert all(fact.value in text for fact in task.facts["Alice"])
+    bobs = "".join(piece for piece, audience in pieces if "Bob" in audience)
+    assert not any(fact.subject in bobs.replace(task.question, "") for fact in task.facts["Alice"])
+
+
+def test_every_word_of_the_lexicon_is_one_piece_also_inside_the_answer_marks(tokenizer):
+    for word in words():
+        assert len(tokenizer.encode(f"{word} and", add_special_tokens=False)) == 2
+        marked = tokenizer.encode(f"is <A>{word}</A>", add_special_tokens=False)
+        assert marked[-3:] == tokenizer.convert_tokens_to_ids(["<A>", f"Ġ{word}", "</A>"])
+
+
+def test_utterances_survive_encoding_and_decoding_with_their_answer_marks(tokenizer):
+    for dialogue in DIALOGUES[:200]:
+        for text in dialogue.utterances:
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_right_dialogues_vary_widely_in_length_and_prompts_are_short(tokenizer):
+    lengths = {style: [] for style in STYLES}
+    for dialogue in DIALOGUES:
+        if dialogue.style != GUESS:
+            lengths[dialogue.style].append(sum(len(tokenizer.encode(text)) for text in dialogue.utterances))
+    means = {style: sum(found) / len(found) for style, found in lengths.items()}
+    assert min(means.values()) <= 30
+    assert max(means.values()) >= 140
+    longest = max(tokenizer.encode(prompt_text(system_prompt("Bob", "Alice", d.task.question, d.task.facts["Bob"], d.hint))) for d in DIALOGUES[:300])
+    assert len(longest) <= 80
+
+
+def test_rows_are_what_the_chat_template_renders_and_target_own_turns_only(tokenizer):
+    dialogue = DIALOGUES[0]
+    for me, row in enumerate(pretraining_rows(dialogue, tokenizer)):
+        agent, partner = AGENTS[me], AGENTS[1 - me]
+        system = system_prompt(agent, partner, dialogue.task.question, dialogue.task.facts[agent], dialogue.hint)
+        messages = [{"role": "system", "content": prompt_text(system)}]
+        for number, text in enumerate(dialogue.utterances):
+            messages.append({"role": "assistant" if number % 2 == me else "user", "content": text})
+        assert tokenizer.apply_chat_template(messages, return_dict=False) == row.ids
+        targets = tokenizer.decode([i for i, own in zip(row.ids, row.mask, strict=True) if own])
+        assert targets == "<|end|>".join([*dialogue.utterances[me::2], ""]).replace("<|end|>", "<|end|> ").strip()

@@ -1,0 +1,216 @@
+"""Export to JSONL and import: what goes round comes back; what is broken is refused by line."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from coterie.errors import UserError
+from coterie.trajectories.item import ItemKey
+from coterie.trajectories.jsonl import export_jsonl, import_jsonl
+from coterie.trajectories.store import Credit, Selection, Store
+from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.tree import Tree, root_id
+from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, make_turn
+from coterie.trajectories.view import view
+from random_trees import episodes, whole
+
+GOLD = "the gold answer"
+TASKS = [
+    Task("a", {"q": "¿é?"}, {"gold": Secret(GOLD, name="gold", readers=frozenset({"critic"}))}),
+    Task("b", {"q": [1, {"x": None}]}),
+    Task("unused", {}),
+]
+
+
+def fill(path: Path) -> None:
+    """A store with something of everything, its items finished out of order."""
+    with Store.open(path) as store:
+        store.put_tasks(TASKS)
+        for task in ("b", "a"):
+            order = list(enumerate(episodes(7, task)))
+            random.Random(task).shuffle(order)
+            for sample, tree in order:
+                credit = [Credit(node, "value", 0.1, "s1") for node in tree.turns if sample == 2]
+                key = ItemKey(0, "rollout", task, str(sample))
+                store.finish(key, tree=tree, credit=credit, metrics={"tokens": 3, "loss": 1e-9})
+        store.finish(ItemKey(1, "rollout", "a"), failure="timeout")
+        leaf = next(iter(whole(7, "a").outcomes))
+        store.select(0, "select", [Selection(leaf, "Alice", "plain", 0.25), Selection(leaf, "Bob")])
+
+
+def with_secret_prompt() -> Tree:
+    """A critic that is shown a secret and speaks twice, and an agent that is not."""
+    tree = Tree("a", "rollout", 0)
+    gold = Part(GOLD, frozenset({"critic"}), "secret:gold")
+    node, previous, running, said = tree.root, None, (), ()
+    for round_ in range(2):
+        message = Message("user", (gold if round_ == 0 else Part("go on"),))
+        prompt, messages = (*running, 5, round_), (*said, message)
+        request = Request.make("critic", node, previous, prompt, messages, running, said)
+        sample = Sample(request.id, (8,), (-1.0,), "end", "critic", "2", 1, 1.0, 1.0)
+        turn = make_turn(node, Speaker("agent", "critic"), [Part("good")], sample=sample)
+        tree.add(turn, request)
+        running, said = (*prompt, 8), (*messages, Message("assistant", turn=turn.id))
+        node = previous = turn.id
+    request = Request.make("Alice", node, None, (1,), (Message.of("user", "hi"),))
+    sample = Sample(request.id, (9,), (-1.0,), "end", "policy", "1", 1, 1.0, 1.0)
+    tree.add(make_turn(node, Speaker("agent", "Alice"), [Part("yes")], sample=sample), request)
+    return tree
+
+
+def export(store: Path, path: Path, **limits: object) -> list[dict]:
+    with Store.open(store, read_only=True) as opened:
+        export_jsonl(opened, path, **limits)
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def test_a_record_goes_round_and_comes_back_equal(tmp_path):
+    fill(tmp_path / "a.db")
+    export(tmp_path / "a.db", tmp_path / "a.jsonl", secrets=True)
+    import_jsonl(tmp_path / "a.jsonl", tmp_path / "b.db")
+    export(tmp_path / "b.db", tmp_path / "b.jsonl", secrets=True)
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    with Store.open(tmp_path / "a.db") as a, Store.open(tmp_path / "b.db") as b:
+        assert [b.task(task.id) for task in TASKS] == TASKS
+        for mine, theirs in zip(b.trees(0, "rollout"), a.trees(0, "rollout"), strict=True):
+            assert mine == theirs == whole(7, mine.task)
+            assert list(mine.turns) == list(theirs.turns)
+        assert b.credit("s1", "value") == a.credit("s1", "value") != {}
+        assert b.metrics(0, "rollout") == a.metrics(0, "rollout")
+        assert b.failures() == a.failures() != []
+        assert b.selections(0) == a.selections(0) != []
+        with pytest.raises(ValueError, match="finished already"):
+            b.finish(ItemKey(0, "rollout", "a", "1"))
+    left = {path.suffix for path in tmp_path.iterdir()}
+    assert left == {".db", ".jsonl", ".lock"}, "nothing half-made is left"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_tree_goes_round(tmp_path, seed):
+    tree = whole(seed, "t")
+    with Store.open(tmp_path / "a.db") as store:
+        store.finish(ItemKey(0, "rollout", "t"), tree=tree)
+    export(tmp_path / "a.db", tmp_path / "a.jsonl")
+    import_jsonl(tmp_path / "a.jsonl", tmp_path / "b.db")
+    with Store.open(tmp_path / "b.db") as store:
+        assert store.tree(0, "rollout", "t") == tree
+
+
+def test_part_of_a_record_comes_with_what_it_needs_only(tmp_path):
+    fill(tmp_path / "a.db")
+    lines = export(tmp_path / "a.db", tmp_path / "a.jsonl", stages=["rollout"], iterations=[0])
+    kinds = {line["kind"] for line in lines}
+    assert kinds == {"header", "task", "request", "turn", "outcome", "credit", "item"}
+    assert [line["id"] for line in lines if line["kind"] == "task"] == ["a", "b"]
+    import_jsonl(tmp_path / "a.jsonl", tmp_path / "b.db")
+    lines = export(tmp_path / "a.db", tmp_path / "none.jsonl", iterations=[5])
+    assert [line["kind"] for line in lines] == ["header"]
+
+
+def test_secrets_stay_home_unless_asked_for(tmp_path):
+    with Store.open(tmp_path / "a.db") as store:
+        store.put_tasks(TASKS)
+        store.finish(ItemKey(0, "rollout", "a"), tree=with_secret_prompt())
+    export(tmp_path / "a.db", tmp_path / "open.jsonl", secrets=True)
+    export(tmp_path / "a.db", tmp_path / "shut.jsonl")
+    assert GOLD in (tmp_path / "open.jsonl").read_text()
+    assert GOLD not in (tmp_path / "shut.jsonl").read_text()
+    import_jsonl(tmp_path / "shut.jsonl", tmp_path / "b.db")
+    with Store.open(tmp_path / "b.db") as store:
+        tree = store.tree(0, "rollout", "a")
+    first, second, third = tree.turns.values()
+    assert (first.sample, second.sample) == (None, None), "no prompt spells the secret in ids"
+    assert first.writer == second.writer == "critic@2"
+    assert (first.ids, third.ids) == ((8,), (9,))
+    assert view(tree, third.id, "Alice") == view(with_secret_prompt(), third.id, "Alice")
+
+
+def test_text_that_nobody_sampled_is_tokenised_once(tmp_path):
+    speaker = Speaker("agent", "Alice")
+    tree = Tree("t", "rollout", 0)
+    said = make_turn(tree.root, speaker, [Part("so "), Part("be it")], author="import:chat.json")
+    known = make_turn(said.id, speaker, [Part("known")], ids=(7,), author="script:x")
+    seen = make_turn(known.id, Speaker("environment", "world"), [Part("rain")], author="world")
+    for turn in (said, known, seen):
+        tree.add(turn)
+    with Store.open(tmp_path / "a.db") as store:
+        store.finish(ItemKey(0, "rollout", "t"), tree=tree)
+    export(tmp_path / "a.db", tmp_path / "a.jsonl")
+    asked: list[str] = []
+
+    def tokenize(text: str) -> list[int]:
+        asked.append(text)
+        return [len(text)]
+
+    import_jsonl(tmp_path / "a.jsonl", tmp_path / "b.db", tokenize=tokenize)
+    with Store.open(tmp_path / "b.db") as store:
+        ids = {turn.text: turn.ids for turn in store.tree(0, "rollout", "t").turns.values()}
+    assert ids == {"so be it": (8,), "known": (7,), "rain": ()}
+    assert asked == ["so be it"]
+
+
+TURN = (
+    '{"kind":"turn","item":{"iteration":0,"stage":"rollout","task":"t"},"turn":{"id":"x",'
+    '"parent":"gone","speaker":{"kind":"agent","name":"A"},"parts":[{"text":5}]}}'
+)
+CREDIT = '{"kind":"credit","credit":{"node":"x","name":"v","value":%s,"settings":"s"%s}}'
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"kind":"task",}', r"column 16: not JSON: trailing comma"),
+        ('{"kind":"task"', r"column 14: not JSON: EOF while parsing"),
+        ("[1, 2]", r"column 1: the line: .*object"),
+        ('{"id":"x"}', r"column 1: the line: Unable to extract tag using discriminator 'kind'"),
+        ('{"kind":"spell"}', r"column 1: the line: .*'spell' .*does not match"),
+        ('{"kind":"task","id":"x"}', r"column 1: public: Field required"),
+        (
+            TURN,
+            rf"column {TURN.index('5}]') + 1}: turn.parts.0.text: Input should be a valid string",
+        ),
+        (TURN.replace("5", '"five"'), r"parent of turn x: node gone is not in its tree"),
+        (CREDIT % ('"1"', ""), r"value: Input should be a valid number"),
+        (CREDIT % (1, ',"oops":1'), r"column \d+: credit.oops: Unexpected keyword"),
+        (CREDIT % ("NaN", ""), r"is not a number"),
+        (CREDIT % (1, ""), r"node x of credit 'v' is not in the store"),
+        ('{"kind":"header","format":"coterie-9"}', r"column 27: format: .*'coterie-1'"),
+        ('{"kind":"task","id":"a","public":{}}', r"another task with id 'a' is in the store"),
+        ('{"kind":"task","id":"\\ud800","public":{}}', r"not JSON"),
+        (b'{"kind":"task","id":"\xff","public":{}}', r"column 22: not UTF-8"),
+        (
+            TURN.replace("gone", root_id(0, "rollout", "t"))
+            .replace(":5}", ':"y"}')
+            .replace('"parts"', '"ids":[4294967296],"parts"'),
+            r"out of bounds for int32",
+        ),
+        (
+            '{"kind":"selection","item":{"iteration":0,"stage":"s","task":"t"},"selection":'
+            '{"leaf":"x","agent":"A"}}',
+            r"of a selection is not finished",
+        ),
+    ],
+)
+def test_a_broken_line_is_refused_by_number_column_and_reason(tmp_path, line, reason):
+    fill(tmp_path / "a.db")
+    lines = export(tmp_path / "a.db", tmp_path / "a.jsonl")
+    data = (tmp_path / "a.jsonl").read_bytes()
+    data += line if isinstance(line, bytes) else line.encode()
+    (tmp_path / "broken.jsonl").write_bytes(data + b"\n")
+    before = set(tmp_path.iterdir())
+    with pytest.raises(UserError, match=rf"broken.jsonl, line {len(lines) + 1}: .*{reason}"):
+        import_jsonl(tmp_path / "broken.jsonl", tmp_path / "b.db")
+    assert set(tmp_path.iterdir()) == before, "nothing is written"
+
+
+def test_existing_files_are_not_overwritten(tmp_path):
+    fill(tmp_path / "a.db")
+    export(tmp_path / "a.db", tmp_path / "a.jsonl")
+    with pytest.raises(UserError, match="exists already"):
+        export(tmp_path / "a.db", tmp_path / "a.jsonl")
+    with pytest.raises(UserError, match="exists already"):
+        import_jsonl(tmp_path / "a.jsonl", tmp_path / "a.db")
+    with pytest.raises(UserError, match="there is no file"):
+        import_jsonl(tmp_path / "none.jsonl", tmp_path / "c.db")

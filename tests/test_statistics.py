@@ -1,0 +1,112 @@
+"""Intervals and the paired test, against values worked out by hand or in closed form."""
+
+import numpy as np
+import pytest
+
+from coterie.evaluation.statistics import bootstrap_interval, paired_bootstrap, wilson_interval
+
+
+def test_wilson_interval_has_its_known_values():
+    # z = 1.959964, z^2 = 3.841459. 8 of 10: centre (0.8 + 0.192073) / 1.384146 = 0.716740,
+    # half 1.959964 / 1.384146 * sqrt(0.016 + 0.00960365) = 0.226577.
+    assert wilson_interval(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-5)
+    # 0 of 10: (0, z^2 / (n + z^2)) = (0, 3.841459 / 13.841459)
+    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.277533), abs=1e-5)
+    assert wilson_interval(10, 10)[1] == 1.0
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 0), (3, 2), (-1, 5)])
+def test_wilson_refuses_impossible_counts(successes, n):
+    with pytest.raises(ValueError, match="successes"):
+        wilson_interval(successes, n)
+
+
+def test_bootstrap_interval_of_a_constant_is_that_constant():
+    assert bootstrap_interval([0.25] * 7, seed=0) == (0.25, 0.25)
+
+
+def test_bootstrap_interval_of_two_values_is_their_range():
+    # Means of resamples of (0, 1) are 0, 1/2, 1 with shares 1/4, 1/2, 1/4.
+    assert bootstrap_interval([0, 1], seed=0) == (0.0, 1.0)
+    assert bootstrap_interval([0, 1], confidence=0.4, seed=0) == (0.5, 0.5)
+
+
+def test_bootstrap_interval_nears_the_normal_one_on_many_values():
+    values = np.random.default_rng(1).normal(2.0, 3.0, size=2500)
+    low, high = bootstrap_interval(values, seed=0, resamples=4000)
+    half = 1.96 * values.std() / 50
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.01)
+
+
+def test_a_seed_fixes_the_result_and_chunks_do_not_show(monkeypatch):
+    values = np.random.default_rng(0).random(50)
+    whole = bootstrap_interval(values, seed=3)
+    assert whole == bootstrap_interval(values, seed=3)
+    assert whole != bootstrap_interval(values, seed=4)
+    monkeypatch.setattr("coterie.evaluation.statistics._DRAWS_AT_ONCE", 120)
+    assert whole == bootstrap_interval(values, seed=3)
+
+
+@pytest.mark.parametrize("values", [[], [[1.0]], [1.0, float("nan")]])
+def test_values_that_have_no_mean_are_refused(values):
+    with pytest.raises(ValueError, match="values must be"):
+        bootstrap_interval(values, seed=0)
+
+
+def test_confidence_must_be_a_share():
+    with pytest.raises(ValueError, match="confidence"):
+        bootstrap_interval([1, 2], confidence=95, seed=0)
+
+
+def test_a_sure_gain_has_the_smallest_p():
+    test = paired_bootstrap([0.75] * 20, [0.5] * 20, seed=0, resamples=999)
+    assert (test.effect, test.low, test.high) == (0.25, 0.25, 0.25)
+    assert test.p == 1 / 1000
+
+
+def test_an_effect_of_exactly_the_margin_is_not_above_it():
+    test = paired_bootstrap([0.3] * 20, [0.2] * 20, margin=0.1, seed=0, resamples=999)
+    assert test.p == 1.0
+
+
+def test_p_of_two_tasks_is_the_share_of_resamples_at_the_margin():
+    # Differences (1, 0): a resample's mean is 0 with probability 1/4.
+    test = paired_bootstrap([1, 1], [0, 1], seed=0, resamples=20_000)
+    assert test.effect == 0.5
+    assert test.p == pytest.approx(0.25, abs=0.01)
+
+
+def test_seeds_are_resampled_too():
+    # Two seeds with differences of 1 and of 0 throughout: only the draw of seeds varies, and both
+    # draws hit the second one with probability 1/4. Tasks alone (32 of them) would give p of 0.
+    a, b, seeds = [1.0] * 16 + [0.0] * 16, [0.0] * 32, ["s0"] * 16 + ["s1"] * 16
+    assert paired_bootstrap(a, b, seed=0, clusters=seeds).p == pytest.approx(0.25, abs=0.015)
+    assert paired_bootstrap(a, b, seed=0).p < 0.001
+
+
+def test_tasks_are_resampled_within_seeds():
+    # One seed with differences (1, 0): the same as no clusters.
+    test = paired_bootstrap([1, 1], [0, 1], seed=0, clusters=[7, 7], resamples=20_000)
+    assert test.p == pytest.approx(0.25, abs=0.01)
+
+
+def test_every_seed_weighs_the_same():
+    test = paired_bootstrap([1, 0, 0, 0], [0] * 4, seed=0, clusters=["a", "b", "b", "b"])
+    assert test.effect == 0.5
+
+
+def test_p_is_uniform_where_there_is_no_effect():
+    rng = np.random.default_rng(5)
+    ps = [
+        paired_bootstrap(rng.normal(size=60), np.zeros(60), seed=i, resamples=400).p
+        for i in range(400)
+    ]
+    assert np.mean(np.array(ps) < 0.05) == pytest.approx(0.05, abs=0.03)
+    assert np.mean(ps) == pytest.approx(0.5, abs=0.05)
+
+
+def test_pairs_that_do_not_pair_are_refused():
+    with pytest.raises(ValueError, match="paired"):
+        paired_bootstrap([1, 2], [1], seed=0)
+    with pytest.raises(ValueError, match="clusters"):
+        paired_bootstrap([1, 2], [1, 2], seed=0, clusters=["a"])
