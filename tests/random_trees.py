@@ -1,7 +1,9 @@
-"""Trees of random content, for tests of what must hold for any tree."""
+"""Trees of random content and of one turn, and stores of them, for tests."""
 
 import random
 
+from coterie.trajectories.item import ItemKey
+from coterie.trajectories.store import Store
 from coterie.trajectories.tree import Outcome, Tree, merge
 from coterie.trajectories.turn import (
     Message,
@@ -42,6 +44,27 @@ def episodes(seed: int, task: str, samples: int = 3) -> list[Tree]:
 def whole(seed: int, task: str, samples: int = 3) -> Tree:
     """The tree of all samples, merged in order."""
     return merge(episodes(seed, task, samples))
+
+
+def key(task: str, sample: int = 0) -> ItemKey:
+    return ItemKey(0, "rollout", task, str(sample))
+
+
+def fill(store: Store, tasks: int) -> None:
+    """Finish three samples of each of so many tasks."""
+    for number in range(tasks):
+        for sample, tree in enumerate(episodes(number, f"t{number:03}")):
+            store.finish(key(f"t{number:03}", sample), tree=tree)
+
+
+def one_turn(task: str, iteration: int = 0) -> Tree:
+    """A tree of a single turn."""
+    tree = Tree(task, "rollout", iteration)
+    speaker = Speaker("environment", "world")
+    turn = make_turn(tree.root, speaker, [Part(task)], author="environment")
+    tree.add(turn)
+    tree.end(Outcome(turn.id, 0, "agreed", None, 1.0))
+    return tree
 
 
 def _episode(seed: int, task: str, sample: int) -> Tree:

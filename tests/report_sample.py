@@ -90,8 +90,8 @@ def examples() -> list[Example]:
         (
             "Alice",
             " Dear Bob, I hope that this letter finds you well. My facts say that the friend "
-            "of Nora is Omar. I would be most grateful if you could look through your facts and let "
-            "me know: what is the pet of Omar? With kind regards, Alice",
+            "of Nora is Omar. I would be most grateful if you could look through your facts and "
+            "let me know: what is the pet of Omar? With kind regards, Alice",
         ),
         (
             "Bob",

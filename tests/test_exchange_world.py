@@ -93,7 +93,9 @@ def test_at_least_four_in_five_scripted_dialogues_end_right():
 def test_honest_dialogues_are_always_right_and_end_in_agreement_within_the_turn_limit():
     for task in generate_tasks("corpus", 60, 9):
         for style in STYLES:
-            dialogue = Dialogue(task, style, None, tuple(scripted_dialogue(task, style, random.Random(0))))
+            dialogue = Dialogue(
+                task, style, None, tuple(scripted_dialogue(task, style, random.Random(0)))
+            )
             assert is_right(dialogue)
             assert len(dialogue.utterances) <= MAX_TURNS
 
@@ -106,8 +108,15 @@ def test_honest_speakers_name_only_what_they_have_read_or_heard():
         heard = ""
         for number, text in enumerate(dialogue.utterances):
             agent = AGENTS[number % 2]
-            known = prompt_text(system_prompt(agent, "", dialogue.task.question, dialogue.task.facts[agent])) + heard
-            named = {word for word in re.findall(r"\w+", text) if word in lexicon and word[0].isupper()}
+            known = (
+                prompt_text(
+                    system_prompt(agent, "", dialogue.task.question, dialogue.task.facts[agent])
+                )
+                + heard
+            )
+            named = {
+                word for word in re.findall(r"\w+", text) if word in lexicon and word[0].isupper()
+            }
             named |= set(re.findall("<A>(.*?)</A>", text))
             assert named <= set(re.findall(r"\w+", known))
             heard += text
@@ -164,11 +173,18 @@ def test_right_dialogues_vary_widely_in_length_and_prompts_are_short(tokenizer):
     lengths = {style: [] for style in STYLES}
     for dialogue in DIALOGUES:
         if dialogue.style != GUESS:
-            lengths[dialogue.style].append(sum(len(tokenizer.encode(text)) for text in dialogue.utterances))
+            lengths[dialogue.style].append(
+                sum(len(tokenizer.encode(text)) for text in dialogue.utterances)
+            )
     means = {style: sum(found) / len(found) for style, found in lengths.items()}
     assert min(means.values()) <= 30
     assert max(means.values()) >= 140
-    longest = max(tokenizer.encode(prompt_text(system_prompt("Bob", "Alice", d.task.question, d.task.facts["Bob"], d.hint))) for d in DIALOGUES[:300])
+    longest = max(
+        tokenizer.encode(
+            prompt_text(system_prompt("Bob", "Alice", d.task.question, d.task.facts["Bob"], d.hint))
+        )
+        for d in DIALOGUES[:300]
+    )
     assert len(longest) <= 80
 
 
@@ -176,10 +192,17 @@ def test_rows_are_what_the_chat_template_renders_and_target_own_turns_only(token
     dialogue = DIALOGUES[0]
     for me, row in enumerate(pretraining_rows(dialogue, tokenizer)):
         agent, partner = AGENTS[me], AGENTS[1 - me]
-        system = system_prompt(agent, partner, dialogue.task.question, dialogue.task.facts[agent], dialogue.hint)
+        system = system_prompt(
+            agent, partner, dialogue.task.question, dialogue.task.facts[agent], dialogue.hint
+        )
         messages = [{"role": "system", "content": prompt_text(system)}]
         for number, text in enumerate(dialogue.utterances):
             messages.append({"role": "assistant" if number % 2 == me else "user", "content": text})
         assert tokenizer.apply_chat_template(messages, return_dict=False) == row.ids
         targets = tokenizer.decode([i for i, own in zip(row.ids, row.mask, strict=True) if own])
-        assert targets == "<|end|>".join([*dialogue.utterances[me::2], ""]).replace("<|end|>", "<|end|> ").strip()
+        assert (
+            targets
+            == "<|end|>".join([*dialogue.utterances[me::2], ""])
+            .replace("<|end|>", "<|end|> ")
+            .strip()
+        )

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from coterie.errors import UserError
+from coterie.trajectories import jsonl
 from coterie.trajectories.item import ItemKey
-from coterie.trajectories.jsonl import export_jsonl, import_jsonl
 from coterie.trajectories.store import Credit, Selection, Store
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import Tree, root_id
 from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, make_turn
 from coterie.trajectories.view import view
-from random_trees import episodes, whole
+from tests.random_trees import episodes, whole
 
 GOLD = "the gold answer"
 TASKS = [
@@ -62,14 +62,14 @@ def with_secret_prompt() -> Tree:
 
 def export(store: Path, path: Path, **limits: object) -> list[dict]:
     with Store.open(store, read_only=True) as opened:
-        export_jsonl(opened, path, **limits)
+        jsonl.export(opened, path, **limits)
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 def test_a_record_goes_round_and_comes_back_equal(tmp_path):
     fill(tmp_path / "a.db")
     export(tmp_path / "a.db", tmp_path / "a.jsonl", secrets=True)
-    import_jsonl(tmp_path / "a.jsonl", tmp_path / "b.db")
+    jsonl.import_(tmp_path / "a.jsonl", tmp_path / "b.db")
     export(tmp_path / "b.db", tmp_path / "b.jsonl", secrets=True)
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     with Store.open(tmp_path / "a.db") as a, Store.open(tmp_path / "b.db") as b:
@@ -93,7 +93,7 @@ def test_any_tree_goes_round(tmp_path, seed):
     with Store.open(tmp_path / "a.db") as store:
         store.finish(ItemKey(0, "rollout", "t"), tree=tree)
     export(tmp_path / "a.db", tmp_path / "a.jsonl")
-    import_jsonl(tmp_path / "a.jsonl", tmp_path / "b.db")
+    jsonl.import_(tmp_path / "a.jsonl", tmp_path / "b.db")
     with Store.open(tmp_path / "b.db") as store:
         assert store.tree(0, "rollout", "t") == tree
 
@@ -104,7 +104,7 @@ def test_part_of_a_record_comes_with_what_it_needs_only(tmp_path):
     kinds = {line["kind"] for line in lines}
     assert kinds == {"header", "task", "request", "turn", "outcome", "credit", "item"}
     assert [line["id"] for line in lines if line["kind"] == "task"] == ["a", "b"]
-    import_jsonl(tmp_path / "a.jsonl", tmp_path / "b.db")
+    jsonl.import_(tmp_path / "a.jsonl", tmp_path / "b.db")
     lines = export(tmp_path / "a.db", tmp_path / "none.jsonl", iterations=[5])
     assert [line["kind"] for line in lines] == ["header"]
 
@@ -117,7 +117,7 @@ def test_secrets_stay_home_unless_asked_for(tmp_path):
     export(tmp_path / "a.db", tmp_path / "shut.jsonl")
     assert GOLD in (tmp_path / "open.jsonl").read_text()
     assert GOLD not in (tmp_path / "shut.jsonl").read_text()
-    import_jsonl(tmp_path / "shut.jsonl", tmp_path / "b.db")
+    jsonl.import_(tmp_path / "shut.jsonl", tmp_path / "b.db")
     with Store.open(tmp_path / "b.db") as store:
         tree = store.tree(0, "rollout", "a")
     first, second, third = tree.turns.values()
@@ -144,7 +144,7 @@ def test_text_that_nobody_sampled_is_tokenised_once(tmp_path):
         asked.append(text)
         return [len(text)]
 
-    import_jsonl(tmp_path / "a.jsonl", tmp_path / "b.db", tokenize=tokenize)
+    jsonl.import_(tmp_path / "a.jsonl", tmp_path / "b.db", tokenize=tokenize)
     with Store.open(tmp_path / "b.db") as store:
         ids = {turn.text: turn.ids for turn in store.tree(0, "rollout", "t").turns.values()}
     assert ids == {"so be it": (8,), "known": (7,), "rain": ()}
@@ -169,7 +169,7 @@ CREDIT = '{"kind":"credit","credit":{"node":"x","name":"v","value":%s,"settings"
         ('{"kind":"task","id":"x"}', r"column 1: public: Field required"),
         (
             TURN,
-            rf"column {TURN.index('5}]') + 1}: turn.parts.0.text: Input should be a valid string",
+            rf"column {TURN.index('5}]') + 1}: turn.parts.0.text: .*valid string",
         ),
         (TURN.replace("5", '"five"'), r"parent of turn x: node gone is not in its tree"),
         (CREDIT % ('"1"', ""), r"value: Input should be a valid number"),
@@ -201,7 +201,7 @@ def test_a_broken_line_is_refused_by_number_column_and_reason(tmp_path, line, re
     (tmp_path / "broken.jsonl").write_bytes(data + b"\n")
     before = set(tmp_path.iterdir())
     with pytest.raises(UserError, match=rf"broken.jsonl, line {len(lines) + 1}: .*{reason}"):
-        import_jsonl(tmp_path / "broken.jsonl", tmp_path / "b.db")
+        jsonl.import_(tmp_path / "broken.jsonl", tmp_path / "b.db")
     assert set(tmp_path.iterdir()) == before, "nothing is written"
 
 
@@ -211,6 +211,6 @@ def test_existing_files_are_not_overwritten(tmp_path):
     with pytest.raises(UserError, match="exists already"):
         export(tmp_path / "a.db", tmp_path / "a.jsonl")
     with pytest.raises(UserError, match="exists already"):
-        import_jsonl(tmp_path / "a.jsonl", tmp_path / "a.db")
+        jsonl.import_(tmp_path / "a.jsonl", tmp_path / "a.db")
     with pytest.raises(UserError, match="there is no file"):
-        import_jsonl(tmp_path / "none.jsonl", tmp_path / "c.db")
+        jsonl.import_(tmp_path / "none.jsonl", tmp_path / "c.db")

@@ -14,7 +14,7 @@ import pytest
 from coterie.reports.data import Failure, RewardSample, Setting, subsample
 from coterie.reports.format import duration, number, p_value, signed
 from coterie.reports.page import write_page
-from report_sample import dialogue, empty_report, examples, sample_report
+from tests.report_sample import dialogue, empty_report, examples, sample_report
 
 HOSTILE = "</p></script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 VOID = {"meta", "link", "img", "br", "input", "hr"}
@@ -189,7 +189,7 @@ def browser():
         except sync_api.Error as error:
             if path:
                 raise
-            pytest.skip(f"no Chromium or Chrome on PATH, nor Playwright's own: {error.message}")
+            pytest.skip(f"no Chromium or Chrome: {error.message.splitlines()[0]}")
         yield chromium
         chromium.close()
 
@@ -267,6 +267,16 @@ def test_trained_tokens_are_seen_as_marked(open_page):
     colours = {marks.nth(i).evaluate(background) for i in range(4)}
     assert len(colours) == 2
     assert "rgba(0, 0, 0, 0)" not in colours
+
+
+def test_claims_that_fail_look_unlike_claims_that_hold(open_page):
+    held = sample_report(1, 20)
+    failed = dataclasses.replace(held.claims[0], holds=False)
+    page = open_page(dataclasses.replace(held, claims=(*held.claims, failed)))
+    badges = page.locator(".badge")
+    assert badges.all_inner_texts() == ["✓ holds", "✗ does not hold"]
+    colours = {badges.nth(i).evaluate("e => getComputedStyle(e).color") for i in range(2)}
+    assert len(colours) == 2
 
 
 def test_hostile_text_does_nothing_and_reads_as_written(open_page):

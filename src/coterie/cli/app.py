@@ -136,7 +136,7 @@ def reproduce(
 
         coterie reproduce optima/isft --scale tiny
     """
-    from coterie.recipes.optima_reproduce import reproduce as test_claims
+    from coterie.cli.reproduce import reproduce as test_claims
     from coterie.recipes.registry import settings
 
     if scale != "tiny":

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from coterie.cli.running import run_all, summary
 from coterie.recipes.optima import NAME, OptimaISFT
-from coterie.recipes.optima_report import evaluation
+from coterie.recipes.optima_results import evaluation
 from coterie.recipes.registry import settings
 from coterie.runs.folder import open_run, read_config
 
@@ -38,7 +38,7 @@ def quickstart(folder: Path, words: Sequence[str], console: Console) -> None:
                     "score": round(point.score, 4),
                     "tokens": round(point.tokens, 2),
                     "n": point.n,
-                    "score_ci": [round(point.score_low, 4), round(point.score_high, 4)],
+                    "score_ci": [round(point.low, 4), round(point.high, 4)],
                 }
                 for when, point in points.items()
             },

@@ -11,9 +11,9 @@ from rich.table import Table
 from coterie.cli.progress import ConsoleProgress
 from coterie.errors import UserError
 from coterie.recipes.optima import STAGES, OptimaISFT
-from coterie.recipes.optima_report import run_report
 from coterie.recipes.plan import plan
 from coterie.recipes.registry import settings
+from coterie.reports.optima import run_report
 from coterie.reports.page import write_page
 from coterie.runs.folder import Run, Step, open_run, read_config
 from coterie.runs.loop import fork, run_steps

@@ -1,6 +1,6 @@
 """From a preset and ``key=value`` words to validated settings, with errors a person can act on.
 
-``python -m coterie run optima/isft rollout.samples=4`` reads ``rollout.samples=4`` here.
+``coterie run RECIPE rollout.samples=4`` reads ``rollout.samples=4`` here.
 """
 
 import difflib
@@ -29,9 +29,7 @@ class Key:
     source: str
 
 
-def resolve(
-    settings: type[S], layers: Sequence[Mapping[str, Any]], words: Iterable[str] = ()
-) -> S:
+def resolve(settings: type[S], layers: Sequence[Mapping[str, Any]], words: Iterable[str] = ()) -> S:
     """Settings from nested mappings (later ones win) and ``key=value`` words (which win over all).
 
     Raises :class:`UserError` for an unknown key (naming the nearest right one), a word without
@@ -63,7 +61,10 @@ def keys(settings: type[Settings], prefix: str = "") -> Iterator[Key]:
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         default = "(needed)" if field.is_required() else _shown(field.get_default())
         yield Key(
-            f"{prefix}{name}", _type_name(kind), default, field.description or "",
+            f"{prefix}{name}",
+            _type_name(kind),
+            default,
+            field.description or "",
             str(extra.get("source", "")),
         )
 
@@ -104,7 +105,9 @@ def _value(path: str, text: str) -> Any:
     try:
         return yaml.safe_load(text) if text else ""
     except yaml.YAMLError:
-        raise UserError(f"{path}={text!r} is not a value", "quote text that has : or { in it") from None
+        raise UserError(
+            f"{path}={text!r} is not a value", "quote text that has : or { in it"
+        ) from None
 
 
 def _explain(error: ValidationError, known: set[str]) -> str:

@@ -6,7 +6,7 @@ and when the talk ends. States are frozen, so a branch of a tree is a copy of no
 
 import re
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import End
@@ -14,6 +14,7 @@ from coterie.trajectories.turn import Message, Part, Turn
 
 FORMAT_SOURCE = "format"
 """Source of the prompt part that asks for a format; ``drop_format`` removes exactly these parts."""
+Split = Literal["train", "heldout"]
 _ANSWER = re.compile(r"<A>(.*?)</A", re.DOTALL)
 
 
@@ -40,7 +41,7 @@ class DialogueEnvironment(Protocol):
     formats: tuple[str, ...]
     """The pool of format prompts for the first iteration; may be empty."""
 
-    def tasks(self, split: str, count: int, seed: int) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """``count`` tasks of ``train`` or ``heldout``; the splits share no task."""
         ...
 
@@ -81,9 +82,7 @@ def drop_format(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     )
 
 
-async def step(
-    environment: DialogueEnvironment, state: DialogueState, turn: Turn
-) -> DialogueState:
+async def step(environment: DialogueEnvironment, state: DialogueState, turn: Turn) -> DialogueState:
     """The state after ``turn``.
 
     Ends when a newly marked answer equals the one before it (Optima, section 3: both agents mark

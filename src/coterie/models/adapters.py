@@ -69,6 +69,4 @@ def load_adapter(
         model.load_adapter(str(folder), adapter_name=name, is_trainable=trainable)
         model.set_adapter(name)
         return model
-    return PeftModel.from_pretrained(
-        model, str(folder), adapter_name=name, is_trainable=trainable
-    )
+    return PeftModel.from_pretrained(model, str(folder), adapter_name=name, is_trainable=trainable)

@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from coterie.config.settings import Settings
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
 from coterie.environments.dialogue import drop_format
@@ -126,7 +125,9 @@ class OptimaISFT:
         """R of every dialogue, its parts, and the frozen base's loss of every turn, as credit."""
         finished = run.store.finished_keys(iteration, "reward")
         trees = [
-            tree for tree in run.store.trees(iteration, "rollout") if (tree.task, "") not in finished
+            tree
+            for tree in run.store.trees(iteration, "rollout")
+            if (tree.task, "") not in finished
         ]
         progress.start(len(trees), f"reward {iteration}")
         count = failed = 0
@@ -172,7 +173,7 @@ class OptimaISFT:
             self.settings.train,
             folder,
             progress=progress,
-            tokenizer_from=policy.path,
+            tokenizer_from=Path(policy.source),
         )
         return {
             "rows": report.rows,
@@ -227,7 +228,7 @@ class OptimaISFT:
 
     def load_policy(self, run: Run, version: int) -> LoadedModel:
         """Policy ``version`` with its tokenizer and renderer."""
-        return load(self.policy_path(run, version), device=self.settings.engine.device)
+        return load(self.policy_path(run, version), device=self.settings.engine.device_name)
 
     # -- details ------------------------------------------------------------------------------
 
@@ -330,11 +331,9 @@ class OptimaISFT:
             policy="policy",
             version=str(version),
             max_batch=self.settings.engine.max_batch,
+            timeout=self.settings.engine.timeout,
         )
-        try:
-            yield engine, loaded
-        finally:
-            await engine.close()
+        yield engine, loaded
 
 
 def _sample_key(episode: Episode) -> str:

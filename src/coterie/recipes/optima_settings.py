@@ -2,6 +2,7 @@
 
 from typing import Self
 
+import torch
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
@@ -19,8 +20,11 @@ class RolloutSettings(Settings):
     )
     temperature: float = key(0.7, "Sampling temperature.", source="Optima section 3", gt=0, le=2)
     first_temperature: float = key(
-        0.3, "Sampling temperature of iteration 0, where the format prompts give diversity.",
-        source="Optima section 3 (information exchange)", gt=0, le=2,
+        0.3,
+        "Sampling temperature of iteration 0, where the format prompts give diversity.",
+        source="Optima section 3 (information exchange)",
+        gt=0,
+        le=2,
     )
     top_p: float = key(1.0, "Nucleus sampling: smallest probability mass to keep.", gt=0, le=1)
     max_tokens: int = key(96, "Most tokens of one turn; a turn that reaches it ends the dialogue.",
@@ -45,7 +49,18 @@ class EngineSettings(Settings):
 
     max_batch: int = key(128, "Most sequences decoded at a time.", ge=1)
     timeout: float = key(600.0, "Seconds after which one call to the engine fails.", gt=0)
-    device: str = key("auto", "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, ...")
+    device: str = key(
+        "auto",
+        "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, ...",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+    )
+
+    @property
+    def device_name(self) -> str:
+        """The device that is meant, for torch."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class OptimaSettings(Settings):

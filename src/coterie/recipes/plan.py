@@ -7,7 +7,7 @@ import psutil
 from coterie.environments.dialogue import DialogueEnvironment, DialogueState, messages
 from coterie.environments.registry import environment
 from coterie.errors import UserError
-from coterie.models.loading import LoadedModel, check_context, load
+from coterie.models.loading import LoadedModel, load
 from coterie.recipes.optima_settings import OptimaSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
@@ -58,9 +58,9 @@ def plan(settings: OptimaSettings) -> Plan:
     train = world.tasks("train", settings.rollout.tasks, settings.seed * 1000)
     heldout = world.tasks("heldout", settings.evaluate.tasks, settings.seed)
     check_disjoint(train, heldout)
-    base = load(settings.model, device=settings.engine.device)
+    base = load(settings.model)
     longest = _longest_prompt(world, base, train + heldout)
-    check_context(base, longest + world.max_turns * (settings.rollout.max_tokens + 8))
+    base.check_context(longest + world.max_turns * (settings.rollout.max_tokens + 8))
     if settings.train.max_length > base.context_length:
         raise UserError(
             f"train.max_length={settings.train.max_length} is more than the model's context of "
@@ -114,7 +114,7 @@ def _longest_prompt(world: DialogueEnvironment, model: LoadedModel, tasks: list[
 
 def _check_memory(needed: int, settings: OptimaSettings) -> None:
     free = psutil.virtual_memory().available
-    if settings.engine.device in ("auto", "cpu") and needed > free:
+    if settings.engine.device_name == "cpu" and needed > free:
         raise UserError(
             f"training {settings.model} needs about {needed / 2**30:.1f} GiB for weights and "
             f"optimiser, and {free / 2**30:.1f} GiB are free",

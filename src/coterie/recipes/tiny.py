@@ -47,13 +47,23 @@ class Stage:
     """What its dialogues are drawn from."""
 
 
-DRILL_SHARE = 0.06
+DRILL_SHARE = 0.11
 """Share of the training tokens for copy drills, before the dialogues."""
 CURRICULUM: tuple[Stage, ...] = (
-    Stage(0.10, Mix(levels=(1,), facts_per_agent=(1, 3), hint_share=1.0, hint_styles=("list", *TERSE))),
-    Stage(0.15, Mix(levels=(1, 2, 2), facts_per_agent=(2, 3), hint_share=1.0, hint_styles=("list", "qa", *TERSE))),
+    Stage(
+        0.10, Mix(levels=(1,), facts_per_agent=(1, 3), hint_share=1.0, hint_styles=("list", *TERSE))
+    ),
+    Stage(
+        0.15,
+        Mix(
+            levels=(1, 2, 2),
+            facts_per_agent=(2, 3),
+            hint_share=1.0,
+            hint_styles=("list", "qa", *TERSE),
+        ),
+    ),
     Stage(0.25, Mix(levels=(1, 2, 2), facts_per_agent=(2, 4), hint_share=0.8)),
-    Stage(0.44, Mix()),
+    Stage(0.40, Mix()),
 )
 
 
@@ -79,8 +89,13 @@ def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Sequence(
         [decoders.ByteLevel(), decoders.Replace("<A> ", " <A>"), decoders.Strip(" ", 1, 0)]
     )
-    marks = [AddedToken(mark, normalized=False, special=False, lstrip=mark == "<A>") for mark in ANSWER_MARKS]
-    special = [AddedToken(piece, normalized=False, special=True) for piece in (PAD, END, *OPENERS.values())]
+    marks = [
+        AddedToken(mark, normalized=False, special=False, lstrip=mark == "<A>")
+        for mark in ANSWER_MARKS
+    ]
+    special = [
+        AddedToken(piece, normalized=False, special=True) for piece in (PAD, END, *OPENERS.values())
+    ]
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=[*special, *marks],
@@ -91,7 +106,9 @@ def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
     tokenizer = _with_visible_marks(tokenizer)
     split = [word for word in words() if len(tokenizer.encode(word).ids) != 1]
     if split:
-        raise ValueError(f"words of the lexicon that are not one piece: {split}; allow more than {vocabulary} pieces")
+        raise ValueError(
+            f"words of the lexicon that are not one piece: {split}; allow more than {vocabulary} pieces"
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
@@ -117,7 +134,11 @@ def _tokenizer_texts(seed: int) -> Iterator[str]:
     """Prompts and utterances of scripted dialogues, and the lexicon often enough to be merged first."""
     for dialogue in corpus(seed, 4000):
         yield prompt_text(_prompt(dialogue, AGENTS[0]))
-        yield from (part for text in dialogue.utterances for part in text.replace("</A>", "<A>").split("<A>"))
+        yield from (
+            part
+            for text in dialogue.utterances
+            for part in text.replace("</A>", "<A>").split("<A>")
+        )
     yield from (word for word in words() for _ in range(500))
 
 
@@ -168,7 +189,9 @@ def _look_back(model: LlamaForCausalLM) -> None:
 def _prompt(dialogue: Dialogue, agent: str) -> list[tuple[str, frozenset[str]]]:
     """The system prompt of one agent of a dialogue."""
     partner = AGENTS[1 - AGENTS.index(agent)]
-    return system_prompt(agent, partner, dialogue.task.question, dialogue.task.facts[agent], dialogue.hint)
+    return system_prompt(
+        agent, partner, dialogue.task.question, dialogue.task.facts[agent], dialogue.hint
+    )
 
 
 def pretraining_rows(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Iterator[Row]:
@@ -239,7 +262,12 @@ def batch_loss(model: LlamaForCausalLM, batch: list[Row]) -> torch.Tensor:
 
 
 def pretrain(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int, peak: float, budget: int
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    tokens: int,
+    seed: int,
+    peak: float,
+    budget: int,
 ) -> None:
     """Train on `tokens` tokens of the curriculum: AdamW, warm-up over 2%, then a cosine to zero."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
@@ -247,7 +275,9 @@ def pretrain(
     groups = [{"params": decayed, "weight_decay": 0.02}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98))
     seen, start, losses = 0, time.monotonic(), []
-    for step, batch in enumerate(batches(curriculum_rows(tokenizer, tokens, seed), budget, 600, seed)):
+    for step, batch in enumerate(
+        batches(curriculum_rows(tokenizer, tokens, seed), budget, 600, seed)
+    ):
         done = min(seen / tokens, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = peak * min(done / 0.02 + 0.01, 0.5 + 0.5 * math.cos(math.pi * done))
@@ -262,7 +292,10 @@ def pretrain(
             speed = seen / (time.monotonic() - start)
             left = max(tokens - seen, 0) / speed / 60
             mean = sum(losses[-50:]) / len(losses[-50:])
-            print(f"{seen:>10,} tokens  loss {mean:.4f}  {speed:,.0f} tokens/s  {left:.1f} min left", flush=True)
+            print(
+                f"{seen:>10,} tokens  loss {mean:.4f}  {speed:,.0f} tokens/s  {left:.1f} min left",
+                flush=True,
+            )
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
@@ -280,10 +313,12 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 
 def main() -> None:
     """Build the tokenizer, train and save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--world", choices=["exchange"], required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=9_000_000)
+    parser.add_argument("--tokens", type=int, default=5_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=1200)

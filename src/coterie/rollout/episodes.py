@@ -19,7 +19,16 @@ from coterie.environments.dialogue import (
 from coterie.rollout.flight import in_flight
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, Turn, digest, make_turn
+from coterie.trajectories.turn import (
+    Message,
+    Part,
+    Request,
+    Sample,
+    Speaker,
+    Turn,
+    digest,
+    make_turn,
+)
 from coterie.trajectories.view import Render
 
 
@@ -80,9 +89,13 @@ class Player:
         memory: dict[str, _Memory] = {}
         while state.end is None:
             agent = next_agent(self.environment, state)
-            turn = await self._speak(tree, state, agent, memory.setdefault(agent, _Memory()), episode)
+            turn = await self._speak(
+                tree, state, agent, memory.setdefault(agent, _Memory()), episode
+            )
             state = await step(self.environment, state, turn)
-        score = self.environment.score(episode.task, state.answer) if state.end != "runaway" else 0.0
+        score = (
+            self.environment.score(episode.task, state.answer) if state.end != "runaway" else 0.0
+        )
         leaf = state.turns[-1].id
         tree.end(Outcome(leaf, episode.sample, state.end, state.answer, score))
         return tree

@@ -25,8 +25,11 @@ class SelectSettings(Settings):
         source="Optima algorithm 1; `random` is ours",
     )
     top_share: float = key(
-        0.7, "Share of the selected tasks to keep, by reward.", source="Optima section 3.2",
-        gt=0, le=1,
+        0.7,
+        "Share of the selected tasks to keep, by reward.",
+        source="Optima section 3.2",
+        gt=0,
+        le=1,
     )
     threshold: float = key(
         0.5, "Least reward of a trained trajectory (theta_sft).", source="Optima table 8"

@@ -95,6 +95,4 @@ def plan(
             kept.append(item)
             lengths.append(length)
             widths.append(len(rows))
-    return Plan(
-        kept, lengths, widths, too_long, empty, seed, batch_rows, tokens_per_microbatch
-    )
+    return Plan(kept, lengths, widths, too_long, empty, seed, batch_rows, tokens_per_microbatch)

@@ -100,7 +100,8 @@ def load_checkpoint(
             index, _, field = rest.partition("/")
             state.setdefault(int(index), {})[field] = tensor
     groups = [
-        {**group, "betas": tuple(group["betas"])} for group in read_facts(checkpoint)["param_groups"]
+        {**group, "betas": tuple(group["betas"])}
+        for group in read_facts(checkpoint)["param_groups"]
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     torch.set_rng_state(tensors["random/cpu"])

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
+from coterie.models.adapters import ATTENTION
 
 Method = Literal["full", "lora"]
 Schedule = Literal["cosine", "linear", "constant"]
@@ -26,7 +27,10 @@ class TrainingSettings(Settings):
 
     method: Method = key("full", "train all weights, or a low-rank adapter on frozen ones")
     lora_r: int | None = key(None, "rank of the adapter (lora only; 16 if not given)", ge=1)
-    lora_alpha: float | None = key(None, "scale of the adapter (lora only; 2r if not given)", gt=0)
+    lora_alpha: int | None = key(None, "scale of the adapter (lora only; 2r if not given)", gt=0)
+    lora_targets: tuple[str, ...] = key(
+        ATTENTION, "names of the linear layers that get an adapter", min_length=1
+    )
     learning_rate: float = key(2e-5, "peak learning rate", gt=0)
     schedule: Schedule = key("cosine", "how the learning rate goes from its peak to zero, or stays")
     warmup_ratio: float = key(0.03, "share of the steps in which the rate climbs", ge=0, lt=1)
@@ -59,7 +63,7 @@ class TrainingSettings(Settings):
         if not isinstance(values, dict) or values.get("method") != "lora":
             return values
         rank = values.get("lora_r") or 16
-        alpha = values.get("lora_alpha") or 2 * float(rank)
+        alpha = values.get("lora_alpha") or 2 * int(rank)
         return {**values, "lora_r": rank, "lora_alpha": alpha}
 
     @model_validator(mode="after")

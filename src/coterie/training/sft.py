@@ -23,7 +23,9 @@ class SFT:
     def count(self, item: Row) -> float:
         """Weighted number of target tokens that have something before them."""
         if item.weight < 0:
-            raise ValueError(f"row {item.origin or '?'}: SFT needs a weight >= 0, got {item.weight}")
+            raise ValueError(
+                f"row {item.origin or '?'}: SFT needs a weight >= 0, got {item.weight}"
+            )
         starts_as_target = bool(item.targets) and item.targets[0].start == 0
         return item.weight * (item.target_count - starts_as_target)
 

@@ -65,9 +65,7 @@ class AccelerateTracker:
         self._tracker.finish()
 
 
-def make_tracker(
-    name: TrackerName, folder: Path, run: str, config: Mapping[str, Any]
-) -> Tracker:
+def make_tracker(name: TrackerName, folder: Path, run: str, config: Mapping[str, Any]) -> Tracker:
     """The tracker of this name, writing under ``folder``; ``run`` is what the run is called there.
 
     Raises :class:`UserError` if its package is not installed.

@@ -1,8 +1,8 @@
 """Export of a store to JSONL, one object a line, and import of such a file into a new store.
 
     with Store.open("runs/a/store.db", read_only=True) as store:
-        export_jsonl(store, "a.jsonl", iterations=[0], stages=["rollout"])
-    import_jsonl("a.jsonl", "runs/b/store.db", tokenize=tokenizer.encode)
+        export(store, "a.jsonl", iterations=[0], stages=["rollout"])
+    import_("a.jsonl", "runs/b/store.db", tokenize=tokenizer.encode)
 
 The lines are described in :mod:`coterie.trajectories.lines`.
 """
@@ -37,9 +37,10 @@ from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Turn
 
 Tokenize = Callable[[str], Sequence[int]]
+Wanted = Callable[[int, str], bool]
 
 
-def export_jsonl(
+def export(
     store: Store,
     path: Path | str,
     *,
@@ -53,13 +54,19 @@ def export_jsonl(
     them. Without ``secrets``, the tasks' secrets and the prompts that show them are left out
     (:mod:`coterie.trajectories.redaction`). The file appears when it is whole.
     """
+
+    def wanted(iteration: int, stage: str) -> bool:
+        return (iterations is None or iteration in iterations) and (
+            stages is None or stage in stages
+        )
+
     path = Path(path)
     if path.exists():
         raise UserError(f"{path} exists already", "remove it, or give another name")
     part = path.with_name(f"{path.name}.part")
     try:
         with store.snapshot() as db, part.open("w", encoding="utf-8", newline="\n") as file:
-            for line in _lines(db, iterations, stages, secrets):
+            for line in _lines(db, wanted, secrets, whole=iterations is None and stages is None):
                 file.write(dumps(line) + "\n")
         part.rename(path)
     except OSError as error:
@@ -70,9 +77,7 @@ def export_jsonl(
         part.unlink(missing_ok=True)
 
 
-def import_jsonl(
-    source: Path | str, target: Path | str, *, tokenize: Tokenize | None = None
-) -> None:
+def import_(source: Path | str, target: Path | str, *, tokenize: Tokenize | None = None) -> None:
     """Make a new store of a JSONL file; it appears when all lines have been read and checked.
 
     ``tokenize`` gives ids to the agents' turns that were not sampled and have none; their node ids
@@ -100,37 +105,41 @@ def import_jsonl(
         staged.rename(target)
 
 
+def copy(source: Store, target: Store, steps: Collection[tuple[int, str]]) -> None:
+    """Copy the record of some (iteration, stage) from one store to another, secrets included.
+
+    All or nothing. Raises ``ValueError`` if the target holds some of it already.
+    """
+    with source.snapshot() as old, target.transaction() as new:
+        for number, line in enumerate(_lines(old, lambda *step: step in steps, secrets=True)):
+            _add(new, line, number, None)
+
+
 def _lines(
-    db: sqlite3.Connection,
-    iterations: Collection[int] | None,
-    stages: Collection[str] | None,
-    secrets: bool,
+    db: sqlite3.Connection, wanted: Wanted, secrets: bool, *, whole: bool = False
 ) -> Iterator[Line]:
-    """All lines of an export, each after those it refers to."""
+    """The lines of all wanted (iteration, stage), each after those it refers to.
 
-    def wanted(iteration: int, stage: str) -> bool:
-        return (iterations is None or iteration in iterations) and (
-            stages is None or stage in stages
-        )
-
+    ``whole`` adds the tasks on which nothing was done.
+    """
     yield HeaderLine()
     trees = [row for row in reader.tree_keys(db) if wanted(row[1], row[2])]
-    whole = iterations is None and stages is None
-    needed = {row[3] for row in trees}
+    kept = {
+        number: item
+        for number, item in reader.items(db)
+        if wanted(item.key.iteration, item.key.stage)
+    }
+    needed = {row[3] for row in trees} | {item.key.task for item in kept.values()}
     for id_ in reader.task_ids(db):
         if whole or id_ in needed:
             yield _task_line(db, id_, secrets)
     for row in trees:
         yield from _tree_lines(db, row, secrets)
-    kept = {}
-    for number, item in reader.items(db):
-        if wanted(item.key.iteration, item.key.stage):
-            kept[number] = item.key
-            yield ItemLine(item)
+    yield from map(ItemLine, kept.values())
     keys = {row[0] for row in trees}
     for number, tree, _, selection in reader.selections(db):
         if number in kept and tree in keys:
-            yield SelectionLine(kept[number], selection)
+            yield SelectionLine(kept[number].key, selection)
 
 
 def _task_line(db: sqlite3.Connection, id_: str, secrets: bool) -> TaskLine:

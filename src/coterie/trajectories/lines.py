@@ -129,7 +129,7 @@ def dumps(line: Line) -> str:
 
 
 def loads(data: bytes) -> Line:
-    """The line in ``data`` (its newline may be there), every value checked by type; raises :class:`BrokenLine`."""
+    """The line in ``data``, every value checked by type; raises :class:`BrokenLine`."""
     try:
         text = data.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:

@@ -43,9 +43,10 @@ class Secret:
     __repr__ = __str__
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Secret)
-            and (self._text, self.name, self.readers) == (other._text, other.name, other.readers)
+        return isinstance(other, Secret) and (self._text, self.name, self.readers) == (
+            other._text,
+            other.name,
+            other.readers,
         )
 
     def __hash__(self) -> int:

@@ -60,9 +60,7 @@ def view(tree: Tree, leaf: str, agent: str) -> View:
     return View(agent, leaf, assemble(prompts))
 
 
-def recontext(
-    tree: Tree, leaf: str, agent: str, *, name: str, edit: Edit, render: Render
-) -> View:
+def recontext(tree: Tree, leaf: str, agent: str, *, name: str, edit: Edit, render: Render) -> View:
     """The view under edited prompts (a format prompt dropped, a privileged field added).
 
     Sampled tokens stay as they are; the behaviour log-probs no longer apply. ``name`` marks every

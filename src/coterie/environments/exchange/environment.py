@@ -3,16 +3,16 @@
 The recipe ``optima`` runs on it; `world` makes the tasks and `prompts` the words.
 """
 
+from coterie.environments.answers import exact_match
+from coterie.environments.dialogue import Split
 from coterie.environments.exchange.prompts import FORMAT_POOL, system_prompt
 from coterie.environments.exchange.world import (
     AGENTS,
     MAX_TURNS,
     ExchangeTask,
     Fact,
-    Split,
     generate_tasks,
 )
-from coterie.evaluation.metrics import exact_match
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part
 

@@ -46,7 +46,10 @@ def system_prompt(
     """
     both, own = frozenset(AGENTS), frozenset({agent})
     pieces = [
-        (f"You are {agent}, talking to {partner}. Share facts, then both write <A>answer</A>.\n", own),
+        (
+            f"You are {agent}, talking to {partner}. Share facts, then both write <A>answer</A>.\n",
+            own,
+        ),
         ("Your facts:\n", own),
         *((f"- {fact.subject} {fact.relation}: {fact.value}\n", own) for fact in facts),
         (f"Question: {question}", both),

@@ -113,7 +113,11 @@ def _honest(task: ExchangeTask, style: Style) -> list[str]:
 
 def _others(task: ExchangeTask, speaker: str, told: Fact | None, style: Style) -> list[str]:
     """The speaker's other facts, in styles that tell them all."""
-    return [_word(style.other, fact) for fact in task.facts[speaker] if fact != told] if style.other else []
+    return (
+        [_word(style.other, fact) for fact in task.facts[speaker] if fact != told]
+        if style.other
+        else []
+    )
 
 
 def _word(pattern: str, fact: Fact) -> str:

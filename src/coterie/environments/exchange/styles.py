@@ -33,8 +33,12 @@ class Style:
 STYLES: dict[str, Style] = {
     "arrow": Style("{s} {r} > ?", "{s} {r} > {v};", "<A>{v}</A>", "<A>{v}</A>"),
     "pairs": Style("{s} . {r} = ?", "{s} . {r} = {v};", "ans = <A>{v}</A>", "<A>{v}</A>"),
-    "call": Style("get ( {s} . {r} ) ;", "got ( {s} . {r} , {v} ) ;", "return <A>{v}</A>", "return <A>{v}</A>"),
-    "table": Style("| {s} | {r} | ? |", "| {s} | {r} | {v} |", "| answer | <A>{v}</A> |", "| <A>{v}</A> |"),
+    "call": Style(
+        "get ( {s} . {r} ) ;", "got ( {s} . {r} , {v} ) ;", "return <A>{v}</A>", "return <A>{v}</A>"
+    ),
+    "table": Style(
+        "| {s} | {r} | ? |", "| {s} | {r} | {v} |", "| answer | <A>{v}</A> |", "| <A>{v}</A> |"
+    ),
     "json": Style(
         '{{ "ask" : " {s} " , "key" : " {r} " }}',
         '{{ "name" : " {s} " , "key" : " {r} " , "value" : " {v} " }}',

@@ -22,7 +22,11 @@ MAX_TURNS = 8
 """A dialogue that has not agreed on an answer by now ends."""
 
 Split = Literal["train", "heldout", "corpus"]
-SPLIT_SHARES: dict[str, range] = {"train": range(30), "heldout": range(30, 55), "corpus": range(55, 100)}
+SPLIT_SHARES: dict[str, range] = {
+    "train": range(30),
+    "heldout": range(30, 55),
+    "corpus": range(55, 100),
+}
 """Which residues (of the key's hash, modulo 100) belong to which split."""
 
 
@@ -101,7 +105,9 @@ def generate_tasks(
     return tasks
 
 
-def _draw(task_id: str, level: int, facts_per_agent: tuple[int, int], rng: random.Random) -> ExchangeTask:
+def _draw(
+    task_id: str, level: int, facts_per_agent: tuple[int, int], rng: random.Random
+) -> ExchangeTask:
     """One task of a level, of whichever split its key falls into."""
     people = rng.sample(PEOPLE, len(PEOPLE))
     holders = rng.sample(AGENTS, 2)
@@ -120,7 +126,9 @@ def _draw(task_id: str, level: int, facts_per_agent: tuple[int, int], rng: rando
             held[agent].append(_distractor(key[-1].relation, people, used, rng))
         rng.shuffle(held[agent])
     facts = {agent: tuple(held[agent]) for agent in AGENTS}
-    return ExchangeTask(task_id, level, question, key[-1].value, facts, tuple(zip(holders, key, strict=False)))
+    return ExchangeTask(
+        task_id, level, question, key[-1].value, facts, tuple(zip(holders, key, strict=False))
+    )
 
 
 def _key_facts(level: int, people: list[str], rng: random.Random) -> list[Fact]:
@@ -132,7 +140,10 @@ def _key_facts(level: int, people: list[str], rng: random.Random) -> list[Fact]:
         return [Fact(subject, relation.name, value)]
     bridge = people.pop()
     end = rng.choice(ENDS)
-    return [Fact(subject, rng.choice(LINKS), bridge), Fact(bridge, end, rng.choice(BY_NAME[end].values))]
+    return [
+        Fact(subject, rng.choice(LINKS), bridge),
+        Fact(bridge, end, rng.choice(BY_NAME[end].values)),
+    ]
 
 
 def _distractor(asked: str, people: list[str], used: set[str], rng: random.Random) -> Fact:

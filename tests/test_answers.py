@@ -2,7 +2,7 @@
 
 import pytest
 
-from coterie.evaluation.metrics import exact_match, f1, normalize_answer
+from coterie.environments.answers import exact_match, f1, normalize_answer
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Claims, margins and tests are fixed here, before any run (one-sided paired bootstrap over tasks and
 seeds, p < 0.05). Controls train on as many dialogues as iSFT did in each iteration, under the same
-training settings, so in as many steps:
+training settings, so in as many steps (``recipes.optima_controls``):
 
 * ``random``: dialogues drawn at random from the control's own rollouts, instead of the best;
 * ``scripted``: more pre-training on the scripted corpus that made the base.
@@ -16,23 +16,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from coterie.environments.exchange.scripts import corpus
-from coterie.evaluation.statistics import paired_bootstrap
-from coterie.models.loading import LoadedModel
+from coterie.evaluation.claims import Claim, HeldOut, better
 from coterie.recipes.optima import NAME, OptimaISFT
-from coterie.recipes.optima_report import evaluation, held_out_results
+from coterie.recipes.optima_controls import ScriptedControl
+from coterie.recipes.optima_results import evaluation, held_out_results
 from coterie.recipes.optima_settings import OptimaSettings
 from coterie.recipes.registry import settings
-from coterie.recipes.tiny import pretraining_rows
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.training.progress import Progress
-from coterie.trajectories.row import Row
 
 MARGIN_OVER_CONTROLS = 0.10
-SIGNIFICANCE = 0.05
-CORPUS_SEED = 900_000
-"""Dialogues of the scripted control come from this seed on: none that made the base."""
+Scores = dict[tuple[str, int], dict[str, HeldOut]]
+"""Held-out results by (method, seed) and task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +47,6 @@ class Result:
     """Optimiser steps so far."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One claim and how it came out."""
-
-    id: str
-    claim: str
-    must: bool
-    holds: bool
-    p: float
-    effect: float
-    tried: str
-
-
-class ScriptedControl(OptimaISFT):
-    """More pre-training: each iteration trains on as many scripted dialogues as iSFT selected."""
-
-    def __init__(self, settings: OptimaSettings, counts: Sequence[int]) -> None:
-        super().__init__(settings)
-        self.counts = counts
-
-    def steps(self) -> list[Step]:
-        """Only trainings, and the evaluation of the last policy."""
-        count = self.settings.iterations
-        return [Step(i, "train") for i in range(count)] + [Step(count, "evaluate")]
-
-    def needs(self, step: Step) -> Step | None:
-        """Each training goes on from the one before."""
-        return Step(step.iteration - 1, "train") if step.iteration else None
-
-    def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
-        """Both agents' rows of fresh scripted dialogues."""
-        seed = CORPUS_SEED + self.settings.seed * 1000 + iteration
-        dialogues = corpus(seed, self.counts[iteration])
-        return [row for d in dialogues for row in pretraining_rows(d, policy.tokenizer)]
-
-
 def reproduce(
     folder: Path,
     seeds: Iterable[int],
@@ -97,7 +57,7 @@ def reproduce(
     """Run (or resume) everything, print the table and, as the last line, one JSON object."""
     folder.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
-    scores: dict[tuple[str, int], dict[str, tuple[float, int]]] = {}
+    scores: Scores = {}
     for seed in seeds:
         own = settings(NAME, [*words, f"seed={seed}"])
         base = folder / f"seed-{seed}"
@@ -115,9 +75,6 @@ def reproduce(
     return claims
 
 
-Scores = dict[tuple[str, int], dict[str, tuple[float, int]]]
-
-
 def _isft(
     base: Path, own: OptimaSettings, progress: Progress, results: list[Result], scores: Scores
 ) -> list[int]:
@@ -126,9 +83,7 @@ def _isft(
     with open_run(base / "isft", NAME, own) as run:
         run_steps(recipe, run, progress)
         results.append(_result("base", own.seed, run, 0))
-        results += [
-            _result("isft", own.seed, run, i) for i in range(1, own.iterations + 1)
-        ]
+        results += [_result("isft", own.seed, run, i) for i in range(1, own.iterations + 1)]
         scores["base", own.seed] = held_out_results(run, 0)
         scores["isft", own.seed] = held_out_results(run, own.iterations)
         selects = [run.metrics(Step(i, "select")) for i in range(own.iterations)]
@@ -187,48 +142,21 @@ def _result(method: str, seed: int, run: Run, version: int) -> Result:
 
 def _claims(scores: Scores) -> list[Claim]:
     """The claims, each tested on all seeds."""
-    claims = [_better("isft_over_base", "base", 0.0, scores)]
-    for control in ("random", "scripted"):
-        name = f"isft_over_{control}"
-        claims.append(_better(name, control, MARGIN_OVER_CONTROLS, scores))
-    return claims
-
-
-def _better(name: str, other: str, margin: float, scores: Scores) -> Claim:
-    """iSFT scores more than ``other`` by the margin, at no more tokens."""
-    seeds = [seed for method, seed in scores if method == "isft"]
-    ours, theirs, ours_tokens, theirs_tokens, clusters = [], [], [], [], []
-    for seed in seeds:
-        for task, (score, tokens) in sorted(scores["isft", seed].items()):
-            other_score, other_tokens = scores[other, seed][task]
-            ours.append(score)
-            theirs.append(other_score)
-            ours_tokens.append(tokens)
-            theirs_tokens.append(other_tokens)
-            clusters.append(seed)
-    test = paired_bootstrap(ours, theirs, margin=margin, seed=0, clusters=clusters)
-    fewer = sum(ours_tokens) <= sum(theirs_tokens)
-    share = sum(ours_tokens) / max(sum(theirs_tokens), 1)
-    text = f"iSFT scores above {other} by more than {margin:.2f}, at no more tokens"
-    return Claim(
-        name,
-        text,
-        must=True,
-        holds=test.p < SIGNIFICANCE and fewer,
-        p=round(test.p, 5),
-        effect=round(test.effect, 4),
-        tried=f"{len(set(seeds))} seeds, {len(ours)} tasks; 95% interval {test.low:.3f} to "
-        f"{test.high:.3f}; tokens {share:.2f} of {other}'s",
-    )
+    margins = {"base": 0.0, "random": MARGIN_OVER_CONTROLS, "scripted": MARGIN_OVER_CONTROLS}
+    ours = {seed: tasks for (method, seed), tasks in scores.items() if method == "isft"}
+    return [
+        better("isft", ours, other, {seed: scores[other, seed] for seed in ours}, margin)
+        for other, margin in margins.items()
+    ]
 
 
 def _write_tasks(path: Path, scores: Scores) -> None:
     """Per-task scores, from which the claims can be computed again."""
     with path.open("w") as file:
         for (method, seed), tasks in scores.items():
-            for task, (score, tokens) in sorted(tasks.items()):
-                row = {"method": method, "seed": seed, "task": task, "score": score}
-                file.write(json.dumps({**row, "tokens": tokens}) + "\n")
+            for task, found in sorted(tasks.items()):
+                row = {"method": method, "seed": seed, "task": task, **asdict(found)}
+                file.write(json.dumps(row) + "\n")
 
 
 def _table(results: Sequence[Result]) -> Table:

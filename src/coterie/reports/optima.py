@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from coterie.config.resolve import flatten
 from coterie.environments.exchange.environment import GRADER
-from coterie.evaluation.statistics import bootstrap_interval
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima import REWARD_PARTS, OptimaISFT
+from coterie.recipes.optima_results import evaluation
 from coterie.reports.data import (
     AgentFacts,
     Counts,
@@ -52,9 +52,7 @@ def run_report(recipe: OptimaISFT, run: Run) -> RunReport:
             trained_tokens=sum(int(metrics["trained_tokens"]) for metrics in trained),
         ),
         settings=tuple(Setting(name, str(value)) for name, value in settings.items()),
-        iterations=tuple(
-            evaluation(run, step.iteration) for step in done if step.stage == "evaluate"
-        ),
+        iterations=tuple(_point(run, step.iteration) for step in done if step.stage == "evaluate"),
         rewards=tuple(means),
         samples=tuple(samples),
         examples=_examples(recipe, run, [s.iteration for s in done if s.stage == "evaluate"]),
@@ -65,26 +63,9 @@ def run_report(recipe: OptimaISFT, run: Run) -> RunReport:
     )
 
 
-def evaluation(run: Run, version: int) -> IterationPoint:
-    """Score with its 95% interval, and tokens, of a policy on the held-out tasks."""
-    results = held_out_results(run, version)
-    scores = [score for score, _ in results.values()]
-    low, high = bootstrap_interval(scores, seed=0)
-    tokens = sum(tokens for _, tokens in results.values()) / len(results)
-    return IterationPoint(version, sum(scores) / len(scores), low, high, tokens, len(scores))
-
-
-def held_out_results(run: Run, version: int) -> dict[str, tuple[float, int]]:
-    """(score, tokens) by held-out task; a failed dialogue scores 0 with 0 tokens."""
-    results = {
-        tree.task: (outcome.score, dialogue_tokens(path))
-        for tree in run.store.trees(version, "evaluate")
-        for outcome, path in tree.trajectories()
-    }
-    for key, _ in run.store.failures(version):
-        if key.stage == "evaluate":
-            results[key.task] = (0.0, 0)
-    return results
+def _point(run: Run, version: int) -> IterationPoint:
+    found = evaluation(run, version)
+    return IterationPoint(version, found.score, found.low, found.high, found.tokens, found.n)
 
 
 def _rewards(
@@ -107,13 +88,11 @@ def _rewards(
                     for name in REWARD_PARTS
                 ]
                 total = sum(part.mean for part in parts)
-                means.append(RewardMeans(i, over, tuple(parts), total))  # type: ignore[arg-type]
+                means.append(RewardMeans(i, over, tuple(parts), total))
         totals = {reward.leaf: reward.total for reward in everything}
         for tree in run.store.trees(i, "rollout"):
             points += [
-                RewardSample(
-                    i, totals[o.leaf], dialogue_tokens(path), o.score, o.leaf in chosen
-                )
+                RewardSample(i, totals[o.leaf], dialogue_tokens(path), o.score, o.leaf in chosen)
                 for o, path in tree.trajectories()
                 if o.leaf in totals
             ]
@@ -173,7 +152,7 @@ def _dialogue(
 ) -> DialogueView:
     turns = []
     for turn in path:
-        pieces = tuple(TokenPiece(model.tokenizer.decode([t]), trained) for t in turn.ids)
+        pieces = tuple(TokenPiece(model.renderer.decode([t]), trained) for t in turn.ids)
         turns.append(TurnView(turn.speaker.name, pieces, len(turn.ids)))
     return DialogueView(
         iteration, tuple(turns), outcome.answer, outcome.score, dialogue_tokens(path)

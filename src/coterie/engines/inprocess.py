@@ -1,0 +1,258 @@
+"""The embedded engine: continuous batching of a Transformers model on the caller's asyncio loop.
+
+Model steps run inline, one token for every running sequence, and between two steps the loop is given
+back: whoever awaits a finished completion goes on at once, and new requests join at the next step.
+There is no thread and no barrier, so the same calls give the same results in the same order.
+
+A completion depends on (weights, prompt, seed, sampling) alone. On CPU in float32, with a fixed
+number of threads, ids *and* log-probs are bitwise equal whatever shares the batch; see
+:mod:`coterie.engines.runner`. On a GPU the last bits may vary with the batch.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from coterie.engines.protocol import Completion, EngineError, Sampling
+from coterie.engines.runner import Runner
+from coterie.engines.sampler import draw
+from coterie.engines.sequence import Running, Scoring
+from coterie.engines.slots import BLOCK, blocks
+from coterie.models.loading import LoadedModel, reload
+
+Result = TypeVar("Result")
+SCORED_TOKENS = 16384
+"""Tokens, padding included, that are scored at once."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """What an engine has done so far."""
+
+    requests: int = 0
+    failures: int = 0
+    """Requests that raised, timeouts and cancellations included."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were kept from earlier requests."""
+    sampled_tokens: int = 0
+    scored_tokens: int = 0
+    steps: int = 0
+
+
+class InProcessEngine:
+    """:class:`~coterie.engines.protocol.Engine` in this process; it takes the model over.
+
+    ``max_batch`` sequences run at once. ``cache_bytes`` bounds the kept keys and values of prompt
+    beginnings. ``timeout`` is that of :meth:`logprobs`.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        policy: str,
+        version: str,
+        max_batch: int = 128,
+        cache_bytes: int = 1 << 29,
+        timeout: float = 600.0,
+    ) -> None:
+        self.loaded = loaded
+        self.policy = policy
+        self.version = version
+        self.timeout = timeout
+        self.stats = Stats()
+        self._max_batch = max_batch
+        self._runner = Runner(loaded, max_batch, cache_bytes)
+        self._waiting: deque[Running] = deque()
+        self._running: list[Running] = []
+        self._scoring: list[Scoring] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def sample(
+        self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
+    ) -> list[Completion]:
+        """One completion per seed, in order; the prompt is read once.
+
+        Raises :class:`EngineError` if prompt and ``max_tokens`` exceed the context, on timeout, or
+        if the model fails.
+        """
+        self.stats.requests += 1
+        try:
+            self._check(len(prompt), sampling.max_tokens)
+            loop, ids = asyncio.get_running_loop(), tuple(prompt)
+            batch = [Running(ids, seed, sampling, loop.create_future()) for seed in seeds]
+            self._waiting.extend(batch)
+            return await self._results([one.future for one in batch], sampling.timeout)
+        except BaseException:
+            self.stats.failures += 1
+            raise
+
+    async def logprobs(self, prefix: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        """Log-probability (nats, temperature 1) of each continuation id."""
+        self.stats.requests += 1
+        try:
+            self._check(len(prefix), len(continuation))
+            future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
+            self._scoring.append(Scoring((*prefix, *continuation), len(prefix), future))
+            return (await self._results([future], self.timeout))[0]
+        except BaseException:
+            self.stats.failures += 1
+            raise
+
+    async def load(self, path: Path, version: str) -> None:
+        """Replace the weights, in place, by a checkpoint's or a LoRA adapter's (merged).
+
+        Refused (:class:`EngineError`) while requests are in flight: they would mix two versions.
+        """
+        if self._busy():
+            raise EngineError(
+                f"can't load {path}: requests of version {self.version} are in flight; await them"
+            )
+        reload(self.loaded, path)
+        self._runner.clear()
+        self.version = version
+
+    def _check(self, given: int, more: int) -> None:
+        if given < 1 or more < 1:
+            raise EngineError(f"nothing to do: a prompt of {given} tokens and {more} more")
+        if given + more > self.loaded.context_length:
+            raise EngineError(
+                f"context overflow: {given} tokens and up to {more} more, but "
+                f"{self.policy} takes {self.loaded.context_length}"
+            )
+
+    async def _results(self, futures: list[asyncio.Future[Result]], timeout: float) -> list[Result]:
+        """Await all; whatever happens, none is left running."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        try:
+            async with asyncio.timeout(timeout):
+                return list(await asyncio.gather(*futures))
+        except TimeoutError as error:
+            raise EngineError(f"{self.policy}: no answer within {timeout:g} s") from error
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _busy(self) -> bool:
+        items: list[Running | Scoring] = [*self._waiting, *self._running, *self._scoring]
+        return any(not item.future.done() for item in items)
+
+    async def _run(self) -> None:
+        """Step until nothing is left to do."""
+        try:
+            while self._waiting or self._running or self._scoring:
+                self._step()
+                await asyncio.sleep(0)
+        finally:
+            self._fail([*self._waiting, *self._running, *self._scoring], "the engine was stopped")
+            self._waiting.clear()
+            self._running.clear()
+            self._scoring.clear()
+
+    def _step(self) -> None:
+        """Let new requests in, sample one token for each running one, score what waits."""
+        self._leave()
+        joining = self._joining()
+        try:
+            if joining:
+                self._join(joining)
+            if self._running:
+                self._decode()
+        except Exception as error:
+            self._fail([*joining, *self._running], f"a model step failed: {error!r}", error)
+            self._running.clear()
+            self._runner.clear()
+        if self._scoring:
+            batch = self._next_scores()
+            try:
+                self._score(batch)
+            except Exception as error:
+                self._fail(batch, f"scoring failed: {error!r}", error)
+        self.stats.steps += 1
+
+    def _joining(self) -> list[Running]:
+        """The next requests for which there is room."""
+        joining: list[Running] = []
+        while self._waiting and len(self._running) + len(joining) < self._max_batch:
+            if not (one := self._waiting.popleft()).future.done():
+                joining.append(one)
+        return joining
+
+    def _join(self, joining: list[Running]) -> None:
+        """Read the prompts (equal ones once) and sample each request's first token."""
+        first = len(self._running)
+        same: dict[tuple[int, ...], list[int]] = {}
+        for row, one in enumerate(joining, first):
+            same.setdefault(one.prompt, []).append(row)
+        logits, cached = self._runner.prefill([rows[0] for rows in same.values()], list(same))
+        for prompt, (row, *others) in same.items():
+            self._runner.slots.move(row, others, len(prompt))
+        self.stats.prompt_tokens += sum(map(len, same))
+        self.stats.cached_tokens += cached
+        source = {row: index for index, rows in enumerate(same.values()) for row in rows}
+        self._running += joining
+        places = [source[row] for row in range(first, first + len(joining))]
+        self._accept(first, logits[places])
+
+    def _decode(self) -> None:
+        running = self._running
+        logits = self._runner.decode([one.ids[-1] for one in running], [o.place for o in running])
+        self._accept(0, logits)
+
+    @torch.inference_mode()
+    def _accept(self, first: int, logits: torch.Tensor) -> None:
+        """Sample a token for each running request from ``first`` on; let the finished ones go."""
+        ones = self._running[first:]
+        settings = [(o.sampling.temperature, o.sampling.top_p, o.noise[len(o.ids)]) for o in ones]
+        columns = torch.tensor(settings, dtype=torch.float64, device=logits.device)
+        ids, logprobs = draw(logits, columns[:, 0].float(), columns[:, 1].float(), columns[:, 2])
+        self.stats.sampled_tokens += len(ones)
+        renderer = self.loaded.renderer
+        for one, token, logprob in zip(ones, ids.tolist(), logprobs.tolist(), strict=True):
+            one.accept(token, logprob, renderer.end_ids, renderer.decode)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Drop requests that ended or were given up; the last row moves to the free place."""
+        running, slots = self._running, self._runner.slots
+        for row in range(len(running) - 1, -1, -1):
+            if running[row].future.done():
+                last = running.pop()
+                if row < len(running):
+                    slots.move(len(running), [row], last.place)
+                    running[row] = last
+
+    def _next_scores(self) -> list[Scoring]:
+        """The oldest waiting one and others of its padded length."""
+        waiting = [one for one in self._scoring if not one.future.done()]
+        size = blocks(len(waiting[0].ids)) if waiting else 1
+        alike = [one for one in waiting if blocks(len(one.ids)) == size]
+        batch = alike[: max(1, SCORED_TOKENS // (size * BLOCK))]
+        chosen = set(map(id, batch))
+        self._scoring = [one for one in waiting if id(one) not in chosen]
+        return batch
+
+    def _score(self, batch: list[Scoring]) -> None:
+        if not batch:
+            return
+        for one, scores in zip(
+            batch, self._runner.score([(one.ids, one.start) for one in batch]), strict=True
+        ):
+            self.stats.scored_tokens += len(scores)
+            one.future.set_result(scores)
+
+    def _fail(
+        self, items: Sequence[Running | Scoring], what: str, cause: Exception | None = None
+    ) -> None:
+        for item in items:
+            if not item.future.done():
+                error = EngineError(f"{self.policy}@{self.version}: {what}")
+                error.__cause__ = cause
+                item.future.set_exception(error)

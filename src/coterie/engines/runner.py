@@ -1,0 +1,160 @@
+"""Model steps of the in-process engine: reading prompts, the next token, scores of given tokens.
+
+Everything runs in shapes under which a sequence's numbers do not depend on its neighbours (on CPU in
+float32, with a fixed number of threads): rows padded to a multiple of 8 and at least 16, keys to a
+multiple of 64, prompts read in blocks of 64 tokens that attend to whole blocks.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from coterie.engines.attention import use_rows
+from coterie.engines.prefixes import PrefixCache
+from coterie.engines.slots import BLOCK, Slots, blocks
+from coterie.errors import UserError
+from coterie.models.loading import LoadedModel
+from coterie.models.logprobs import hidden_states, token_logprobs, vocabulary_logits
+
+PROMPTS = 32
+"""Prompts read at once."""
+
+
+class Runner:
+    """Runs one model over rows of slots."""
+
+    def __init__(self, loaded: LoadedModel, rows: int, cache_bytes: int) -> None:
+        self.model = loaded.model
+        config = self.model.config
+        _refuse_windows(config)
+        if self.model.device.type == "cpu":
+            use_rows(self.model)
+        weights = self.model.get_input_embeddings().weight
+        self.device, self.dtype = weights.device, weights.dtype
+        heads = config.num_key_value_heads
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        like = weights.detach()
+        self.slots = Slots(config.num_hidden_layers, _padded(rows), heads, width, like)
+        self.prefixes = PrefixCache(cache_bytes)
+
+    def clear(self) -> None:
+        """Forget all that was computed with the present weights."""
+        self.slots.clear()
+        self.prefixes.clear()
+
+    @torch.inference_mode()
+    def prefill(
+        self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]
+    ) -> tuple[Tensor, int]:
+        """Read each prompt into its row. Logits after it ``[N, V]``, and how many tokens were kept
+        from earlier requests."""
+        keys = [PrefixCache.keys(prompt) for prompt in prompts]
+        known = [self._restore(row, key) for row, key in zip(rows, keys, strict=True)]
+        last: list[Tensor] = [torch.empty(0)] * len(prompts)
+        for block in range(max(blocks(len(prompt)) for prompt in prompts)):
+            members = [i for i, p in enumerate(prompts) if known[i] <= block < blocks(len(p))]
+            for start in range(0, len(members), PROMPTS):
+                part = members[start : start + PROMPTS]
+                hidden = self._read([rows[i] for i in part], [prompts[i] for i in part], block)
+                for row, i in zip(hidden, part, strict=True):
+                    if block < len(keys[i]):
+                        self.prefixes.put(keys[i][block], self.slots.read(rows[i], block))
+                    else:
+                        last[i] = row[(len(prompts[i]) - 1) % BLOCK]
+        return self._logits(torch.stack(last))[: len(prompts)], sum(known) * BLOCK
+
+    @torch.inference_mode()
+    def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Logits ``[N, V]`` after one more token in each of the first N rows."""
+        count = len(tokens)
+        fill = [0] * (_padded(count) - count)
+        ids = torch.tensor([[*tokens, *fill]], device=self.device).T
+        at = torch.tensor([*places, *fill], device=self.device)
+        length = blocks(max(places) + 1) * BLOCK
+        mask = self._mask(torch.arange(length, device=self.device) <= at[:, None])
+        hidden = hidden_states(
+            self.model,
+            ids,
+            attention_mask=mask[:, None, None],
+            position_ids=at[:, None],
+            past_key_values=self.slots.decode(at, length),
+        )
+        return vocabulary_logits(self.model, hidden[:, 0])[:count]
+
+    @torch.inference_mode()
+    def score(self, sequences: Sequence[tuple[tuple[int, ...], int]]) -> list[list[float]]:
+        """Log-probs of each (ids, start) from ``start`` on; all take the same number of blocks."""
+        length = blocks(len(sequences[0][0])) * BLOCK
+        ids = torch.tensor([[*ids, *[0] * (length - len(ids))] for ids, _ in sequences])
+        at = [
+            row * length + place - 1
+            for row, (tokens, start) in enumerate(sequences)
+            for place in range(start, len(tokens))
+        ]
+        tokens = [token for tokens, start in sequences for token in tokens[start:]]
+        fill = [0] * (_padded(len(at)) - len(at))
+        causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
+        values = token_logprobs(
+            self.model,
+            ids.to(self.device),
+            torch.tensor(at + fill, device=self.device),
+            torch.tensor(tokens + fill, device=self.device),
+            attention_mask=self._mask(causal)[None, None],
+        ).tolist()
+        scores = []
+        for row, start in sequences:
+            scores.append(values[: len(row) - start])
+            values = values[len(row) - start :]
+        return scores
+
+    def _restore(self, row: int, keys: Sequence[str]) -> int:
+        """Put the kept beginning of a prompt into a row; returns its number of blocks."""
+        for block, key in enumerate(keys):
+            if (content := self.prefixes.get(key)) is None:
+                return block
+            self.slots.write(row, block, content)
+        return len(keys)
+
+    def _read(self, rows: list[int], prompts: list[tuple[int, ...]], block: int) -> Tensor:
+        """Hidden states ``[N, BLOCK, width]`` of one block of each prompt (end padded)."""
+        span = slice(block * BLOCK, (block + 1) * BLOCK)
+        ids = [[*prompt[span], *[0] * (BLOCK - len(prompt[span]))] for prompt in prompts]
+        at = torch.arange(span.start, span.stop, device=self.device)
+        mask = self._mask(torch.arange(span.stop, device=self.device) <= at[:, None])
+        return hidden_states(
+            self.model,
+            torch.tensor(ids, device=self.device),
+            attention_mask=mask[None, None],
+            position_ids=at[None],
+            past_key_values=self.slots.prefill(torch.tensor(rows, device=self.device), block),
+        )
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        missing = _padded(len(hidden)) - len(hidden)
+        return vocabulary_logits(self.model, torch.nn.functional.pad(hidden, (0, 0, 0, missing)))
+
+    def _mask(self, seen: Tensor) -> Tensor:
+        """An additive mask of what is seen."""
+        lowest = torch.finfo(self.dtype).min
+        return torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(
+            ~seen, lowest
+        )
+
+
+def _padded(rows: int) -> int:
+    """Rows of a matrix product whose results do not depend on their number."""
+    return max(16, -(-rows // 8) * 8)
+
+
+def _refuse_windows(config: object) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None) and not kinds
+    if window or kinds - {"full_attention"}:
+        raise UserError(
+            f"the in-process engine runs models with full attention only, not "
+            f"{getattr(config, 'model_type', '?')} ({', '.join(sorted(kinds)) or 'sliding window'})",
+            "use the vLLM engine for this model",
+        )

@@ -1,0 +1,61 @@
+"""Drawing tokens from logits, reproducible by seed whatever shares the batch.
+
+Each token takes one uniform number, a hash of (seed, step), and inverts the cumulative distribution
+with it.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MASK = (1 << 64) - 1
+
+
+def uniforms(seed: int, count: int) -> list[float]:
+    """``count`` numbers in [0, 1) for the steps of a seed (splitmix64 of a mixed seed)."""
+    start = int(_mix(np.array([seed & _MASK], np.uint64))[0])
+    with np.errstate(over="ignore"):
+        steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN + np.uint64(start)
+    result: list[float] = ((_mix(steps) >> np.uint64(16)).astype(np.float64) / 2.0**48).tolist()
+    return result
+
+
+def draw(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per row: ids and their log-probs (nats) in the distribution drawn from.
+
+    ``logits`` float32 ``[N, V]``; ``temperature``, ``top_p`` float32 and ``noise`` float64 ``[N]``.
+    Temperature 0 takes the likeliest token, whose log-prob is then 0. Top-p keeps the smallest set
+    of likeliest tokens whose probability reaches ``top_p`` (Holtzman et al. 2020).
+    """
+    greedy = temperature == 0
+    logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
+    logprobs = torch.log_softmax(logits, -1)
+    cut = (top_p < 1) & ~greedy
+    if bool(cut.any()):
+        logprobs[cut] = _top_p(logprobs[cut], top_p[cut])
+    cumulative = logprobs.double().exp_().cumsum(-1)
+    at = noise[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, at, right=True).squeeze(1)
+    ids = torch.where(greedy, logits.argmax(-1), ids)
+    chosen = logprobs.gather(1, ids[:, None]).squeeze(1)
+    return ids, chosen.masked_fill(greedy, 0.0)
+
+
+def _top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
+    """Log-probs renormalised over the nucleus, ``-inf`` outside."""
+    ordered, order = logprobs.sort(-1, descending=True, stable=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    ordered = ordered.masked_fill(before >= top_p[:, None], -torch.inf)
+    ordered = ordered - ordered.logsumexp(-1, keepdim=True)
+    return torch.empty_like(logprobs).scatter_(-1, order, ordered)
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64."""
+    with np.errstate(over="ignore"):
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return values ^ (values >> np.uint64(31))

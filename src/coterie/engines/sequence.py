@@ -1,0 +1,77 @@
+"""One completion on its way: what it has sampled so far, and when it is over."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from coterie.engines.protocol import Completion, Sampling
+from coterie.engines.sampler import uniforms
+from coterie.trajectories.turn import Finish
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A prompt and seed with what was sampled so far."""
+
+    prompt: tuple[int, ...]
+    seed: int
+    sampling: Sampling
+    future: asyncio.Future[Completion]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)
+    """The uniform number of each step."""
+
+    def __post_init__(self) -> None:
+        self.noise = uniforms(self.seed, self.sampling.max_tokens)
+
+    @property
+    def place(self) -> int:
+        """Index of the last sampled token in its sequence."""
+        return len(self.prompt) + len(self.ids) - 1
+
+    def accept(self, token: int, logprob: float, ends: frozenset[int], decode: Decode) -> bool:
+        """Add a sampled token; whether that ended the completion (its future then has it)."""
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        if token in ends:
+            self._end("end", decode(self.ids[:-1]))
+        elif self.sampling.stop and (text := self._stopped(decode)) is not None:
+            self._end("stop_string", text)
+        elif len(self.ids) == self.sampling.max_tokens:
+            self._end("length", decode(self.ids))
+        else:
+            return False
+        return True
+
+    def _stopped(self, decode: Decode) -> str | None:
+        """The text before the first stop string, if there is one.
+
+        The last tokens are looked at first: a token that is text at all has at least one byte.
+        """
+        stops = self.sampling.stop
+        window = max(len(stop.encode()) for stop in stops) + 4
+        tail = decode(self.ids[-window:])
+        if not any(stop in tail for stop in stops):
+            return None
+        text = decode(self.ids)
+        found = [index for stop in stops if (index := text.find(stop)) >= 0]
+        return text[: min(found)] if found else None
+
+    def _end(self, finish: Finish, text: str) -> None:
+        completion = Completion(tuple(self.ids), tuple(self.logprobs), text, finish, self.seed)
+        if not self.future.done():
+            self.future.set_result(completion)
+
+
+@dataclass(eq=False, slots=True)
+class Scoring:
+    """Tokens whose log-probs are wanted."""
+
+    ids: tuple[int, ...]
+    """Prefix and continuation."""
+    start: int
+    """Where the continuation begins."""
+    future: asyncio.Future[list[float]]

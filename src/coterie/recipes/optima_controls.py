@@ -1,0 +1,40 @@
+"""Controls for claims about ``optima/isft``: the same training on rows that nothing selected.
+
+The control of random rollouts needs no code of its own: it is ``select.rule=random``.
+"""
+
+from collections.abc import Sequence
+
+from coterie.environments.exchange.scripts import corpus
+from coterie.models.loading import LoadedModel
+from coterie.recipes.optima import OptimaISFT
+from coterie.recipes.optima_settings import OptimaSettings
+from coterie.recipes.tiny import pretraining_rows
+from coterie.runs.folder import Run, Step
+from coterie.trajectories.row import Row
+
+CORPUS_SEED = 900_000
+"""Dialogues of the control come from this seed on: none that made the base."""
+
+
+class ScriptedControl(OptimaISFT):
+    """More pre-training: each iteration trains on as many scripted dialogues as iSFT selected."""
+
+    def __init__(self, settings: OptimaSettings, counts: Sequence[int]) -> None:
+        super().__init__(settings)
+        self.counts = counts
+
+    def steps(self) -> list[Step]:
+        """Only trainings, and the evaluation of the last policy."""
+        count = self.settings.iterations
+        return [Step(i, "train") for i in range(count)] + [Step(count, "evaluate")]
+
+    def needs(self, step: Step) -> Step | None:
+        """Each training goes on from the one before."""
+        return Step(step.iteration - 1, "train") if step.iteration else None
+
+    def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
+        """Both agents' rows of fresh scripted dialogues."""
+        seed = CORPUS_SEED + self.settings.seed * 1000 + iteration
+        dialogues = corpus(seed, self.counts[iteration])
+        return [row for d in dialogues for row in pretraining_rows(d, policy.tokenizer)]

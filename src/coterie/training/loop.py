@@ -1,0 +1,180 @@
+"""The training loop: the same for every objective, full weights or adapter, one rank or many.
+
+    report = train(model, rows, TrainingSettings(learning_rate=1e-3), Path("runs/x/train"))
+
+The folder then holds ``final/`` (weights, config, tokenizer files, ``training.json``) and
+``metrics.jsonl`` (a line per optimiser step). Until then it holds a checkpoint; calling ``train``
+again with the same arguments goes on from it, and in float32 on one CPU process the weights come out
+bitwise as if it had never stopped. A finished training is not done again.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType, gather_object
+
+from coterie.errors import UserError
+from coterie.training.batches import Plan, plan
+from coterie.training.forward import LossModule
+from coterie.training.objective import Item, Objective
+from coterie.training.optimizer import make_optimizer, rate_at, set_rate
+from coterie.training.prepare import longest_row, precision, prepared, trainable
+from coterie.training.progress import Progress, Silent
+from coterie.training.record import Record, TrainingReport
+from coterie.training.settings import TrainingSettings
+from coterie.training.sft import SFT
+from coterie.training.trackers import Tracker, make_tracker
+
+
+def train(
+    model: Any,
+    rows: Sequence[Any],
+    settings: TrainingSettings,
+    folder: Path,
+    *,
+    objective: Objective[Any] | None = None,
+    resume: bool = True,
+    progress: Progress | None = None,
+    tracker: Tracker | None = None,
+) -> TrainingReport:
+    """Train ``model`` in place on ``rows`` (the objective's items; SFT on rows by default).
+
+    With ``method=lora`` a model without adapter gets a fresh one, which is taken off again at the
+    end and lives in ``folder/final``; a model with an adapter has that one trained. On one rank of many,
+    give every rank all rows. ``tracker`` stands in for the one that ``settings`` names.
+
+    Raises :class:`UserError` for what can't be trained: no rows left, a folder with another
+    training, dropout, a loss or gradient that is not finite (the weights are then as they were
+    before the step).
+    """
+    objective = objective or SFT()
+    with _torch(settings), prepared(model, settings) as model, _accelerator(settings) as accelerator:
+        batches = plan(
+            rows,
+            objective,
+            seed=settings.seed,
+            batch_rows=settings.batch_rows,
+            tokens_per_microbatch=settings.tokens_per_microbatch,
+            max_length=longest_row(model, settings),
+        )
+        record = Record(model, objective, batches, settings, folder, accelerator, resume=resume)
+        if (report := record.finished()) is not None:
+            return report
+        watch = progress if progress and accelerator.is_main_process else Silent()
+        name = settings.tracker if accelerator.is_main_process else "none"
+        tracker = tracker or make_tracker(name, folder, folder.name, settings.model_dump())
+        try:
+            watch.start(record.total, f"training {len(batches.items)} rows")
+            _run(accelerator, LossModule(model, objective), batches, record, watch, tracker)
+        finally:
+            watch.close()
+            tracker.close()
+        return record.finish()
+
+
+def _run(
+    accelerator: Accelerator,
+    module: LossModule[Item],
+    batches: Plan[Item],
+    record: Record,
+    progress: Progress,
+    tracker: Tracker,
+) -> None:
+    """Take the steps that are left."""
+    settings, weights = record.settings, trainable(module.model)
+    optimizer = make_optimizer(weights, settings)
+    wrapped, stepper = accelerator.prepare(module, optimizer)
+    first = record.restore(weights, optimizer)
+    progress.advance(first)
+    for step, chosen in enumerate(batches.steps(first, record.total), start=first):
+        rate = rate_at(step, record.total, settings)
+        set_rate(optimizer, rate)
+        loss, norm = _gradient(accelerator, wrapped, batches, chosen, settings.max_grad_norm)
+        stepper.step()
+        stepper.zero_grad()
+        metrics = record.add(chosen, loss=loss, grad_norm=norm, learning_rate=rate)
+        progress.advance(1, **metrics)
+        tracker.log(metrics, step + 1)
+        record.save_if_due(weights, optimizer)
+
+
+def _gradient(
+    accelerator: Accelerator,
+    module: LossModule[Item],
+    batches: Plan[Item],
+    chosen: Sequence[int],
+    max_norm: float,
+) -> tuple[float, float]:
+    """Put the gradient of one step into the weights, clipped; gives (loss, norm before clipping).
+
+    The denominator is one number, known before the first pass. Ranks average their gradients, so
+    each loss is multiplied by their number. An empty micro-batch takes a row along at weight 0.
+    """
+    ranks, count = accelerator.num_processes, sum(batches.counts[i] for i in chosen)
+    parts = batches.microbatches(chosen, accelerator.process_index, ranks)
+    found: list[tuple[int, torch.Tensor]] = []
+    for number, part in enumerate(parts, start=1):
+        items = [batches.items[i] for i in part or chosen[:1]]
+        with nullcontext() if number == len(parts) else accelerator.no_sync(module):
+            losses = module(items)
+            accelerator.backward(losses.sum() * (ranks / count if part else 0.0))
+        found += zip(part, losses.detach(), strict=False)
+    total = sum((loss for _, loss in found), torch.zeros((), device=accelerator.device))
+    loss = float(accelerator.reduce(total, reduction="sum")) / count
+    norm = float(accelerator.clip_grad_norm_(module.parameters(), max_norm))
+    if not all(map(_finite, (loss, norm))):
+        module.zero_grad()
+        bad = [batches.name(i) for i, value in found if not _finite(float(value))]
+        _refuse_step(loss, norm, gather_object(bad), [batches.name(i) for i in chosen])
+    return loss, norm
+
+
+def _refuse_step(loss: float, norm: float, bad: list[str], step: list[str]) -> None:
+    """Say which rows made a step's loss or gradient not finite."""
+    rows = f"of rows {', '.join(bad[:8])}" if bad else f"of a step of rows {', '.join(step[:8])}"
+    raise UserError(
+        f"the loss ({loss}) or gradient norm ({norm}) {rows} is not finite; "
+        "the weights are as they were before this step",
+        "look at these rows and their weights; a lower learning_rate may help if loss had grown",
+    )
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0.0
+
+
+@contextmanager
+def _torch(settings: TrainingSettings) -> Iterator[None]:
+    """Threads and random numbers of this training; the caller's are put back afterwards."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(settings.threads or threads)
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+@contextmanager
+def _accelerator(settings: TrainingSettings) -> Iterator[Accelerator]:
+    """Accelerate, set up for one training.
+
+    Its state outlives it in the process and would refuse another precision, so it is cleared.
+    """
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(mixed_precision=precision(settings))
+    if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        raise UserError(
+            "training over sharded weights (FSDP, DeepSpeed) is not there yet",
+            "launch it with plain data parallelism (accelerate launch --multi_gpu)",
+        )
+    try:
+        yield accelerator
+    finally:
+        accelerator.free_memory()

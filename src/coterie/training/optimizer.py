@@ -1,0 +1,43 @@
+"""AdamW as one fused step, and the learning rate as a plain function of the step."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from coterie.training.settings import TrainingSettings
+
+
+def make_optimizer(
+    weights: Mapping[str, nn.Parameter], settings: TrainingSettings
+) -> torch.optim.AdamW:
+    """AdamW that decays matrices only (norms and biases are vectors)."""
+    matrices = [weight for weight in weights.values() if weight.ndim > 1]
+    vectors = [weight for weight in weights.values() if weight.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    filled = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(filled, lr=settings.learning_rate, betas=settings.betas, fused=True)
+
+
+def rate_at(step: int, total: int, settings: TrainingSettings) -> float:
+    """Learning rate of a step (from 0): a linear climb, then the schedule down to zero at the end."""
+    climb = math.ceil(settings.warmup_ratio * total)
+    if step < climb:
+        return settings.learning_rate * (step + 1) / climb
+    done = (step - climb) / max(total - climb, 1)
+    shape = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 + 0.5 * math.cos(math.pi * done),
+    }
+    return settings.learning_rate * shape[settings.schedule]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

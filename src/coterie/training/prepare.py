@@ -1,0 +1,106 @@
+"""Making a model ready to be trained, and refusing one that can't be trained as asked."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+
+from coterie.errors import UserError
+from coterie.models.adapters import add_lora
+from coterie.training.settings import TrainingSettings
+
+
+@contextmanager
+def prepared(model: Any, settings: TrainingSettings) -> Iterator[Any]:
+    """The model in training mode (with an adapter, for lora), and afterwards as it was found.
+
+    A fresh adapter is taken off again: its weights are in the training's ``final`` folder.
+    """
+    with_adapter = isinstance(model, PeftModel)
+    if with_adapter and settings.method == "full":
+        raise UserError(
+            "method=full was asked for a model with a LoRA adapter",
+            "merge the adapter first (merge_and_unload), or use method=lora",
+        )
+    frozen = {name: not weight.requires_grad for name, weight in model.named_parameters()}
+    base = model
+    if settings.method == "full":
+        model.requires_grad_(True)
+    elif not with_adapter:
+        assert settings.lora_r is not None and settings.lora_alpha is not None
+        model = add_lora(
+            model,
+            r=settings.lora_r,
+            alpha=settings.lora_alpha,
+            target_modules=settings.lora_targets,
+        )
+    try:
+        _refuse_dropout(model)
+        _refuse_low_precision(model)
+        if settings.gradient_checkpointing:
+            base.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+        yield model
+    finally:
+        model.eval()
+        if settings.gradient_checkpointing:
+            base.gradient_checkpointing_disable()
+        if model is not base:
+            base = model.unload()
+        for name, weight in base.named_parameters():
+            weight.requires_grad_(not frozen[name])
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that training changes, by name; a tied weight once."""
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def longest_row(model: Any, settings: TrainingSettings) -> int:
+    """The longest row that is trained: ``max_length``, or what the model takes if that is less."""
+    positions = getattr(model.config, "max_position_embeddings", settings.max_length)
+    return min(settings.max_length, positions)
+
+
+def tokenizer_folder(model: Any) -> Path | None:
+    """The folder that the model was loaded from, if it was one."""
+    folder = Path(model.config.name_or_path or ".")
+    return folder if (folder / "config.json").is_file() else None
+
+
+def precision(settings: TrainingSettings) -> str:
+    """Accelerate's name of the precision: bfloat16 where asked for, or where it pays (CUDA)."""
+    if settings.mixed_precision != "auto":
+        return settings.mixed_precision
+    return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
+
+
+def _refuse_dropout(model: nn.Module) -> None:
+    """Dropout would make log-probs, and so losses, differ from those of the sampled policy."""
+    active = {
+        name or "the model": rate
+        for name, module in model.named_modules()
+        for rate in [module.p if isinstance(module, nn.Dropout) else None,
+                     getattr(module, "attention_dropout", None)]
+        if isinstance(rate, float) and rate > 0
+    }  # fmt: skip
+    if active:
+        name, rate = next(iter(active.items()))
+        raise UserError(
+            f"the model has dropout ({rate} in {name}, {len(active)} places in all)",
+            "load it with its dropout settings at 0 (attention_dropout=0, resid_pdrop=0, ...)",
+        )
+
+
+def _refuse_low_precision(model: nn.Module) -> None:
+    """Small updates vanish in weights of 16 bits."""
+    low = {str(w.dtype) for w in trainable(model).values() if w.dtype != torch.float32}
+    if low:
+        raise UserError(
+            f"the weights to train are {', '.join(sorted(low))}, in which small updates vanish",
+            "load the model with dtype=torch.float32; mixed_precision=bf16 makes the passes cheap",
+        )

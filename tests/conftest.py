@@ -1,0 +1,49 @@
+"""Fixtures for tests that drive the whole command line with the packaged model."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+torch.set_num_threads(2)
+
+SMALL = (
+    "iterations=1", "rollout.tasks=4", "rollout.samples=2", "rollout.max_tokens=48",
+    "evaluate.tasks=4", "select.threshold=-100", "select.top_share=1", "train.epochs=1",
+    "engine.device=cpu",
+)  # fmt: skip
+"""Settings of a run of seconds; everything that is sampled is trained on."""
+
+
+class Said(NamedTuple):
+    """What a command printed, and its exit status."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Said]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    """Run ``coterie`` with the given words, in an empty folder."""
+    from coterie.cli.app import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        out, err = capsys.readouterr()
+        return Said(code, out, err)
+
+    return call

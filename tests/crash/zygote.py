@@ -1,0 +1,137 @@
+"""Runs a small recipe in forked children and kills them, really, at a chosen write boundary.
+
+Started by the crash tests as a process of its own, so that every child begins from warm imports and
+an untouched torch. It reads lines ``FOLDER KILL_AT`` and answers one JSON line each:
+``{"boundary", "killed", "digest", "steps"}``. A write boundary is the commit of a transaction, a
+file opened for writing, a rename or a removal; they are seen through Python's audit hooks and
+SQLite's statement trace, so nothing of the product is changed. ``KILL_AT`` 0 never kills; a name
+of a stage with a number (``rollout:3``) counts boundaries from the beginning of that stage.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coterie.recipes.optima import NAME, OptimaISFT
+from coterie.recipes.registry import settings
+from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.loop import run_steps
+from coterie.training.progress import Silent
+
+WORDS = [
+    "iterations=2", "rollout.tasks=4", "rollout.samples=2", "rollout.max_tokens=24",
+    "evaluate.tasks=3", "select.threshold=-100", "select.top_share=1", "train.epochs=1",
+    "train.batch_rows=4", "train.save_every_steps=1", "engine.device=cpu",
+]  # fmt: skip
+
+
+class Killer:
+    """Counts write boundaries below one folder and kills this process at one of them."""
+
+    def __init__(self, folder: str, kill_at: str) -> None:
+        self.folder = folder
+        stage, _, number = kill_at.rpartition(":")
+        self.stage, self.number = stage, int(number)
+        self.counting = not stage
+        self.count = 0
+
+    def audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "sqlite3.connect/handle":
+            connection: sqlite3.Connection = args[0]
+            connection.set_trace_callback(self.statement)
+        elif event == "open":
+            writes = isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+            if writes and self.folder in str(args[0]):
+                self.boundary()
+        elif event in ("os.rename", "os.remove", "os.rmdir") and self.folder in str(args[0]):
+            self.boundary()
+
+    def statement(self, sql: str) -> None:
+        if sql.startswith("COMMIT"):
+            self.boundary()
+
+    def boundary(self) -> None:
+        if not self.counting:
+            return
+        self.count += 1
+        if self.count == self.number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def enter(self, stage: str) -> None:
+        self.counting = self.counting or stage == self.stage
+
+
+class Watched(OptimaISFT):
+    """The recipe, telling the killer which stage begins."""
+
+    killer: Killer
+
+    def do(self, run: Run, step: Step, progress: Any) -> Any:
+        self.killer.enter(step.stage)
+        return super().do(run, step, progress)
+
+
+def digest(recipe: OptimaISFT, run: Run) -> str:
+    """Hash of all training rows, weights and held-out results: all that a run is for."""
+    found: list[object] = []
+    for i in range(recipe.settings.iterations):
+        policy = recipe.load_policy(run, i)
+        found.append(sorted([row.ids, [(t.start, t.stop) for t in row.targets], row.origin]
+                            for row in recipe.rows(run, i, policy)))  # fmt: skip
+        found.append(run.metrics(Step(i, "train"))["weights"])
+    for i in range(recipe.settings.iterations + 1):
+        for tree in run.store.trees(i, "evaluate"):
+            found.append(
+                [tree.task, sorted(tree.turns), [o.answer for o, _ in tree.trajectories()]]
+            )
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def child(folder: Path, kill_at: str, answer: int) -> None:
+    """The whole run, in a forked process."""
+    torch.set_num_threads(1)
+    own = settings(NAME, WORDS)
+    recipe = Watched(own)
+    recipe.killer = Killer(str(folder), kill_at)
+    sys.addaudithook(recipe.killer.audit)
+    with open_run(folder, NAME, own) as run:
+        run_steps(recipe, run, Silent())
+        counted = recipe.killer.count
+        result = {"boundary": counted, "digest": digest(recipe, run)}
+    os.write(answer, json.dumps(result).encode())
+
+
+def serve() -> None:
+    """Fork a child for every line on standard input."""
+    for line in sys.stdin:
+        folder, kill_at = line.split()
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reader)
+            status = 1
+            try:
+                child(Path(folder), kill_at, writer)
+                status = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            text = pipe.read()
+        _, status = os.waitpid(pid, 0)
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        failed = not killed and status != 0
+        facts = json.loads(text) if text else {}
+        print(json.dumps({**facts, "killed": killed, "failed": failed}), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,132 @@
+"""What a person gets wrong is refused at once, with what to do, and nothing is lost."""
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from coterie.runs import folder as run_folder
+from tests.conftest import SMALL, Cli
+
+TINY = Path(str(resources.files("coterie") / "assets/tiny-exchange"))
+
+
+def refused(cli: Cli, *words: object) -> str:
+    said = cli(*words)
+    assert said.code == 2, said.err + said.out
+    assert "error:" in said.err and "->" in said.err
+    assert "Traceback" not in said.err
+    return said.err
+
+
+def test_an_unknown_key_names_the_nearest(cli: Cli, tmp_path: Path) -> None:
+    said = refused(cli, "run", "optima/isft", "rollout.sampels=4")
+    assert "rollout.samples" in said
+    assert not list(tmp_path.iterdir()), "nothing was made"
+
+
+def test_a_value_out_of_range(cli: Cli) -> None:
+    assert "reward.lambda_token=-1" in refused(cli, "run", "optima/isft", "reward.lambda_token=-1")
+
+
+def test_a_combination_that_can_not_work(cli: Cli) -> None:
+    said = refused(cli, "run", "optima/isft", "train.method=lora")
+    assert "adapter" in said
+
+
+def test_a_model_path_that_is_no_model(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refused(cli, "run", "optima/isft", "model=empty")
+    assert "nowhere" in refused(cli, "run", "optima/isft", "model=./nowhere")
+
+
+def test_a_tokenizer_without_a_chat_template(cli: Cli, tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "mute")
+    for name in ("chat_template.jinja", "chat_template.json"):
+        (tmp_path / "mute" / name).unlink(missing_ok=True)
+    config = tmp_path / "mute/tokenizer_config.json"
+    values = json.loads(config.read_text())
+    values.pop("chat_template", None)
+    config.write_text(json.dumps(values))
+    assert "chat template" in refused(cli, "run", "optima/isft", "model=mute")
+
+
+def test_a_context_longer_than_the_models(cli: Cli) -> None:
+    assert "context" in refused(cli, "run", "optima/isft", "rollout.max_tokens=500")
+    assert "context" in refused(
+        cli, "run", "optima/isft", "train.max_length=4096", "train.tokens_per_microbatch=8192"
+    )
+
+
+def test_an_unknown_environment(cli: Cli) -> None:
+    assert "exchange" in refused(cli, "run", "optima/isft", "environment=exchanges")
+
+
+def test_a_run_folder_of_another_recipe(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.yaml").write_text("recipe: gap/sft\n")
+    assert "gap/sft" in refused(cli, "run", "optima/isft", "--folder", "other")
+
+
+def test_a_folder_of_something_else_is_left_alone(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter1.tex").write_text("dear to me")
+    assert "not a run folder" in refused(cli, "run", "optima/isft", "--folder", "thesis")
+    assert [p.name for p in (tmp_path / "thesis").iterdir()] == ["chapter1.tex"]
+
+
+def test_a_stage_whose_input_is_missing(cli: Cli) -> None:
+    assert cli("evaluate", "mine", *SMALL).code == 0
+    assert "needs the rollout of iteration 0" in refused(cli, "reward", "mine")
+    assert "out of range" in refused(cli, "reward", "mine", "--iteration", 5)
+    assert "not a run folder" in refused(cli, "report", "nowhere")
+
+
+def test_a_second_process_on_a_run_folder(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    holder = subprocess.Popen(
+        [sys.executable, "-c",
+         "import sys; from coterie.trajectories.store import Store; "
+         "store = Store.open('mine/store.sqlite'); print('held', flush=True); sys.stdin.read()"],
+        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdin and holder.stdout
+    assert holder.stdout.readline() == "held\n"
+    try:
+        said = refused(cli, "run", "optima/isft", *SMALL, "--folder", "mine")
+        assert str(holder.pid) in said
+    finally:
+        holder.stdin.close()
+        holder.wait(timeout=30)
+
+
+def test_a_full_disk_is_refused_before_the_start(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "LEAST_FREE", 2**60)  # no disk has that much
+    assert "MiB are free" in refused(cli, "run", "optima/isft", *SMALL)
+
+
+def test_a_broken_import_line_is_named_and_nothing_is_written(cli: Cli, tmp_path: Path) -> None:
+    assert cli("evaluate", "mine", *SMALL).code == 0
+    assert cli("export", "mine", "record.jsonl").code == 0
+    lines = (tmp_path / "record.jsonl").read_text().splitlines()
+    lines[6] = lines[6][:-9]
+    (tmp_path / "record.jsonl").write_text("\n".join(lines) + "\n")
+    assert "line 7" in refused(cli, "import", "record.jsonl", "imported.sqlite")
+    assert not (tmp_path / "imported.sqlite").exists()
+
+
+def test_help_has_examples(cli: Cli) -> None:
+    for command in ("run", "rollout", "train", "report", "quickstart", "reproduce", "config"):
+        said = cli(command, "--help")
+        assert said.code == 0 and f"coterie {command}" in said.out.replace("\n", " ")
+
+
+def test_dry_run_prints_the_plan_and_makes_nothing(cli: Cli, tmp_path: Path) -> None:
+    said = cli("run", "optima/isft", "--dry-run")
+    assert said.code == 0, said.err
+    assert "training dialogues" in said.err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,158 @@
+"""The recipe ``optima/isft`` end to end on the packaged model, through the command line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coterie.environments.dialogue import FORMAT_SOURCE, drop_format
+from coterie.recipes.optima import DROP_FORMAT, NAME, OptimaISFT
+from coterie.recipes.registry import settings
+from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.loop import run_steps
+from coterie.training.progress import Silent
+from tests.conftest import SMALL, Cli
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A finished run of two small iterations."""
+    own = settings(NAME, [*SMALL, "iterations=2"])
+    with open_run(tmp_path_factory.mktemp("optima") / "run", NAME, own) as opened:
+        run_steps(OptimaISFT(own), opened, Silent())
+        yield opened
+
+
+def recipe_of(run: Run) -> OptimaISFT:
+    assert run.settings.__class__.__name__ == "OptimaSettings"
+    return OptimaISFT(run.settings)  # type: ignore[arg-type]
+
+
+def test_every_step_is_finished_and_measured(run: Run) -> None:
+    recipe = recipe_of(run)
+    assert all(run.is_finished(step) for step in recipe.steps())
+    assert run.metrics(Step(0, "rollout"))["n"] == 8
+    assert run.metrics(Step(2, "evaluate"))["n"] == 4
+    assert run.metrics(Step(0, "select"))["selected"] == 4
+    assert run.metrics(Step(0, "train"))["rows"] == 8
+    assert run.metrics(Step(0, "train"))["weights"] != run.metrics(Step(1, "train"))["weights"]
+
+
+def test_iteration_0_samples_under_formats_and_trains_without_them(run: Run) -> None:
+    recipe = recipe_of(run)
+    base = recipe.load_policy(run, 0)
+    tree = next(run.store.trees(0, "rollout"))
+    shown = [part for r in tree.requests.values() for m in tree.messages(r) for part in m.parts]
+    assert any(part.source == FORMAT_SOURCE for part in shown)
+    rows = recipe.rows(run, 0, base)
+    assert {row.context for row in rows} == {DROP_FORMAT}
+    assert all("Format:" not in base.tokenizer.decode(row.ids) for row in rows)
+    assert all(row.logprobs is None for row in rows), "log-probs do not outlive their context"
+
+
+def test_trained_tokens_are_exactly_the_sampled_ones(run: Run) -> None:
+    recipe = recipe_of(run)
+    base = recipe.load_policy(run, 0)
+    turns = {}
+    for iteration in (0, 1):
+        for tree in run.store.trees(iteration, "rollout"):
+            turns |= tree.turns
+        for row in recipe.rows(run, iteration, base):
+            agent = row.origin.split("/")[1]
+            for target in row.targets:
+                turn = turns[target.turn]
+                assert row.ids[target.start : target.stop] == turn.ids
+                assert turn.speaker.name == agent
+                assert target.writer == f"policy@{iteration}"
+
+
+def test_later_iterations_have_no_format_prompt(run: Run) -> None:
+    for tree in run.store.trees(1, "rollout"):
+        for request in tree.requests.values():
+            shown = tree.messages(request)
+            assert shown == drop_format(shown)
+
+
+def test_no_prompt_and_no_row_shows_the_partners_facts_or_the_gold_answer(run: Run) -> None:
+    recipe = recipe_of(run)
+    for tree in run.store.trees(0, "rollout"):
+        for request in tree.requests.values():
+            for message in tree.messages(request):
+                assert all(part.visible_to(request.agent) for part in message.parts)
+                assert not any(part.source.startswith("secret:") for part in message.parts)
+    for task in recipe.train_tasks(0):
+        assert "secret" in str(task.secrets["answer"])
+
+
+def test_reward_credit_adds_up_and_is_keyed_by_settings(run: Run) -> None:
+    recipe = recipe_of(run)
+    for rewards in recipe.rewards(run, 0).values():
+        assert len(rewards) == 2
+        assert min(r.tokens for r in rewards) == pytest.approx(-recipe.settings.reward.lambda_token)
+        assert all(r.loss > 0 for r in rewards)
+    other = recipe.settings.reward.model_copy(update={"lambda_token": 0.1})
+    changed = OptimaISFT(recipe.settings.model_copy(update={"reward": other}))
+    assert not any(changed.rewards(run, 0).values()), "other settings have no credit yet"
+
+
+def test_train_and_held_out_tasks_are_disjoint(run: Run) -> None:
+    recipe = recipe_of(run)
+    held_out = {str(task.public["facts"]) for task in recipe.heldout_tasks()}
+    for iteration in (0, 1):
+        assert not held_out & {str(t.public["facts"]) for t in recipe.train_tasks(iteration)}
+
+
+def test_run_resumes_reports_and_repeats_nothing(cli: Cli, tmp_path: Path) -> None:
+    first = cli("run", "optima/isft", *SMALL, "--folder", "mine")
+    assert first.code == 0, first.err
+    page = tmp_path / "mine/report.html"
+    assert page.is_file() and str(page.relative_to(tmp_path)) in first.out
+    again = cli("run", "optima/isft", "--folder", "mine")
+    assert again.code == 0, again.err
+    assert "rollout" not in again.err.split("plan of")[1].split("updates")[1]
+
+
+def test_stages_alone_make_the_same_run(cli: Cli, run: Run) -> None:
+    for stage in ("evaluate", "rollout", "reward", "select", "train"):
+        said = cli(stage, "alone", *(SMALL if stage == "evaluate" else ()), "--iteration", 0)
+        assert said.code == 0, said.err
+    said = cli("evaluate", "alone", "--iteration", 1)
+    assert said.code == 0, said.err
+    assert "score=" in said.out
+    assert cli("report", "alone").code == 0
+
+
+def test_a_fork_keeps_the_steps_that_the_settings_do_not_touch(cli: Cli) -> None:
+    assert cli("run", "optima/isft", *SMALL, "--folder", "a").code == 0
+    refused = cli("run", "optima/isft", "reward.lambda_token=0.1", "--folder", "a")
+    assert refused.code == 2
+    assert "reward.lambda_token: 0.6 -> 0.1" in refused.err and "--fork" in refused.err
+    forked = cli("run", "optima/isft", "reward.lambda_token=0.1", "--folder", "a", "--fork", "b")
+    assert forked.code == 0, forked.err
+    assert "kept from a: evaluate of iteration 0, rollout of iteration 0" in forked.err
+    assert cli("run", "optima/isft", "--folder", "a").code == 0, "the old run is as it was"
+
+
+def test_quickstart_ends_with_one_json_line(cli: Cli) -> None:
+    said = cli("quickstart", *SMALL)
+    assert said.code == 0, said.err
+    result = json.loads(said.out.splitlines()[-1])
+    assert set(result) == {"task", "model", "before", "after", "seconds", "report"}
+    for when in ("before", "after"):
+        assert set(result[when]) == {"score", "tokens", "n", "score_ci"}
+        assert 0 <= result[when]["score"] <= 1 and result[when]["n"] == 4
+    assert Path(result["report"]).is_file()
+
+
+def test_reproduce_ends_with_claims_and_rows(cli: Cli) -> None:
+    said = cli("reproduce", "optima/isft", "--seeds", 1, *SMALL[1:], "iterations=1")
+    assert said.code == 0, said.err
+    result = json.loads(said.out.splitlines()[-1])
+    assert [claim["id"] for claim in result["claims"]] == [
+        "isft_over_base", "isft_over_random", "isft_over_scripted",
+    ]  # fmt: skip
+    assert {row["method"] for row in result["rows"]} == {"base", "isft", "random", "scripted"}
+    rows = {row["method"]: row for row in result["rows"]}
+    assert rows["isft"]["rows"] == rows["random"]["rows"] == rows["scripted"]["rows"]
+    assert rows["isft"]["steps"] == rows["random"]["steps"] == rows["scripted"]["steps"]

@@ -1,0 +1,45 @@
+"""Which trajectories are selected."""
+
+import pytest
+from pydantic import ValidationError
+
+from coterie.rewards.combined import Reward
+from coterie.selection.demonstrations import (
+    SelectSettings,
+    best_demonstrations,
+    random_demonstrations,
+)
+
+
+def reward(task: str, sample: int, total: float) -> Reward:
+    return Reward(f"{task}/{sample}", sample, total, 0.0, 0.0)
+
+
+REWARDS = {
+    "a": [reward("a", 0, 0.2), reward("a", 1, 0.9)],
+    "b": [reward("b", 0, 0.7), reward("b", 1, 0.7)],
+    "c": [reward("c", 0, 0.4)],
+    "d": [reward("d", 0, 1.5), reward("d", 1, -1.0)],
+    "e": [],
+}
+
+
+def test_best_of_each_task_above_the_threshold_then_the_top_share() -> None:
+    chosen = best_demonstrations(REWARDS, SelectSettings(threshold=0.5, top_share=1.0))
+    assert [r.leaf for _, r in chosen] == ["d/0", "a/1", "b/0"]
+    chosen = best_demonstrations(REWARDS, SelectSettings(threshold=0.5, top_share=0.7))
+    assert [r.leaf for _, r in chosen] == ["d/0", "a/1"]
+
+
+def test_random_takes_as_many_as_asked_one_a_task_and_repeats() -> None:
+    chosen = random_demonstrations(REWARDS, 3, seed=1)
+    assert chosen == random_demonstrations(REWARDS, 3, seed=1)
+    assert len({task for task, _ in chosen}) == 3
+    assert len(random_demonstrations(REWARDS, 99, seed=1)) == 4
+
+
+def test_counts_go_with_random_only() -> None:
+    with pytest.raises(ValidationError, match="counts"):
+        SelectSettings(rule="random")
+    with pytest.raises(ValidationError, match="counts"):
+        SelectSettings(rule="best", counts=(3,))

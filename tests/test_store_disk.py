@@ -1,0 +1,276 @@
+"""Where a store can go wrong: foreign files, kill -9, second writers, full and unsafe disks."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import psutil
+import pytest
+
+import coterie
+from coterie.errors import UserError
+from coterie.trajectories.disk import unsafe_filesystem
+from coterie.trajectories.item import Item
+from coterie.trajectories.store import Store
+from coterie.trajectories.table import add_item, write_tree
+from tests.random_trees import fill, key, whole
+
+Mount = namedtuple("Mount", "mountpoint fstype")
+HERE = Path(__file__).parent
+SOURCES = os.pathsep.join([str(Path(coterie.__file__).parents[1]), str(HERE)])
+
+
+def fill_up(store: Store) -> None:
+    """Finish items until an error."""
+    for number in range(1000):
+        store.finish(key(f"x{number}"), tree=whole(number, f"x{number}"))
+
+
+def child(function: str, path: Path) -> subprocess.Popen[str]:
+    """Another Python process that runs a function of this module, its output a pipe."""
+    return subprocess.Popen(
+        command(function, path), stdout=subprocess.PIPE, text=True, env=environment()
+    )
+
+
+def command(function: str, path: Path) -> list[str]:
+    run = "import sys, test_store_disk as t; getattr(t, sys.argv[1])(t.Path(sys.argv[2]))"
+    return [sys.executable, "-uc", run, function, str(path)]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": SOURCES}
+
+
+# Files that are no store
+
+
+def test_foreign_newer_and_missing_files_are_refused(tmp_path):
+    foreign, text, newer = tmp_path / "f.db", tmp_path / "t.db", tmp_path / "n.db"
+    with sqlite3.connect(foreign) as db:
+        db.execute("CREATE TABLE mine (x)")
+    text.write_text("not a database, but long enough to be read as the header of one " * 20)
+    Store.open(newer).close()
+    with sqlite3.connect(newer) as db:
+        db.execute("PRAGMA user_version = 99")
+    for path, reason in [
+        (foreign, "not a coterie store"),
+        (text, "is not an SQLite file"),
+        (newer, "store schema 99; this coterie knows schema 1"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "none" / "s.db", "does not exist"),
+    ]:
+        with pytest.raises(UserError, match=reason):
+            Store.open(path)
+    with pytest.raises(UserError, match="no store at"):
+        Store.open(tmp_path / "none.db", read_only=True)
+    assert text.read_text().startswith("not a database"), "refusing changes nothing"
+
+
+def test_a_file_whose_creation_was_interrupted_is_made_anew(tmp_path):
+    (tmp_path / "s.db").touch()
+    with pytest.raises(UserError, match="is empty"):
+        Store.open(tmp_path / "s.db", read_only=True)
+    with Store.open(tmp_path / "s.db") as store:
+        store.finish(key("t"))
+
+
+def test_damage_is_named(tmp_path):
+    path = tmp_path / "s.db"
+    with Store.open(path) as store:
+        fill(store, 30)
+    whole_file = path.read_bytes()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE turn SET parts = '{' WHERE key = 1")
+    with Store.open(path) as store, pytest.raises(UserError, match="is damaged"):
+        list(store.trees(0, "rollout"))
+    path.write_bytes(whole_file[:8192] + os.urandom(len(whole_file) - 8192))
+    with pytest.raises(UserError, match="is damaged"), Store.open(path) as store:
+        list(store.trees(0, "rollout"))
+
+
+def test_a_store_opened_to_be_read_cannot_be_written(tmp_path):
+    Store.open(tmp_path / "s.db").close()
+    reader = Store.open(tmp_path / "s.db", read_only=True)
+    with reader, pytest.raises(UserError, match="read only"):
+        reader.finish(key("t"))
+
+
+# Processes
+
+
+def write_and_wait(path: Path) -> None:
+    store = Store.open(path)
+    fill(store, 1)
+    print("ready")
+    time.sleep(600)
+
+
+def test_a_second_writer_is_refused_and_told_who_writes_but_readers_are_not(tmp_path):
+    path = tmp_path / "s.db"
+    writer = child("write_and_wait", path)
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        with pytest.raises(UserError, match=f"written by process {writer.pid} "):
+            Store.open(path)
+        with Store.open(path, read_only=True) as store:
+            assert len(store.finished_keys(0, "rollout")) == 3
+    finally:
+        writer.kill()
+        writer.wait()
+    with Store.open(path) as store:
+        store.finish(key("after"))
+
+
+def wait_inside_a_transaction(path: Path) -> None:
+    store = Store.open(path)
+    fill(store, 5)
+    with store.transaction() as db:
+        db.execute("PRAGMA cache_size = 1")  # what does not fit is written before the commit
+        add_item(db, Item(key("half")))
+        for number in range(200):
+            write_tree(db, key(f"x{number}"), whole(number, f"x{number}"))
+        print("inside")
+        time.sleep(600)
+
+
+def test_a_writer_killed_inside_a_transaction_loses_that_item_and_nothing_else(tmp_path):
+    path = tmp_path / "s.db"
+    writer = child("wait_inside_a_transaction", path)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "inside\n"
+    assert Path(f"{path}-wal").stat().st_size > 500_000, "some of the item is on disk already"
+    os.kill(writer.pid, signal.SIGKILL)
+    assert writer.wait() == -signal.SIGKILL
+    with Store.open(path) as store:
+        assert not store.finished(key("half"))
+        assert list(store.trees(0, "rollout")) == [whole(n, f"t{n:03}") for n in range(5)]
+        store.finish(key("half"), tree=whole(9, "half"))
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def write_and_tell(path: Path) -> None:
+    with Store.open(path) as store:
+        for number in range(100_000):
+            store.finish(key(f"t{number:06}"), tree=whole(number, f"t{number:06}"))
+            print(number)
+
+
+@pytest.mark.parametrize("lines", [1, 17, 60])
+def test_a_writer_killed_at_any_instant_keeps_every_item_it_has_finished(tmp_path, lines):
+    path = tmp_path / "s.db"
+    writer = child("write_and_tell", path)
+    assert writer.stdout is not None
+    for _ in range(lines):
+        writer.stdout.readline()
+    os.kill(writer.pid, signal.SIGKILL)
+    told = lines + len(writer.stdout.read().splitlines())
+    writer.wait()
+    with Store.open(path) as store:
+        trees = list(store.trees(0, "rollout"))
+        assert told <= len(trees) <= told + 1
+        assert trees == [whole(n, f"t{n:06}") for n in range(len(trees))]
+        assert len(store.finished_keys(0, "rollout")) == len(trees)
+
+
+# Disks
+
+
+def test_a_full_file_rolls_the_item_back_and_keeps_the_rest(tmp_path):
+    with Store.open(tmp_path / "s.db") as store:
+        fill(store, 2)
+        (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+        store._db.execute(f"PRAGMA max_page_count = {pages + 1}")
+        with pytest.raises(UserError, match=r"MiB free.*nothing committed is lost") as told:
+            fill_up(store)
+        number = len(list(store.trees(0, "rollout"))) - 2
+        assert "resumes" in told.value.todo
+        assert isinstance(told.value.__cause__, sqlite3.OperationalError)
+        assert not store.finished(key(f"x{number}"))
+        assert store.tree(0, "rollout", "t001") == whole(1, "t001")
+        store._db.execute("PRAGMA max_page_count = 1000000")
+        store.finish(key(f"x{number}"), tree=whole(number, f"x{number}"))
+
+
+def fill_the_disk(folder: Path) -> None:
+    """Finish items until the disk is full, make room, go on; tell what happened."""
+    path, ballast, done = folder / "s.db", folder / "ballast", 0
+    ballast.write_bytes(bytes(2**20))
+    with Store.open(path) as store:
+        try:
+            while True:
+                store.finish(key(f"t{done:06}"), tree=whole(done, f"t{done:06}"))
+                done += 1
+        except UserError as error:
+            reason = str(error)
+    ballast.unlink()
+    with Store.open(path) as store:
+        kept = list(store.trees(0, "rollout")) == [whole(n, f"t{n:06}") for n in range(done)]
+        store.finish(key(f"t{done:06}"), tree=whole(done, f"t{done:06}"))
+        (check,) = store._db.execute("PRAGMA integrity_check").fetchone()
+    print(json.dumps({"reason": reason, "done": done, "kept": kept, "check": check}))
+
+
+def test_a_full_disk_loses_nothing_committed_and_the_run_resumes(tmp_path):
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mount = f"mount -t tmpfs -o size=3m none {tmp_path}"
+    if not shutil.which("unshare") or subprocess.run([*inside, mount], check=False).returncode:
+        pytest.skip("no permission to mount a small tmpfs in a namespace of one's own here")
+    result = subprocess.run(
+        [*inside, f'{mount} && exec "$@"', "sh", *command("fill_the_disk", tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert "nothing committed is lost" in told["reason"]
+    assert told["done"] > 10
+    assert told["kept"]
+    assert told["check"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/me/run.db", "nfs4"),
+        ("/home/me/scratch/run.db", None),
+        ("/home/meadow/run.db", None),
+        ("/mnt/windows/run.db", "9p"),
+        ("/mnt/far/run.db", "fuse.sshfs"),
+        ("/mnt/share/run.db", "cifs"),
+        ("/over/run.db", "nfs"),
+        ("/run.db", None),
+    ],
+)
+def test_the_file_system_of_the_longest_mount_point_counts(path, kind):
+    # The mount table is made up: no machine of ours has these file systems.
+    mounts = [
+        Mount("/", "fuse.fuse-overlayfs"),
+        Mount("/home/me/scratch", "ext4"),
+        Mount("/home/me", "nfs4"),
+        Mount("/mnt/windows", "9p"),
+        Mount("/mnt/far", "fuse.sshfs"),
+        Mount("/mnt/share", "CIFS"),
+        Mount("/over", "ext4"),
+        Mount("/over", "nfs"),
+    ]
+    assert unsafe_filesystem(Path(path), mounts) == kind
+
+
+def test_a_store_on_an_unsafe_file_system_is_refused_with_advice(tmp_path, monkeypatch):
+    table = [Mount("/", "ext4"), Mount(str(tmp_path), "nfs4")]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: table)
+    with pytest.raises(UserError, match=r"on a nfs4 file system.*\n.*local disk"):
+        Store.open(tmp_path / "s.db")
+    assert list(tmp_path.iterdir()) == []
