@@ -5,7 +5,10 @@ from pathlib import Path
 
 import coterie
 
-FLOORS = ["errors", "config", "trajectories", "models", "engines", "environments", "rollout", "rewards", "selection", "training", "evaluation", "runs", "recipes", "reports", "cli"]
+FLOORS = """
+errors config trajectories models engines environments rollout rewards selection training
+evaluation runs recipes reports cli
+""".split()
 PACKAGE = Path(coterie.__file__).parent
 
 

@@ -18,6 +18,7 @@ from coterie.errors import UserError
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
+    pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Post-train language-model agents that work in company.",
@@ -227,6 +228,8 @@ def import_run(
 def main() -> None:
     """Entry point: errors for people are printed without a traceback, with status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()
     except UserError as error:

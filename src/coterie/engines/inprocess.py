@@ -1,7 +1,8 @@
 """The embedded engine: continuous batching of a Transformers model on the caller's asyncio loop.
 
-Model steps run inline, one token for every running sequence, and between two steps the loop is given
-back: whoever awaits a finished completion goes on at once, and new requests join at the next step.
+Model steps run inline, one token for every running sequence, and between two steps the loop is
+given back: whoever awaits a finished completion goes on at once, and new requests join at the next
+step.
 There is no thread and no barrier, so the same calls give the same results in the same order.
 
 A completion depends on (weights, prompt, seed, sampling) alone. On CPU in float32, with a fixed
@@ -84,7 +85,9 @@ class InProcessEngine:
         """
         self.stats.requests += 1
         try:
-            self._check(len(prompt), sampling.max_tokens)
+            self._check(prompt, sampling.max_tokens)
+            if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
+                raise EngineError(f"can't sample with {sampling}")
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
             batch = [Running(ids, seed, sampling, loop.create_future()) for seed in seeds]
             self._waiting.extend(batch)
@@ -97,9 +100,12 @@ class InProcessEngine:
         """Log-probability (nats, temperature 1) of each continuation id."""
         self.stats.requests += 1
         try:
-            self._check(len(prefix), len(continuation))
+            if not prefix or not continuation:
+                raise EngineError("log-probs need a prefix and a continuation, neither of them empty")
+            ids = (*prefix, *continuation)
+            self._check(ids, 0)
             future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
-            self._scoring.append(Scoring((*prefix, *continuation), len(prefix), future))
+            self._scoring.append(Scoring(ids, len(prefix), future))
             return (await self._results([future], self.timeout))[0]
         except BaseException:
             self.stats.failures += 1
@@ -118,12 +124,14 @@ class InProcessEngine:
         self._runner.clear()
         self.version = version
 
-    def _check(self, given: int, more: int) -> None:
-        if given < 1 or more < 1:
-            raise EngineError(f"nothing to do: a prompt of {given} tokens and {more} more")
-        if given + more > self.loaded.context_length:
+    def _check(self, ids: Sequence[int], more: int) -> None:
+        """Refuse what would fail the model's step, and with it the requests of others."""
+        vocabulary = self.loaded.model.config.vocab_size
+        if not ids or min(ids) < 0 or max(ids) >= vocabulary:
+            raise EngineError(f"a prompt needs ids from 0 to {vocabulary - 1}, and at least one")
+        if len(ids) + more > self.loaded.context_length:
             raise EngineError(
-                f"context overflow: {given} tokens and up to {more} more, but "
+                f"context overflow: {len(ids)} tokens and up to {more} more, but "
                 f"{self.policy} takes {self.loaded.context_length}"
             )
 
@@ -156,6 +164,7 @@ class InProcessEngine:
             self._running.clear()
             self._scoring.clear()
 
+    @torch.inference_mode()
     def _step(self) -> None:
         """Let new requests in, sample one token for each running one, score what waits."""
         self._leave()
@@ -206,7 +215,6 @@ class InProcessEngine:
         logits = self._runner.decode([one.ids[-1] for one in running], [o.place for o in running])
         self._accept(0, logits)
 
-    @torch.inference_mode()
     def _accept(self, first: int, logits: torch.Tensor) -> None:
         """Sample a token for each running request from ``first`` on; let the finished ones go."""
         ones = self._running[first:]

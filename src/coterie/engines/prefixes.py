@@ -1,7 +1,7 @@
-"""Keys and values of prompt beginnings, by whole blocks of tokens, least recently used dropped first.
+"""Keys and values of prompt beginnings, by whole blocks of tokens, the least recently used dropped.
 
-A block's keys and values depend only on the tokens up to its end, and are computed in the same shape
-whether or not earlier blocks were found here; so what is found changes speed and no bit.
+A block's keys and values depend only on the tokens up to its end, and are computed in the same
+shape whether or not earlier blocks were found here; so what is found changes speed and no bit.
 """
 
 from collections import OrderedDict

@@ -12,7 +12,7 @@ from coterie.trajectories.turn import Finish
 
 
 class EngineError(Exception):
-    """A call that failed for good (after its bounded retries); recorded on the item by the driver."""
+    """A call that failed for good (after bounded retries); recorded on the item by the driver."""
 
 
 @dataclass(frozen=True, slots=True)

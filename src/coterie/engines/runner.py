@@ -1,8 +1,8 @@
 """Model steps of the in-process engine: reading prompts, the next token, scores of given tokens.
 
-Everything runs in shapes under which a sequence's numbers do not depend on its neighbours (on CPU in
-float32, with a fixed number of threads): rows padded to a multiple of 8 and at least 16, keys to a
-multiple of 64, prompts read in blocks of 64 tokens that attend to whole blocks.
+Everything runs in shapes under which a sequence's numbers do not depend on its neighbours (on CPU
+in float32, with a fixed number of threads): rows padded to a multiple of 8 and at least 16, keys to
+a multiple of 64, prompts read in blocks of 64 tokens that attend to whole blocks.
 """
 
 from collections.abc import Sequence
@@ -153,8 +153,9 @@ def _refuse_windows(config: object) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None) and not kinds
     if window or kinds - {"full_attention"}:
+        found = ", ".join(sorted(kinds)) or "sliding window"
         raise UserError(
-            f"the in-process engine runs models with full attention only, not "
-            f"{getattr(config, 'model_type', '?')} ({', '.join(sorted(kinds)) or 'sliding window'})",
+            "the in-process engine runs models with full attention only, not "
+            f"{getattr(config, 'model_type', '?')} ({found})",
             "use the vLLM engine for this model",
         )

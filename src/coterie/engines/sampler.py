@@ -46,7 +46,7 @@ def draw(
 
 def _top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
     """Log-probs renormalised over the nucleus, ``-inf`` outside."""
-    ordered, order = logprobs.sort(-1, descending=True, stable=True)
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
     ordered = ordered.masked_fill(before >= top_p[:, None], -torch.inf)
     ordered = ordered - ordered.logsumexp(-1, keepdim=True)

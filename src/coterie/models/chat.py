@@ -1,7 +1,7 @@
 """Chats to token ids, in which every turn of one's own is exactly the ids that were sampled.
 
 A chat template only knows text. So each own turn is handed to it as a *sentinel*, the rendered text
-is split there, the text between is tokenised, and the recorded ids are put in the sentinels' places.
+is split there, the text between is tokenised, and the recorded ids are put in their places.
 
 A template may rewrite history, for example drop earlier thoughts. A turn that the template would
 not show as it was is shown as the template gives it, tokenised anew; the prompt then no longer
@@ -135,28 +135,36 @@ class ChatRenderer:
     ) -> str:
         """``text`` with a sentinel for each own turn that the template shows as it was."""
 
-        def marked(indices: Iterable[int]) -> str | None:
-            """The text with these turns as sentinels; ``None`` if the template changes them."""
-            chosen = set(indices)
-            shown = [
-                {**message, "content": _given(own[index]) + self._sentinel(index)}
-                if index in chosen
-                else message
-                for index, message in enumerate(chat)
-            ]
-            result = self._template(shown, generation)
-            for trim in (str, str.strip):
-                said = {index: trim(self._said(own[index])) for index in chosen}
-                if self._mark_pattern.sub(lambda m: said[int(m[1])], result) == text:
-                    return result
-            return None
-
         if not own:
             return text
-        if (everything := marked(own)) is not None:
+        if (everything := self._marked(chat, own, own, text, generation)) is not None:
             return everything
-        as_it_was = [index for index in own if marked([index]) is not None]
-        return marked(as_it_was) or text
+        same = [i for i in own if self._marked(chat, own, [i], text, generation) is not None]
+        return self._marked(chat, own, same, text, generation) or text
+
+    def _marked(
+        self,
+        chat: list[dict[str, str]],
+        own: dict[int, Turn],
+        chosen: Iterable[int],
+        text: str,
+        generation: bool,
+    ) -> str | None:
+        """The text with the chosen turns as sentinels; ``None`` if the template changes them.
+
+        A template that only trims their ends is taken to show them as they were.
+        """
+        shown = list(chat)
+        for index in chosen:
+            content = _given(own[index]) + self._sentinel(index)
+            shown[index] = {**chat[index], "content": content}
+        marked = self._template(shown, generation)
+        said = {index: self._said(turn) for index, turn in own.items()}
+        trimmed = {index: content.strip() for index, content in said.items()}
+        for contents in (said, trimmed):
+            if self._mark_pattern.sub(lambda m, c=contents: c[int(m[1])], marked) == text:  # type: ignore[misc]
+                return marked
+        return None
 
     def _said(self, turn: Turn) -> str:
         """The sampled part of an own turn's text, as it is in the chat."""

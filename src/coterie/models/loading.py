@@ -61,7 +61,7 @@ def load(
     model = AutoModelForCausalLM.from_pretrained(
         source, config=config, dtype=dtype, use_safetensors=True
     )
-    model.to(device).eval()
+    model.eval().to(device=device)
     return LoadedModel(model, tokenizer, renderer, config.max_position_embeddings, source)
 
 
@@ -83,13 +83,14 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
         from coterie.models.adapters import load_adapter
 
         fresh = load_adapter(fresh, folder).merge_and_unload()
-    try:
-        loaded.model.load_state_dict(fresh.state_dict())
-    except RuntimeError as error:
+    weights = fresh.state_dict()
+    have = {name: weight.shape for name, weight in loaded.model.state_dict().items()}
+    if have != {name: weight.shape for name, weight in weights.items()}:
         raise UserError(
-            f"the weights at {path} do not fit the loaded model {loaded.source}: {error}",
+            f"the weights at {path} do not fit the loaded model {loaded.source}",
             "load a checkpoint of the same architecture and vocabulary",
-        ) from error
+        )
+    loaded.model.load_state_dict(weights)
 
 
 def resolve(name_or_path: str | Path) -> str:

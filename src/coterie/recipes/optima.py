@@ -24,12 +24,13 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
 from coterie.environments.dialogue import drop_format
 from coterie.environments.registry import environment
+from coterie.errors import UserError
 from coterie.models.loading import LoadedModel, load
 from coterie.recipes.optima_settings import OptimaSettings
 from coterie.recipes.plan import plan
 from coterie.rewards.combined import Reward, largest_loss, rewards
 from coterie.rewards.likelihood import turn_losses
-from coterie.rollout.episodes import Episode, Player, dialogue_tokens
+from coterie.rollout.episodes import Episode, Finished, Player, dialogue_tokens
 from coterie.rollout.flight import in_flight
 from coterie.runs.folder import Run, Step
 from coterie.selection.demonstrations import best_demonstrations, random_demonstrations
@@ -173,12 +174,11 @@ class OptimaISFT:
             self.settings.train,
             folder,
             progress=progress,
-            tokenizer_from=Path(policy.source),
         )
         return {
             "rows": report.rows,
-            "dropped": report.dropped,
-            "trained_tokens": report.target_tokens,
+            "dropped": report.dropped_too_long + report.dropped_empty,
+            "trained_tokens": sum(row.target_count for row in trained) * self.settings.train.epochs,
             "steps": report.steps,
             "loss": report.last_loss,
             "weights": weight_hash(folder / "final"),
@@ -252,12 +252,42 @@ class OptimaISFT:
             player = Player(
                 self.environment, engine, policy.renderer.render, sampling, self.settings.seed
             )
-            async for done in player.play_all(left):
-                key = ItemKey(iteration, stage, done.episode.task.id, _sample_key(done.episode))
-                run.store.finish(key, tree=done.tree, failure=done.failure)
-                progress.advance(1, sampled_tokens=engine.stats.sampled_tokens)
+            await self._record(run, player.play_all(left), engine, progress)
         progress.close()
         return self._summary(run, iteration, stage)
+
+    async def _record(
+        self,
+        run: Run,
+        finished: AsyncIterator[Finished],
+        engine: InProcessEngine,
+        progress: Progress,
+    ) -> None:
+        """Write each episode as it finishes.
+
+        Failures are withheld until one episode succeeds: if all fail, that is no property of the
+        episodes, nothing is written, and :class:`UserError` says why.
+        """
+        withheld: list[Finished] = []
+        succeeded = False
+        async for done in finished:
+            progress.advance(1, sampled_tokens=engine.stats.sampled_tokens)
+            withheld.append(done)
+            succeeded = succeeded or done.tree is not None
+            if not succeeded:
+                continue
+            for one in withheld:
+                episode = one.episode
+                key = ItemKey(
+                    episode.iteration, episode.stage, episode.task.id, _sample_key(episode)
+                )
+                run.store.finish(key, tree=one.tree, failure=one.failure)
+            withheld.clear()
+        if withheld:
+            raise UserError(
+                f"all {len(withheld)} dialogues failed; the first because: {withheld[0].failure}",
+                "mend the cause and run again; nothing was recorded of them",
+            )
 
     def _summary(self, run: Run, iteration: int, stage: str) -> Metrics:
         scores, tokens = [], []

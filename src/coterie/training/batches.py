@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
+from coterie.errors import UserError
 from coterie.training.objective import Item, Objective
 
 
@@ -23,6 +24,12 @@ class Plan(Generic[Item]):
     """Longest row of each item, in tokens."""
     widths: Sequence[int]
     """Number of rows of each item."""
+    tokens: Sequence[int]
+    """Tokens of all rows of each item."""
+    counts: Sequence[float]
+    """Each item's share of the denominator of its step."""
+    names: Sequence[str]
+    """Where each item came from, for messages."""
     too_long: int
     """Items dropped because a row is longer than the limit."""
     empty: int
@@ -79,20 +86,38 @@ def plan(
     tokens_per_microbatch: int,
     max_length: int,
 ) -> Plan[Item]:
-    """Drop (and count) items that can't be trained, and plan the rest."""
-    kept: list[Item] = []
-    lengths: list[int] = []
-    widths: list[int] = []
+    """Drop (and count) items that can't be trained, and plan the rest.
+
+    Raises :class:`UserError` if none is left.
+    """
+    kept: list[int] = []
     too_long = empty = 0
-    for item in items:
-        rows = objective.rows(item)
-        length = max(len(row.ids) for row in rows)
+    groups = [objective.rows(item) for item in items]
+    counts = [objective.count(item) for item in items]
+    lengths = [max(len(row.ids) for row in group) for group in groups]
+    for index, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         if length > max_length:
             too_long += 1
-        elif objective.count(item) == 0:
+        elif count == 0:
             empty += 1
         else:
-            kept.append(item)
-            lengths.append(length)
-            widths.append(len(rows))
-    return Plan(kept, lengths, widths, too_long, empty, seed, batch_rows, tokens_per_microbatch)
+            kept.append(index)
+    if not kept:
+        raise UserError(
+            f"no row is left to train: {too_long} are longer than {max_length} tokens, "
+            f"{empty} have no targets",
+            "raise max_length, or give rows with targets",
+        )
+    return Plan(
+        items=[items[i] for i in kept],
+        lengths=[lengths[i] for i in kept],
+        widths=[len(groups[i]) for i in kept],
+        tokens=[sum(len(row.ids) for row in groups[i]) for i in kept],
+        counts=[counts[i] for i in kept],
+        names=[groups[i][0].origin or f"number {i}" for i in kept],
+        too_long=too_long,
+        empty=empty,
+        seed=seed,
+        batch_rows=batch_rows,
+        tokens_per_microbatch=tokens_per_microbatch,
+    )

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from coterie.errors import UserError
+from coterie.models.adapters import save_adapter
 
 _TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
@@ -37,9 +39,9 @@ def published(folder: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     yield temporary
     for path in [*temporary.rglob("*"), temporary]:
-        _sync(path)
+        sync(path)
     temporary.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def save_checkpoint(
@@ -67,9 +69,7 @@ def save_checkpoint(
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint in ``folder``; what a kill left half-written is removed."""
-    for partial in folder.glob(".checkpoint-*.partial"):
-        shutil.rmtree(partial)
+    """The newest checkpoint in ``folder``, if there is one."""
     found = _checkpoints(folder)
     return found[-1] if found else None
 
@@ -110,7 +110,7 @@ def load_checkpoint(
 
 
 def save_final(
-    model: nn.Module, folder: Path, facts: Mapping[str, Any], tokenizer_from: Path | None
+    model: Any, folder: Path, facts: Mapping[str, Any], tokenizer_from: Path | None
 ) -> None:
     """Publish ``folder``: weights and config by ``save_pretrained``, tokenizer files as they are."""
     with published(folder) as temporary:
@@ -118,16 +118,35 @@ def save_final(
             for pattern in _TOKENIZER_FILES:
                 for path in sorted(tokenizer_from.glob(pattern)):
                     shutil.copy2(path, temporary)
-        model.save_pretrained(temporary)  # type: ignore[operator]
+        if isinstance(model, PeftModel):
+            save_adapter(model, temporary, model.active_adapter)
+        else:
+            model.save_pretrained(temporary)
         (temporary / "training.json").write_text(json.dumps(facts, indent=1))
+
+
+def load_final(model: Any, folder: Path) -> None:
+    """Put the weights that :func:`save_final` wrote into ``model``, in place."""
+    if isinstance(model, PeftModel):
+        tensors = load_file(folder / "adapter_model.safetensors")
+        set_peft_model_state_dict(model, tensors, adapter_name=model.active_adapter)
+    else:
+        saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
+        model.load_state_dict(saved.state_dict())
 
 
 def remove_training(folder: Path) -> None:
     """Remove what an earlier training left in ``folder``: checkpoints, final weights, metrics."""
-    for path in [*_checkpoints(folder), *folder.glob(".*.partial"), folder / "final"]:
-        if path.exists():
-            shutil.rmtree(path)
+    if (folder / "final").exists():
+        shutil.rmtree(folder / "final")
+    remove_checkpoints(folder)
     (folder / "metrics.jsonl").unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what a kill left half-written."""
+    for path in folder.glob(".*.partial"):
+        shutil.rmtree(path)
 
 
 def remove_checkpoints(folder: Path) -> None:
@@ -144,13 +163,12 @@ def weight_hash(model: Path | nn.Module) -> str:
     """
     if isinstance(model, Path):
         return hash_tensors(_saved_tensors(model))
-    if hasattr(model, "peft_config"):
-        from peft import get_peft_model_state_dict
-
-        return hash_tensors(get_peft_model_state_dict(model).items())
-    buffers = {name for name, _ in model.named_buffers()} & set(model.state_dict())
-    kept = ((name, buffer) for name, buffer in model.named_buffers() if name in buffers)
-    return hash_tensors([*model.named_parameters(), *kept])
+    if isinstance(model, PeftModel):
+        adapter = get_peft_model_state_dict(model, adapter_name=model.active_adapter)
+        return hash_tensors(adapter.items())
+    saved = set(model.state_dict())
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
+    return hash_tensors([*model.named_parameters(), *buffers])
 
 
 def hash_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
@@ -177,7 +195,7 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*"))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Flush a file or the entries of a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

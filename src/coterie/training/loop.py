@@ -25,7 +25,7 @@ from coterie.training.objective import Item, Objective
 from coterie.training.optimizer import make_optimizer, rate_at, set_rate
 from coterie.training.prepare import longest_row, precision, prepared, trainable
 from coterie.training.progress import Progress, Silent
-from coterie.training.record import Record, TrainingReport
+from coterie.training.record import Record, TrainingReport, open_folder
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
 from coterie.training.trackers import Tracker, make_tracker
@@ -53,7 +53,11 @@ def train(
     before the step).
     """
     objective = objective or SFT()
-    with _torch(settings), prepared(model, settings) as model, _accelerator(settings) as accelerator:
+    with (
+        _torch(settings),
+        prepared(model, settings) as model,
+        _accelerator(settings) as accelerator,
+    ):
         batches = plan(
             rows,
             objective,
@@ -62,7 +66,8 @@ def train(
             tokens_per_microbatch=settings.tokens_per_microbatch,
             max_length=longest_row(model, settings),
         )
-        record = Record(model, objective, batches, settings, folder, accelerator, resume=resume)
+        open_folder(folder, accelerator, resume=resume)
+        record = Record(model, objective.name, batches, settings, folder, accelerator)
         if (report := record.finished()) is not None:
             return report
         watch = progress if progress and accelerator.is_main_process else Silent()
@@ -129,8 +134,8 @@ def _gradient(
     norm = float(accelerator.clip_grad_norm_(module.parameters(), max_norm))
     if not all(map(_finite, (loss, norm))):
         module.zero_grad()
-        bad = [batches.name(i) for i, value in found if not _finite(float(value))]
-        _refuse_step(loss, norm, gather_object(bad), [batches.name(i) for i in chosen])
+        bad = [batches.names[i] for i, value in found if not _finite(float(value))]
+        _refuse_step(loss, norm, gather_object(bad), [batches.names[i] for i in chosen])
     return loss, norm
 
 

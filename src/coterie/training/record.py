@@ -15,7 +15,7 @@ from torch import nn
 from coterie.errors import UserError
 from coterie.training import checkpoint
 from coterie.training.batches import Plan
-from coterie.training.prepare import longest_row, tokenizer_folder, trainable
+from coterie.training.prepare import tokenizer_folder
 from coterie.training.settings import TrainingSettings
 
 
@@ -54,39 +54,158 @@ class Record:
     def __init__(
         self,
         model: Any,
-        objective: Any,
+        objective: str,
         batches: Plan[Any],
         settings: TrainingSettings,
         folder: Path,
         accelerator: Accelerator,
-        *,
-        resume: bool,
     ) -> None:
-        if not batches.items:
-            raise UserError(
-                f"no row is left to train ({batches.too_long} longer than "
-                f"{longest_row(model, settings)} tokens, {batches.empty} without targets)",
-                "raise max_length, or give rows with targets",
-            )
         steps = batches.steps_per_epoch * settings.epochs
         self.total = min(steps, settings.max_steps or steps)
         self.settings = settings
         self._model, self._batches, self._folder = model, batches, folder
         self._accelerator = accelerator
-        self._step = self._tokens = 0
-        self._seconds = 0.0
+        self._identity = {
+            "objective": objective,
+            "settings": settings.identity(),
+            "rows": _hash_items(batches.items),
+            "starting weights": checkpoint.hash_tensors(model.named_parameters()),
+        }
         self._losses: list[float] = []
-        self._saved_at = self._last = time.monotonic()
-        self._saved_seconds = 0.0
-        self._identity = _identity(model, objective, batches, settings)
-        if accelerator.is_main_process:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not resume:
-                checkpoint.remove_training(folder)
-            checkpoint.remove_partial(folder)
-        accelerator.wait_for_everyone()
-        self._session_start = 0
+        self._tokens = self._tokens_before = 0
+        self._seconds_before = 0.0
+        self._start = self._saved_at = time.monotonic()
+
+    def finished(self) -> TrainingReport | None:
+        """The report of an earlier, finished training, its weights loaded; ``None`` if there is none."""
+        final = self._folder / "final"
+        if not final.exists():
+            return None
+        facts = json.loads((final / "training.json").read_text())
+        self._check(facts["identity"])
+        checkpoint.load_final(self._model, final)
+        return TrainingReport(final=final, **facts["report"])
+
+    def restore(self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> int:
+        """Go on from the newest checkpoint, if there is one. Gives the number of steps done."""
+        newest = checkpoint.newest_checkpoint(self._folder)
+        if newest is not None:
+            facts = checkpoint.read_facts(newest)
+            self._check(facts["identity"])
+            checkpoint.load_checkpoint(newest, weights, optimizer)
+            self._tokens = self._tokens_before = facts["tokens"]
+            self._seconds_before = facts["seconds"]
+            with self._metrics.open() as file:
+                self._losses = [json.loads(file.readline())["loss"] for _ in range(facts["step"])]
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_main_process:
+            self._cut_metrics(len(self._losses))
+        self._start = self._saved_at = time.monotonic()
+        return len(self._losses)
+
+    def add(
+        self, chosen: Sequence[int], *, loss: float, grad_norm: float, learning_rate: float
+    ) -> dict[str, float]:
+        """Note a step that was taken. Gives its metrics, which are in ``metrics.jsonl`` too."""
+        self._losses.append(loss)
+        self._tokens += sum(self._batches.tokens[i] for i in chosen)
+        done = len(self._losses)
+        speed = (self._tokens - self._tokens_before) / (time.monotonic() - self._start)
+        metrics = {
+            "step": done,
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "learning_rate": learning_rate,
+            "tokens_per_second": speed,
+            "seconds_left": (self.total - done) * self._tokens / done / speed,
+            "rows_dropped": self._batches.too_long + self._batches.empty,
+        }
+        if self._accelerator.is_main_process:
+            with self._metrics.open("a") as file:
+                file.write(json.dumps(metrics) + "\n")
+        return metrics
+
+    def save_if_due(
+        self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Write a checkpoint if one is due by steps or by time (the last step has ``finish``)."""
+        step, every = len(self._losses), self.settings.save_every_steps
+        due = every is not None and step % every == 0
+        if (seconds := self.settings.save_every_seconds) is not None:
+            due = due or time.monotonic() - self._saved_at >= seconds
+        if not due or step == self.total or not self._accelerator.is_main_process:
+            return
+        checkpoint.sync(self._metrics)
+        facts = {"identity": self._identity, "tokens": self._tokens, "seconds": self._seconds}
+        checkpoint.save_checkpoint(self._folder, step, weights, optimizer, facts)
+        self._saved_at = time.monotonic()
+
+    def finish(self) -> TrainingReport:
+        """Publish the final weights and remove the checkpoints."""
+        report, final = self._report(), self._folder / "final"
+        if self._accelerator.is_main_process:
+            facts = {
+                "identity": self._identity,
+                "settings": self.settings.model_dump(mode="json"),
+                "report": {k: v for k, v in asdict(report).items() if k != "final"},
+            }
+            checkpoint.save_final(self._model, final, facts, tokenizer_folder(self._model))
+            checkpoint.remove_checkpoints(self._folder)
+        self._accelerator.wait_for_everyone()
+        return report
+
+    def _report(self) -> TrainingReport:
+        tail = self._losses[-max(len(self._losses) // 10, 1) :]
+        return TrainingReport(
+            final=self._folder / "final",
+            steps=len(self._losses),
+            rows=len(self._batches.items),
+            dropped_too_long=self._batches.too_long,
+            dropped_empty=self._batches.empty,
+            tokens=self._tokens,
+            first_loss=self._losses[0],
+            last_loss=sum(tail) / len(tail),
+            seconds=self._seconds,
+        )
 
     @property
-    def _final(self) -> Path:
-        return self._folder / "final"
+    def _metrics(self) -> Path:
+        return self._folder / "metrics.jsonl"
+
+    @property
+    def _seconds(self) -> float:
+        return self._seconds_before + time.monotonic() - self._start
+
+    def _cut_metrics(self, steps: int) -> None:
+        """Forget the metrics of steps after the checkpoint: they are taken again."""
+        with self._metrics.open("a+b") as file:
+            file.seek(0)
+            for _ in range(steps):
+                file.readline()
+            file.truncate(file.tell())
+
+    def _check(self, identity: Mapping[str, str]) -> None:
+        other = [name for name, value in self._identity.items() if identity[name] != value]
+        if other:
+            raise UserError(
+                f"{self._folder} holds a training that differs in its {', '.join(other)}",
+                "give this training another folder, start it afresh (resume=False), or give it "
+                "what the other one was given (the starting weights as first loaded)",
+            )
+
+
+def open_folder(folder: Path, accelerator: Accelerator, *, resume: bool) -> None:
+    """Make the folder, and clear what a kill left half-written (all, where not to be resumed)."""
+    if accelerator.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.remove_partial(folder)
+        if not resume:
+            checkpoint.remove_training(folder)
+    accelerator.wait_for_everyone()
+
+
+def _hash_items(items: Sequence[Any]) -> str:
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(repr(item).encode())
+    return digest.hexdigest()

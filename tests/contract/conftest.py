@@ -1,0 +1,18 @@
+"""Contract 9: what is promised holds for four shapes of chat template."""
+
+import pytest
+
+from coterie.engines.inprocess import InProcessEngine
+from tests.templates import TEMPLATES, model
+
+
+@pytest.fixture(params=TEMPLATES)
+def template(request: pytest.FixtureRequest) -> str:
+    """The name of a chat template."""
+    return str(request.param)
+
+
+@pytest.fixture
+def engine(template: str) -> InProcessEngine:
+    """A random model with that template, sampled in this process."""
+    return InProcessEngine(model(template), policy="random", version="0")
