@@ -24,7 +24,9 @@ TEMPLATES = {
     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
     "chatml": "{% for m in messages %}" + _CHATML % "m['content']",
     "smollm2": "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou help people.<|im_end|>\n' }}{% endif %}" + _CHATML % "m['content']",
+    "{{ '<|im_start|>system\nYou help people.<|im_end|>\n' }}{% endif %}"
+    + _CHATML
+    % "m['content']",
     "thinking": "{% for m in messages %}{% if m['role'] == 'assistant' and not loop.last"
     " and '</think>' in m['content'] %}{% set c = m['content'].split('</think>')[-1] %}"
     "{% else %}{% set c = m['content'] %}{% endif %}" + _CHATML % "c",

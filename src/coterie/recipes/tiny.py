@@ -8,12 +8,14 @@ A curriculum goes from one fact and terse formats to the full mix.
 """
 
 import argparse
+import copy
 import json
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -32,6 +34,10 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+WINDOW = 600
+"""Rows that are sorted by length together, so that batches have little padding."""
+ROPE_BASE = 10_000.0
+"""The base of the rotary positions' frequencies."""
 LOOK_BACK = (1, 1, 2, 3, 4)
 """Distances at which heads of the first layer begin to look back; the sixth head begins free."""
 TERSE = ("arrow", "pairs", "call", "table")
@@ -42,13 +48,13 @@ class Stage:
     """One part of the curriculum."""
 
     share: float
-    """Its share of the training tokens."""
+    """Its share of the tokens that the drills leave."""
     mix: Mix
     """What its dialogues are drawn from."""
 
 
-DRILL_SHARE = 0.11
-"""Share of the training tokens for copy drills, before the dialogues."""
+DRILL_TOKENS = 550_000
+"""Tokens of copy drills before the dialogues: enough for copying to appear, with some to spare."""
 CURRICULUM: tuple[Stage, ...] = (
     Stage(
         0.10, Mix(levels=(1,), facts_per_agent=(1, 3), hint_share=1.0, hint_styles=("list", *TERSE))
@@ -153,6 +159,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
         num_attention_heads=6,
         num_key_value_heads=6,
         max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
         attention_bias=True,
         initializer_range=0.07,
         tie_word_embeddings=True,
@@ -176,8 +183,7 @@ def _look_back(model: LlamaForCausalLM) -> None:
     """
     attention, pairs, strength = model.model.layers[0].self_attn, 8, 5.0
     half = attention.head_dim // 2
-    base = model.config.rope_parameters["rope_theta"]
-    frequencies = base ** (-torch.arange(pairs) / half)
+    frequencies = ROPE_BASE ** (-torch.arange(pairs) / half)
     for head, distance in enumerate(LOOK_BACK):
         start = head * attention.head_dim
         attention.k_proj.bias[start : start + pairs] = strength
@@ -218,13 +224,14 @@ def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
 
 def curriculum_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
     """Rows of `tokens` tokens in all: copy drills, then dialogues, stage after stage, in blocks of dialogues."""
-    rng, left = random.Random(f"drills/{seed}"), DRILL_SHARE * tokens
+    rng = random.Random(f"drills/{seed}")
+    left = float(min(DRILL_TOKENS, tokens))
     while left > 0:
         row = copy_drill(tokenizer, rng)
         left -= len(row.ids)
         yield row
     for number, stage in enumerate(CURRICULUM):
-        left, block = stage.share * tokens, 0
+        left, block = stage.share * max(tokens - DRILL_TOKENS, 0), 0
         while left > 0:
             block += 1
             for dialogue in corpus(seed + 1000 * number + block, 1500, stage.mix):
@@ -238,7 +245,7 @@ def curriculum_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) 
 def batches(rows: Iterator[Row], budget: int, window: int, seed: int) -> Iterator[list[Row]]:
     """Batches of at most `budget` padded tokens; rows are sorted by length within a window, batches shuffled."""
     rng = random.Random(seed)
-    while chunk := [row for row, _ in zip(rows, range(window), strict=False)]:
+    while chunk := list(islice(rows, window)):
         chunk.sort(key=lambda row: len(row.ids))
         found: list[list[Row]] = [[]]
         for row in chunk:
@@ -262,22 +269,19 @@ def batch_loss(model: LlamaForCausalLM, batch: list[Row]) -> torch.Tensor:
 
 
 def pretrain(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    tokens: int,
-    seed: int,
-    peak: float,
-    budget: int,
+    model: LlamaForCausalLM, batches: Iterable[list[Row]], tokens: int, peak: float
 ) -> None:
-    """Train on `tokens` tokens of the curriculum: AdamW, warm-up over 2%, then a cosine to zero."""
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    plain = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": 0.02}, {"params": plain, "weight_decay": 0.0}]
+    """Train on batches of `tokens` tokens in all: AdamW, warm-up over 2%, then a cosine to zero."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": 0.02},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98))
-    seen, start, losses = 0, time.monotonic(), []
-    for step, batch in enumerate(
-        batches(curriculum_rows(tokenizer, tokens, seed), budget, 600, seed)
-    ):
+    seen, start = 0, time.monotonic()
+    losses: list[float] = []
+    for batch in batches:
         done = min(seen / tokens, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = peak * min(done / 0.02 + 0.01, 0.5 + 0.5 * math.cos(math.pi * done))
@@ -288,22 +292,23 @@ def pretrain(
         optimizer.step()
         seen += sum(len(row.ids) for row in batch)
         losses.append(loss.item())
-        if step % 50 == 0:
-            speed = seen / (time.monotonic() - start)
-            left = max(tokens - seen, 0) / speed / 60
-            mean = sum(losses[-50:]) / len(losses[-50:])
-            print(
-                f"{seen:>10,} tokens  loss {mean:.4f}  {speed:,.0f} tokens/s  {left:.1f} min left",
-                flush=True,
-            )
+        if len(losses) == 50:
+            _progress(seen, tokens, sum(losses) / len(losses), time.monotonic() - start)
+            losses.clear()
+
+
+def _progress(seen: int, tokens: int, loss: float, seconds: float) -> None:
+    """Print one line: tokens so far, mean loss since the last line, speed, time left."""
+    speed = seen / seconds
+    left = max(tokens - seen, 0) / speed / 60
+    line = f"{seen:>10,} tokens  loss {loss:.4f}  {speed:,.0f} tokens/s  {left:.1f} min left"
+    print(line, flush=True)
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write config, bfloat16 weights, tokenizer, chat template and generation settings."""
     out.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-    shadow = LlamaForCausalLM(model.config).to(torch.bfloat16)
-    shadow.load_state_dict(weights)
+    shadow = copy.deepcopy(model).bfloat16()
     shadow.generation_config = GenerationConfig(
         do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
@@ -330,7 +335,10 @@ def main() -> None:
     model = tiny_model(tokenizer, settings.seed)
     weights = sum(p.numel() for p in model.parameters())
     print(f"{weights:,} weights, {len(tokenizer):,} pieces", flush=True)
-    pretrain(model, tokenizer, settings.tokens, settings.seed, settings.peak, settings.budget)
+    rows = curriculum_rows(tokenizer, settings.tokens, settings.seed)
+    pretrain(
+        model, batches(rows, settings.budget, WINDOW, settings.seed), settings.tokens, settings.peak
+    )
     save(model, tokenizer, settings.out)
 
 

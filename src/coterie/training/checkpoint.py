@@ -20,6 +20,7 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers.utils import logging
 
 from coterie.errors import UserError
 from coterie.models.adapters import save_adapter
@@ -121,7 +122,8 @@ def save_final(
         if isinstance(model, PeftModel):
             save_adapter(model, temporary, model.active_adapter)
         else:
-            model.save_pretrained(temporary)
+            with _without_bar():
+                model.save_pretrained(temporary)
         (temporary / "training.json").write_text(json.dumps(facts, indent=1))
 
 
@@ -131,7 +133,8 @@ def load_final(model: Any, folder: Path) -> None:
         tensors = load_file(folder / "adapter_model.safetensors")
         set_peft_model_state_dict(model, tensors, adapter_name=model.active_adapter)
     else:
-        saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
+        with _without_bar():
+            saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
         model.load_state_dict(saved.state_dict())
 
 
@@ -177,7 +180,7 @@ def hash_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
     for name, tensor in sorted(named, key=lambda pair: pair[0]):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy())
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -189,6 +192,18 @@ def _saved_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         with safe_open(path, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 yield name, opened.get_tensor(name)
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    """Transformers draws a progress bar of its own, right through ours."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _checkpoints(folder: Path) -> list[Path]:

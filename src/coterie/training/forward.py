@@ -15,6 +15,9 @@ from coterie.models.logprobs import token_logprobs
 from coterie.training.objective import Item, Objective
 from coterie.trajectories.row import Row
 
+PADDING = 0
+"""Any id of the vocabulary: no target sees it."""
+
 
 class LossModule(nn.Module, Generic[Item]):
     """Model and objective as one module, so that wrapping it (ranks, precision) wraps all of it."""
@@ -35,7 +38,7 @@ def row_logprobs(model: Any, rows: Sequence[Row]) -> Sequence[torch.Tensor]:
     """Log-probs (nats, float32) of the targets of each row, in order; none for a first token."""
     device = next(model.parameters()).device
     width = max(len(row.ids) for row in rows)
-    ids_BT = torch.tensor([(*row.ids, *[0] * (width - len(row.ids))) for row in rows])
+    ids_BT = torch.tensor([(*row.ids, *[PADDING] * (width - len(row.ids))) for row in rows])
     places = [_predicted(row) for row in rows]
     at_N = torch.tensor([r * width + p - 1 for r, place in enumerate(places) for p in place])
     labels_N = ids_BT.flatten()[at_N + 1]

@@ -72,7 +72,9 @@ def train(
             return report
         watch = progress if progress and accelerator.is_main_process else Silent()
         name = settings.tracker if accelerator.is_main_process else "none"
-        tracker = tracker or make_tracker(name, folder, folder.name, settings.model_dump())
+        tracker = tracker or make_tracker(
+            name, folder, "-".join(folder.parts[-3:]), settings.model_dump()
+        )
         try:
             watch.start(record.total, f"training {len(batches.items)} rows")
             _run(accelerator, LossModule(model, objective), batches, record, watch, tracker)

@@ -16,11 +16,11 @@ import torch
 
 from coterie.trajectories.row import Row
 
-
 Item = TypeVar("Item")
+Item_contra = TypeVar("Item_contra", contravariant=True)
 
 
-class Objective(Protocol[Item]):
+class Objective(Protocol[Item_contra]):
     """Turns the log-probs of an item's targets into its loss.
 
     Example (the whole of DPO with stored reference log-probs)::
@@ -40,16 +40,16 @@ class Objective(Protocol[Item]):
 
     name: str
 
-    def rows(self, item: Item) -> Sequence[Row]:
+    def rows(self, item: Item_contra) -> Sequence[Row]:
         """The sequences whose log-probs the item needs."""
         ...
 
-    def count(self, item: Item) -> float:
+    def count(self, item: Item_contra) -> float:
         """The item's share of the denominator, >= 0; an item that counts 0 is not trained."""
         ...
 
     def losses(
-        self, items: Sequence[Item], logprobs: Sequence[Sequence[torch.Tensor]]
+        self, items: Sequence[Item_contra], logprobs: Sequence[Sequence[torch.Tensor]]
     ) -> torch.Tensor:
         """Summed loss of each item, shape ``(items,)``, float32, in nats.
 

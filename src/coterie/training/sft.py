@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from coterie.errors import UserError
 from coterie.trajectories.row import Row
 
 
@@ -23,8 +24,9 @@ class SFT:
     def count(self, item: Row) -> float:
         """Weighted number of target tokens that have something before them."""
         if item.weight < 0:
-            raise ValueError(
-                f"row {item.origin or '?'}: SFT needs a weight >= 0, got {item.weight}"
+            raise UserError(
+                f"row {item.origin or '?'}: SFT needs a weight >= 0, got {item.weight}",
+                "drop the row, or use an objective that learns from bad rows (pairs)",
             )
         starts_as_target = bool(item.targets) and item.targets[0].start == 0
         return item.weight * (item.target_count - starts_as_target)

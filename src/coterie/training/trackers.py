@@ -2,8 +2,9 @@
 
 All but ``none`` are Accelerate's tracker classes, and their packages are imported only when chosen.
 Nothing leaves the machine unless the person says so: ``wandb`` and ``swanlab`` start offline
-unless ``WANDB_MODE`` or ``SWANLAB_MODE`` says otherwise, ``trackio`` keeps its database in the run's
-folder unless ``TRACKIO_DIR`` says otherwise, ``tensorboard`` only ever writes files.
+unless ``WANDB_MODE`` or ``SWANLAB_MODE`` says otherwise, and write under the training's folder, as
+``tensorboard`` does; ``trackio`` keeps one local database for all runs, where its own ``trackio show`` finds
+it (``TRACKIO_DIR`` moves it).
 """
 
 import importlib.util
@@ -58,7 +59,8 @@ class AccelerateTracker:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Metrics of one optimiser step."""
-        self._tracker.log(dict(metrics), step=step)
+        values = {name: value for name, value in metrics.items() if name != "step"}
+        self._tracker.log(values, step=step)
 
     def close(self) -> None:
         """Flush and end."""
@@ -95,8 +97,7 @@ def _swanlab(folder: Path, run: str) -> GeneralTracker:
     return SwanLabTracker(PROJECT, experiment_name=run, logdir=str(folder), mode=mode)
 
 
-def _trackio(folder: Path, run: str) -> GeneralTracker:
-    os.environ.setdefault("TRACKIO_DIR", str(folder))
+def _trackio(_: Path, run: str) -> GeneralTracker:
     return TrackioTracker(PROJECT, name=run)
 
 

@@ -101,23 +101,20 @@ def _honest(task: ExchangeTask, style: Style) -> list[str]:
     utterances: list[str] = []
     while hops:
         speaker = AGENTS[len(utterances) % 2]
-        told = hops.pop(0)[1] if hops[0][0] == speaker else None
+        told = [hops.pop(0)[1]] if hops[0][0] == speaker else []
         acts = _others(task, speaker, told, style) if len(utterances) < 2 else []
-        if told is not None:
-            acts.append(_word(style.tell, told))
-        acts.append(_word(style.ask if hops else style.conclude, hops[0][1] if hops else told))
+        acts += [_word(style.tell, fact) for fact in told]
+        acts.append(_word(style.ask, hops[0][1]) if hops else _word(style.conclude, told[0]))
         utterances.append(_frame(style, len(utterances), acts))
     utterances.append(_frame(style, len(utterances), [_word(style.agree, task.key[-1][1])]))
     return utterances
 
 
-def _others(task: ExchangeTask, speaker: str, told: Fact | None, style: Style) -> list[str]:
+def _others(task: ExchangeTask, speaker: str, told: list[Fact], style: Style) -> list[str]:
     """The speaker's other facts, in styles that tell them all."""
-    return (
-        [_word(style.other, fact) for fact in task.facts[speaker] if fact != told]
-        if style.other
-        else []
-    )
+    if not style.other:
+        return []
+    return [_word(style.other, fact) for fact in task.facts[speaker] if fact not in told]
 
 
 def _word(pattern: str, fact: Fact) -> str:

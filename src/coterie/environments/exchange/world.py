@@ -22,7 +22,7 @@ MAX_TURNS = 8
 """A dialogue that has not agreed on an answer by now ends."""
 
 Split = Literal["train", "heldout", "corpus"]
-SPLIT_SHARES: dict[str, range] = {
+SPLIT_SHARES: dict[Split, range] = {
     "train": range(30),
     "heldout": range(30, 55),
     "corpus": range(55, 100),

@@ -1,0 +1,277 @@
+"""The in-process engine: equal results in any company, ends, failures, loading."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Completion, EngineError, Sampling
+from coterie.engines.sampler import draw, uniforms
+from coterie.engines.sequence import Running
+from coterie.errors import UserError
+from coterie.models.adapters import add_lora, save_adapter
+from tests.templates import model
+
+Job = tuple[list[int], int, Sampling]
+
+
+def engine(max_batch: int = 128, heads: int = 2, cache_bytes: int = 1 << 26) -> InProcessEngine:
+    loaded = model("chatml", heads=heads)
+    return InProcessEngine(
+        loaded, policy="p", version="0", max_batch=max_batch, cache_bytes=cache_bytes
+    )
+
+
+def jobs(count: int) -> list[Job]:
+    """Random prompts around the sizes of blocks, with various settings."""
+    rng = random.Random(0)
+    shared = [rng.randrange(290) for _ in range(150)]
+    made = []
+    for seed in range(count):
+        own = [rng.randrange(290) for _ in range(rng.choice((1, 7, 63, 64, 65, 130, 300)))]
+        settings = Sampling(
+            temperature=rng.choice((1.0, 0.7, 0.0)),
+            top_p=rng.choice((1.0, 0.9)),
+            max_tokens=rng.choice((5, 30, 70)),
+        )
+        made.append((shared + own if seed % 3 == 0 else own, seed, settings))
+    return made
+
+
+def run(
+    engine: InProcessEngine, work: list[Job], order: list[int], spread: int
+) -> dict[int, Completion]:
+    """Complete jobs that arrive in ``order``, up to ``spread`` steps late."""
+    late = random.Random(spread)
+
+    async def one(index: int) -> Completion:
+        for _ in range(late.randint(0, spread)):
+            await asyncio.sleep(0)
+        prompt, seed, settings = work[index]
+        return (await engine.sample(prompt, [seed], settings))[0]
+
+    async def all_of_them() -> list[Completion]:
+        return await asyncio.gather(*map(one, order))
+
+    return dict(zip(order, asyncio.run(all_of_them()), strict=True))
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_a_completion_is_bitwise_the_same_in_any_company(heads: int) -> None:
+    work = jobs(100)
+    crowd = run(engine(heads=heads), work, list(range(100)), spread=0)
+    shuffled = random.Random(1).sample(range(100), 100)
+    small = engine(max_batch=37, heads=heads, cache_bytes=0)
+    assert run(small, work, shuffled, spread=60) == crowd
+    for index in range(0, 99, 11):
+        few = [index, index + 1, (index + 50) % 100]
+        assert run(engine(heads=heads), work, few[:1], spread=0) == {index: crowd[index]}
+        assert run(small, work, few, spread=5) == {i: crowd[i] for i in few}
+
+
+def test_scores_are_bitwise_the_same_in_any_company_and_those_of_sampling() -> None:
+    rng = random.Random(3)
+    one = engine()
+    texts = [[rng.randrange(290) for _ in range(rng.randint(2, 200))] for _ in range(40)]
+
+    async def crowd() -> list[list[float]]:
+        return await asyncio.gather(*(one.logprobs(ids[:1], ids[1:]) for ids in texts))
+
+    together = asyncio.run(crowd())
+    for ids, scores in list(zip(texts, together, strict=True))[::7]:
+        assert asyncio.run(engine().logprobs(ids[:1], ids[1:])) == scores
+
+    async def sampled() -> tuple[Completion, list[float]]:
+        (said,) = await one.sample(texts[0], [1], Sampling(max_tokens=50))
+        return said, await one.logprobs(texts[0], said.ids)
+
+    said, scores = asyncio.run(sampled())
+    assert said.logprobs == pytest.approx(scores, abs=1e-4)
+
+
+def test_one_call_with_many_seeds_equals_many_calls() -> None:
+    prompt = list(range(100))
+    together = asyncio.run(engine().sample(prompt, [5, 6, 7], Sampling(max_tokens=20)))
+    work = [(prompt, seed, Sampling(max_tokens=20)) for seed in (5, 6, 7)]
+    apart = run(engine(), work, [0, 1, 2], spread=9)
+    assert together == [apart[0], apart[1], apart[2]]
+    assert len({said.ids for said in together}) == 3
+
+
+def test_kept_prefixes_are_found_again() -> None:
+    one = engine()
+    for _ in range(2):
+        asyncio.run(one.sample(list(range(200)), [1], Sampling(max_tokens=2)))
+    assert one.stats.cached_tokens == 192
+    assert one.stats.prompt_tokens == 400
+
+
+def test_greedy_takes_the_likeliest_token() -> None:
+    one = engine()
+    prompt = [1, 2, 3]
+    (said,) = asyncio.run(one.sample(prompt, [0], Sampling(temperature=0, max_tokens=8)))
+    ids = torch.tensor([prompt + list(said.ids)])
+    with torch.no_grad():
+        best = model("chatml").model(ids).logits.argmax(-1)[0, 2:-1]
+    assert best.tolist() == list(said.ids)
+    assert set(said.logprobs) == {0.0}
+
+
+def test_draws_follow_the_distribution_and_top_p_cuts_its_tail() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4000, 4)
+    noise = torch.tensor(uniforms(7, 4000), dtype=torch.float64)
+    hot = torch.ones(4000)
+    ids, logprobs = draw(logits, hot, hot, noise)
+    assert (torch.bincount(ids, minlength=4) / 4000).tolist() == pytest.approx(
+        [0.5, 0.3, 0.15, 0.05], abs=0.025
+    )
+    assert torch.allclose(logprobs, logits[0][ids])
+    ids, logprobs = draw(logits, hot, hot * 0.7, noise)
+    assert set(ids.tolist()) == {0, 1}
+    assert torch.allclose(logprobs.exp(), torch.tensor([0.625, 0.375])[ids])
+
+
+def test_a_stop_string_across_tokens_ends_it_and_only_its_text_is_cut() -> None:
+    one = engine()
+    prompt = [1, 2, 3]
+    (free,) = asyncio.run(one.sample(prompt, [3], Sampling(max_tokens=40)))
+    renderer = one.loaded.renderer
+    cut = next(
+        n for n in range(8, 39)
+        if "\ufffd" not in renderer.decode(free.ids[n - 1 : n + 1])
+        and len(renderer.decode(free.ids[n : n + 1])) > 0
+    )  # fmt: skip
+    stop = renderer.decode(free.ids[cut - 1 : cut + 1])
+    (said,) = asyncio.run(one.sample(prompt, [3], Sampling(max_tokens=40, stop=("nope", stop))))
+    assert said.finish == "stop_string"
+    assert said.ids == free.ids[: len(said.ids)]
+    assert stop not in said.text
+    assert renderer.decode(said.ids).startswith(said.text + stop)
+
+
+def test_what_does_not_fit_the_context_fails_alone() -> None:
+    one = engine()
+
+    async def both() -> list[object]:
+        return await asyncio.gather(
+            one.sample([1] * 2000, [0], Sampling(max_tokens=100)),
+            one.sample([1], [0], Sampling(max_tokens=5)),
+            one.sample([99999], [0], Sampling(max_tokens=5)),
+            return_exceptions=True,
+        )
+
+    too_long, fine, unknown = asyncio.run(both())
+    assert isinstance(too_long, EngineError) and "context overflow" in str(too_long)
+    assert isinstance(unknown, EngineError)
+    assert isinstance(fine, list) and len(fine[0].ids) <= 5
+
+
+def test_a_timeout_fails_alone_and_frees_its_slot() -> None:
+    one = engine(max_batch=1)
+
+    async def both() -> list[object]:
+        return await asyncio.gather(
+            one.sample([1], [0], Sampling(temperature=0, max_tokens=2000, timeout=0.2)),
+            one.sample([2], [0], Sampling(max_tokens=5)),
+            return_exceptions=True,
+        )
+
+    slow, fine = asyncio.run(both())
+    assert isinstance(slow, EngineError) and "no answer within" in str(slow)
+    assert isinstance(fine, list)
+
+
+def test_cancelling_a_caller_frees_its_slot() -> None:
+    one = engine(max_batch=1)
+
+    async def cancel() -> Completion:
+        task = asyncio.create_task(one.sample([1], [0], Sampling(temperature=0, max_tokens=2000)))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        return (await one.sample([2], [0], Sampling(max_tokens=5)))[0]
+
+    assert asyncio.run(cancel()).ids
+
+
+def test_a_failing_step_fails_those_in_flight_and_leaves_the_engine_usable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = engine()
+    before = asyncio.run(one.sample([1, 2], [0], Sampling(max_tokens=9)))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(one._runner, "decode", broken)
+    with pytest.raises(EngineError, match="out of memory"):
+        asyncio.run(one.sample([1, 2], [0], Sampling(max_tokens=9)))
+    monkeypatch.undo()
+    assert asyncio.run(one.sample([1, 2], [0], Sampling(max_tokens=9))) == before
+    assert one.stats.failures == 1
+
+
+def test_a_failure_in_reading_an_answer_is_recorded_and_hangs_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> bool:
+        raise UnicodeError("bad bytes")
+
+    monkeypatch.setattr(Running, "accept", broken)
+    with pytest.raises(EngineError, match="bad bytes"):
+        asyncio.run(engine().sample([1], [0], Sampling(max_tokens=3)))
+
+
+def test_load_replaces_weights_and_drops_what_was_kept(tmp_path: Path) -> None:
+    other = model("chatml", seed=1)
+    other.model.save_pretrained(tmp_path)
+    ask = (list(range(100)), [0], Sampling(max_tokens=20))
+    want = asyncio.run(InProcessEngine(other, policy="p", version="1").sample(*ask))
+    one = engine()
+    assert asyncio.run(one.sample(*ask)) != want
+    asyncio.run(one.load(tmp_path, "1"))
+    assert one.version == "1"
+    assert asyncio.run(one.sample(*ask)) == want
+
+
+def test_load_merges_an_adapter_into_the_first_weights(tmp_path: Path) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    first = model("chatml")
+    first.model.save_pretrained(base)
+    first.tokenizer.save_pretrained(base)
+    from coterie.models.loading import load
+
+    tuned = add_lora(load(base).model, r=2, alpha=4)
+    with torch.no_grad():
+        for name, weight in tuned.named_parameters():
+            if "lora_B" in name:
+                weight.fill_(0.05)
+    save_adapter(tuned, adapter)
+    one = InProcessEngine(load(base), policy="p", version="0")
+    asyncio.run(one.load(adapter, "1"))
+    ids = list(range(30))
+    scores = asyncio.run(one.logprobs(ids[:1], ids[1:]))
+    with torch.no_grad():
+        logits = tuned(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    assert scores == pytest.approx(logits[range(29), ids[1:]].tolist(), abs=1e-4)
+
+
+def test_load_is_refused_in_flight_and_for_other_shapes(tmp_path: Path) -> None:
+    one = engine()
+    model("chatml", heads=4).model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="do not fit"):
+        asyncio.run(one.load(tmp_path, "1"))
+
+    async def during() -> None:
+        task = asyncio.create_task(one.sample([1], [0], Sampling(max_tokens=50)))
+        await asyncio.sleep(0)
+        try:
+            await one.load(tmp_path, "1")
+        finally:
+            await task
+
+    with pytest.raises(EngineError, match="in flight"):
+        asyncio.run(during())
+    assert one.version == "0"

@@ -1,0 +1,132 @@
+"""Loading: what works, and what is refused before weights are read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from coterie.errors import UserError
+from coterie.models.adapters import add_lora, load_adapter, save_adapter
+from coterie.models.loading import check_context, load
+from coterie.models.logprobs import targets, token_logprobs
+from tests.templates import model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    loaded = model("chatml", context=512)
+    loaded.model.save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def edit(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_a_saved_model_comes_back(folder: Path) -> None:
+    loaded = load(folder)
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(loaded.model(ids).logits, model("chatml", context=512).model(ids).logits)
+    assert loaded.context_length == 512
+    assert loaded.source == str(folder)
+    assert not loaded.model.training
+    assert loaded.tokenizer.eos_token_id in loaded.renderer.end_ids
+
+
+def test_ends_of_the_generation_config_count(folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=[0, 7])
+    assert {0, 7} <= load(folder).renderer.end_ids
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/model", "~/none", "a/b/c"])
+def test_a_missing_folder_is_named(name: str) -> None:
+    with pytest.raises(UserError, match="no folder"):
+        load(name)
+
+
+def test_a_name_that_the_hub_can_not_give_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants as hub
+
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="Hugging Face hub"):
+        load("nobody/no-such-model-here")
+
+
+def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config.json"):
+        load(tmp_path)
+
+
+def test_an_unreadable_config_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text("{ not json")
+    with pytest.raises(UserError, match=r"config\.json can't be read"):
+        load(folder)
+
+
+def test_a_model_that_is_not_causal_is_refused(folder: Path) -> None:
+    edit(folder / "config.json", architectures=["LlamaForSequenceClassification"])
+    with pytest.raises(UserError, match="not a causal language model"):
+        load(folder)
+    edit(folder / "config.json", architectures=["T5EncoderModel"], model_type="t5")
+    with pytest.raises(UserError, match="not a causal language model"):
+        load(folder)
+
+
+def test_a_tokenizer_without_template_is_refused(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(UserError, match="no chat template"):
+        load(folder)
+
+
+def test_pickled_weights_are_not_read(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="safetensors"):
+        load(folder)
+
+
+def test_a_context_that_is_too_short_is_refused() -> None:
+    check_context(512, 512)
+    with pytest.raises(UserError, match="600 tokens"):
+        check_context(512, 600)
+
+
+def test_an_adapter_is_saved_and_comes_back(folder: Path, tmp_path_factory: object) -> None:
+    ids = torch.tensor([[1, 2, 3, 4]])
+    tuned = add_lora(load(folder).model, r=2, alpha=4)
+    with torch.no_grad():
+        for name, weight in tuned.named_parameters():
+            if "lora_B" in name:
+                weight.fill_(0.05)
+    save_adapter(tuned, folder / "adapter")
+    again = load_adapter(load(folder).model, folder / "adapter")
+    assert torch.equal(again(ids).logits, tuned(ids).logits)
+    with pytest.raises(UserError, match="no adapter_model"):
+        load_adapter(load(folder).model, folder)
+    with pytest.raises(UserError, match="target_modules"):
+        add_lora(load(folder).model, r=2, alpha=4, target_modules=["no_such_layer"])
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_logprobs_and_their_gradients_are_those_of_the_full_logits(lora: bool) -> None:
+    plain = model("chatml").model
+    policy = add_lora(plain, r=2, alpha=4) if lora else plain
+    ids = torch.randint(0, 290, (3, 20))
+    mask = torch.rand(3, 20) < 0.4
+    mask[:, 0] = False
+    at, tokens = targets(ids, mask)
+    found = token_logprobs(policy, ids, at, tokens, temperature=0.7, chunk=5)
+    full = (policy(ids).logits / 0.7).log_softmax(-1)
+    want = full[:, :-1].gather(2, ids[:, 1:, None]).squeeze(2)[mask[:, 1:]]
+    assert torch.allclose(found, want, atol=1e-5)
+    weights = [weight for weight in policy.parameters() if weight.requires_grad]
+    ours = torch.autograd.grad(found.sum(), weights)
+    theirs = torch.autograd.grad(want.sum(), weights)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, atol=1e-4)
+
+
+def test_the_first_token_can_not_be_a_target() -> None:
+    with pytest.raises(ValueError, match="first token"):
+        targets(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.bool))

@@ -1,0 +1,91 @@
+"""Trackers write where they should, without a network; those of packages not installed are skipped."""
+
+import importlib.util
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coterie.errors import UserError
+from coterie.training.loop import train
+from coterie.training.settings import TrainingSettings
+from coterie.training.trackers import make_tracker
+from tests.training_models import SETTINGS, some_rows, tiny_llama
+
+
+def tracked(name, folder):
+    settings = TrainingSettings(**{**SETTINGS.model_dump(), "tracker": name, "epochs": 1})
+    return train(tiny_llama(), some_rows(), settings, folder)
+
+
+def test_metrics_are_written_without_any_tracker(tmp_path):
+    report = tracked("none", tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, report.steps + 1))
+    assert {"loss", "grad_norm", "learning_rate", "tokens_per_second"} <= lines[0].keys()
+
+
+def test_tensorboard_gets_every_step(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    report = tracked("tensorboard", tmp_path)
+    (folder,) = {
+        path.parent for path in tmp_path.rglob("events.out.*") if path.parent.parent == tmp_path
+    }
+    events = EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in events.Scalars("loss")] == list(range(1, report.steps + 1))
+    assert events.Scalars("loss")[0].value == pytest.approx(report.first_loss)
+
+
+def test_wandb_writes_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    tracked("wandb", tmp_path)
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_swanlab_writes_offline(tmp_path, monkeypatch):
+    pytest.importorskip("swanlab")
+    monkeypatch.delenv("SWANLAB_MODE", raising=False)
+    tracked("swanlab", tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and "swan" in str(path)]
+
+
+def test_trackio_keeps_its_database_on_this_machine(tmp_path):
+    if importlib.util.find_spec("trackio") is None:
+        pytest.skip("trackio is not installed")
+    code = (
+        "from pathlib import Path; from tests.test_trackers import tracked; "
+        f"tracked('trackio', Path({str(tmp_path / 'run')!r}))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio")},
+        cwd=Path(__file__).parents[1],
+        check=True,
+    )
+    (database,) = (tmp_path / "trackio").rglob("coterie*.db")
+    with sqlite3.connect(database) as opened:
+        (count,) = opened.execute("select count(*) from metrics").fetchone()
+    assert count == 5
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb", "swanlab"])
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=rf"pip install 'coterie\[{name}\]'"):
+        make_tracker(name, tmp_path, "run", {})
+
+
+def test_trackers_are_imported_only_when_chosen():
+    code = (
+        "import sys, coterie.training.loop; "
+        "print([m for m in ('tensorboard', 'trackio', 'wandb', 'swanlab') if m in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"

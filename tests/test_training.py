@@ -1,0 +1,369 @@
+"""Training on a Llama of some thousand random weights."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from coterie.errors import UserError
+from coterie.models.adapters import add_lora
+from coterie.training import checkpoint
+from coterie.training.batches import plan
+from coterie.training.checkpoint import weight_hash
+from coterie.training.forward import row_logprobs
+from coterie.training.loop import train
+from coterie.training.optimizer import rate_at
+from coterie.training.settings import TrainingSettings
+from coterie.training.sft import SFT
+from coterie.trajectories.row import Row, Target
+from tests.training_models import SETTINGS, some_rows, tiny_llama
+
+SCRIPT = Path(__file__).with_name("training_models.py")
+
+
+def with_(**changes):
+    return TrainingSettings(**{**SETTINGS.model_dump(), **changes})
+
+
+def weights_of(model):
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def largest_difference(one, other):
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def planned(rows, **changes):
+    numbers = {"seed": 0, "batch_rows": 8, "tokens_per_microbatch": 128, "max_length": 64}
+    return plan(rows, SFT(), **{**numbers, **changes})
+
+
+# What a step is.
+
+
+def test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed():
+    batches = planned(some_rows(43))
+    steps = list(batches.steps(0, 12))
+    assert [len(step) for step in steps] == [8, 8, 8, 8, 8, 3] * 2
+    for epoch in (steps[:6], steps[6:]):
+        assert sorted(index for step in epoch for index in step) == list(range(43))
+    assert steps[:6] != steps[6:]
+    assert steps[4:] == list(planned(some_rows(43)).steps(4, 12))
+    assert steps != list(planned(some_rows(43), seed=1).steps(0, 12))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_microbatches_split_a_step_within_the_budget(ranks):
+    batches = planned(some_rows(40), batch_rows=20)
+    chosen = next(batches.steps(0, 1))
+    hands = [batches.microbatches(chosen, rank, ranks) for rank in range(ranks)]
+    assert sorted(i for hand in hands for part in hand for i in part) == sorted(chosen)
+    assert len({len(hand) for hand in hands}) == 1
+    for part in (part for hand in hands for part in hand if part):
+        assert len(part) * max(batches.lengths[i] for i in part) <= 128
+
+
+def test_rows_that_cannot_be_trained_are_dropped_and_counted(tmp_path):
+    rows = some_rows(8)
+    long = Row((2,) * 65, (Target(3, 65, "script"),))
+    report = train(
+        tiny_llama(),
+        [*rows, long, Row((2, 3), ()), replace(rows[0], weight=0.0)],
+        with_(epochs=1),
+        tmp_path,
+    )
+    assert (report.rows, report.dropped_too_long, report.dropped_empty) == (8, 1, 2)
+    assert metrics_of(tmp_path)[0]["rows_dropped"] == 3
+    assert report.tokens == sum(len(row.ids) for row in rows)
+    with pytest.raises(UserError, match="1 are longer than 64"):
+        train(tiny_llama(), [long], SETTINGS, tmp_path / "none")
+
+
+def test_rows_beyond_the_models_positions_are_dropped(tmp_path):
+    report = train(tiny_llama(max_position_embeddings=20), some_rows(), SETTINGS, tmp_path)
+    assert report.dropped_too_long == sum(len(row.ids) > 20 for row in some_rows()) > 0
+
+
+# What is learned.
+
+
+def test_loss_falls_and_the_targets_are_learned(tmp_path):
+    model, row = tiny_llama(), some_rows(1)[0]
+    report = train(model, [row] * 8, with_(epochs=100, schedule="constant"), tmp_path)
+    assert report.first_loss > 3
+    assert report.last_loss < 0.05
+    (logprobs,) = row_logprobs(model, [row])
+    assert len(logprobs) == row.target_count
+    assert logprobs.exp().min() > 0.9
+    assert not model.training
+
+
+def test_loss_is_one_weighted_mean_over_the_step(tmp_path):
+    model, rows = tiny_llama(), some_rows(8)
+    with torch.no_grad():
+        logprobs = row_logprobs(model, rows)
+    total = sum(-row.weight * float(each.sum()) for row, each in zip(rows, logprobs, strict=True))
+    count = sum(row.weight * row.target_count for row in rows)
+    report = train(model, rows, with_(epochs=1), tmp_path)
+    assert report.first_loss == pytest.approx(total / count, rel=1e-6)
+
+
+def test_a_target_at_the_first_token_is_not_trained():
+    row = Row((5, 6, 7), (Target(0, 3, "script"),), weight=2.0)
+    assert SFT().count(row) == 4.0
+    assert len(row_logprobs(tiny_llama(), [row])[0]) == 2
+
+
+@pytest.mark.parametrize("budget", [64, 4096])
+def test_microbatch_size_changes_nothing(tmp_path, budget):
+    results = []
+    for number, tokens in enumerate((128, budget)):
+        model = tiny_llama()
+        settings = with_(tokens_per_microbatch=tokens, epochs=1)
+        train(model, some_rows(), settings, tmp_path / str(number))
+        losses = [line["loss"] for line in metrics_of(tmp_path / str(number))]
+        results.append((weights_of(model), losses))
+    (weights, losses), (other_weights, other_losses) = results
+    assert losses == pytest.approx(other_losses, abs=1e-6)
+    assert largest_difference(weights, other_weights) < 1e-6
+
+
+def test_gradient_checkpointing_changes_nothing(tmp_path):
+    results = []
+    for on in (False, True):
+        model = tiny_llama()
+        train(model, some_rows(), with_(gradient_checkpointing=on, epochs=1), tmp_path / str(on))
+        results.append(weights_of(model))
+    assert largest_difference(*results) < 1e-6
+
+
+def test_the_rate_climbs_and_goes_to_zero():
+    settings = with_(warmup_ratio=0.1, learning_rate=1.0)
+    rates = [rate_at(step, 100, settings) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == rates[10] == 1.0
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] < 0.01
+    assert rate_at(99, 100, with_(schedule="constant", learning_rate=1.0)) == 1.0
+
+
+# Adapters.
+
+
+def test_lora_trains_the_adapter_only_and_leaves_the_base_as_it_was(tmp_path):
+    model = tiny_llama()
+    before = weights_of(model)
+    report = train(model, some_rows(), with_(method="lora", lora_r=4), tmp_path)
+    assert largest_difference(before, weights_of(model)) == 0
+    saved = load_file(report.final / "adapter_model.safetensors")
+    assert all("lora_" in name for name in saved)
+    assert any("lora_B" in name and weight.abs().max() > 0 for name, weight in saved.items())
+    assert report.last_loss < report.first_loss
+
+
+def test_lora_goes_on_with_the_adapter_that_a_model_has(tmp_path):
+    model = add_lora(tiny_llama(), r=2, alpha=4)
+    before = weights_of(model)
+    report = train(model, some_rows(), with_(method="lora"), tmp_path)
+    after = weights_of(model)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all("lora_" in name for name in changed)
+    assert weight_hash(report.final) == weight_hash(model)
+    with pytest.raises(UserError, match="method=full"):
+        train(model, some_rows(), SETTINGS, tmp_path / "full")
+
+
+# Stopping and going on.
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_killed_and_resumed_training_is_bitwise_equal(tmp_path, method):
+    settings = SETTINGS if method == "full" else with_(method="lora", lora_r=4)
+    whole = train(tiny_llama(), some_rows(), settings, tmp_path / "whole")
+    folder = tmp_path / "killed"
+    command = [sys.executable, str(SCRIPT), method, str(folder)]
+    process = subprocess.Popen(command, env=os.environ)
+    while process.poll() is None and not (folder / "checkpoint-00000003").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert 3 <= int(checkpoint.newest_checkpoint(folder).name[-8:]) < whole.steps
+    resumed = train(tiny_llama(), some_rows(), settings, folder)
+    assert weight_hash(resumed.final) == weight_hash(whole.final)
+    losses = [
+        [line["loss"] for line in metrics_of(tmp_path / name)] for name in ("whole", "killed")
+    ]
+    assert losses[0] == losses[1]
+    assert resumed.last_loss == whole.last_loss
+    assert sorted(path.name for path in folder.iterdir()) == ["final", "metrics.jsonl"]
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAt:
+    """Progress that raises after some steps."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def start(self, total, description): ...
+
+    def advance(self, n, **fields):
+        self.left -= n
+        if self.left < 0:
+            raise Stop
+
+    def close(self): ...
+
+
+@pytest.mark.parametrize("broken", ["save_file", "sync"])
+def test_a_checkpoint_that_was_not_finished_leaves_the_old_one(tmp_path, monkeypatch, broken):
+    settings = with_(save_every_steps=1)
+
+    def killed(*_):
+        raise Stop
+
+    with pytest.raises(Stop):
+        train(tiny_llama(), some_rows(), settings, tmp_path, progress=StopAt(4))
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, broken, killed)
+        with pytest.raises(Stop):
+            train(tiny_llama(), some_rows(), settings, tmp_path)
+    assert checkpoint.newest_checkpoint(tmp_path).name == "checkpoint-00000004"
+    report = train(tiny_llama(), some_rows(), SETTINGS, tmp_path)
+    whole = train(tiny_llama(), some_rows(), SETTINGS, tmp_path / "whole")
+    assert weight_hash(report.final) == weight_hash(whole.final)
+
+
+def test_a_finished_training_is_not_done_again(tmp_path):
+    done = train(tiny_llama(), some_rows(), SETTINGS, tmp_path)
+    model = tiny_llama()
+    again = train(model, some_rows(), SETTINGS, tmp_path, progress=StopAt(0))
+    assert again == done
+    assert weight_hash(model) == weight_hash(done.final)
+
+
+def test_another_training_in_the_folder_is_refused_and_can_be_replaced(tmp_path):
+    train(tiny_llama(), some_rows(), SETTINGS, tmp_path)
+    for model, rows, settings, name in (
+        (tiny_llama(1), some_rows(), SETTINGS, "starting weights"),
+        (tiny_llama(), some_rows(seed=1), SETTINGS, "rows"),
+        (tiny_llama(), some_rows(), with_(learning_rate=1e-3), "settings"),
+    ):
+        with pytest.raises(UserError, match=f"differs in its {name}"):
+            train(model, rows, settings, tmp_path)
+    assert train(tiny_llama(), some_rows(), with_(epochs=1), tmp_path, resume=False).steps == 5
+
+
+def test_final_weights_have_the_models_hash_and_its_tokenizer_files(tmp_path):
+    source = tmp_path / "source"
+    tiny_llama().save_pretrained(source)
+    (source / "tokenizer.json").write_text('{"as": "it is"}')
+    model = type(tiny_llama()).from_pretrained(source)
+    start = weight_hash(model)
+    assert start == weight_hash(source)
+    report = train(model, some_rows(), SETTINGS, tmp_path / "run")
+    assert weight_hash(model) == weight_hash(report.final) != start
+    assert (report.final / "tokenizer.json").read_text() == '{"as": "it is"}'
+    assert (report.final / "config.json").exists()
+
+
+# Ranks.
+
+
+def test_two_ranks_give_the_weights_of_one(tmp_path):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    command = [sys.executable, str(SCRIPT), "full", str(tmp_path / "two")]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
+        for rank in ("0", "1")
+    ]
+    model = tiny_llama()
+    train(model, some_rows(), SETTINGS, tmp_path / "one")
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    two = type(model).from_pretrained(tmp_path / "two" / "final")
+    assert largest_difference(weights_of(model), weights_of(two)) < 1e-6
+    one_losses, two_losses = (
+        [line["loss"] for line in metrics_of(tmp_path / name)] for name in ("one", "two")
+    )
+    assert one_losses == pytest.approx(two_losses, abs=1e-6)
+
+
+# What is refused.
+
+
+def test_a_loss_that_is_not_finite_names_the_rows_and_spares_the_weights(tmp_path):
+    model, rows = tiny_llama(), some_rows(8)
+    rows[3] = replace(rows[3], weight=float("inf"))
+    before = weights_of(model)
+    with pytest.raises(UserError, match=r"row3.*is not finite") as caught:
+        train(model, rows, SETTINGS, tmp_path)
+    assert "row4" not in str(caught.value)
+    assert largest_difference(before, weights_of(model)) == 0
+
+
+def test_dropout_and_16_bit_weights_are_refused(tmp_path):
+    with pytest.raises(UserError, match="dropout"):
+        train(tiny_llama(attention_dropout=0.1), some_rows(), SETTINGS, tmp_path)
+    with pytest.raises(UserError, match="bfloat16"):
+        train(tiny_llama().to(torch.bfloat16), some_rows(), SETTINGS, tmp_path)
+
+
+def test_a_negative_weight_is_refused(tmp_path):
+    with pytest.raises(UserError, match="weight >= 0"):
+        train(tiny_llama(), [replace(some_rows(1)[0], weight=-1.0)], SETTINGS, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"lora_r": 8},
+        {"lora_alpha": 8},
+        {"max_length": 512},
+        {"betas": (0.9, 1.0)},
+        {"warmup_ratio": 1.0},
+        {"mixed_precision": "fp16"},
+        {"tracker": "mlflow"},
+        {"epoch": 3},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(bad):
+    with pytest.raises(ValidationError):
+        with_(**bad)
+
+
+def test_lora_settings_are_filled_in_and_survive_a_round_trip():
+    settings = TrainingSettings(method="lora")
+    assert (settings.lora_r, settings.lora_alpha) == (16, 32)
+    assert TrainingSettings(**settings.model_dump()) == settings
+    assert settings.identity() == settings.model_copy(update={"tracker": "wandb"}).identity()
+
+
+def test_bfloat16_trains_too(tmp_path):
+    report = train(tiny_llama(), some_rows(), with_(mixed_precision="bf16"), tmp_path)
+    assert report.last_loss < report.first_loss
+    assert all(
+        w.dtype == torch.float32 for w in load_file(report.final / "model.safetensors").values()
+    )
