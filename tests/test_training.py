@@ -331,9 +331,10 @@ def test_dropout_and_16_bit_weights_are_refused(tmp_path):
         train(tiny_llama().to(torch.bfloat16), some_rows(), SETTINGS, tmp_path)
 
 
-def test_a_negative_weight_is_refused(tmp_path):
+@pytest.mark.parametrize("weight", [-1.0, float("nan")])
+def test_a_weight_that_is_negative_or_not_a_number_is_refused(tmp_path, weight):
     with pytest.raises(UserError, match="weight >= 0"):
-        train(tiny_llama(), [replace(some_rows(1)[0], weight=-1.0)], SETTINGS, tmp_path)
+        train(tiny_llama(), [replace(some_rows(1)[0], weight=weight)], SETTINGS, tmp_path)
 
 
 @pytest.mark.parametrize(

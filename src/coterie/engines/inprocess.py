@@ -23,10 +23,12 @@ from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.engines.runner import Runner
 from coterie.engines.sampler import draw
 from coterie.engines.sequence import Running, Scoring
-from coterie.engines.slots import BLOCK, blocks
+from coterie.engines.slots import stepped
 from coterie.models.loading import LoadedModel, reload
 
 Result = TypeVar("Result")
+PATIENCE = 4
+"""Steps between two readings of new prompts while others run: fewer and larger model calls."""
 SCORED_TOKENS = 16384
 """Tokens, padding included, that are scored at once."""
 
@@ -73,6 +75,7 @@ class InProcessEngine:
         self._waiting: deque[Running] = deque()
         self._running: list[Running] = []
         self._scoring: list[Scoring] = []
+        self._patience = 0
         self._task: asyncio.Task[None] | None = None
 
     async def sample(
@@ -101,7 +104,9 @@ class InProcessEngine:
         self.stats.requests += 1
         try:
             if not prefix or not continuation:
-                raise EngineError("log-probs need a prefix and a continuation, neither of them empty")
+                raise EngineError(
+                    "log-probs need a prefix and a continuation, neither of them empty"
+                )
             ids = (*prefix, *continuation)
             self._check(ids, 0)
             future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
@@ -187,8 +192,12 @@ class InProcessEngine:
         self.stats.steps += 1
 
     def _joining(self) -> list[Running]:
-        """The next requests for which there is room."""
+        """The next requests for which there is room; a few steps apart, to read prompts together."""
         joining: list[Running] = []
+        self._patience -= 1
+        if self._running and self._patience > 0:
+            return joining
+        self._patience = PATIENCE
         while self._waiting and len(self._running) + len(joining) < self._max_batch:
             if not (one := self._waiting.popleft()).future.done():
                 joining.append(one)
@@ -240,9 +249,9 @@ class InProcessEngine:
     def _next_scores(self) -> list[Scoring]:
         """The oldest waiting one and others of its padded length."""
         waiting = [one for one in self._scoring if not one.future.done()]
-        size = blocks(len(waiting[0].ids)) if waiting else 1
-        alike = [one for one in waiting if blocks(len(one.ids)) == size]
-        batch = alike[: max(1, SCORED_TOKENS // (size * BLOCK))]
+        size = stepped(len(waiting[0].ids)) if waiting else 1
+        alike = [one for one in waiting if stepped(len(one.ids)) == size]
+        batch = alike[: max(1, SCORED_TOKENS // size)]
         chosen = set(map(id, batch))
         self._scoring = [one for one in waiting if id(one) not in chosen]
         return batch

@@ -2,7 +2,7 @@
 
 Everything runs in shapes under which a sequence's numbers do not depend on its neighbours (on CPU
 in float32, with a fixed number of threads): rows padded to a multiple of 8 and at least 16, keys to
-a multiple of 64, prompts read in blocks of 64 tokens that attend to whole blocks.
+a multiple of 64, prompts read in blocks of 32 tokens that attend to whole blocks.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.engines.attention import use_rows
 from coterie.engines.prefixes import PrefixCache
-from coterie.engines.slots import BLOCK, Slots, blocks
+from coterie.engines.slots import BLOCK, Slots, blocks, stepped
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.models.logprobs import hidden_states, token_logprobs, vocabulary_logits
@@ -73,7 +73,7 @@ class Runner:
         fill = [0] * (_padded(count) - count)
         ids = torch.tensor([[*tokens, *fill]], device=self.device).T
         at = torch.tensor([*places, *fill], device=self.device)
-        length = blocks(max(places) + 1) * BLOCK
+        length = stepped(max(places) + 1)
         mask = self._mask(torch.arange(length, device=self.device) <= at[:, None])
         hidden = hidden_states(
             self.model,
@@ -86,8 +86,8 @@ class Runner:
 
     @torch.inference_mode()
     def score(self, sequences: Sequence[tuple[tuple[int, ...], int]]) -> list[list[float]]:
-        """Log-probs of each (ids, start) from ``start`` on; all take the same number of blocks."""
-        length = blocks(len(sequences[0][0])) * BLOCK
+        """Log-probs of each (ids, start) from ``start`` on; all take the same number of steps."""
+        length = stepped(len(sequences[0][0]))
         ids = torch.tensor([[*ids, *[0] * (length - len(ids))] for ids, _ in sequences])
         at = [
             row * length + place - 1

@@ -11,20 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 64
-"""Slots grow, and prompts are read, in blocks of so many tokens."""
+BLOCK = 32
+"""Prompts are read, and their beginnings kept, in blocks of so many tokens."""
+STEP = 64
+"""Slots grow by so many tokens."""
 
 
 class Slots:
     """Keys and values ``[layers, rows, heads, length, width]`` of up to ``rows`` sequences."""
 
     def __init__(self, layers: int, rows: int, heads: int, width: int, like: Tensor) -> None:
-        self._shape = (layers, rows, heads, BLOCK, width)
+        self._shape = (layers, rows, heads, STEP, width)
         self.keys = like.new_zeros(self._shape)
         self.values = like.new_zeros(self._shape)
         self._rows = torch.zeros(0, dtype=torch.long)
         self._places = self._rows
-        self._length = BLOCK
+        self._length = STEP
         self._decoding = True
 
     def decode(self, places: Tensor, length: int) -> "Slots":
@@ -79,10 +81,15 @@ class Slots:
         self.values = self.values.new_zeros(self._shape)
 
     def _grow(self, length: int) -> None:
-        missing = length - self.keys.shape[3]
+        missing = stepped(length) - self.keys.shape[3]
         if missing > 0:
             self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, missing))
             self.values = torch.nn.functional.pad(self.values, (0, 0, 0, missing))
+
+
+def stepped(length: int) -> int:
+    """``length`` rounded up to whole steps."""
+    return -(-length // STEP) * STEP
 
 
 def blocks(length: int) -> int:

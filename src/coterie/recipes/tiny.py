@@ -2,7 +2,7 @@
 
     python -m coterie.recipes.tiny --world exchange --out src/coterie/assets/tiny-exchange
 
-The model is a Llama of about two million weights with a byte-level BPE of about 1,200 pieces. It learns from
+The model is a Llama of about two million weights with a byte-level BPE of about 1,100 pieces. It learns from
 scripted dialogues; each gives two rows, one per agent's view, and only the agent's own turns are targets.
 A curriculum goes from one fact and terse formats to the full mix.
 """

@@ -2,7 +2,8 @@
 
 A step is ``batch_rows`` rows drawn at random without replacement, so its statistics do not depend
 on lengths. Within a step rows are sorted by length and cut into micro-batches of at most
-``tokens_per_microbatch`` padded tokens; that changes memory and speed, not results.
+``tokens_per_microbatch`` padded tokens, so that padding and passes cost least; that changes memory and
+speed, not results.
 All is a function of (seed, epoch): a resumed training makes the same plan.
 """
 
@@ -13,6 +14,9 @@ from typing import Generic
 
 from coterie.errors import UserError
 from coterie.training.objective import Item, Objective
+
+PASS_COST = 256
+"""Padding, in tokens, that one more forward and backward pass is worth."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +69,30 @@ class Plan(Generic[Item]):
         return hands[rank] + [[] for _ in range(longest - len(hands[rank]))]
 
     def _cut(self, by_length: Sequence[int]) -> list[list[int]]:
-        """Fill micro-batches, longest items first; each holds at least one item."""
-        found: list[list[int]] = []
-        longest = rows = 0
-        for index in by_length:
-            if not found or (rows + self.widths[index]) * longest > self.tokens_per_microbatch:
-                found.append([])
-                longest, rows = self.lengths[index], 0
-            found[-1].append(index)
-            rows += self.widths[index]
-        return found
+        """Micro-batches of items sorted by length (longest first) that cost least in all.
+
+        ``best[n]`` is the least cost of the first ``n`` items and where their last part begins. A
+        part is within the budget, or a single item.
+        """
+        best = [(0, 0)]
+        for stop in range(1, len(by_length) + 1):
+            found: tuple[int, int] | None = None
+            rows = 0
+            for start in range(stop - 1, -1, -1):
+                rows += self.widths[by_length[start]]
+                padded = rows * self.lengths[by_length[start]]
+                if found and padded > self.tokens_per_microbatch:
+                    break
+                cost = best[start][0] + padded + PASS_COST
+                found = min(found or (cost, start), (cost, start))
+            assert found is not None
+            best.append(found)
+        parts, stop = [], len(by_length)
+        while stop:
+            start = best[stop][1]
+            parts.append(list(by_length[start:stop]))
+            stop = start
+        return parts[::-1]
 
 
 def plan(
@@ -90,18 +108,12 @@ def plan(
 
     Raises :class:`UserError` if none is left.
     """
-    kept: list[int] = []
-    too_long = empty = 0
     groups = [objective.rows(item) for item in items]
     counts = [objective.count(item) for item in items]
     lengths = [max(len(row.ids) for row in group) for group in groups]
-    for index, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        if length > max_length:
-            too_long += 1
-        elif count == 0:
-            empty += 1
-        else:
-            kept.append(index)
+    short = [i for i, length in enumerate(lengths) if length <= max_length]
+    kept = [i for i in short if counts[i] > 0]
+    too_long, empty = len(items) - len(short), len(short) - len(kept)
     if not kept:
         raise UserError(
             f"no row is left to train: {too_long} are longer than {max_length} tokens, "

@@ -58,14 +58,7 @@ def train(
         prepared(model, settings) as model,
         _accelerator(settings) as accelerator,
     ):
-        batches = plan(
-            rows,
-            objective,
-            seed=settings.seed,
-            batch_rows=settings.batch_rows,
-            tokens_per_microbatch=settings.tokens_per_microbatch,
-            max_length=longest_row(model, settings),
-        )
+        batches = _plan(model, rows, settings, objective)
         open_folder(folder, accelerator, resume=resume)
         record = Record(model, objective.name, batches, settings, folder, accelerator)
         if (report := record.finished()) is not None:
@@ -82,6 +75,19 @@ def train(
             watch.close()
             tracker.close()
         return record.finish()
+
+
+def _plan(
+    model: Any, rows: Sequence[Item], settings: TrainingSettings, objective: Objective[Item]
+) -> Plan[Item]:
+    return plan(
+        rows,
+        objective,
+        seed=settings.seed,
+        batch_rows=settings.batch_rows,
+        tokens_per_microbatch=settings.tokens_per_microbatch,
+        max_length=longest_row(model, settings),
+    )
 
 
 def _run(

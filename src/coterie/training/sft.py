@@ -23,7 +23,7 @@ class SFT:
 
     def count(self, item: Row) -> float:
         """Weighted number of target tokens that have something before them."""
-        if item.weight < 0:
+        if not item.weight >= 0:  # NaN too
             raise UserError(
                 f"row {item.origin or '?'}: SFT needs a weight >= 0, got {item.weight}",
                 "drop the row, or use an objective that learns from bad rows (pairs)",

@@ -16,6 +16,8 @@ from coterie.environments.exchange.world import (
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part
 
+LEVELS = (1, 2, 2, 2)
+"""How many facts the answers need, in turn: one question in four needs one, the others one of each."""
 GRADER = "grader"
 """The only role that may read the gold answer."""
 
@@ -28,7 +30,7 @@ class Exchange:
     max_turns = MAX_TURNS
     formats: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
 
-    def __init__(self, levels: tuple[int, ...] = (1, 2)) -> None:
+    def __init__(self, levels: tuple[int, ...] = LEVELS) -> None:
         self.levels = levels
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
