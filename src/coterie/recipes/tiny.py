@@ -26,6 +26,7 @@ from coterie.environments.exchange.lexicon import words
 from coterie.environments.exchange.prompts import prompt_text, system_prompt
 from coterie.environments.exchange.scripts import Dialogue, Mix, corpus
 from coterie.environments.exchange.world import AGENTS
+from coterie.trajectories.row import Row, Target
 
 PAD, END = "<|pad|>", "<|end|>"
 OPENERS = {role: f"<|{role}|>" for role in ("system", "user", "assistant")}
@@ -71,16 +72,6 @@ CURRICULUM: tuple[Stage, ...] = (
     Stage(0.25, Mix(levels=(1, 2, 2), facts_per_agent=(2, 4), hint_share=0.8)),
     Stage(0.40, Mix()),
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One agent's view of one dialogue."""
-
-    ids: list[int]
-    """The token ids of the whole view."""
-    mask: list[bool]
-    """Which of them are targets: the agent's own turns, each with its closing `<|end|>`."""
 
 
 def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
@@ -207,19 +198,21 @@ def pretraining_rows(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> 
     system, user, assistant = (tokenizer.convert_tokens_to_ids(OPENERS[role]) for role in OPENERS)
     for me, agent in enumerate(AGENTS):
         prompt = tokenizer.encode(prompt_text(_prompt(dialogue, agent)), add_special_tokens=False)
-        ids, mask = [system, *prompt, end], [False] * (len(prompt) + 2)
+        ids, targets = [system, *prompt, end], []
         for number, turn in enumerate(turns):
             own = number % 2 == me
             ids += [assistant if own else user, *turn, end]
-            mask += [False, *[own] * (len(turn) + 1)]
-        yield Row(ids, mask)
+            if own:
+                author = f"script:{dialogue.style}"
+                targets.append(Target(len(ids) - len(turn) - 1, len(ids), author))
+        yield Row(tuple(ids), tuple(targets), origin=f"{dialogue.task.task_id}/{agent}")
 
 
 def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
     """Random words of the lexicon three times over, the repeats as targets: the quickest way to learn to copy."""
     chosen = " ".join(rng.sample(words(), rng.randint(5, 24)))
     ids = tokenizer.encode(chosen, add_special_tokens=False)
-    return Row(ids * 3, [False] * len(ids) + [True] * (2 * len(ids)))
+    return Row(tuple(ids * 3), (Target(len(ids), 3 * len(ids), "script:drill"),))
 
 
 def curriculum_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
@@ -260,8 +253,8 @@ def batch_loss(model: LlamaForCausalLM, batch: list[Row]) -> torch.Tensor:
     """Mean cross-entropy at the targets of a right-padded batch; the vocabulary projection runs only there."""
     width = max(len(row.ids) for row in batch)
     pad = model.config.pad_token_id
-    ids_BT = torch.tensor([row.ids + [pad] * (width - len(row.ids)) for row in batch])
-    mask_BT = torch.tensor([row.mask + [False] * (width - len(row.mask)) for row in batch])
+    ids_BT = torch.tensor([[*row.ids, *[pad] * (width - len(row.ids))] for row in batch])
+    mask_BT = torch.tensor([row.mask + [False] * (width - len(row.ids)) for row in batch])
     hidden_BTD = model.model(ids_BT[:, :-1], use_cache=False).last_hidden_state
     targets_BT = mask_BT[:, 1:]
     logits_NV = model.lm_head(hidden_BTD[targets_BT])
