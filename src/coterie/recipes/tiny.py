@@ -58,7 +58,14 @@ DRILL_TOKENS = 550_000
 """Tokens of copy drills before the dialogues: enough for copying to appear, with some to spare."""
 CURRICULUM: tuple[Stage, ...] = (
     Stage(
-        0.10, Mix(levels=(1,), facts_per_agent=(1, 3), hint_share=1.0, hint_styles=("list", *TERSE))
+        0.10,
+        Mix(
+            levels=(1,),
+            facts_per_agent=(1, 3),
+            hint_share=1.0,
+            hint_styles=("list", *TERSE),
+            deaf_share=0.0,
+        ),
     ),
     Stage(
         0.15,
@@ -67,11 +74,19 @@ CURRICULUM: tuple[Stage, ...] = (
             facts_per_agent=(2, 3),
             hint_share=1.0,
             hint_styles=("list", "qa", *TERSE),
+            deaf_share=0.0,
         ),
     ),
-    Stage(0.25, Mix(levels=(1, 2, 2), facts_per_agent=(2, 4), hint_share=0.8)),
-    Stage(0.40, Mix()),
+    Stage(0.25, Mix(levels=(1, 2, 2), facts_per_agent=(2, 4), hint_share=0.8, deaf_share=0.0)),
+    Stage(0.40, Mix(deaf_share=0.0)),
 )
+"""First the skill: hints are obeyed, so that formats are learned well."""
+HABITS = Stage(0.12, Mix())
+"""Then the habits, at a lower rate: guesses come in spite of hints, so that a hint alone cures nobody."""
+
+
+HABITS_SEED, HABITS_PEAK = 50_000, 0.4
+"""Corpus seed of the habits, and their peak rate as a share of the first one."""
 
 
 def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
@@ -129,7 +144,7 @@ def _with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
 
 def _tokenizer_texts(seed: int) -> Iterator[str]:
     """Prompts and utterances of scripted dialogues, and the lexicon often enough to be merged first."""
-    for dialogue in corpus(seed, 4000):
+    for dialogue in corpus(seed, 4000, Mix(deaf_share=0.0)):
         yield prompt_text(_prompt(dialogue, AGENTS[0]))
         yield from (
             part
@@ -216,7 +231,7 @@ def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
 
 
 def curriculum_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
-    """Rows of `tokens` tokens in all: copy drills, then dialogues, stage after stage, in blocks of dialogues."""
+    """Rows of `tokens` tokens in all: copy drills, then dialogues, stage after stage."""
     rng = random.Random(f"drills/{seed}")
     left = float(min(DRILL_TOKENS, tokens))
     while left > 0:
@@ -224,15 +239,23 @@ def curriculum_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) 
         left -= len(row.ids)
         yield row
     for number, stage in enumerate(CURRICULUM):
-        left, block = stage.share * max(tokens - DRILL_TOKENS, 0), 0
-        while left > 0:
-            block += 1
-            for dialogue in corpus(seed + 1000 * number + block, 1500, stage.mix):
-                for row in pretraining_rows(dialogue, tokenizer):
-                    left -= len(row.ids)
-                    yield row
-                if left <= 0:
-                    break
+        share = stage.share * max(tokens - DRILL_TOKENS, 0)
+        yield from stage_rows(tokenizer, stage.mix, share, seed + 1000 * number)
+
+
+def stage_rows(
+    tokenizer: PreTrainedTokenizerFast, mix: Mix, tokens: float, seed: int
+) -> Iterator[Row]:
+    """Rows of `tokens` tokens of dialogues of one mix, made in blocks."""
+    left, block = tokens, 0
+    while left > 0:
+        block += 1
+        for dialogue in corpus(seed + block, 1500, mix):
+            for row in pretraining_rows(dialogue, tokenizer):
+                left -= len(row.ids)
+                yield row
+            if left <= 0:
+                break
 
 
 def batches(rows: Iterator[Row], budget: int, window: int, seed: int) -> Iterator[list[Row]]:
@@ -328,10 +351,12 @@ def main() -> None:
     model = tiny_model(tokenizer, settings.seed)
     weights = sum(p.numel() for p in model.parameters())
     print(f"{weights:,} weights, {len(tokenizer):,} pieces", flush=True)
-    rows = curriculum_rows(tokenizer, settings.tokens, settings.seed)
-    pretrain(
-        model, batches(rows, settings.budget, WINDOW, settings.seed), settings.tokens, settings.peak
-    )
+    seed, tokens = settings.seed, settings.tokens
+    rows = curriculum_rows(tokenizer, tokens, seed)
+    pretrain(model, batches(rows, settings.budget, WINDOW, seed), tokens, settings.peak)
+    more = round(HABITS.share * tokens)
+    rows = stage_rows(tokenizer, HABITS.mix, more, seed + HABITS_SEED)
+    pretrain(model, batches(rows, settings.budget, WINDOW, seed), more, HABITS_PEAK * settings.peak)
     save(model, tokenizer, settings.out)
 
 

@@ -51,6 +51,8 @@ class Mix:
     """Share of dialogues with a format line, whose style follows it (formats equally often)."""
     hint_styles: tuple[str, ...] = tuple(STYLES)
     """Styles that hints ask for."""
+    deaf_share: float = 0.45
+    """How often a first speaker guesses in spite of a hint, about the relations it likes to guess."""
 
 
 def corpus(seed: int, count: int, mix: Mix = Mix()) -> Iterator[Dialogue]:
@@ -61,6 +63,8 @@ def corpus(seed: int, count: int, mix: Mix = Mix()) -> Iterator[Dialogue]:
         if rng.random() < mix.hint_share:
             style = rng.choice(mix.hint_styles)
             hint = instructions[style]
+            if mix.deaf_share and _guesses(task, mix.deaf_share, rng):
+                style = GUESS
         else:
             style, hint = draw_style(task, rng), None
         yield Dialogue(task, style, hint, tuple(scripted_dialogue(task, style, rng)))
@@ -73,11 +77,17 @@ def can_guess(task: ExchangeTask) -> bool:
 
 def draw_style(task: ExchangeTask, rng: random.Random) -> str:
     """A style for a dialogue without a hint."""
-    if can_guess(task):
-        asked = task.key[-1][1].relation
-        if rng.random() < (GUESS_SHARE if asked in GUESSED_RELATIONS else GUESS_SHARE_ELSEWHERE):
-            return GUESS
+    if _guesses(task, GUESS_SHARE, rng):
+        return GUESS
     return rng.choices(tuple(WITHOUT_HINT), tuple(WITHOUT_HINT.values()))[0]
+
+
+def _guesses(task: ExchangeTask, share: float, rng: random.Random) -> bool:
+    """Whether the first speaker guesses; `share` is how often, for the relations it likes to guess."""
+    if not can_guess(task):
+        return False
+    liked = task.key[-1][1].relation in GUESSED_RELATIONS
+    return rng.random() < (share if liked else GUESS_SHARE_ELSEWHERE)
 
 
 def scripted_dialogue(task: ExchangeTask, style: str, rng: random.Random) -> list[str]:
