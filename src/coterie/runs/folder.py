@@ -1,0 +1,144 @@
+"""A run folder: the resolved settings, the store, the checkpoints and the report of one run.
+
+    FOLDER/config.yaml                the recipe's name and every setting
+    FOLDER/store.sqlite               the record (one writer: a second process is refused)
+    FOLDER/training/iteration-00/     a training in progress, and its final weights
+    FOLDER/report.html
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from coterie.config.resolve import flatten, read_yaml
+from coterie.config.settings import Settings
+from coterie.errors import UserError
+from coterie.trajectories.store import ItemKey, Metrics, Store
+
+LEAST_FREE = 256 * 2**20
+"""Bytes that must be free on the disk before a run starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One stage of one iteration."""
+
+    iteration: int
+    stage: str
+
+    @property
+    def key(self) -> ItemKey:
+        """The item that marks this step as finished."""
+        return ItemKey(self.iteration, self.stage, "", "finished")
+
+    def __str__(self) -> str:
+        return f"{self.stage} of iteration {self.iteration}"
+
+
+@dataclass(slots=True)
+class Run:
+    """An open run folder."""
+
+    folder: Path
+    recipe: str
+    settings: Settings
+    store: Store
+
+    @property
+    def report(self) -> Path:
+        """Where the report page goes."""
+        return self.folder / "report.html"
+
+    def training_folder(self, iteration: int) -> Path:
+        """Where the training of one iteration leaves its checkpoints and final weights."""
+        return self.folder / "training" / f"iteration-{iteration:02d}"
+
+    def is_finished(self, step: Step) -> bool:
+        """Whether a step's results are all in the store."""
+        return self.store.finished(step.key)
+
+    def finish(self, step: Step, fingerprint: str, metrics: Metrics) -> None:
+        """Mark a step as finished under the settings whose fingerprint is given."""
+        self.store.finish(step.key, metrics={**metrics, "settings": fingerprint})
+
+    def metrics(self, step: Step) -> Metrics:
+        """What was measured of a finished step; empty if it is not finished."""
+        return self.store.metrics(step.iteration, step.stage).get(step.key, {})
+
+
+@contextmanager
+def open_run(
+    folder: Path, recipe: str, settings: Settings, *, write: bool = True
+) -> Iterator[Run]:
+    """Open a run folder, or make it. Its config is (re)written with ``settings``.
+
+    Raises :class:`UserError` if the folder belongs to another recipe, holds other things, is in
+    use by another process, or lies on a disk that is full.
+    """
+    _check_folder(folder, recipe)
+    if write:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if free < LEAST_FREE:
+            raise UserError(
+                f"only {free / 2**20:.0f} MiB are free on the disk of {folder}",
+                f"a run needs at least {LEAST_FREE / 2**20:.0f} MiB: free some space or use "
+                "--folder on another disk",
+            )
+    with Store.open(folder / "store.sqlite", read_only=not write) as store:
+        yield Run(folder, recipe, settings, store)
+
+
+def write_config(run: Run) -> None:
+    """Write the recipe's name and settings, atomically."""
+    values = {"recipe": run.recipe, **run.settings.model_dump(mode="json")}
+    temporary = run.folder / ".config.yaml.partial"
+    temporary.write_text(yaml.safe_dump(values, sort_keys=False))
+    os.replace(temporary, run.folder / "config.yaml")
+
+
+def read_config(folder: Path) -> tuple[str, dict[str, object]]:
+    """(recipe, settings as written) of a run folder; raises :class:`UserError` if it is none."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise UserError(
+            f"{folder} is not a run folder (it has no config.yaml)",
+            "start one with: coterie run RECIPE --folder FOLDER",
+        )
+    values = read_yaml(path)
+    return str(values.pop("recipe", "")), values
+
+
+def differences(old: dict[str, object], new: Settings) -> list[str]:
+    """Which settings differ, each as ``key: old -> new``."""
+    before, after = flatten(old), flatten(new.model_dump(mode="json"))
+    return [
+        f"{name}: {before.get(name)} -> {after.get(name)}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _check_folder(folder: Path, recipe: str) -> None:
+    if (folder / "config.yaml").is_file():
+        found, _ = read_config(folder)
+        if found != recipe:
+            raise UserError(
+                f"{folder} is a run of {found}, not of {recipe}",
+                "give another --folder, or the right recipe",
+            )
+    elif folder.is_file() or (folder.is_dir() and not _only_beginnings(folder)):
+        raise UserError(
+            f"{folder} exists and is not a run folder", "give another --folder, or an empty one"
+        )
+
+
+def _only_beginnings(folder: Path) -> bool:
+    """Whether a folder holds nothing but what a run that was killed at its start leaves."""
+    ours = ("store.sqlite", ".config.yaml.partial")
+    return all(entry.name.startswith(ours) for entry in folder.iterdir())

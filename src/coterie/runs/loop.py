@@ -1,0 +1,119 @@
+"""The loop over the stages of a recipe: run, resume, refuse, fork.
+
+A recipe says which steps there are, which settings each depends on, and how each is done. A step
+that is finished is never done again; one that was cut off is taken up where it was. A finished step
+whose settings have changed is refused, or kept out of a fork.
+"""
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from coterie.config.settings import Settings
+from coterie.errors import UserError
+from coterie.runs.folder import Run, Step, differences, open_run, read_config, write_config
+from coterie.training.progress import Progress
+from coterie.trajectories.jsonl import copy
+from coterie.trajectories.store import Metrics
+
+
+class Recipe(Protocol):
+    """What the loop needs of a recipe."""
+
+    name: str
+
+    def steps(self) -> list[Step]:
+        """All steps in the order in which they run."""
+        ...
+
+    def needs(self, step: Step) -> Step | None:
+        """The step whose results this one reads; ``None`` for the first ones."""
+        ...
+
+    def fingerprint(self, step: Step) -> str:
+        """Hash of the settings that this step's results depend on."""
+        ...
+
+    def check(self) -> None:
+        """Refuse, with :class:`UserError`, what can't work, before anything expensive."""
+        ...
+
+    def do(self, run: Run, step: Step, progress: Progress) -> Metrics:
+        """Do one step (or the rest of it) and return what to remember of it."""
+        ...
+
+
+def run_steps(
+    recipe: Recipe, run: Run, progress: Progress, steps: Sequence[Step] | None = None
+) -> None:
+    """Do the given steps (default: all), skipping those that are finished.
+
+    Raises :class:`UserError` if a finished step's settings have changed, or if a step is asked for
+    whose input is missing.
+    """
+    check_finished(recipe, run)
+    write_config(run)
+    for step in recipe.steps() if steps is None else steps:
+        if run.is_finished(step):
+            continue
+        needed = recipe.needs(step)
+        if needed is not None and not run.is_finished(needed):
+            raise UserError(
+                f"the {step} needs the {needed}, which is not finished",
+                f"run `coterie {needed.stage} {run.folder}` first, or `coterie run` for all",
+            )
+        began = time.monotonic()
+        metrics = recipe.do(run, step, progress)
+        seconds = round(time.monotonic() - began, 3)
+        run.finish(step, recipe.fingerprint(step), {**metrics, "seconds": seconds})
+
+
+def check_finished(recipe: Recipe, run: Run) -> None:
+    """Refuse changed settings on a finished step, naming them."""
+    for step in recipe.steps():
+        if run.is_finished(step) and not _is_current(recipe, run, step):
+            changed = differences(read_config(run.folder)[1], run.settings)
+            raise UserError(
+                f"the {step} in {run.folder} was finished under other settings:\n    "
+                + "\n    ".join(changed),
+                "keep the settings, or add --fork FOLDER for a new run that keeps the steps that "
+                "these settings do not touch",
+            )
+
+
+def fork(recipe: Recipe, source: Path, target: Path, settings: Settings) -> list[Step]:
+    """Make a run at ``target`` with the finished steps of ``source`` that ``settings`` leave valid.
+
+    Returns the steps kept. Raises :class:`UserError` if ``target`` exists.
+    """
+    if target.exists():
+        raise UserError(f"{target} exists", "give --fork a folder that does not exist")
+    with (
+        open_run(source, recipe.name, settings, write=False) as old,
+        open_run(target, recipe.name, settings) as new,
+    ):
+        kept = _kept(recipe, old)
+        copy(old.store, new.store, {(step.iteration, step.stage) for step in kept})
+        for step in kept:
+            trained = old.training_folder(step.iteration)
+            if step.stage == "train" and trained.exists():
+                shutil.copytree(trained, new.training_folder(step.iteration))
+        write_config(new)
+    return kept
+
+
+def _kept(recipe: Recipe, run: Run) -> list[Step]:
+    """Finished steps whose settings, and whose inputs' settings, are as they were."""
+    kept: list[Step] = []
+    for step in recipe.steps():
+        needed = recipe.needs(step)
+        whole = needed is None or needed in kept
+        if whole and run.is_finished(step) and _is_current(recipe, run, step):
+            kept.append(step)
+    return kept
+
+
+def _is_current(recipe: Recipe, run: Run, step: Step) -> bool:
+    return run.metrics(step).get("settings") == recipe.fingerprint(step)
