@@ -11,7 +11,7 @@ import torch
 torch.set_num_threads(2)
 
 SMALL = (
-    "iterations=1", "rollout.tasks=4", "rollout.samples=2", "rollout.max_tokens=48",
+    "iterations=1", "rollout.tasks=4", "rollout.samples=2", "rollout.max_tokens=96",
     "evaluate.tasks=4", "select.threshold=-100", "select.top_share=1", "train.epochs=1",
     "engine.device=cpu",
 )  # fmt: skip

@@ -131,17 +131,32 @@ def test_guesses_do_not_look_at_the_answer():
             assert not seen or last_answers(dialogue)[0] in seen
 
 
-def test_a_hint_decides_the_style_and_never_asks_for_a_guess():
+def test_without_deaf_speakers_a_hint_decides_the_style_and_no_hint_asks_for_a_guess():
     assert {format.id for format in FORMAT_POOL} == set(STYLES) == set(WITHOUT_HINT)
     instructions = {format.instruction: format.id for format in FORMAT_POOL}
-    hinted = [dialogue for dialogue in DIALOGUES if dialogue.hint is not None]
-    assert 0.35 < len(hinted) / len(DIALOGUES) < 0.45
+    dialogues = list(corpus(5, 600, Mix(deaf_share=0.0)))
+    hinted = [dialogue for dialogue in dialogues if dialogue.hint is not None]
+    assert 0.35 < len(hinted) / len(dialogues) < 0.45
     assert all(instructions[dialogue.hint] == dialogue.style for dialogue in hinted)
-    assert any(dialogue.style == GUESS for dialogue in DIALOGUES)
+    assert any(dialogue.style == GUESS for dialogue in dialogues)
+
+
+def test_deaf_speakers_guess_in_spite_of_a_hint_and_do_nothing_else():
+    instructions = {format.instruction: format.id for format in FORMAT_POOL}
+    hinted = [dialogue for dialogue in DIALOGUES if dialogue.hint is not None]
+    deaf = [dialogue for dialogue in hinted if dialogue.style != instructions[dialogue.hint]]
+    assert {dialogue.style for dialogue in deaf} == {GUESS}
+    assert 0.1 < len(deaf) / len(hinted) < 0.4
 
 
 def test_a_corpus_can_be_narrowed():
-    mix = Mix(levels=(1,), facts_per_agent=(1, 2), hint_share=1.0, hint_styles=("arrow",))
+    mix = Mix(
+        levels=(1,),
+        facts_per_agent=(1, 2),
+        hint_share=1.0,
+        hint_styles=("arrow",),
+        deaf_share=0.0,
+    )
     assert {(d.style, d.task.level) for d in corpus(0, 50, mix)} == {("arrow", 1)}
 
 
@@ -198,11 +213,6 @@ def test_rows_are_what_the_chat_template_renders_and_target_own_turns_only(token
         messages = [{"role": "system", "content": prompt_text(system)}]
         for number, text in enumerate(dialogue.utterances):
             messages.append({"role": "assistant" if number % 2 == me else "user", "content": text})
-        assert tokenizer.apply_chat_template(messages, return_dict=False) == row.ids
-        targets = tokenizer.decode([i for i, own in zip(row.ids, row.mask, strict=True) if own])
-        assert (
-            targets
-            == "<|end|>".join([*dialogue.utterances[me::2], ""])
-            .replace("<|end|>", "<|end|> ")
-            .strip()
-        )
+        assert tokenizer.apply_chat_template(messages, return_dict=False) == list(row.ids)
+        own = [tokenizer.decode(row.ids[target.start : target.stop]) for target in row.targets]
+        assert own == [f"{text}<|end|>" for text in dialogue.utterances[me::2]]

@@ -5,10 +5,23 @@ from pathlib import Path
 
 import coterie
 
-FLOORS = """
-errors config trajectories models engines environments rollout rewards selection training
-evaluation runs recipes reports cli
-""".split()
+FLOORS = [
+    "errors",
+    "config",
+    "trajectories",
+    "models",
+    "engines",
+    "environments",
+    "rollout",
+    "rewards",
+    "selection",
+    "training",
+    "evaluation",
+    "runs",
+    "recipes",
+    "reports",
+    "cli",
+]
 PACKAGE = Path(coterie.__file__).parent
 
 

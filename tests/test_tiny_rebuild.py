@@ -57,5 +57,3 @@ def test_it_talks_in_form(rebuilt: Path, tmp_path: Path) -> None:
     answered = sum(outcome.answer is not None for outcome in outcomes) / len(outcomes)
     assert len(outcomes) == 128
     assert answered > 0.5, "most dialogues mark an answer"
-
-

@@ -14,6 +14,7 @@ import os
 import signal
 import sqlite3
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,17 @@ class Killer:
         self.stage, self.number = stage, int(number)
         self.counting = not stage
         self.count = 0
+        self.connections: list[sqlite3.Connection] = []
+
+    def watch_commits(self) -> None:
+        """See the statements of the connections made so far."""
+        for connection in self.connections:
+            connection.set_trace_callback(self.statement)
+        self.connections.clear()
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "sqlite3.connect/handle":
-            connection: sqlite3.Connection = args[0]
-            connection.set_trace_callback(self.statement)
+            self.connections.append(args[0])  # usable once its constructor has returned
         elif event == "open":
             writes = isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
             if writes and self.folder in str(args[0]):
@@ -102,6 +109,7 @@ def child(folder: Path, kill_at: str, answer: int) -> None:
     recipe.killer = Killer(str(folder), kill_at)
     sys.addaudithook(recipe.killer.audit)
     with open_run(folder, NAME, own) as run:
+        recipe.killer.watch_commits()
         run_steps(recipe, run, Silent())
         counted = recipe.killer.count
         result = {"boundary": counted, "digest": digest(recipe, run)}
@@ -120,6 +128,8 @@ def serve() -> None:
             try:
                 child(Path(folder), kill_at, writer)
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stderr.flush()
                 os._exit(status)

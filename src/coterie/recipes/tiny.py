@@ -20,7 +20,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from coterie.environments.exchange.lexicon import words
 from coterie.environments.exchange.prompts import prompt_text, system_prompt
@@ -206,7 +212,7 @@ def _prompt(dialogue: Dialogue, agent: str) -> list[tuple[str, frozenset[str]]]:
     )
 
 
-def pretraining_rows(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Iterator[Row]:
+def pretraining_rows(dialogue: Dialogue, tokenizer: PreTrainedTokenizerBase) -> Iterator[Row]:
     """The two agents' views of a dialogue: ids as the chat template renders them, masked to the agent's own turns."""
     turns = [tokenizer.encode(text, add_special_tokens=False) for text in dialogue.utterances]
     end = tokenizer.eos_token_id

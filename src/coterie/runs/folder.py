@@ -1,9 +1,9 @@
 """A run folder: the resolved settings, the store, the checkpoints and the report of one run.
 
-    FOLDER/config.yaml                the recipe's name and every setting
-    FOLDER/store.sqlite               the record (one writer: a second process is refused)
-    FOLDER/training/iteration-00/     a training in progress, and its final weights
-    FOLDER/report.html
+FOLDER/config.yaml                the recipe's name and every setting
+FOLDER/store.sqlite               the record (one writer: a second process is refused)
+FOLDER/training/iteration-00/     a training in progress, and its final weights
+FOLDER/report.html
 """
 
 import os
@@ -72,9 +72,7 @@ class Run:
 
 
 @contextmanager
-def open_run(
-    folder: Path, recipe: str, settings: Settings, *, write: bool = True
-) -> Iterator[Run]:
+def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = True) -> Iterator[Run]:
     """Open a run folder, or make it. Its config is (re)written with ``settings``.
 
     Raises :class:`UserError` if the folder belongs to another recipe, holds other things, is in
