@@ -11,6 +11,7 @@ number of threads, ids *and* log-probs are bitwise equal whatever shares the bat
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ class InProcessEngine:
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
             batch = [Running(ids, seed, sampling, loop.create_future()) for seed in seeds]
             self._waiting.extend(batch)
-            return await self._results([one.future for one in batch], sampling.timeout)
+            return await self._results([one.future for one in batch], None)
         except BaseException:
             self.stats.failures += 1
             raise
@@ -140,7 +141,9 @@ class InProcessEngine:
                 f"{self.policy} takes {self.loaded.context_length}"
             )
 
-    async def _results(self, futures: list[asyncio.Future[Result]], timeout: float) -> list[Result]:
+    async def _results(
+        self, futures: list[asyncio.Future[Result]], timeout: float | None
+    ) -> list[Result]:
         """Await all; whatever happens, none is left running."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -148,7 +151,7 @@ class InProcessEngine:
             async with asyncio.timeout(timeout):
                 return list(await asyncio.gather(*futures))
         except TimeoutError as error:
-            raise EngineError(f"{self.policy}: no answer within {timeout:g} s") from error
+            raise EngineError(_late(self.policy, timeout or 0.0)) from error
         finally:
             for future in futures:
                 future.cancel()
@@ -200,6 +203,7 @@ class InProcessEngine:
         self._patience = PATIENCE
         while self._waiting and len(self._running) + len(joining) < self._max_batch:
             if not (one := self._waiting.popleft()).future.done():
+                one.began = time.monotonic()
                 joining.append(one)
         return joining
 
@@ -239,6 +243,10 @@ class InProcessEngine:
     def _leave(self) -> None:
         """Drop requests that ended or were given up; the last row moves to the free place."""
         running, slots = self._running, self._runner.slots
+        for one in running:
+            if one.late and not one.future.done():
+                error = EngineError(_late(self.policy, one.sampling.timeout))
+                one.future.set_exception(error)
         for row in range(len(running) - 1, -1, -1):
             if running[row].future.done():
                 last = running.pop()
@@ -273,3 +281,7 @@ class InProcessEngine:
                 error = EngineError(f"{self.policy}@{self.version}: {what}")
                 error.__cause__ = cause
                 item.future.set_exception(error)
+
+
+def _late(policy: str, timeout: float) -> str:
+    return f"{policy}: no answer within {timeout:g} s"

@@ -25,7 +25,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Strings that end a completion; their ids stay in it, their text is cut."""
     timeout: float = 600.0
-    """Seconds after which the call fails with :class:`EngineError`."""
+    """Seconds, from when it leaves the queue, after which it fails with :class:`EngineError`."""
 
 
 @dataclass(frozen=True, slots=True)

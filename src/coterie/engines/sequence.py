@@ -1,6 +1,7 @@
 """One completion on its way: what it has sampled so far, and when it is over."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ class Running:
     logprobs: list[float] = field(default_factory=list)
     noise: list[float] = field(default_factory=list)
     """The uniform number of each step."""
+    began: float = 0.0
+    """When it left the queue (``time.monotonic``): the time limit counts from there."""
 
     def __post_init__(self) -> None:
         self.noise = uniforms(self.seed, self.sampling.max_tokens)
@@ -45,6 +48,11 @@ class Running:
         else:
             return False
         return True
+
+    @property
+    def late(self) -> bool:
+        """Whether it has run for longer than its time limit."""
+        return time.monotonic() - self.began > self.sampling.timeout
 
     def _stopped(self, decode: Decode) -> str | None:
         """The text before the first stop string, if there is one.

@@ -83,6 +83,13 @@ class ChatRenderer:
         assert isinstance(text, str)
         return text
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text that each id adds; joined, they are the text of all. A character that takes
+        several tokens is in the piece of its last one."""
+        texts = [self.decode(ids[: stop + 1]).removesuffix("\ufffd") for stop in range(len(ids))]
+        starts = ["", *texts[:-1]]
+        return [text[len(start) :] for start, text in zip(starts, texts, strict=True)]
+
     def _shown(self, message: Message, tree: Tree, reader: str) -> dict[str, str]:
         """A message as plain text for the template."""
         parts: list[Part] = []

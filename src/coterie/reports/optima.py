@@ -152,7 +152,7 @@ def _dialogue(
 ) -> DialogueView:
     turns = []
     for turn in path:
-        pieces = tuple(TokenPiece(model.renderer.decode([t]), trained) for t in turn.ids)
+        pieces = tuple(TokenPiece(text, trained) for text in model.renderer.pieces(turn.ids))
         turns.append(TurnView(turn.speaker.name, pieces, len(turn.ids)))
     return DialogueView(
         iteration, tuple(turns), outcome.answer, outcome.score, dialogue_tokens(path)
