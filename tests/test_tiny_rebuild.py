@@ -15,7 +15,7 @@ import pytest
 from coterie.recipes.registry import settings
 
 TINY = Path(str(resources.files("coterie") / "assets/tiny-exchange"))
-TOKENS = 700_000
+TOKENS = 1_400_000
 
 pytestmark = pytest.mark.slow
 
