@@ -25,6 +25,9 @@ app = typer.Typer(
 )
 console = Console(stderr=True, soft_wrap=True)
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")
 ]
@@ -237,9 +240,10 @@ def main() -> None:
         if error.todo:
             console.print(f"  [bold]->[/] {error.todo}", highlight=False)
         sys.exit(2)
-    except KeyboardInterrupt:
-        console.print("\nstopped; the same command resumes where this left off")
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            console.print("stopped; the same command resumes where this left off")
+        raise
 
 
 if __name__ == "__main__":

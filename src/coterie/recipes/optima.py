@@ -152,15 +152,10 @@ class OptimaISFT:
             seed = int(digest("select", self.settings.seed, iteration)[:15], 16)
             chosen = random_demonstrations(found, s.counts[iteration], seed)
         context = DROP_FORMAT if self._has_formats(iteration) else None
-        run.store.select(
-            iteration,
-            "select",
-            [
-                Selection(reward.leaf, agent, context)
-                for _, reward in chosen
-                for agent in self.environment.agents
-            ],
-        )
+        agents = self.environment.agents
+        references = [Selection(r.leaf, agent, context) for _, r in chosen for agent in agents]
+        if not run.store.finished(ItemKey(iteration, "select", "")):
+            run.store.select(iteration, "select", references)
         return {"tasks": len(found), "selected": len(chosen)}
 
     def train(self, run: Run, iteration: int, progress: Progress) -> Metrics:
