@@ -6,6 +6,7 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
+from coterie.models.loading import load
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Part, Sample, Speaker, make_turn
 from tests.templates import TEMPLATES, tokenizer
@@ -130,3 +131,14 @@ def test_a_turn_of_ones_own_role_play_partner_is_not_spliced() -> None:
     messages = spoken(tree, encode("chatml", "zzz"), Part("blue"))
     text = renderer.decode(renderer.render([replace(messages[1], role="user")], tree, "Alice"))
     assert "blue" in text and "zzz" not in text
+
+
+def test_pieces_join_to_the_text_whatever_the_tokens_cut() -> None:
+    loaded = load("tiny-exchange")
+    text = " Yuri pet > lizard; <A>lizard</A>"
+    for said in (text, "Zoë – naïve 😀"):
+        ids = loaded.tokenizer.encode(said, add_special_tokens=False)
+        pieces = loaded.renderer.pieces(ids)
+        assert len(pieces) == len(ids)
+        assert "".join(pieces) == loaded.renderer.decode(ids)
+        assert "\ufffd" not in "".join(pieces)

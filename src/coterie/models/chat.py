@@ -12,6 +12,8 @@ import re
 import secrets
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
+from os.path import commonprefix
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -84,11 +86,16 @@ class ChatRenderer:
         return text
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The text that each id adds; joined, they are the text of all. A character that takes
-        several tokens is in the piece of its last one."""
-        texts = [self.decode(ids[: stop + 1]).removesuffix("\ufffd") for stop in range(len(ids))]
-        starts = ["", *texts[:-1]]
-        return [text[len(start) :] for start, text in zip(starts, texts, strict=True)]
+        """The text that each id adds; joined, they are the text of all.
+
+        Text that is only settled by a later id (a character of several tokens, a space that depends
+        on what follows) is in the piece of that one.
+        """
+        text = self.decode(ids)
+        starts = (self.decode(ids[:n]) for n in range(1, len(ids)))
+        settled = [len(commonprefix([text, start])) for start in starts]  # noqa: RUF071
+        stops = list(accumulate([*settled, len(text)], max))
+        return [text[start:stop] for start, stop in pairwise([0, *stops])] if ids else []
 
     def _shown(self, message: Message, tree: Tree, reader: str) -> dict[str, str]:
         """A message as plain text for the template."""
