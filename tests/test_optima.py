@@ -134,6 +134,16 @@ def test_a_fork_keeps_the_steps_that_the_settings_do_not_touch(cli: Cli) -> None
     assert cli("run", "optima/isft", "--folder", "a").code == 0, "the old run is as it was"
 
 
+def test_adapters_are_trained_from_the_base_and_sampled(cli: Cli, tmp_path: Path) -> None:
+    lora = ("train.method=lora", "from_initial=true", "train.learning_rate=0.01")
+    said = cli("run", "optima/isft", *SMALL, *lora, "iterations=2", "--folder", "lora")
+    assert said.code == 0, said.err
+    for iteration in (0, 1):
+        final = tmp_path / f"lora/training/iteration-{iteration:02d}/final"
+        assert (final / "adapter_config.json").is_file()
+        assert not (final / "model.safetensors").exists()
+
+
 def test_quickstart_ends_with_one_json_line(cli: Cli) -> None:
     said = cli("quickstart", *SMALL)
     assert said.code == 0, said.err

@@ -25,7 +25,7 @@ from coterie.engines.protocol import EngineError, Sampling
 from coterie.environments.dialogue import drop_format
 from coterie.environments.registry import environment
 from coterie.errors import UserError
-from coterie.models.loading import LoadedModel, load
+from coterie.models.loading import LoadedModel, load, reload
 from coterie.recipes.optima_settings import OptimaSettings
 from coterie.recipes.plan import plan
 from coterie.rewards.combined import Reward, largest_loss, rewards
@@ -222,8 +222,13 @@ class OptimaISFT:
         return run.training_folder(version - 1) / "final" if version else self.settings.model
 
     def load_policy(self, run: Run, version: int) -> LoadedModel:
-        """Policy ``version`` with its tokenizer and renderer."""
-        return load(self.policy_path(run, version), device=self.settings.engine.device_name)
+        """Policy ``version`` with its tokenizer and renderer; a LoRA adapter is merged."""
+        path, device = self.policy_path(run, version), self.settings.engine.device_name
+        if not (Path(path) / "adapter_config.json").is_file():
+            return load(path, device=device)
+        loaded = load(self.settings.model, device=device)
+        reload(loaded, path)
+        return loaded
 
     # -- details ------------------------------------------------------------------------------
 
