@@ -86,6 +86,11 @@ def test_a_stage_whose_input_is_missing(cli: Cli) -> None:
     assert "not a run folder" in refused(cli, "report", "nowhere")
 
 
+def test_a_threshold_that_nothing_reaches(cli: Cli) -> None:
+    said = refused(cli, "run", "optima/isft", *SMALL, "select.threshold=100", "--folder", "mine")
+    assert "select.threshold=100" in said and "--fork" in said
+
+
 def test_a_second_process_on_a_run_folder(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     holder = subprocess.Popen(

@@ -162,14 +162,14 @@ class OptimaISFT:
         """SFT on each agent's own turns of the selected dialogues."""
         policy = self.load_policy(run, 0 if self.settings.from_initial else iteration)
         trained = list(self.rows(run, iteration, policy))
+        if not trained:
+            raise UserError(
+                f"nothing was selected in iteration {iteration}: no dialogue has a reward of at "
+                f"least select.threshold={self.settings.select.threshold}",
+                "lower select.threshold with --fork FOLDER, or look at the rewards in the report",
+            )
         folder = run.training_folder(iteration)
-        report = train(
-            policy.model,
-            trained,
-            self.settings.train,
-            folder,
-            progress=progress,
-        )
+        report = train(policy.model, trained, self.settings.train, folder, progress=progress)
         return {
             "rows": report.rows,
             "dropped": report.dropped_too_long + report.dropped_empty,

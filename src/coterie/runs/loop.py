@@ -86,13 +86,16 @@ def check_finished(recipe: Recipe, run: Run) -> None:
 def fork(recipe: Recipe, source: Path, target: Path, settings: Settings) -> list[Step]:
     """Make a run at ``target`` with the finished steps of ``source`` that ``settings`` leave valid.
 
-    Returns the steps kept. Raises :class:`UserError` if ``target`` exists.
+    Returns the steps kept. The folder appears when it is whole. Raises :class:`UserError` if
+    ``target`` exists.
     """
     if target.exists():
         raise UserError(f"{target} exists", "give --fork a folder that does not exist")
+    staged = target.with_name(f".{target.name}.fork")
+    shutil.rmtree(staged, ignore_errors=True)
     with (
         open_run(source, recipe.name, settings, write=False) as old,
-        open_run(target, recipe.name, settings) as new,
+        open_run(staged, recipe.name, settings) as new,
     ):
         kept = _kept(recipe, old)
         copy(old.store, new.store, {(step.iteration, step.stage) for step in kept})
@@ -101,6 +104,7 @@ def fork(recipe: Recipe, source: Path, target: Path, settings: Settings) -> list
             if step.stage == "train" and trained.exists():
                 shutil.copytree(trained, new.training_folder(step.iteration))
         write_config(new)
+    staged.rename(target)
     return kept
 
 
