@@ -10,7 +10,7 @@ training settings, so in as many steps (``recipes.optima_controls``):
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -47,6 +47,20 @@ class Result:
     """Optimiser steps so far."""
 
 
+@dataclass(slots=True)
+class Findings:
+    """What has been measured so far."""
+
+    rows: list[Result] = field(default_factory=list)
+    tasks: Scores = field(default_factory=dict)
+    """Held-out results of each method's newest policy."""
+
+    def add(self, method: str, seed: int, run: Run, version: int) -> None:
+        """Take in one policy."""
+        self.rows.append(_result(method, seed, run, version))
+        self.tasks[method, seed] = held_out_results(run, version)
+
+
 def reproduce(
     folder: Path,
     seeds: Iterable[int],
@@ -56,73 +70,60 @@ def reproduce(
 ) -> list[Claim]:
     """Run (or resume) everything, print the table and, as the last line, one JSON object."""
     folder.mkdir(parents=True, exist_ok=True)
-    results: list[Result] = []
-    scores: Scores = {}
+    found = Findings()
     for seed in seeds:
         own = settings(NAME, [*words, f"seed={seed}"])
         base = folder / f"seed-{seed}"
         base.mkdir(exist_ok=True)
         console.print(f"seed {seed}: iSFT, then the controls")
-        counts = _isft(base, own, progress, results, scores)
-        _random(base, own, counts, progress, results, scores)
-        _scripted(base, own, counts, progress, results, scores)
-    claims = _claims(scores)
-    _write_tasks(folder / "held_out.jsonl", scores)
-    Console().print(_table(results))
+        counts = _isft(base, own, progress, found)
+        _random(base, own, counts, progress, found)
+        _scripted(base, own, counts, progress, found)
+    claims = _claims(found.tasks)
+    _write_tasks(folder / "held_out.jsonl", found.tasks)
+    Console().print(_table(found.rows))
     Console().print(_claims_table(claims))
-    shown = {"claims": [asdict(claim) for claim in claims], "rows": [asdict(r) for r in results]}
+    shown = {"claims": [asdict(claim) for claim in claims], "rows": [asdict(r) for r in found.rows]}
     print(json.dumps(shown))
     return claims
 
 
-def _isft(
-    base: Path, own: OptimaSettings, progress: Progress, results: list[Result], scores: Scores
-) -> list[int]:
+def _isft(base: Path, own: OptimaSettings, progress: Progress, found: Findings) -> list[int]:
+    """The recipe; gives how many dialogues each iteration selected."""
     recipe = OptimaISFT(own)
     recipe.check()
     with open_run(base / "isft", NAME, own) as run:
         run_steps(recipe, run, progress)
-        results.append(_result("base", own.seed, run, 0))
-        results += [_result("isft", own.seed, run, i) for i in range(1, own.iterations + 1)]
-        scores["base", own.seed] = held_out_results(run, 0)
-        scores["isft", own.seed] = held_out_results(run, own.iterations)
+        found.add("base", own.seed, run, 0)
+        for version in range(1, own.iterations + 1):
+            found.add("isft", own.seed, run, version)
         selects = [run.metrics(Step(i, "select")) for i in range(own.iterations)]
         return [int(metrics["selected"]) for metrics in selects]
 
 
 def _random(
-    base: Path,
-    own: OptimaSettings,
-    counts: list[int],
-    progress: Progress,
-    results: list[Result],
-    scores: Scores,
+    base: Path, own: OptimaSettings, counts: list[int], progress: Progress, found: Findings
 ) -> None:
     select = own.select.model_copy(update={"rule": "random", "counts": tuple(counts)})
     control = own.model_copy(update={"select": select})
     recipe = OptimaISFT(control)
-    target = base / "random"
-    if not target.exists():  # the base's evaluation and the first rollouts are the same
-        fork(recipe, base / "isft", target, control)
-    with open_run(target, NAME, control) as run:
-        run_steps(recipe, run, progress)
-        results.append(_result("random", own.seed, run, own.iterations))
-        scores["random", own.seed] = held_out_results(run, own.iterations)
+    if not (base / "random").exists():  # the base's evaluation and the first rollouts are the same
+        fork(recipe, base / "isft", base / "random", control)
+    _control("random", recipe, base, progress, found)
 
 
 def _scripted(
-    base: Path,
-    own: OptimaSettings,
-    counts: list[int],
-    progress: Progress,
-    results: list[Result],
-    scores: Scores,
+    base: Path, own: OptimaSettings, counts: list[int], progress: Progress, found: Findings
 ) -> None:
-    recipe = ScriptedControl(own, counts)
-    with open_run(base / "scripted", NAME, own) as run:
+    _control("scripted", ScriptedControl(own, counts), base, progress, found)
+
+
+def _control(
+    method: str, recipe: OptimaISFT, base: Path, progress: Progress, found: Findings
+) -> None:
+    with open_run(base / method, NAME, recipe.settings) as run:
         run_steps(recipe, run, progress)
-        results.append(_result("scripted", own.seed, run, own.iterations))
-        scores["scripted", own.seed] = held_out_results(run, own.iterations)
+        found.add(method, recipe.settings.seed, run, recipe.settings.iterations)
 
 
 def _result(method: str, seed: int, run: Run, version: int) -> Result:
