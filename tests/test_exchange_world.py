@@ -17,7 +17,8 @@ from coterie.environments.exchange.world import (
     generate_tasks,
     split_of,
 )
-from coterie.recipes.tiny import build_tokenizer, pretraining_rows
+from coterie.recipes.tiny import pretraining_rows
+from coterie.recipes.tiny_model import build_tokenizer
 
 DIALOGUES = list(corpus(5, 1500))
 

@@ -3,10 +3,11 @@
 Heavy imports (torch, transformers) happen inside commands, so that ``--help`` is quick.
 """
 
+import errno
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -27,6 +28,7 @@ console = Console(stderr=True, soft_wrap=True)
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")
@@ -228,6 +230,13 @@ def import_run(
     print(store)
 
 
+def _refuse(what: str, todo: str) -> NoReturn:
+    console.print(f"[bold red]error:[/] {what}", highlight=False)
+    if todo:
+        console.print(f"  [bold]->[/] {todo}", highlight=False)
+    sys.exit(2)
+
+
 def main() -> None:
     """Entry point: errors for people are printed without a traceback, with status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -236,10 +245,14 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        console.print(f"[bold red]error:[/] {error.what}", highlight=False)
-        if error.todo:
-            console.print(f"  [bold]->[/] {error.todo}", highlight=False)
-        sys.exit(2)
+        _refuse(error.what, error.todo)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        _refuse(
+            f"the disk is full: {error}; nothing finished is lost",
+            "free some space, then give the same command again: it resumes where it stopped",
+        )
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
             console.print("stopped; the same command resumes where this left off")

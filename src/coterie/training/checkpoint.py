@@ -6,6 +6,7 @@ the step, what the training is). It is written under another name, flushed to di
 No pickle is written or read.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.utils import logging
@@ -38,7 +39,12 @@ def published(folder: Path) -> Iterator[Path]:
     if temporary.exists():
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
-    yield temporary
+    try:
+        yield temporary
+    except SafetensorError as error:
+        if f"os error {errno.ENOSPC}" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        raise
     for path in [*temporary.rglob("*"), temporary]:
         sync(path)
     temporary.rename(folder)

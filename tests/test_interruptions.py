@@ -1,0 +1,86 @@
+"""A run that is stopped from outside (Ctrl-C, a full disk) says so, and the same command resumes it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coterie.errors import UserError
+from coterie.runs.folder import Step
+from coterie.trajectories.store import Store
+from tests.conftest import SMALL
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_command(folder: Path) -> list[str]:
+    words = [*SMALL, "rollout.tasks=32", "rollout.max_tokens=96"]
+    return [
+        sys.executable,
+        *("-m", "coterie", "run", "optima/isft"),
+        *words,
+        "--folder",
+        str(folder),
+    ]
+
+
+def wait_for_dialogues(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Until the rollout has recorded a dialogue and has more to do."""
+    for _ in range(1200):
+        assert process.poll() is None, "the run ended before it could be interrupted"
+        try:
+            with Store.open(folder / "store.sqlite", read_only=True) as store:
+                if store.finished_keys(0, "rollout"):
+                    return
+        except (UserError, OSError):
+            pass  # it is being made
+        time.sleep(0.05)
+    raise AssertionError("no dialogue within a minute")
+
+
+def test_ctrl_c_says_that_the_run_resumes_and_it_does(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        run_command(folder), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    wait_for_dialogues(folder, process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "the same command resumes" in said
+    assert "Traceback" not in said
+    with Store.open(folder / "store.sqlite", read_only=True) as store:
+        kept = store.finished_keys(0, "rollout")
+        assert kept
+        assert not store.finished(Step(0, "rollout").key), "it was interrupted too late"
+    again = subprocess.run(run_command(folder), check=False, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    with Store.open(folder / "store.sqlite", read_only=True) as store:
+        assert store.finished_keys(0, "rollout") > kept
+
+
+def test_a_disk_that_fills_while_training_is_named_and_the_run_resumes(tmp_path: Path) -> None:
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mount = f"mount -t tmpfs -o size=300m none {tmp_path}"
+    if not shutil.which("unshare") or subprocess.run([*inside, mount], check=False).returncode:
+        pytest.skip("no permission to mount a small tmpfs in a namespace of one's own here")
+    script = [sys.executable, "-m", "tests.crash.full_disk", str(tmp_path)]
+    result = subprocess.run(
+        [*inside, f'{mount} && exec "$@"', "sh", *script],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+    )
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert told["statuses"] == [2, 0]
+    assert "is full" in told["said"]
+    assert "resumes where it stopped" in told["said"]
