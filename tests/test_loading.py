@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from coterie.errors import UserError
+from coterie.models import logprobs
 from coterie.models.adapters import add_lora, load_adapter, save_adapter
 from coterie.models.loading import check_context, load
 from coterie.models.logprobs import targets, token_logprobs
@@ -109,14 +110,17 @@ def test_an_adapter_is_saved_and_comes_back(folder: Path, tmp_path_factory: obje
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_logprobs_and_their_gradients_are_those_of_the_full_logits(lora: bool) -> None:
+def test_logprobs_and_their_gradients_are_those_of_the_full_logits(
+    lora: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 5 * 290)
     plain = model("chatml").model
     policy = add_lora(plain, r=2, alpha=4) if lora else plain
     ids = torch.randint(0, 290, (3, 20))
     mask = torch.rand(3, 20) < 0.4
     mask[:, 0] = False
     at, tokens = targets(ids, mask)
-    found = token_logprobs(policy, ids, at, tokens, temperature=0.7, chunk=5)
+    found = token_logprobs(policy, ids, at, tokens, temperature=0.7)
     full = (policy(ids).logits / 0.7).log_softmax(-1)
     want = full[:, :-1].gather(2, ids[:, 1:, None]).squeeze(2)[mask[:, 1:]]
     assert torch.allclose(found, want, atol=1e-5)

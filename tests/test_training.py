@@ -71,11 +71,12 @@ def test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed():
 def test_microbatches_split_a_step_within_the_budget(ranks):
     batches = planned(some_rows(40), batch_rows=20)
     chosen = next(batches.steps(0, 1))
-    hands = [batches.microbatches(chosen, rank, ranks) for rank in range(ranks)]
+    families = batches.splitter.families(chosen)
+    hands = [batches.microbatches(families, rank, ranks) for rank in range(ranks)]
     assert sorted(i for hand in hands for part in hand for i in part) == sorted(chosen)
     assert len({len(hand) for hand in hands}) == 1
     for part in (part for hand in hands for part in hand if part):
-        assert len(part) * max(batches.lengths[i] for i in part) <= 128
+        assert len(part) * max(len(batches.items[i].ids) for i in part) <= 128
 
 
 def test_rows_that_cannot_be_trained_are_dropped_and_counted(tmp_path):

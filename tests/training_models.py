@@ -8,8 +8,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.loop import train
+from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
+from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row, Target
 
 SETTINGS = TrainingSettings(
@@ -53,6 +56,38 @@ def some_rows(count: int = 40, seed: int = 0, longest: int = 30) -> list[Row]:
     return rows
 
 
+def some_pairs(trees: int = 6, seed: int = 0, vocabulary: int = 32) -> list[Pair]:
+    """Sibling pairs of dialogue trees: prompt, own turn, partner's turn, own turn, and so on.
+
+    Three pairs a tree; their sides part at the first, second or third own turn, and differ in length.
+    """
+    rng = random.Random(seed)
+
+    def some(least: int, most: int) -> list[int]:
+        return [rng.randrange(2, vocabulary) for _ in range(rng.randint(least, most))]
+
+    def grow(turns: list[list[int]], to: int) -> list[list[int]]:
+        return turns + [some(2, 7) for _ in range(to - len(turns))]
+
+    def side(prompt: list[int], turns: list[list[int]], name: str) -> Row:
+        ids, targets = list(prompt), []
+        for number, turn in enumerate(turns):
+            ids += turn
+            if number % 2 == 0:
+                targets.append(Target(len(ids) - len(turn), len(ids), "policy@0"))
+        return Row(tuple(ids), tuple(targets), origin=name)
+
+    pairs = []
+    for tree in range(trees):
+        prompt, trunk = some(6, 12), [some(2, 6) for _ in range(4)]
+        for number, parts in enumerate((0, 2, 4)):
+            names = [f"tree{tree}/{number}/{which}" for which in ("chosen", "rejected")]
+            sides = [side(prompt, grow(trunk[:parts], 5), name) for name in names]
+            weight = rng.choice((0.5, 1.0))
+            pairs.append(Pair((sides[0],), (sides[1],), None, weight, f"tree{tree}"))
+    return pairs
+
+
 class Slow:
     """Progress that leaves time to be killed."""
 
@@ -66,9 +101,18 @@ class Slow:
         pass
 
 
-if __name__ == "__main__":
-    method, folder = sys.argv[1:]
+def main(method: str, folder: Path) -> None:
+    """One training: of rows by SFT (``full``, ``lora``), or of pairs (``dpo``)."""
     settings = SETTINGS.model_copy(update={"save_every_steps": 1})
     if method == "lora":
         settings = TrainingSettings(**{**settings.model_dump(), "method": "lora", "lora_r": 4})
-    train(tiny_llama(), some_rows(), settings, Path(folder), progress=Slow())
+    model = tiny_llama()
+    if method != "dpo":
+        train(model, some_rows(), settings, folder, progress=Slow())
+        return
+    pairs = with_reference(model, some_pairs(), settings, folder / "reference")
+    train(model, pairs, settings, folder, objective=DPO(DPOSettings(beta=0.5, nll=0.2)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

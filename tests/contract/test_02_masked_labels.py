@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from coterie.training import forward
+from coterie.models import packed
 from coterie.training.forward import LossModule
 from coterie.training.sft import SFT
 from coterie.trajectories.row import Row
@@ -58,7 +58,7 @@ def test_padding_and_company_change_nothing():
 def test_the_id_that_pads_changes_nothing(monkeypatch):
     rows = some_rows(6)
     with_zeros = loss_and_gradients(rows, ALL)
-    monkeypatch.setattr(forward, "PADDING", 7)
+    monkeypatch.setattr(packed, "PADDING", 7)
     assert_same(with_zeros, loss_and_gradients(rows, ALL))
 
 

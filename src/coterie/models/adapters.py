@@ -1,15 +1,29 @@
-"""LoRA adapters, thin over PEFT: several roles may share one base with an adapter each."""
+"""LoRA adapters, thin over PEFT: several roles may share one base with a named adapter each.
 
-from collections.abc import Sequence
+One adapter is active at a time. A reference is a frozen copy of an adapter, or the base itself with
+its adapters off; :func:`using` switches to either for a while.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig, PeftModel, get_peft_model
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft import set_peft_model_state_dict as set_state
+from safetensors.torch import load_file
 
 from coterie.errors import UserError
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 DEFAULT = "default"
+BASE_FILE = "base.json"
+"""Beside a saved adapter: what the base is that it was trained on."""
+SAMPLED = 16
+"""Values of each weight that the fingerprint of a base looks at."""
 
 
 def add_lora(
@@ -47,26 +61,114 @@ def add_lora(
     return added
 
 
+def copy_adapter(model: PeftModel, source: str, name: str) -> None:
+    """Add ``name``, a frozen copy of the adapter ``source`` as it is now, to be a reference."""
+    _check_known(model, source)
+    weights = get_peft_model_state_dict(model, adapter_name=source)
+    active = model.active_adapter
+    model.add_adapter(name, model.peft_config[source])
+    set_state(model, weights, adapter_name=name)
+    model.set_adapter(active)
+    for weight_name, weight in model.named_parameters():
+        if f".{name}." in weight_name:
+            weight.requires_grad_(False)
+
+
+@contextmanager
+def using(model: Any, name: str | None) -> Iterator[None]:
+    """With one adapter active, or with none (``None``: the base alone); as it was afterwards.
+
+    A model that has no adapters is its own base.
+    """
+    if not isinstance(model, PeftModel):
+        if name is not None:
+            raise UserError(f"this model has no adapter {name!r}", "add or load it first")
+        yield
+        return
+    if name is None:
+        with model.disable_adapter():
+            yield
+        return
+    _check_known(model, name)
+    trained = {weight: weight.requires_grad for weight in model.parameters()}
+    active = model.active_adapter
+    if active != name:
+        model.set_adapter(name)
+    try:
+        yield
+    finally:
+        if active != name:
+            model.set_adapter(active)
+        for weight, was in trained.items():
+            weight.requires_grad_(was)
+
+
 def save_adapter(model: PeftModel, folder: Path, name: str = DEFAULT) -> None:
-    """Write one adapter as safetensors to ``folder`` itself."""
+    """Write one adapter as safetensors to ``folder`` itself, and what its base is."""
     model.save_pretrained(str(folder), selected_adapters=[name], safe_serialization=True)
     nested = folder / name
     if nested.is_dir():
         for file in nested.iterdir():
             file.replace(folder / file.name)
         nested.rmdir()
+    (folder / BASE_FILE).write_text(json.dumps({"fingerprint": base_fingerprint(model)}))
 
 
 def load_adapter(
     model: Any, folder: Path, *, name: str = DEFAULT, trainable: bool = False
 ) -> PeftModel:
-    """``model`` with the adapter of ``folder`` active."""
+    """``model`` with the adapter of ``folder`` under ``name``, active; one of that name is replaced.
+
+    Raises :class:`UserError` for an adapter that was trained on another base.
+    """
     if not (folder / "adapter_model.safetensors").is_file():
         raise UserError(
             f"{folder} has no adapter_model.safetensors", "give a folder that save_adapter wrote"
         )
-    if isinstance(model, PeftModel):
+    _check_base(model, folder)
+    if not isinstance(model, PeftModel):
+        return PeftModel.from_pretrained(
+            model, str(folder), adapter_name=name, is_trainable=trainable
+        )
+    if name in model.peft_config:
+        set_state(model, load_file(folder / "adapter_model.safetensors"), adapter_name=name)
+    else:
         model.load_adapter(str(folder), adapter_name=name, is_trainable=trainable)
-        model.set_adapter(name)
-        return model
-    return PeftModel.from_pretrained(model, str(folder), adapter_name=name, is_trainable=trainable)
+    model.set_adapter(name, inference_mode=not trainable)
+    return model
+
+
+def base_fingerprint(model: Any) -> str:
+    """A hash of the base under a model's adapters: names, shapes, and some values of each weight.
+
+    Values are rounded to bfloat16, so that a base has one fingerprint whatever it is loaded as.
+    """
+    digest = hashlib.sha256()
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    found = {
+        name.replace(".base_layer.", "."): weight
+        for name, weight in base.named_parameters()
+        if ".lora_" not in name
+    }
+    for name, weight in sorted(found.items()):
+        values = weight.detach().flatten()[:SAMPLED].to(torch.bfloat16).float().tolist()
+        digest.update(f"{name} {list(weight.shape)} {values}\n".encode())
+    return digest.hexdigest()
+
+
+def _check_base(model: Any, folder: Path) -> None:
+    file = folder / BASE_FILE
+    if file.is_file() and json.loads(file.read_text())["fingerprint"] != base_fingerprint(model):
+        raise UserError(
+            f"the adapter in {folder} was trained on another base than this model",
+            "load the base that it was trained on (base_model_name_or_path in its "
+            "adapter_config.json)",
+        )
+
+
+def _check_known(model: PeftModel, name: str) -> None:
+    if name not in model.peft_config:
+        raise UserError(
+            f"there is no adapter {name!r} on this model (it has {', '.join(model.peft_config)})",
+            "add or load it first",
+        )

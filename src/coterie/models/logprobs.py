@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-CHUNK = 2048
-"""Positions projected to the vocabulary at once."""
+CHUNK_ELEMENTS = 1 << 24
+"""Most logits that exist at once: positions are projected to the vocabulary in chunks of so many."""
 
 
 def token_logprobs(
@@ -26,7 +26,6 @@ def token_logprobs(
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
     temperature: float = 1.0,
-    chunk: int = CHUNK,
 ) -> Tensor:
     """Log-probability (nats, float32) of ``tokens[n]`` as read at place ``at[n]``. Shape ``[N]``.
 
@@ -37,6 +36,7 @@ def token_logprobs(
     """
     hidden = hidden_states(model, ids, attention_mask=attention_mask, position_ids=position_ids)
     wanted = hidden.flatten(0, 1)[at]
+    chunk = max(1, CHUNK_ELEMENTS // model.config.vocab_size)
     pieces = []
     for start in range(0, len(at), chunk):
         inputs = (wanted[start : start + chunk], tokens[start : start + chunk])

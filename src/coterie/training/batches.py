@@ -1,9 +1,11 @@
-"""The plan of a training: which rows make an optimiser step, and how a step is split.
+"""The plan of a training: which items make an optimiser step, and how a step is split.
 
-A step is ``batch_rows`` rows drawn at random without replacement, so its statistics do not depend
-on lengths. Within a step rows are sorted by length and cut into micro-batches of at most
-``tokens_per_microbatch`` padded tokens, so that padding and passes cost least; that changes memory and
-speed, not results.
+A step is ``batch_rows`` items drawn at random without replacement, so its statistics do not depend
+on lengths; items of one group (pairs of one tree) are drawn together, so that what they share is
+computed once. Within a step the rows are packed into tries by the cost rule of
+:mod:`coterie.models.packing`, and items whose rows are in one trie form a *family*. Families are
+sorted by length and cut into micro-batches of at most ``tokens_per_microbatch`` padded tokens, so
+that padding and passes cost least; that changes memory and speed, not results.
 All is a function of (seed, epoch): a resumed training makes the same plan.
 """
 
@@ -13,10 +15,9 @@ from dataclasses import dataclass
 from typing import Generic
 
 from coterie.errors import UserError
+from coterie.models.packing import CostRule
+from coterie.training.microbatches import Family, Splitter
 from coterie.training.objective import Item, Objective
-
-PASS_COST = 256
-"""Padding, in tokens, that one more forward and backward pass is worth."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,8 @@ class Plan(Generic[Item]):
     """The items that are trained, in the order given, and how many were not."""
 
     items: Sequence[Item]
-    lengths: Sequence[int]
-    """Longest row of each item, in tokens."""
-    widths: Sequence[int]
-    """Number of rows of each item."""
+    groups: Sequence[str]
+    """Which items are drawn together; "" is by itself."""
     tokens: Sequence[int]
     """Tokens of all rows of each item."""
     counts: Sequence[float]
@@ -37,10 +36,11 @@ class Plan(Generic[Item]):
     too_long: int
     """Items dropped because a row is longer than the limit."""
     empty: int
-    """Items dropped because they count 0 (no targets, no weight)."""
+    """Items dropped because they count 0 (no targets, no weight, equal sides)."""
     seed: int
     batch_rows: int
-    tokens_per_microbatch: int
+    splitter: Splitter
+    """Splits a step into micro-batches."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -53,46 +53,27 @@ class Plan(Generic[Item]):
         for step in range(first, stop):
             epoch, place = divmod(step, self.steps_per_epoch)
             if not order or place == 0:
-                order = list(range(len(self.items)))
-                random.Random(f"{self.seed}/{epoch}").shuffle(order)
+                order = self._order(epoch)
             yield order[place * self.batch_rows : (place + 1) * self.batch_rows]
 
-    def microbatches(self, chosen: Sequence[int], rank: int, ranks: int) -> list[list[int]]:
+    def microbatches(self, families: Sequence[Family], rank: int, ranks: int) -> list[list[int]]:
         """One rank's part of a step, as micro-batches.
 
-        Items are dealt out by length, so ranks do about equal work. All ranks get equally many
-        micro-batches (a sharded model needs that); one that has fewer gets empty ones.
+        All ranks get equally many micro-batches (a sharded model needs that); one that has fewer
+        gets empty ones.
         """
-        by_length = sorted(chosen, key=lambda i: (self.lengths[i], i), reverse=True)
-        hands = [self._cut(by_length[r::ranks]) for r in range(ranks)]
+        hands = self.splitter.microbatches(families, ranks)
         longest = max(len(hand) for hand in hands)
         return hands[rank] + [[] for _ in range(longest - len(hands[rank]))]
 
-    def _cut(self, by_length: Sequence[int]) -> list[list[int]]:
-        """Micro-batches of items sorted by length (longest first) that cost least in all.
-
-        ``best[n]`` is the least cost of the first ``n`` items and where their last part begins. A
-        part is within the budget, or a single item.
-        """
-        best = [(0, 0)]
-        for stop in range(1, len(by_length) + 1):
-            found: tuple[int, int] | None = None
-            rows = 0
-            for start in range(stop - 1, -1, -1):
-                rows += self.widths[by_length[start]]
-                padded = rows * self.lengths[by_length[start]]
-                if found and padded > self.tokens_per_microbatch:
-                    break
-                cost = best[start][0] + padded + PASS_COST
-                found = min(found or (cost, start), (cost, start))
-            assert found is not None
-            best.append(found)
-        parts, stop = [], len(by_length)
-        while stop:
-            start = best[stop][1]
-            parts.append(list(by_length[start:stop]))
-            stop = start
-        return parts[::-1]
+    def _order(self, epoch: int) -> list[int]:
+        """All items in the random order of an epoch, groups kept together."""
+        groups: dict[str, list[int]] = {}
+        for index, name in enumerate(self.groups):
+            groups.setdefault(name or f"/{index}", []).append(index)
+        shuffled = list(groups.values())
+        random.Random(f"{self.seed}/{epoch}").shuffle(shuffled)
+        return [index for group in shuffled for index in group]
 
 
 def plan(
@@ -103,15 +84,16 @@ def plan(
     batch_rows: int,
     tokens_per_microbatch: int,
     max_length: int,
+    rule: CostRule | None = None,
 ) -> Plan[Item]:
     """Drop (and count) items that can't be trained, and plan the rest.
 
     Raises :class:`UserError` if none is left.
     """
     groups = [objective.rows(item) for item in items]
-    counts = [objective.count(item) for item in items]
-    lengths = [max(len(row.ids) for row in group) for group in groups]
+    lengths = [max((len(row.ids) for row in group), default=0) for group in groups]
     short = [i for i, length in enumerate(lengths) if length <= max_length]
+    counts = {i: objective.count(items[i]) for i in short}
     kept = [i for i in short if counts[i] > 0]
     too_long, empty = len(items) - len(short), len(short) - len(kept)
     if not kept:
@@ -122,8 +104,7 @@ def plan(
         )
     return Plan(
         items=[items[i] for i in kept],
-        lengths=[lengths[i] for i in kept],
-        widths=[len(groups[i]) for i in kept],
+        groups=[objective.group(items[i]) for i in kept],
         tokens=[sum(len(row.ids) for row in groups[i]) for i in kept],
         counts=[counts[i] for i in kept],
         names=[groups[i][0].origin or f"number {i}" for i in kept],
@@ -131,5 +112,5 @@ def plan(
         empty=empty,
         seed=seed,
         batch_rows=batch_rows,
-        tokens_per_microbatch=tokens_per_microbatch,
+        splitter=Splitter([groups[i] for i in kept], rule, tokens_per_microbatch),
     )

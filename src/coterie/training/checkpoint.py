@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,14 @@ def hash_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def hash_items(items: Sequence[Any]) -> str:
+    """SHA-256 over the items (rows, pairs) in their order."""
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(repr(item).encode())
     return digest.hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""One micro-batch through the model: rows to padded tokens, to log-probs at targets, to losses.
+"""One micro-batch through the model: the rows of some items, to log-probs at targets, to losses.
 
-Rows are padded on the right to the longest of the micro-batch. Causal attention never looks right,
-so no target sees padding and no attention mask is needed. Labels are the rows' own ids at their
+Rows are packed into tries where that is cheaper, and stand alone, padded on the right, where it is
+not. Either way no target sees padding or another row, and labels are the rows' own ids at their
 targets: no other position has a label.
 """
 
@@ -11,39 +11,38 @@ from typing import Any, Generic
 import torch
 from torch import nn
 
-from coterie.models.logprobs import token_logprobs
+from coterie.models.packed import sequence_logprobs
+from coterie.models.packing import CostRule
 from coterie.training.objective import Item, Objective
 from coterie.trajectories.row import Row
-
-PADDING = 0
-"""Any id of the vocabulary: no target sees it."""
 
 
 class LossModule(nn.Module, Generic[Item]):
     """Model and objective as one module, so that wrapping it (ranks, precision) wraps all of it."""
 
-    def __init__(self, model: nn.Module, objective: Objective[Item]) -> None:
+    def __init__(
+        self, model: nn.Module, objective: Objective[Item], rule: CostRule | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
+        self.rule = rule
 
     def forward(self, items: Sequence[Item]) -> torch.Tensor:
         """Summed loss of each item, shape ``(items,)``."""
         groups = [self.objective.rows(item) for item in items]
-        logprobs = iter(row_logprobs(self.model, [row for group in groups for row in group]))
+        rows = [row for group in groups for row in group]
+        logprobs = iter(row_logprobs(self.model, rows, self.rule))
         return self.objective.losses(items, [[next(logprobs) for _ in group] for group in groups])
 
 
-def row_logprobs(model: Any, rows: Sequence[Row]) -> Sequence[torch.Tensor]:
+def row_logprobs(
+    model: Any, rows: Sequence[Row], rule: CostRule | None = None
+) -> list[torch.Tensor]:
     """Log-probs (nats, float32) of the targets of each row, in order; none for a first token."""
-    device = next(model.parameters()).device
-    width = max(len(row.ids) for row in rows)
-    ids_BT = torch.tensor([(*row.ids, *[PADDING] * (width - len(row.ids))) for row in rows])
-    places = [_predicted(row) for row in rows]
-    at_N = torch.tensor([r * width + p - 1 for r, place in enumerate(places) for p in place])
-    labels_N = ids_BT.flatten()[at_N + 1]
-    logprobs_N = token_logprobs(model, ids_BT.to(device), at_N.to(device), labels_N.to(device))
-    return torch.split(logprobs_N, [len(place) for place in places])
+    return sequence_logprobs(
+        model, [row.ids for row in rows], [_predicted(row) for row in rows], rule
+    )
 
 
 def _predicted(row: Row) -> list[int]:

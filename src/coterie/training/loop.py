@@ -19,8 +19,11 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, gather_object
 
 from coterie.errors import UserError
+from coterie.models.packed import checked_rule
+from coterie.models.packing import CostRule
 from coterie.training.batches import Plan, plan
 from coterie.training.forward import LossModule
+from coterie.training.microbatches import Family
 from coterie.training.objective import Item, Objective
 from coterie.training.optimizer import make_optimizer, rate_at, set_rate
 from coterie.training.prepare import longest_row, precision, prepared, trainable
@@ -58,7 +61,8 @@ def train(
         prepared(model, settings) as model,
         _accelerator(settings) as accelerator,
     ):
-        batches = _plan(model, rows, settings, objective)
+        rule = checked_rule(model) if settings.packing == "auto" else None
+        batches = _plan(model, rows, settings, objective, rule)
         open_folder(folder, accelerator, resume=resume)
         record = Record(model, objective.name, batches, settings, folder, accelerator)
         if (report := record.finished()) is not None:
@@ -70,7 +74,8 @@ def train(
         )
         try:
             watch.start(record.total, f"training {len(batches.items)} rows")
-            _run(accelerator, LossModule(model, objective), batches, record, watch, tracker)
+            module = LossModule(model, objective, rule)
+            _run(accelerator, module, batches, record, watch, tracker)
         finally:
             watch.close()
             tracker.close()
@@ -78,7 +83,11 @@ def train(
 
 
 def _plan(
-    model: Any, rows: Sequence[Item], settings: TrainingSettings, objective: Objective[Item]
+    model: Any,
+    rows: Sequence[Item],
+    settings: TrainingSettings,
+    objective: Objective[Item],
+    rule: CostRule | None,
 ) -> Plan[Item]:
     return plan(
         rows,
@@ -87,6 +96,7 @@ def _plan(
         batch_rows=settings.batch_rows,
         tokens_per_microbatch=settings.tokens_per_microbatch,
         max_length=longest_row(model, settings),
+        rule=rule,
     )
 
 
@@ -107,9 +117,11 @@ def _run(
     for step, chosen in enumerate(batches.steps(first, record.total), start=first):
         rate = rate_at(step, record.total, settings)
         set_rate(optimizer, rate)
-        loss, norm = _gradient(accelerator, wrapped, batches, chosen, settings.max_grad_norm)
+        families = batches.splitter.families(chosen)
+        loss, norm = _gradient(accelerator, wrapped, batches, families, settings.max_grad_norm)
         stepper.step()
         stepper.zero_grad()
+        record.computed_tokens += sum(family.nodes for family in families)
         metrics = record.add(chosen, loss=loss, grad_norm=norm, learning_rate=rate)
         progress.advance(1, **metrics)
         tracker.log(metrics, step + 1)
@@ -120,7 +132,7 @@ def _gradient(
     accelerator: Accelerator,
     module: LossModule[Item],
     batches: Plan[Item],
-    chosen: Sequence[int],
+    families: Sequence[Family],
     max_norm: float,
 ) -> tuple[float, float]:
     """Put the gradient of one step into the weights, clipped; gives (loss, norm before clipping).
@@ -128,8 +140,9 @@ def _gradient(
     The denominator is one number, known before the first pass. Ranks average their gradients, so
     each loss is multiplied by their number. An empty micro-batch takes a row along at weight 0.
     """
+    chosen = [item for family in families for item in family.items]
     ranks, count = accelerator.num_processes, sum(batches.counts[i] for i in chosen)
-    parts = batches.microbatches(chosen, accelerator.process_index, ranks)
+    parts = batches.microbatches(families, accelerator.process_index, ranks)
     found: list[tuple[int, torch.Tensor]] = []
     for number, part in enumerate(parts, start=1):
         items = [batches.items[i] for i in part or chosen[:1]]

@@ -23,19 +23,7 @@ Item_contra = TypeVar("Item_contra", contravariant=True)
 class Objective(Protocol[Item_contra]):
     """Turns the log-probs of an item's targets into its loss.
 
-    Example (the whole of DPO with stored reference log-probs)::
-
-        class DPO:
-            name = "dpo"
-
-            def rows(self, item): return (item.chosen, item.rejected)
-
-            def count(self, item): return 1.0
-
-            def losses(self, items, logprobs):
-                margins = [(c.sum() - i.chosen_reference) - (r.sum() - i.rejected_reference)
-                           for i, (c, r) in zip(items, logprobs, strict=True)]
-                return -logsigmoid(self.beta * torch.stack(margins))
+    Examples: :class:`~coterie.training.sft.SFT`, :class:`~coterie.training.dpo.DPO`.
     """
 
     name: str
@@ -46,6 +34,10 @@ class Objective(Protocol[Item_contra]):
 
     def count(self, item: Item_contra) -> float:
         """The item's share of the denominator, >= 0; an item that counts 0 is not trained."""
+        ...
+
+    def group(self, item: Item_contra) -> str:
+        """Items of one group share beginnings and come into one step together; "" is no group."""
         ...
 
     def losses(

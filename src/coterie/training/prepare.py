@@ -38,6 +38,8 @@ def prepared(model: Any, settings: TrainingSettings) -> Iterator[Any]:
             alpha=settings.lora_alpha,
             target_modules=settings.lora_targets,
         )
+    else:
+        model.set_adapter(model.active_adapter)  # trainable, and no other one is
     try:
         _refuse_dropout(model)
         _refuse_low_precision(model)

@@ -1,6 +1,5 @@
 """What a training leaves behind, and what it may go on from: metrics, checkpoints, final weights."""
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,9 @@ class TrainingReport:
     dropped_empty: int
     """Items left out because nothing in them counts (no targets, weight 0)."""
     tokens: int
-    """Tokens that went forward and backward, padding not counted."""
+    """Tokens of all rows that were trained, padding not counted."""
+    computed_tokens: int
+    """Tokens that went forward and backward: beginnings that rows shared count once."""
     first_loss: float
     """Loss of the first step."""
     last_loss: float
@@ -68,9 +69,11 @@ class Record:
         self._identity = {
             "objective": objective,
             "settings": settings.identity(),
-            "rows": _hash_items(batches.items),
+            "rows": checkpoint.hash_items(batches.items),
             "starting weights": checkpoint.hash_tensors(model.named_parameters()),
         }
+        self.computed_tokens = 0
+        """Tokens that went forward and backward so far."""
         self._losses: list[float] = []
         self._tokens = self._tokens_before = 0
         self._seconds_before = 0.0
@@ -94,6 +97,7 @@ class Record:
             self._check(facts["identity"])
             checkpoint.load_checkpoint(newest, weights, optimizer)
             self._tokens = self._tokens_before = facts["tokens"]
+            self.computed_tokens = facts["computed_tokens"]
             self._seconds_before = facts["seconds"]
             with self._metrics.open() as file:
                 self._losses = [json.loads(file.readline())["loss"] for _ in range(facts["step"])]
@@ -136,7 +140,12 @@ class Record:
         if not due or step == self.total or not self._accelerator.is_main_process:
             return
         checkpoint.sync(self._metrics)
-        facts = {"identity": self._identity, "tokens": self._tokens, "seconds": self._seconds}
+        facts = {
+            "identity": self._identity,
+            "tokens": self._tokens,
+            "computed_tokens": self.computed_tokens,
+            "seconds": self._seconds,
+        }
         checkpoint.save_checkpoint(self._folder, step, weights, optimizer, facts)
         self._saved_at = time.monotonic()
 
@@ -163,6 +172,7 @@ class Record:
             dropped_too_long=self._batches.too_long,
             dropped_empty=self._batches.empty,
             tokens=self._tokens,
+            computed_tokens=self.computed_tokens,
             first_loss=self._losses[0],
             last_loss=sum(tail) / len(tail),
             seconds=self._seconds,
@@ -202,10 +212,3 @@ def open_folder(folder: Path, accelerator: Accelerator, *, resume: bool) -> None
         if not resume:
             checkpoint.remove_training(folder)
     accelerator.wait_for_everyone()
-
-
-def _hash_items(items: Sequence[Any]) -> str:
-    digest = hashlib.sha256()
-    for item in items:
-        digest.update(repr(item).encode())
-    return digest.hexdigest()

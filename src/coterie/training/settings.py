@@ -9,6 +9,7 @@ from coterie.models.adapters import ATTENTION
 
 Method = Literal["full", "lora"]
 Schedule = Literal["cosine", "linear", "constant"]
+Packing = Literal["auto", "flat"]
 Precision = Literal["no", "bf16", "auto"]
 TrackerName = Literal["none", "tensorboard", "trackio", "wandb", "swanlab"]
 
@@ -35,7 +36,7 @@ class TrainingSettings(Settings):
     warmup_ratio: float = key(0.03, "share of the steps in which the rate climbs", ge=0, lt=1)
     epochs: int = key(1, "how often every row is seen", ge=1)
     max_steps: int | None = key(None, "stop after this many optimiser steps", ge=1)
-    batch_rows: int = key(32, "rows of one optimiser step", ge=1)
+    batch_rows: int = key(32, "rows (or pairs) of one optimiser step", ge=1)
     tokens_per_microbatch: int = key(
         4096, "padded tokens of one forward and backward pass; changes memory, not results", ge=2
     )
@@ -44,6 +45,10 @@ class TrainingSettings(Settings):
         "longest row in tokens; a longer one, or one longer than the model's positions, is dropped "
         "and counted, never cut",
         ge=2,
+    )
+    packing: Packing = key(
+        "auto",
+        "auto: beginnings that rows share are computed once where that is cheaper; flat: never",
     )
     weight_decay: float = key(0.0, "AdamW's decay of weight matrices (not of norms, biases)", ge=0)
     betas: tuple[float, float] = key((0.9, 0.999), "AdamW's decay of its two moments")

@@ -31,6 +31,10 @@ class SFT:
         starts_as_target = bool(item.targets) and item.targets[0].start == 0
         return item.weight * (item.target_count - starts_as_target)
 
+    def group(self, item: Row) -> str:
+        """None: rows are drawn one by one."""
+        return ""
+
     def losses(
         self, items: Sequence[Row], logprobs: Sequence[Sequence[torch.Tensor]]
     ) -> torch.Tensor:

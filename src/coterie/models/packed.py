@@ -1,0 +1,145 @@
+"""Log-probs of tokens of many sequences, through one batch in which shared beginnings run once.
+
+Used by training, by reference log-probs and by engines, so that all three compute the same thing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.errors import UserError
+from coterie.models.logprobs import token_logprobs
+from coterie.models.packing import CostRule, Pack, pack, refuse_unpackable
+from coterie.models.trie import Ids
+
+PADDING = 0
+"""Any id of the vocabulary: nothing attends to it."""
+ROUNDING = {torch.float32: 1e-3}
+"""Largest difference (nats) of log-probs packed and unpacked that is taken for rounding, by dtype."""
+ROUNDING_OF_16_BITS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """Tries of sequences as a padded batch, and which of their tokens are wanted."""
+
+    ids: Tensor
+    """``[B, W]``: a trie (or a sequence by itself) in each row, padded on the right."""
+    mask: Tensor | None
+    """Bool ``[B, 1, W, W]``: what each node attends to. ``None``: no row branches, so causal."""
+    positions: Tensor | None
+    """``[B, W]``: depth of each node, where there is a mask."""
+    at: Tensor
+    """``[N]``: where in the flattened ids each wanted token is read, the place of its parent."""
+    labels: Tensor
+    """``[N]``: the wanted tokens, each node once however many sequences share it."""
+    rows: tuple[Tensor, ...]
+    """For each sequence, which of the N are its wanted tokens, in order."""
+
+
+def pack_batch(
+    sequences: Sequence[Ids],
+    places: Sequence[Sequence[int]],
+    rule: CostRule | None,
+    device: torch.device | str = "cpu",
+) -> PackedBatch:
+    """A batch of ``sequences``; ``places[i]`` are the wanted tokens of the i-th, none of them 0.
+
+    Without a ``rule`` every sequence stands alone.
+    """
+    packs = pack(sequences, rule)
+    width = max(len(one.trie) for one in packs)
+    ids_BW = np.full((len(packs), width), PADDING)
+    at, labels = [], []
+    rows: list[Tensor] = [torch.empty(0, dtype=torch.long)] * len(sequences)
+    count = 0
+    for row, one in enumerate(packs):
+        trie = one.trie
+        ids_BW[row, : len(trie)] = trie.ids
+        wanted = [
+            path[np.asarray(places[i], np.int64)]
+            for i, path in zip(one.members, trie.paths, strict=True)
+        ]
+        nodes, back = np.unique(np.concatenate(wanted), return_inverse=True)
+        at.append(row * width + trie.parents[nodes])
+        labels.append(trie.ids[nodes])
+        stops = np.cumsum([len(part) for part in wanted])[:-1]
+        for i, part in zip(one.members, np.split(back, stops), strict=True):
+            rows[i] = torch.from_numpy(count + part).to(device)
+        count += len(nodes)
+    branches = any(not one.trie.is_chain for one in packs)
+    return PackedBatch(
+        torch.from_numpy(ids_BW).to(device),
+        _mask(packs, width).to(device) if branches else None,
+        _positions(packs, width).to(device) if branches else None,
+        torch.from_numpy(np.concatenate(at)).to(device),
+        torch.from_numpy(np.concatenate(labels)).to(device),
+        tuple(rows),
+    )
+
+
+def sequence_logprobs(
+    model: Any,
+    sequences: Sequence[Ids],
+    places: Sequence[Sequence[int]],
+    rule: CostRule | None = None,
+) -> list[Tensor]:
+    """Log-probs (nats, float32) of the tokens at ``places[i]`` (none of them 0) of each sequence."""
+    batch = pack_batch(sequences, places, rule, model.get_input_embeddings().weight.device)
+    logprobs_N = token_logprobs(
+        model,
+        batch.ids,
+        batch.at,
+        batch.labels,
+        attention_mask=batch.mask,
+        position_ids=batch.positions,
+    )
+    return [logprobs_N[row] for row in batch.rows]
+
+
+def checked_rule(model: Any) -> CostRule:
+    """The cost rule of a model that was just seen to give the same log-probs packed and unpacked.
+
+    Raises :class:`UserError` for a model whose attention can't take a trie.
+    """
+    refuse_unpackable(model)
+    generator = np.random.default_rng(0)
+    begin, *ends = (tuple(generator.integers(model.config.vocab_size, size=6)) for _ in range(3))
+    sequences = [(*begin, *end) for end in ends]
+    places = [range(1, 12)] * 2
+    with torch.no_grad():
+        flat = torch.cat(sequence_logprobs(model, sequences, places, None))
+        packed = torch.cat(sequence_logprobs(model, sequences, places, CostRule(0.0)))
+    if not bool(flat.isfinite().all()):
+        raise UserError(
+            f"this {model.config.model_type} model's log-probs are not numbers",
+            "load it again: its weights are damaged, or a training has made them infinite",
+        )
+    difference = float((flat - packed).abs().max())
+    if not difference <= ROUNDING.get(model.dtype, ROUNDING_OF_16_BITS):
+        raise UserError(
+            f"this {model.config.model_type} model gives other log-probs when shared beginnings "
+            f"are computed once (by {difference:.3g}): its attention does not take a free mask",
+            "set packing=flat (train.packing=flat in a recipe) for this model",
+        )
+    return CostRule.of(model)
+
+
+def _mask(packs: Sequence[Pack], width: int) -> Tensor:
+    """What each node attends to: itself and its ancestors; padding attends to itself."""
+    mask_BWW = torch.eye(width, dtype=torch.bool).repeat(len(packs), 1, 1)
+    for row, one in enumerate(packs):
+        nodes = len(one.trie)
+        mask_BWW[row, :nodes, :nodes] = torch.from_numpy(one.trie.ancestors())
+    return mask_BWW[:, None]
+
+
+def _positions(packs: Sequence[Pack], width: int) -> Tensor:
+    positions_BW = torch.zeros(len(packs), width, dtype=torch.long)
+    for row, one in enumerate(packs):
+        positions_BW[row, : len(one.trie)] = torch.from_numpy(one.trie.depths)
+    return positions_BW

@@ -1,0 +1,123 @@
+"""Which sequences go into one trie: those for which it is cheaper than going by themselves.
+
+The cost rule, in units of one token through the model's layers (2 floating-point operations a
+weight). Attention between a token and one key costs ``pair`` = 4 * heads * head width * layers /
+(2 * weights of the layers), so
+
+    a sequence of L tokens by itself   L + pair * L^2 / 2      (causal: half of all pairs)
+    a trie of T nodes                  T + pair * T^2          (dense mask: all pairs are computed)
+
+Sequences are sorted, so that neighbours share most, and each joins the trie before it where that
+costs less than standing alone. Sequences that share nothing so stay apart, and a batch in which
+none is joined is the plain padded batch, with causal attention and no mask.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.errors import UserError
+from coterie.models.logprobs import body
+from coterie.models.trie import Ids, Trie, build, lexicographic, shared_length
+
+RECURRENT = ("mamba", "rwkv", "recurrent_gemma", "jamba", "bamba", "falcon_h1", "xlstm", "zamba")
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Some of the sequences of a batch in one trie."""
+
+    trie: Trie
+    members: tuple[int, ...]
+    """Which sequences they are; path ``k`` of the trie is that of sequence ``members[k]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostRule:
+    """Decides what is packed."""
+
+    pair: float
+    """What attention of one token to one key costs, a token through the layers being 1."""
+
+    @classmethod
+    def of(cls, model: Any) -> "CostRule":
+        """The rule for a model; whether its attention can take a trie is not asked here."""
+        config = model.config
+        embedding = model.get_input_embeddings().weight.numel()
+        weights = sum(weight.numel() for weight in body(model).parameters()) - embedding
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        attention = 4 * config.num_attention_heads * width * config.num_hidden_layers
+        return cls(attention / (2 * weights))
+
+    def cost(self, nodes: int, *, chain: bool) -> float:
+        """Cost of a trie, or of a sequence by itself."""
+        return nodes + self.pair * nodes**2 * (0.5 if chain else 1.0)
+
+    def groups(self, sequences: Sequence[Ids]) -> list["Group"]:
+        """Which sequences belong together."""
+        found: list[Group] = []
+        before = np.zeros(0, np.int64)
+        for index in lexicographic(sequences):
+            ids = np.asarray(sequences[index])
+            new = Group((index,), len(ids), True)
+            if found:
+                nodes = found[-1].nodes + len(ids) - shared_length(before, ids)
+                chain = found[-1].chain and nodes == len(ids)
+                joined = Group((*found[-1].members, index), nodes, chain)
+                if self._costs(joined) < self._costs(found[-1]) + self._costs(new):
+                    new = joined
+                    found.pop()
+            found.append(new)
+            before = ids
+        return found
+
+    def _costs(self, group: "Group") -> float:
+        return self.cost(group.nodes, chain=group.chain)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Sequences that one trie holds."""
+
+    members: tuple[int, ...]
+    nodes: int
+    """Nodes of their trie."""
+    chain: bool
+    """Whether each is a beginning of the longest."""
+
+
+def pack(sequences: Sequence[Ids], rule: CostRule | None) -> list[Pack]:
+    """Sequences as tries, in order of their first members; each by itself without a rule."""
+    if rule is None:
+        return [Pack(build([ids]), (i,)) for i, ids in enumerate(sequences)]
+    groups = sorted(sorted(group.members) for group in rule.groups(sequences))
+    return [Pack(build([sequences[i] for i in group]), tuple(group)) for group in groups]
+
+
+def refuse_unpackable(model: Any) -> None:
+    """Raise :class:`UserError` for a model whose attention is not a plain one over all keys."""
+    config = model.config
+    layers = getattr(config, "layer_types", None)
+    window = None if layers else getattr(config, "sliding_window", None)
+    kinds = sorted(set(layers or ()) - {"full_attention"})
+    found = [
+        *(f"layers of {kind.replace('_', ' ')}" for kind in kinds),
+        *([f"a sliding window of {window}"] if window else []),
+        *(["recurrent layers"] if config.model_type.startswith(RECURRENT) else []),
+        *(["attention biased by distance"] if _has_distance_bias(config) else []),
+        *(["flash attention"] if config._attn_implementation.startswith("flash") else []),
+    ]
+    if found:
+        raise UserError(
+            f"this {config.model_type} model has {', '.join(found)}, and computing shared "
+            "beginnings once needs attention over all earlier tokens under a free mask",
+            "set packing=flat (train.packing=flat in a recipe) for this model",
+        )
+
+
+def _has_distance_bias(config: Any) -> bool:
+    return bool(getattr(config, "alibi", False)) or config.model_type in ("bloom", "mpt")

@@ -1,0 +1,113 @@
+"""Reference log-probs of preference pairs: computed once, stored, used again after a restart.
+
+The reference is a model, a base with its adapters off, or a frozen adapter on it. What is stored is
+keyed by its weights and by the pairs.
+"""
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from coterie.errors import UserError
+from coterie.models.adapters import using
+from coterie.models.packed import checked_rule
+from coterie.training.checkpoint import hash_items, hash_tensors, published
+from coterie.training.forward import row_logprobs
+from coterie.training.microbatches import Splitter
+from coterie.training.prepare import longest_row
+from coterie.training.progress import Progress, Silent
+from coterie.training.settings import TrainingSettings
+from coterie.trajectories.pair import Pair
+from coterie.trajectories.row import Row
+
+FILE = "logprobs.safetensors"
+
+
+def with_reference(
+    model: Any,
+    pairs: Sequence[Pair],
+    settings: TrainingSettings,
+    folder: Path,
+    *,
+    adapter: str | None = None,
+    progress: Progress | None = None,
+) -> list[Pair]:
+    """``pairs`` with the summed log-probs of their sides under ``model``.
+
+    Of a model with adapters the reference is the one named (a frozen copy), or the base alone.
+
+    Batches are those of a training under ``settings`` (budget, packing). Kept in ``folder``, which
+    should hold nothing else, and read from there if model and pairs are the same. Pairs that are too
+    long for a training are passed on without. Raises :class:`UserError` if a log-prob is not finite.
+    """
+    identity = {
+        "model": _hash(model, adapter),
+        "pairs": hash_items(pairs),
+    }
+    sums = _stored(folder / FILE, identity)
+    if sums is None:
+        with using(model, adapter), torch.no_grad():
+            sums = _compute(model, pairs, settings, progress or Silent())
+        shutil.rmtree(folder, ignore_errors=True)
+        with published(folder) as temporary:
+            save_file({"sums": sums}, temporary / FILE, metadata=identity)
+    found = []
+    for pair, (chosen, rejected) in zip(pairs, sums.tolist(), strict=True):
+        known = not (math.isnan(chosen) or math.isnan(rejected))
+        found.append(replace(pair, reference=(chosen, rejected)) if known else pair)
+    return found
+
+
+def _compute(
+    model: Any, pairs: Sequence[Pair], settings: TrainingSettings, progress: Progress
+) -> torch.Tensor:
+    """``[pairs, 2]`` sums, not a number where a side is too long or has nothing to compare."""
+    rule = checked_rule(model) if settings.packing == "auto" else None
+    longest = longest_row(model, settings)
+    sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
+    splitter = Splitter(sides, rule, settings.tokens_per_microbatch)
+    fits = [i for i, side in enumerate(sides) if _fits(side, longest)]
+    sums = torch.full((len(sides),), math.nan, dtype=torch.float64)
+    progress.start(len(fits), "reference log-probs")
+    for part in splitter.microbatches(splitter.families(fits))[0]:
+        found = iter(row_logprobs(model, [row for i in part for row in sides[i]], rule))
+        for i in part:
+            total = sum(float(next(found).double().sum()) for _ in sides[i])
+            if not math.isfinite(total):
+                raise UserError(
+                    f"the reference log-prob of pair {pairs[i // 2].name} is {total}",
+                    "look at this pair, and whether the reference model is whole",
+                )
+            sums[i] = total
+        progress.advance(len(part))
+    progress.close()
+    return sums.view(-1, 2)
+
+
+def _fits(side: Sequence[Row], longest: int) -> bool:
+    return bool(side) and all(row.targets and len(row.ids) <= longest for row in side)
+
+
+def _stored(file: Path, identity: dict[str, str]) -> torch.Tensor | None:
+    """The sums in ``file``, if they are of the same model and pairs."""
+    if not file.is_file():
+        return None
+    with safe_open(file, framework="pt") as opened:
+        same = opened.metadata() == identity
+        return opened.get_tensor("sums") if same else None
+
+
+def _hash(model: Any, adapter: str | None) -> str:
+    """Hash of what the reference is: the base and, if one is on, that adapter."""
+    return hash_tensors(
+        (name, weight)
+        for name, weight in model.named_parameters()
+        if ".lora_" not in name or f".{adapter}." in name
+    )

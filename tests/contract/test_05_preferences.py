@@ -1,0 +1,147 @@
+"""Contract 5: multi-turn preference loss covers the agent's own tokens only, in every turn, for any
+micro-batch size and any number of ranks."""
+
+import math
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import logsigmoid
+
+from coterie.errors import UserError
+from coterie.training.dpo import DPO, DPOSettings
+from coterie.training.loop import train
+from coterie.training.reference import with_reference
+from coterie.trajectories.pair import Pair
+from coterie.trajectories.row import Row
+from tests.training_models import SETTINGS, main, some_pairs, tiny_llama
+
+SCRIPT = Path(__file__).parents[1] / "training_models.py"
+OBJECTIVE = DPOSettings(beta=0.5, label_smoothing=0.1, nll=0.2)
+
+
+def own_logprobs(model, row: Row) -> list[float]:
+    """By the model's plain forward pass, one row, no packing, no padding."""
+    with torch.no_grad():
+        logits = model(torch.tensor([row.ids])).logits[0].double().log_softmax(-1)
+    return [
+        float(logits[place - 1, row.ids[place]])
+        for target in row.targets
+        for place in range(target.start, target.stop)
+    ]
+
+
+def by_hand(policy, reference, pairs: list[Pair], settings: DPOSettings) -> float:
+    """The objective as in the papers, for one optimiser step."""
+    total = 0.0
+    for pair in pairs:
+        policy_c, policy_r = (own_logprobs(policy, s[0]) for s in (pair.chosen, pair.rejected))
+        frozen_c, frozen_r = (own_logprobs(reference, s[0]) for s in (pair.chosen, pair.rejected))
+        c, r = sum(policy_c) - sum(frozen_c), sum(policy_r) - sum(frozen_r)
+        if settings.length_normalised:
+            c, r = c / len(policy_c), r / len(policy_r)
+        margin = torch.tensor(settings.beta * (c - r), dtype=torch.float64)
+        s = settings.label_smoothing
+        loss = -(1 - s) * logsigmoid(margin) - s * logsigmoid(-margin)
+        total += pair.weight * (float(loss) - settings.nll * sum(policy_c) / len(policy_c))
+    return total / sum(pair.weight for pair in pairs)
+
+
+@pytest.mark.parametrize("settings", [OBJECTIVE, DPOSettings(beta=2.0, length_normalised=True)])
+def test_the_loss_is_that_of_the_own_tokens_of_every_turn(settings, tmp_path):
+    policy, reference = tiny_llama(1), tiny_llama(0)
+    pairs = with_reference(reference, some_pairs(), SETTINGS, tmp_path / "reference")
+    assert all(len(pair.chosen[0].targets) == 3 for pair in pairs), "three own turns a side"
+    whole = SETTINGS.model_copy(update={"batch_rows": len(pairs), "epochs": 1})
+    expected = by_hand(policy, reference, pairs, settings)
+    report = train(policy, pairs, whole, tmp_path / "train", objective=DPO(settings))
+    assert report.first_loss == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("packing", ["auto", "flat"])
+@pytest.mark.parametrize("tokens", [65, 128, 4096])
+def test_the_size_of_micro_batches_changes_nothing(tokens, packing, tmp_path):
+    settings = SETTINGS.model_copy(update={"tokens_per_microbatch": tokens, "packing": packing})
+    assert_trained_alike(settings, tmp_path)
+
+
+def assert_trained_alike(settings, folder):
+    """Same losses and weights as in one flat micro-batch a step."""
+    flat = SETTINGS.model_copy(update={"tokens_per_microbatch": 10_000, "packing": "flat"})
+    weights, losses = [], []
+    for name, own in (("flat", flat), ("other", settings)):
+        model = tiny_llama()
+        pairs = with_reference(model, some_pairs(), own, folder / f"{name}-reference")
+        report = train(model, pairs, own, folder / name, objective=DPO(OBJECTIVE))
+        weights.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+        losses.append((report.first_loss, report.last_loss))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert float((weights[0] - weights[1]).abs().max()) < 1e-5
+
+
+def test_two_ranks_give_the_weights_of_one(tmp_path):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.training_models", "dpo", str(tmp_path / "two")],
+            env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank},
+            cwd=SCRIPT.parents[1],
+        )
+        for rank in ("0", "1")
+    ]
+    main("dpo", tmp_path / "one")
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    one, two = (
+        type(tiny_llama()).from_pretrained(tmp_path / name / "final") for name in ("one", "two")
+    )
+    for weight, other in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(weight, other, atol=1e-5, rtol=1e-5)
+
+
+def test_pairs_of_one_tree_are_trained_in_one_step(tmp_path):
+    model = tiny_llama()
+    pairs = with_reference(model, some_pairs(), SETTINGS, tmp_path / "reference")
+    six = SETTINGS.model_copy(update={"batch_rows": 6, "epochs": 1})
+    report = train(model, pairs, six, tmp_path / "train", objective=DPO(OBJECTIVE))
+    assert report.steps == 3
+    assert report.computed_tokens < 0.75 * report.tokens
+
+
+def test_reference_logprobs_are_computed_once_and_used_again(tmp_path):
+    model, pairs = tiny_llama(), some_pairs()
+    first = with_reference(model, pairs, SETTINGS, tmp_path / "reference")
+    model.model.forward = None  # nothing can be computed now
+    assert with_reference(model, pairs, SETTINGS, tmp_path / "reference") == first
+    with pytest.raises(TypeError):
+        with_reference(model, pairs[1:], SETTINGS, tmp_path / "reference")
+    other = tiny_llama(3)
+    again = with_reference(other, pairs, SETTINGS, tmp_path / "reference")
+    assert again != first, "another model has other log-probs"
+
+
+def test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused(tmp_path):
+    model, pairs = tiny_llama(), some_pairs()
+    equal = replace(pairs[0], rejected=pairs[0].chosen)
+    mute = replace(pairs[1], chosen=(replace(pairs[1].chosen[0], targets=()),))
+    long = replace(pairs[2], rejected=(Row((3,) * 65, pairs[2].rejected[0].targets),))
+    ready = with_reference(model, [*pairs[3:], equal, mute, long], SETTINGS, tmp_path / "reference")
+    report = train(model, ready, SETTINGS, tmp_path / "train", objective=DPO(OBJECTIVE))
+    assert (report.rows, report.dropped_empty, report.dropped_too_long) == (len(pairs) - 3, 2, 1)
+    with pytest.raises(UserError, match="no reference log-probs"):
+        train(model, pairs, SETTINGS, tmp_path / "none", objective=DPO(OBJECTIVE))
+    with torch.no_grad():
+        model.lm_head.weight.fill_(math.nan)
+    with pytest.raises(UserError, match=r"reference log-prob of pair tree\d.* is nan"):
+        flat = SETTINGS.model_copy(update={"packing": "flat"})
+        with_reference(model, pairs, flat, tmp_path / "nan")
+    with pytest.raises(UserError, match="log-probs are not numbers"):
+        with_reference(model, pairs, SETTINGS, tmp_path / "nan")
