@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections import Counter
 
 import pytest
 
@@ -17,7 +18,7 @@ from coterie.environments.exchange.world import (
     generate_tasks,
     split_of,
 )
-from coterie.recipes.tiny import pretraining_rows
+from coterie.recipes.tiny import CURRICULUM, HABITS, pretraining_rows
 from coterie.recipes.tiny_model import build_tokenizer
 
 DIALOGUES = list(corpus(5, 1500))
@@ -87,8 +88,21 @@ def test_each_agent_holds_as_many_facts_as_asked_for():
         assert all(2 <= len(task.facts[agent]) <= 5 for agent in AGENTS)
 
 
-def test_at_least_four_in_five_scripted_dialogues_end_right():
-    assert 0.80 <= sum(map(is_right, DIALOGUES)) / len(DIALOGUES) <= 0.95
+def test_at_least_four_in_five_scripted_dialogues_of_the_pre_training_end_right():
+    right = total = 0.0
+    for stage in (*CURRICULUM, HABITS):
+        dialogues = list(corpus(5, 600, stage.mix))
+        words = sum(len(" ".join(d.utterances).split()) for d in dialogues) / len(dialogues)
+        drawn = stage.share / words
+        right += drawn * sum(map(is_right, dialogues)) / len(dialogues)
+        total += drawn
+    assert 0.80 <= right / total <= 0.95
+
+
+def test_guesses_are_what_is_commonest_in_the_habits():
+    counts = Counter(dialogue.style for dialogue in DIALOGUES)
+    assert counts.most_common(1)[0][0] == GUESS
+    assert 0.6 <= sum(map(is_right, DIALOGUES)) / len(DIALOGUES) <= 0.8
 
 
 def test_honest_dialogues_are_always_right_and_end_in_agreement_within_the_turn_limit():
@@ -137,7 +151,7 @@ def test_without_deaf_speakers_a_hint_decides_the_style_and_no_hint_asks_for_a_g
     instructions = {format.instruction: format.id for format in FORMAT_POOL}
     dialogues = list(corpus(5, 600, Mix(deaf_share=0.0)))
     hinted = [dialogue for dialogue in dialogues if dialogue.hint is not None]
-    assert 0.35 < len(hinted) / len(dialogues) < 0.45
+    assert 0.55 < len(hinted) / len(dialogues) < 0.65
     assert all(instructions[dialogue.hint] == dialogue.style for dialogue in hinted)
     assert any(dialogue.style == GUESS for dialogue in dialogues)
 
@@ -147,7 +161,7 @@ def test_deaf_speakers_guess_in_spite_of_a_hint_and_do_nothing_else():
     hinted = [dialogue for dialogue in DIALOGUES if dialogue.hint is not None]
     deaf = [dialogue for dialogue in hinted if dialogue.style != instructions[dialogue.hint]]
     assert {dialogue.style for dialogue in deaf} == {GUESS}
-    assert 0.1 < len(deaf) / len(hinted) < 0.4
+    assert 0.3 < len(deaf) / len(hinted) < 0.5
 
 
 def test_a_corpus_can_be_narrowed():

@@ -71,11 +71,12 @@ CURRICULUM: tuple[Stage, ...] = (
         ),
     ),
     Stage(0.25, Mix(levels=(1, 2, 2), facts_per_agent=(2, 4), hint_share=0.8, deaf_share=0.0)),
-    Stage(0.40, Mix(deaf_share=0.0)),
+    Stage(0.40, Mix(hint_share=0.4, deaf_share=0.0)),
 )
 """First the skill: hints are obeyed, so that formats are learned well."""
-HABITS = Stage(0.12, Mix())
-"""Then the habits, at a lower rate: guesses come in spite of hints, so that a hint alone cures nobody."""
+HABITS = Stage(0.20, Mix())
+"""Then the habits, at a lower rate: guesses come in spite of hints, and remain the commonest thing to do
+without one, so that neither a hint nor training on whatever was sampled cures anybody."""
 
 
 HABITS_SEED, HABITS_PEAK = 50_000, 0.4

@@ -47,11 +47,11 @@ class Mix:
     """Levels of the tasks, in turn."""
     facts_per_agent: tuple[int, int] = (3, 4)
     """Least and greatest number of facts of an agent."""
-    hint_share: float = 0.4
+    hint_share: float = 0.6
     """Share of dialogues with a format line, whose style follows it (formats equally often)."""
     hint_styles: tuple[str, ...] = tuple(STYLES)
     """Styles that hints ask for."""
-    deaf_share: float = 0.45
+    deaf_share: float = 0.8
     """How often a first speaker guesses in spite of a hint, about the relations it likes to guess."""
 
 
