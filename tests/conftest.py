@@ -1,5 +1,9 @@
 """Fixtures for tests that drive the whole command line with the packaged model."""
 
+import coterie  # noqa: F401 - before torch: it sets how torch's threads wait on shared cores
+
+# isort: split
+
 import sys
 from collections.abc import Callable
 from pathlib import Path

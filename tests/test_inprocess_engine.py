@@ -78,15 +78,16 @@ def test_scores_are_bitwise_the_same_in_any_company_and_those_of_sampling() -> N
     texts = [[rng.randrange(290) for _ in range(rng.randint(2, 200))] for _ in range(40)]
 
     async def crowd() -> list[list[float]]:
-        return await asyncio.gather(*(one.logprobs(ids[:1], ids[1:]) for ids in texts))
+        calls = (one.logprobs(ids[:1], [ids[1:]]) for ids in texts)
+        return [scores for (scores,) in await asyncio.gather(*calls)]
 
     together = asyncio.run(crowd())
     for ids, scores in list(zip(texts, together, strict=True))[::7]:
-        assert asyncio.run(engine().logprobs(ids[:1], ids[1:])) == scores
+        assert asyncio.run(engine().logprobs(ids[:1], [ids[1:]])) == [scores]
 
     async def sampled() -> tuple[Completion, list[float]]:
         (said,) = await one.sample(texts[0], [1], Sampling(max_tokens=50))
-        return said, await one.logprobs(texts[0], said.ids)
+        return said, (await one.logprobs(texts[0], [said.ids]))[0]
 
     said, scores = asyncio.run(sampled())
     assert said.logprobs == pytest.approx(scores, abs=1e-4)
@@ -252,7 +253,7 @@ def test_load_merges_an_adapter_into_the_first_weights(tmp_path: Path) -> None:
     one = InProcessEngine(load(base), policy="p", version="0")
     asyncio.run(one.load(adapter, "1"))
     ids = list(range(30))
-    scores = asyncio.run(one.logprobs(ids[:1], ids[1:]))
+    (scores,) = asyncio.run(one.logprobs(ids[:1], [ids[1:]]))
     with torch.no_grad():
         logits = tuned(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     assert scores == pytest.approx(logits[range(29), ids[1:]].tolist(), abs=1e-4)

@@ -140,8 +140,8 @@ def test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused(tmp_pat
         train(model, pairs, SETTINGS, tmp_path / "none", objective=DPO(OBJECTIVE))
     with torch.no_grad():
         model.lm_head.weight.fill_(math.nan)
+    flat = SETTINGS.model_copy(update={"packing": "flat"})
     with pytest.raises(UserError, match=r"reference log-prob of pair tree\d.* is nan"):
-        flat = SETTINGS.model_copy(update={"packing": "flat"})
         with_reference(model, pairs, flat, tmp_path / "nan")
     with pytest.raises(UserError, match="log-probs are not numbers"):
         with_reference(model, pairs, SETTINGS, tmp_path / "nan")

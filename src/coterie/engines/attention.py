@@ -7,6 +7,8 @@ padded key length (multiples of 64; MKL blocks larger products by their length).
 several query heads are not copied. With one query it is also faster than fused attention on CPU.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,3 +63,15 @@ def use_rows(model: Any) -> None:
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)
     model.set_attn_implementation(NAME)
+
+
+@contextmanager
+def attending(model: Any, name: str) -> Iterator[None]:
+    """With another attention for a while, such as ``sdpa`` for whole sequences."""
+    config = model.config
+    before = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before

@@ -24,14 +24,12 @@ from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.engines.runner import Runner
 from coterie.engines.sampler import draw
 from coterie.engines.sequence import Running, Scoring
-from coterie.engines.slots import stepped
+from coterie.models.adapters import activate, load_adapter
 from coterie.models.loading import LoadedModel, reload
 
 Result = TypeVar("Result")
 PATIENCE = 4
 """Steps between two readings of new prompts while others run: fewer and larger model calls."""
-SCORED_TOKENS = 16384
-"""Tokens, padding included, that are scored at once."""
 
 
 @dataclass(slots=True)
@@ -52,8 +50,10 @@ class Stats:
 class InProcessEngine:
     """:class:`~coterie.engines.protocol.Engine` in this process; it takes the model over.
 
-    ``max_batch`` sequences run at once. ``cache_bytes`` bounds the kept keys and values of prompt
-    beginnings. ``timeout`` is that of :meth:`logprobs`.
+    ``adapter`` is the one that it speaks with, of a model that has several: engines of several
+    roles may share one model, and take turns step by step. ``max_batch`` sequences run at once.
+    ``cache_bytes`` bounds the kept keys and values of prompt beginnings. ``timeout`` is that of
+    :meth:`logprobs`. Raises ``UserError`` for an adapter that the model does not have.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class InProcessEngine:
         *,
         policy: str,
         version: str,
+        adapter: str | None = None,
         max_batch: int = 128,
         cache_bytes: int = 1 << 29,
         timeout: float = 600.0,
@@ -70,12 +71,15 @@ class InProcessEngine:
         self.policy = policy
         self.version = version
         self.timeout = timeout
+        self.adapter = adapter
+        if adapter is not None:
+            activate(loaded.model, adapter)
         self.stats = Stats()
         self._max_batch = max_batch
         self._runner = Runner(loaded, max_batch, cache_bytes)
         self._waiting: deque[Running] = deque()
         self._running: list[Running] = []
-        self._scoring: list[Scoring] = []
+        self._scoring: deque[Scoring] = deque()
         self._patience = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -100,25 +104,30 @@ class InProcessEngine:
             self.stats.failures += 1
             raise
 
-    async def logprobs(self, prefix: Sequence[int], continuation: Sequence[int]) -> list[float]:
-        """Log-probability (nats, temperature 1) of each continuation id."""
+    async def logprobs(
+        self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """Log-probability (nats, temperature 1) of each id of continuations of one prefix.
+
+        Continuations go through prefix tries of their own call, whatever else is waiting.
+        """
         self.stats.requests += 1
         try:
-            if not prefix or not continuation:
-                raise EngineError(
-                    "log-probs need a prefix and a continuation, neither of them empty"
-                )
-            ids = (*prefix, *continuation)
-            self._check(ids, 0)
-            future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
-            self._scoring.append(Scoring(ids, len(prefix), future))
+            if not prefix or not continuations or not all(map(len, continuations)):
+                raise EngineError("log-probs need a prefix and continuations, none of them empty")
+            sequences = [(*prefix, *continuation) for continuation in continuations]
+            for ids in sequences:
+                self._check(ids, 0)
+            future: asyncio.Future[list[list[float]]] = asyncio.get_running_loop().create_future()
+            self._scoring.append(Scoring(sequences, len(prefix), future))
             return (await self._results([future], self.timeout))[0]
         except BaseException:
             self.stats.failures += 1
             raise
 
     async def load(self, path: Path, version: str) -> None:
-        """Replace the weights, in place, by a checkpoint's or a LoRA adapter's (merged).
+        """Replace the weights, in place: by a checkpoint's or a LoRA adapter's (merged), or, where this
+        engine speaks with an adapter, those of that one.
 
         Refused (:class:`EngineError`) while requests are in flight: they would mix two versions.
         """
@@ -126,7 +135,10 @@ class InProcessEngine:
             raise EngineError(
                 f"can't load {path}: requests of version {self.version} are in flight; await them"
             )
-        reload(self.loaded, path)
+        if self.adapter is None:
+            reload(self.loaded, path)
+        else:
+            load_adapter(self.loaded.model, path, name=self.adapter)
         self._runner.clear()
         self.version = version
 
@@ -177,6 +189,8 @@ class InProcessEngine:
         """Let new requests in, sample one token for each running one, score what waits."""
         self._leave()
         joining = self._joining()
+        if self.adapter is not None:
+            activate(self.loaded.model, self.adapter)
         try:
             if joining:
                 self._join(joining)
@@ -187,11 +201,7 @@ class InProcessEngine:
             self._running.clear()
             self._runner.clear()
         if self._scoring:
-            batch = self._next_scores()
-            try:
-                self._score(batch)
-            except Exception as error:
-                self._fail(batch, f"scoring failed: {error!r}", error)
+            self._score(self._scoring.popleft())
         self.stats.steps += 1
 
     def _joining(self) -> list[Running]:
@@ -254,24 +264,16 @@ class InProcessEngine:
                     slots.move(len(running), [row], last.place)
                     running[row] = last
 
-    def _next_scores(self) -> list[Scoring]:
-        """The oldest waiting one and others of its padded length."""
-        waiting = [one for one in self._scoring if not one.future.done()]
-        size = stepped(len(waiting[0].ids)) if waiting else 1
-        alike = [one for one in waiting if stepped(len(one.ids)) == size]
-        batch = alike[: max(1, SCORED_TOKENS // size)]
-        chosen = set(map(id, batch))
-        self._scoring = [one for one in waiting if id(one) not in chosen]
-        return batch
-
-    def _score(self, batch: list[Scoring]) -> None:
-        if not batch:
+    def _score(self, one: Scoring) -> None:
+        if one.future.done():
             return
-        for one, scores in zip(
-            batch, self._runner.score([(one.ids, one.start) for one in batch]), strict=True
-        ):
-            self.stats.scored_tokens += len(scores)
-            one.future.set_result(scores)
+        try:
+            scores = self._runner.score(one.sequences, one.start)
+        except Exception as error:
+            self._fail([one], f"scoring failed: {error!r}", error)
+            return
+        self.stats.scored_tokens += sum(map(len, scores))
+        one.future.set_result(scores)
 
     def _fail(
         self, items: Sequence[Running | Scoring], what: str, cause: Exception | None = None

@@ -56,8 +56,13 @@ class Engine(Protocol):
         """One completion per seed, in order. Raises :class:`EngineError`."""
         ...
 
-    async def logprobs(self, prefix: Sequence[int], continuation: Sequence[int]) -> list[float]:
-        """Log-probability (nats, temperature 1) of each continuation id. Raises ``EngineError``."""
+    async def logprobs(
+        self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """Log-probability (nats, temperature 1) of each id of continuations of one prefix.
+
+        What they share is computed once. Raises ``EngineError``.
+        """
         ...
 
     async def load(self, path: Path, version: str) -> None:

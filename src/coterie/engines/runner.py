@@ -10,15 +10,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from coterie.engines.attention import use_rows
+from coterie.engines.attention import attending, use_rows
 from coterie.engines.prefixes import PrefixCache
 from coterie.engines.slots import BLOCK, Slots, blocks, stepped
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
-from coterie.models.logprobs import hidden_states, token_logprobs, vocabulary_logits
+from coterie.models.logprobs import hidden_states, vocabulary_logits
+from coterie.models.packed import sequence_logprobs
+from coterie.models.packing import CostRule
+from coterie.models.splitting import Splitter
 
 PROMPTS = 32
 """Prompts read at once."""
+SCORED_TOKENS = 8192
+"""Tokens, padding included, that are scored at once."""
 
 
 class Runner:
@@ -28,6 +33,7 @@ class Runner:
         self.model = loaded.model
         config = self.model.config
         _refuse_windows(config)
+        self._rule = CostRule.of(self.model)
         if self.model.device.type == "cpu":
             use_rows(self.model)
         weights = self.model.get_input_embeddings().weight
@@ -85,29 +91,17 @@ class Runner:
         return vocabulary_logits(self.model, hidden[:, 0])[:count]
 
     @torch.inference_mode()
-    def score(self, sequences: Sequence[tuple[tuple[int, ...], int]]) -> list[list[float]]:
-        """Log-probs of each (ids, start) from ``start`` on; all take the same number of steps."""
-        length = stepped(len(sequences[0][0]))
-        ids = torch.tensor([[*ids, *[0] * (length - len(ids))] for ids, _ in sequences])
-        at = [
-            row * length + place - 1
-            for row, (tokens, start) in enumerate(sequences)
-            for place in range(start, len(tokens))
-        ]
-        tokens = [token for tokens, start in sequences for token in tokens[start:]]
-        fill = [0] * (_padded(len(at)) - len(at))
-        causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
-        values = token_logprobs(
-            self.model,
-            ids.to(self.device),
-            torch.tensor(at + fill, device=self.device),
-            torch.tensor(tokens + fill, device=self.device),
-            attention_mask=self._mask(causal)[None, None],
-        ).tolist()
-        scores = []
-        for row, start in sequences:
-            scores.append(values[: len(row) - start])
-            values = values[len(row) - start :]
+    def score(self, sequences: Sequence[tuple[int, ...]], start: int) -> list[list[float]]:
+        """Log-probs of each sequence from ``start`` on; shared beginnings are computed once."""
+        splitter = Splitter([[ids] for ids in sequences], self._rule, SCORED_TOKENS)
+        scores: list[list[float]] = [[] for _ in sequences]
+        with attending(self.model, "sdpa"):
+            for part in splitter.microbatches(splitter.families(range(len(sequences))))[0]:
+                chosen = [sequences[i] for i in part]
+                places = [range(start, len(ids)) for ids in chosen]
+                found = sequence_logprobs(self.model, chosen, places, self._rule)
+                for i, values in zip(part, found, strict=True):
+                    scores[i] = values.tolist()
         return scores
 
     def _restore(self, row: int, keys: Sequence[str]) -> int:

@@ -78,8 +78,8 @@ class Running:
 class Scoring:
     """Tokens whose log-probs are wanted."""
 
-    ids: tuple[int, ...]
-    """Prefix and continuation."""
+    sequences: list[tuple[int, ...]]
+    """A prefix, with each of its continuations."""
     start: int
-    """Where the continuation begins."""
-    future: asyncio.Future[list[float]]
+    """Where the continuations begin."""
+    future: asyncio.Future[list[list[float]]]

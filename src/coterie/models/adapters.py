@@ -74,15 +74,20 @@ def copy_adapter(model: PeftModel, source: str, name: str) -> None:
             weight.requires_grad_(False)
 
 
+def activate(model: Any, name: str) -> None:
+    """Make an adapter the active one, for inference; ``UserError`` if the model has none such."""
+    _check_known(model, name)
+    if model.active_adapter != name:
+        model.set_adapter(name, inference_mode=True)
+
+
 @contextmanager
 def using(model: Any, name: str | None) -> Iterator[None]:
     """With one adapter active, or with none (``None``: the base alone); as it was afterwards.
 
     A model that has no adapters is its own base.
     """
-    if not isinstance(model, PeftModel):
-        if name is not None:
-            raise UserError(f"this model has no adapter {name!r}", "add or load it first")
+    if name is None and not isinstance(model, PeftModel):
         yield
         return
     if name is None:
@@ -92,13 +97,11 @@ def using(model: Any, name: str | None) -> Iterator[None]:
     _check_known(model, name)
     trained = {weight: weight.requires_grad for weight in model.parameters()}
     active = model.active_adapter
-    if active != name:
-        model.set_adapter(name)
+    activate(model, name)
     try:
         yield
     finally:
-        if active != name:
-            model.set_adapter(active)
+        activate(model, active)
         for weight, was in trained.items():
             weight.requires_grad_(was)
 
@@ -166,9 +169,10 @@ def _check_base(model: Any, folder: Path) -> None:
         )
 
 
-def _check_known(model: PeftModel, name: str) -> None:
-    if name not in model.peft_config:
+def _check_known(model: Any, name: str) -> None:
+    have = list(model.peft_config) if isinstance(model, PeftModel) else []
+    if name not in have:
         raise UserError(
-            f"there is no adapter {name!r} on this model (it has {', '.join(model.peft_config)})",
+            f"there is no adapter {name!r} on this model (it has {', '.join(have) or 'none'})",
             "add or load it first",
         )

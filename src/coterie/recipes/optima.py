@@ -312,12 +312,14 @@ class OptimaISFT:
         context = DROP_FORMAT if self._has_formats(tree.iteration) else None
         samples, credit = [], []
         try:
+            views = [
+                self._view(tree, Selection(outcome.leaf, agent, context), base)
+                for outcome, path in tree.trajectories()
+                for agent in {turn.speaker.name: None for turn in path}
+            ]
+            losses = await turn_losses(engine, views)
+            credit = [Credit(turn, "nll", loss, settings) for turn, loss in losses.items()]
             for outcome, path in tree.trajectories():
-                losses: dict[str, float] = {}
-                for agent in {turn.speaker.name: None for turn in path}:
-                    shown = self._view(tree, Selection(outcome.leaf, agent, context), base)
-                    losses |= await turn_losses(engine, shown)
-                credit += [Credit(turn, "nll", loss, settings) for turn, loss in losses.items()]
                 worst = largest_loss(losses, [turn.id for turn in path])
                 samples.append((outcome, dialogue_tokens(path), worst))
         except EngineError as error:

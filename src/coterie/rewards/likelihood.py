@@ -4,27 +4,35 @@ Optima (arXiv 2410.08115), equation 1: R_loss(tau) is the largest, over turns, o
 language-modelling loss of the turn under the initial base model.
 """
 
+from collections.abc import Iterable
+
 from coterie.engines.protocol import Engine
-from coterie.trajectories.view import View
+from coterie.trajectories.view import Segment, View
 
 
-async def turn_losses(engine: Engine, view: View) -> dict[str, float]:
-    """Mean loss (nats a token) of each of the view's own turns, by turn id.
+async def turn_losses(engine: Engine, views: Iterable[View]) -> dict[str, float]:
+    """Mean loss (nats a token) of each own turn of some views, by turn id.
 
-    One call a segment: the log-probs of everything after its first prompt, read at the turns.
-    Raises ``EngineError``.
+    Give all views of a tree at once: what they share is computed once. Raises ``EngineError``.
     """
-    losses = {}
-    for segment in view.segments:
-        first, *rest = segment.pieces
-        continuation = [token for piece in rest for token in piece.ids]
-        if not continuation:
-            continue
-        logprobs = await engine.logprobs(first.ids, continuation)
-        position = 0
-        for piece in rest:
-            stop = position + len(piece.ids)
-            if piece.turn is not None and piece.ids:
-                losses[piece.turn.id] = -sum(logprobs[position:stop]) / len(piece.ids)
-            position = stop
+    beginnings: dict[int, list[Segment]] = {}
+    for view in views:
+        for segment in view.segments:
+            beginnings.setdefault(segment.pieces[0].ids[0], []).append(segment)
+    losses: dict[str, float] = {}
+    for first, segments in beginnings.items():
+        found = await engine.logprobs([first], [segment.ids[1:] for segment in segments])
+        for segment, logprobs in zip(segments, found, strict=True):
+            losses |= _of_turns(segment, logprobs)
+    return losses
+
+
+def _of_turns(segment: Segment, logprobs: list[float]) -> dict[str, float]:
+    """Mean loss of each turn of a segment, given the log-probs of all its tokens but the first."""
+    losses, position = {}, -1
+    for piece in segment.pieces:
+        stop = position + len(piece.ids)
+        if piece.turn is not None and piece.ids:
+            losses[piece.turn.id] = -sum(logprobs[position:stop]) / len(piece.ids)
+        position = stop
     return losses

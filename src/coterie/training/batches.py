@@ -16,7 +16,7 @@ from typing import Generic
 
 from coterie.errors import UserError
 from coterie.models.packing import CostRule
-from coterie.training.microbatches import Family, Splitter
+from coterie.models.splitting import Family, Splitter
 from coterie.training.objective import Item, Objective
 
 
@@ -112,5 +112,7 @@ def plan(
         empty=empty,
         seed=seed,
         batch_rows=batch_rows,
-        splitter=Splitter([groups[i] for i in kept], rule, tokens_per_microbatch),
+        splitter=Splitter(
+            [[row.ids for row in groups[i]] for i in kept], rule, tokens_per_microbatch
+        ),
     )

@@ -21,9 +21,9 @@ from accelerate.utils import DistributedType, gather_object
 from coterie.errors import UserError
 from coterie.models.packed import checked_rule
 from coterie.models.packing import CostRule
+from coterie.models.splitting import Family
 from coterie.training.batches import Plan, plan
 from coterie.training.forward import LossModule
-from coterie.training.microbatches import Family
 from coterie.training.objective import Item, Objective
 from coterie.training.optimizer import make_optimizer, rate_at, set_rate
 from coterie.training.prepare import longest_row, precision, prepared, trainable
@@ -41,6 +41,7 @@ def train(
     folder: Path,
     *,
     objective: Objective[Any] | None = None,
+    adapter: str | None = None,
     resume: bool = True,
     progress: Progress | None = None,
     tracker: Tracker | None = None,
@@ -48,8 +49,8 @@ def train(
     """Train ``model`` in place on ``rows`` (the objective's items; SFT on rows by default).
 
     With ``method=lora`` a model without adapter gets a fresh one, which is taken off again at the
-    end and lives in ``folder/final``; a model with an adapter has that one trained. On one rank of many,
-    give every rank all rows. ``tracker`` stands in for the one that ``settings`` names.
+    end and lives in ``folder/final``; of a model with adapters the one named, or the active one, is
+    trained. On one rank of many, give every rank all rows. ``tracker`` stands in for the one that ``settings`` names.
 
     Raises :class:`UserError` for what can't be trained: no rows left, a folder with another
     training, dropout, a loss or gradient that is not finite (the weights are then as they were
@@ -58,7 +59,7 @@ def train(
     objective = objective or SFT()
     with (
         _torch(settings),
-        prepared(model, settings) as model,
+        prepared(model, settings, adapter) as model,
         _accelerator(settings) as accelerator,
     ):
         rule = checked_rule(model) if settings.packing == "auto" else None

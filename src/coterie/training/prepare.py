@@ -10,17 +10,20 @@ from peft import PeftModel
 from torch import nn
 
 from coterie.errors import UserError
-from coterie.models.adapters import add_lora
+from coterie.models.adapters import activate, add_lora
 from coterie.training.settings import TrainingSettings
 
 
 @contextmanager
-def prepared(model: Any, settings: TrainingSettings) -> Iterator[Any]:
+def prepared(model: Any, settings: TrainingSettings, adapter: str | None = None) -> Iterator[Any]:
     """The model in training mode (with an adapter, for lora), and afterwards as it was found.
 
-    A fresh adapter is taken off again: its weights are in the training's ``final`` folder.
+    ``adapter`` is the one of several that is trained. A fresh adapter is taken off again: its weights
+    are in the training's ``final`` folder.
     """
     with_adapter = isinstance(model, PeftModel)
+    if adapter is not None and not with_adapter:
+        raise UserError(f"this model has no adapter {adapter!r} to train", "add it first")
     if with_adapter and settings.method == "full":
         raise UserError(
             "method=full was asked for a model with a LoRA adapter",
@@ -39,6 +42,7 @@ def prepared(model: Any, settings: TrainingSettings) -> Iterator[Any]:
             target_modules=settings.lora_targets,
         )
     else:
+        activate(model, adapter or model.active_adapter)
         model.set_adapter(model.active_adapter)  # trainable, and no other one is
     try:
         _refuse_dropout(model)

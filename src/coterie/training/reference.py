@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from coterie.errors import UserError
 from coterie.models.adapters import using
 from coterie.models.packed import checked_rule
+from coterie.models.splitting import Splitter
 from coterie.training.checkpoint import hash_items, hash_tensors, published
 from coterie.training.forward import row_logprobs
-from coterie.training.microbatches import Splitter
 from coterie.training.prepare import longest_row
 from coterie.training.progress import Progress, Silent
 from coterie.training.settings import TrainingSettings
@@ -72,7 +72,9 @@ def _compute(
     rule = checked_rule(model) if settings.packing == "auto" else None
     longest = longest_row(model, settings)
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-    splitter = Splitter(sides, rule, settings.tokens_per_microbatch)
+    splitter = Splitter(
+        [[row.ids for row in side] for side in sides], rule, settings.tokens_per_microbatch
+    )
     fits = [i for i, side in enumerate(sides) if _fits(side, longest)]
     sums = torch.full((len(sides),), math.nan, dtype=torch.float64)
     progress.start(len(fits), "reference log-probs")

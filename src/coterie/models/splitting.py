@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coterie.models.packing import CostRule
-from coterie.trajectories.row import Row
+from coterie.models.trie import Ids
 
 PASS_COST = 256
 """Padding, in tokens, that one more forward and backward pass is worth."""
@@ -25,12 +25,12 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Splitter:
-    """Splits items, each of one row or several, into micro-batches."""
+    """Splits items, each of one sequence or several, into micro-batches."""
 
-    rows: Sequence[Sequence[Row]]
-    """Rows of each item."""
+    sequences: Sequence[Sequence[Ids]]
+    """Sequences of each item."""
     rule: CostRule | None
-    """Which rows are packed together; ``None`` for none."""
+    """Which sequences are packed together; ``None`` for none."""
     budget: int
     """Most padded tokens of a micro-batch, unless a single item needs more."""
 
@@ -46,8 +46,8 @@ class Splitter:
         """Items of a step by what they share; one that is over the budget is halved."""
         if self.rule is None:
             return [self._alone(item) for item in chosen]
-        owners = [item for item in chosen for _ in self.rows[item]]
-        packed = self.rule.groups([row.ids for item in chosen for row in self.rows[item]])
+        owners = [item for item in chosen for _ in self.sequences[item]]
+        packed = self.rule.groups([ids for item in chosen for ids in self.sequences[item]])
         tries: dict[int, list[int]] = {item: [] for item in chosen}
         for number, group in enumerate(packed):
             for item in {owners[member] for member in group.members}:
@@ -60,13 +60,13 @@ class Splitter:
                 nodes = sum(packed[number].nodes for number in numbers)
                 families.append(Family(tuple(items), length, len(numbers), nodes))
             else:
-                items.sort(key=lambda item: self.rows[item][0].ids)
+                items.sort(key=lambda item: tuple(self.sequences[item][0]))
                 half = len(items) // 2
                 families += self.families(items[:half]) + self.families(items[half:])
         return families
 
     def _alone(self, item: int) -> Family:
-        lengths = [len(row.ids) for row in self.rows[item]]
+        lengths = [len(ids) for ids in self.sequences[item]]
         return Family((item,), max(lengths), len(lengths), sum(lengths))
 
     def _cut(self, by_length: Sequence[Family]) -> list[list[int]]:

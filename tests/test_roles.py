@@ -1,0 +1,146 @@
+"""Several roles on one base: named adapters, trained in turn and sampled side by side."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Completion, Sampling
+from coterie.errors import UserError
+from coterie.models.adapters import (
+    activate,
+    add_lora,
+    copy_adapter,
+    load_adapter,
+    save_adapter,
+    using,
+)
+from coterie.models.loading import LoadedModel, load
+from coterie.training.dpo import DPO, DPOSettings
+from coterie.training.loop import train
+from coterie.training.reference import with_reference
+from coterie.training.settings import TrainingSettings
+from tests.templates import model
+from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
+
+LORA = TrainingSettings(**{**SETTINGS.model_dump(), "method": "lora", "lora_r": 4, "epochs": 1})
+ASK = (list(range(80)), [0, 1, 2], Sampling(max_tokens=12))
+
+
+def two_roles(base):
+    """A base with the adapters ``planner`` and ``grounder``, each different from it."""
+    both = add_lora(add_lora(base, r=2, alpha=4, name="planner"), r=2, alpha=4, name="grounder")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in both.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.1, generator=generator)
+    return both
+
+
+def weights_of(policy, adapter: str) -> dict[str, torch.Tensor]:
+    found = policy.named_parameters()
+    return {name: weight.detach().clone() for name, weight in found if f".{adapter}." in name}
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_roles_are_trained_in_turn_and_touch_neither_base_nor_each_other(tmp_path):
+    both = two_roles(tiny_llama())
+    base = {n: w.detach().clone() for n, w in both.named_parameters() if "lora" not in n}
+    for role, other in (("planner", "grounder"), ("grounder", "planner")):
+        mine, others = weights_of(both, role), weights_of(both, other)
+        report = train(both, some_rows(), LORA, tmp_path / role, adapter=role)
+        assert not same(mine, weights_of(both, role))
+        assert same(others, weights_of(both, other))
+        loaded = load_adapter(tiny_llama(), report.final, name=role)
+        assert same(weights_of(loaded, role), weights_of(both, role))
+    assert same(base, dict(both.named_parameters()))
+
+
+def test_a_frozen_copy_is_the_reference_of_the_role_it_was_copied_from(tmp_path):
+    both = two_roles(tiny_llama())
+    copy_adapter(both, "planner", "planner-reference")
+    pairs = with_reference(both, some_pairs(), LORA, tmp_path / "r", adapter="planner-reference")
+    before = weights_of(both, "planner-reference")
+    report = train(
+        both, pairs, LORA, tmp_path / "dpo", objective=DPO(DPOSettings()), adapter="planner"
+    )
+    assert report.first_loss == pytest.approx(torch.log(torch.tensor(2.0)).item(), abs=1e-6), (
+        "a policy that is its reference has margin 0"
+    )
+    assert same(before, weights_of(both, "planner-reference"))
+    again = with_reference(both, some_pairs(), LORA, tmp_path / "r", adapter="planner-reference")
+    assert again == pairs, "the reference has not moved"
+    base = with_reference(both, some_pairs(), LORA, tmp_path / "base")
+    plain = with_reference(tiny_llama(), some_pairs(), LORA, tmp_path / "plain")
+    for one, other in zip(base, plain, strict=True):
+        assert one.reference == pytest.approx(other.reference, abs=1e-5)
+
+
+def roles(loaded: LoadedModel) -> dict[str, InProcessEngine]:
+    return {
+        role: InProcessEngine(loaded, policy=role, version="0", adapter=role)
+        for role in ("planner", "grounder")
+    }
+
+
+def shared_base(folder: Path) -> LoadedModel:
+    first = model("chatml")
+    first.model.save_pretrained(folder)
+    first.tokenizer.save_pretrained(folder)
+    loaded = load(folder)
+    return LoadedModel(
+        two_roles(loaded.model),
+        loaded.tokenizer,
+        loaded.renderer,
+        loaded.context_length,
+        loaded.source,
+    )
+
+
+def test_roles_are_sampled_side_by_side_as_each_alone(tmp_path):
+    loaded = shared_base(tmp_path)
+    alone = {role: asyncio.run(one.sample(*ASK)) for role, one in roles(loaded).items()}
+    assert alone["planner"] != alone["grounder"]
+
+    async def together() -> dict[str, list[Completion]]:
+        engines = roles(loaded)
+        found = await asyncio.gather(*(one.sample(*ASK) for one in engines.values()))
+        return dict(zip(engines, found, strict=True))
+
+    assert asyncio.run(together()) == alone
+    for role, (said, *_) in alone.items():
+        (scores,) = asyncio.run(roles(loaded)[role].logprobs(ASK[0], [said.ids]))
+        assert said.logprobs == pytest.approx(scores, abs=1e-4)
+
+
+def test_a_role_loads_its_own_adapter_and_forgets_what_it_kept(tmp_path):
+    loaded = shared_base(tmp_path / "base")
+    engines = roles(loaded)
+    first = {role: asyncio.run(one.sample(*ASK)) for role, one in engines.items()}
+    save_adapter(loaded.model, tmp_path / "grounder", "grounder")
+    asyncio.run(engines["planner"].load(tmp_path / "grounder", "1"))
+    assert engines["planner"].version == "1"
+    assert asyncio.run(engines["planner"].sample(*ASK)) == first["grounder"]
+    assert asyncio.run(engines["grounder"].sample(*ASK)) == first["grounder"]
+
+
+def test_adapters_of_other_bases_and_unknown_ones_are_refused(tmp_path):
+    both = two_roles(tiny_llama())
+    save_adapter(both, tmp_path / "planner", "planner")
+    with pytest.raises(UserError, match="trained on another base"):
+        load_adapter(tiny_llama(1), tmp_path / "planner")
+    with pytest.raises(UserError, match=r"no adapter 'critic'.*planner, grounder"):
+        activate(both, "critic")
+    with pytest.raises(UserError, match="no adapter 'critic'"), using(tiny_llama(), "critic"):
+        pass
+    with pytest.raises(UserError, match="no adapter 'planner' to train"):
+        train(tiny_llama(), some_rows(), LORA, tmp_path / "t", adapter="planner")
+    loaded = shared_base(tmp_path / "base")
+    with pytest.raises(UserError, match="no adapter 'critic'"):
+        InProcessEngine(loaded, policy="critic", version="0", adapter="critic")
