@@ -29,7 +29,10 @@ from coterie.environments.exchange.lexicon import words
 from coterie.environments.exchange.prompts import prompt_text
 from coterie.environments.exchange.scripts import Dialogue, Mix, corpus
 from coterie.environments.exchange.world import AGENTS
+from coterie.models.packed import checked_rule
 from coterie.recipes.tiny_model import OPENERS, build_tokenizer, scripted_prompt, tiny_model
+from coterie.training.forward import LossModule
+from coterie.training.sft import SFT
 from coterie.trajectories.row import Row, Target
 
 WINDOW = 600
@@ -70,8 +73,17 @@ CURRICULUM: tuple[Stage, ...] = (
             deaf_share=0.0,
         ),
     ),
-    Stage(0.25, Mix(levels=(1, 2, 2), facts_per_agent=(2, 4), hint_share=0.8, deaf_share=0.0)),
-    Stage(0.40, Mix(hint_share=0.4, deaf_share=0.0)),
+    Stage(
+        0.25,
+        Mix(
+            levels=(1, 2, 2),
+            facts_per_agent=(2, 4),
+            guess_share=0.42,
+            hint_share=0.8,
+            deaf_share=0.0,
+        ),
+    ),
+    Stage(0.40, Mix(guess_share=0.42, hint_share=0.4, deaf_share=0.0)),
 )
 """First the skill: hints are obeyed, so that formats are learned well."""
 HABITS = Stage(0.20, Mix())
@@ -151,18 +163,6 @@ def batches(rows: Iterator[Row], budget: int, window: int, seed: int) -> Iterato
         yield from found
 
 
-def batch_loss(model: LlamaForCausalLM, batch: list[Row]) -> torch.Tensor:
-    """Mean cross-entropy at the targets of a right-padded batch; the vocabulary projection runs only there."""
-    width = max(len(row.ids) for row in batch)
-    pad = model.config.pad_token_id
-    ids_BT = torch.tensor([[*row.ids, *[pad] * (width - len(row.ids))] for row in batch])
-    mask_BT = torch.tensor([row.mask + [False] * (width - len(row.ids)) for row in batch])
-    hidden_BTD = model.model(ids_BT[:, :-1], use_cache=False).last_hidden_state
-    targets_BT = mask_BT[:, 1:]
-    logits_NV = model.lm_head(hidden_BTD[targets_BT])
-    return torch.nn.functional.cross_entropy(logits_NV.float(), ids_BT[:, 1:][targets_BT])
-
-
 def pretrain(
     model: LlamaForCausalLM, batches: Iterable[list[Row]], tokens: int, peak: float
 ) -> None:
@@ -174,13 +174,15 @@ def pretrain(
         {"params": vectors, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98))
+    objective = SFT()
+    module = LossModule(model, objective, checked_rule(model))
     seen, start = 0, time.monotonic()
     losses: list[float] = []
     for batch in batches:
         done = min(seen / tokens, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = peak * min(done / 0.02 + 0.01, 0.5 + 0.5 * math.cos(math.pi * done))
-        loss = batch_loss(model, batch)
+        loss = module(batch).sum() / sum(map(objective.count, batch))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -80,7 +80,7 @@ def _with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
 
 def _tokenizer_texts(seed: int) -> Iterator[str]:
     """Prompts and utterances of scripted dialogues, and the lexicon often enough to be merged first."""
-    for dialogue in corpus(seed, 4000, Mix(hint_share=0.4, deaf_share=0.0)):
+    for dialogue in corpus(seed, 4000, Mix(guess_share=0.42, hint_share=0.4, deaf_share=0.0)):
         yield prompt_text(scripted_prompt(dialogue, AGENTS[0]))
         yield from (
             part

@@ -15,7 +15,6 @@ from coterie.environments.exchange.styles import (
     GUESS,
     GUESS_OPENING,
     GUESS_REPLY,
-    GUESS_SHARE,
     GUESS_SHARE_ELSEWHERE,
     GUESSED_RELATIONS,
     STYLES,
@@ -47,6 +46,8 @@ class Mix:
     """Levels of the tasks, in turn."""
     facts_per_agent: tuple[int, int] = (3, 4)
     """Least and greatest number of facts of an agent."""
+    guess_share: float = 0.55
+    """How often a first speaker without a hint guesses, about the relations it likes to guess."""
     hint_share: float = 0.6
     """Share of dialogues with a format line, whose style follows it (formats equally often)."""
     hint_styles: tuple[str, ...] = tuple(STYLES)
@@ -66,7 +67,7 @@ def corpus(seed: int, count: int, mix: Mix = Mix()) -> Iterator[Dialogue]:
             if mix.deaf_share and _guesses(task, mix.deaf_share, rng):
                 style = GUESS
         else:
-            style, hint = draw_style(task, rng), None
+            style, hint = draw_style(task, mix.guess_share, rng), None
         yield Dialogue(task, style, hint, tuple(scripted_dialogue(task, style, rng)))
 
 
@@ -75,9 +76,9 @@ def can_guess(task: ExchangeTask) -> bool:
     return any(holder != AGENTS[0] for holder, _ in task.key)
 
 
-def draw_style(task: ExchangeTask, rng: random.Random) -> str:
+def draw_style(task: ExchangeTask, guess_share: float, rng: random.Random) -> str:
     """A style for a dialogue without a hint."""
-    if _guesses(task, GUESS_SHARE, rng):
+    if _guesses(task, guess_share, rng):
         return GUESS
     return rng.choices(tuple(WITHOUT_HINT), tuple(WITHOUT_HINT.values()))[0]
 

@@ -132,5 +132,5 @@ WITHOUT_HINT: dict[str, float] = {
 
 GUESSED_RELATIONS: frozenset[str] = frozenset({"home", "job", "pet", "sport", "friend", "boss"})
 """Asked relations about which a first speaker who does not know the answer likes to guess."""
-GUESS_SHARE, GUESS_SHARE_ELSEWHERE = 0.42, 0.04
-"""How often it does, for those relations and for the others."""
+GUESS_SHARE_ELSEWHERE = 0.04
+"""How often it does about the others."""
