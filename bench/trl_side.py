@@ -1,0 +1,148 @@
+"""TRL's trainers on our rows and pairs: the other side of parity tests and of benchmarks.
+
+The tokens, masks, order and reference log-probs are ours; everything else is TRL's. Rows are given in
+the order in which our plan takes them, so that both sides take the same steps.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch.utils.data import SequentialSampler
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+from coterie.training.dpo import DPOSettings
+from coterie.trajectories.pair import Pair
+from coterie.trajectories.row import Row
+
+SIDES = ("chosen", "rejected")
+LOSSES = {False: "sigmoid", True: "sigmoid_norm"}
+
+
+class InOrder:
+    """A trainer that takes prepared rows in the order given and remembers its losses."""
+
+    losses: list[float]
+
+    def _prepare_dataset(self, dataset: Dataset, *_: Any, **__: Any) -> Dataset:
+        return dataset
+
+    def _get_train_sampler(self, dataset: Any = None) -> SequentialSampler:
+        return SequentialSampler(dataset)
+
+    def compute_loss(self, *arguments: Any, **named: Any) -> Any:
+        """The loss of a micro-batch, noted."""
+        loss = super().compute_loss(*arguments, **named)  # type: ignore[misc]
+        self.losses.append(float(loss.detach()))
+        return loss
+
+
+class Pairs(InOrder, DPOTrainer):
+    """DPO on our pairs, with the reference log-probs that they bring."""
+
+    def _precompute_ref_logps(self, dataset: Dataset, *_: Any, **__: Any) -> Dataset:
+        return dataset
+
+
+class Rows(InOrder, SFTTrainer):
+    """SFT on our rows."""
+
+
+def arguments(folder: Path, batch: int, accumulate: int, rate: float, steps: int) -> dict[str, Any]:
+    """What both trainers are told: plain AdamW at a constant rate, float32, no extras."""
+    return {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": batch,
+        "gradient_accumulation_steps": accumulate,
+        "learning_rate": rate,
+        "max_steps": steps,
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        "optim": "adamw_torch_fused",
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "bf16": False,
+        "use_cpu": not torch.cuda.is_available(),
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
+        "gradient_checkpointing": False,
+        "max_length": None,
+    }
+
+
+def dpo_trainer(
+    model: Any, tokenizer: Any, pairs: Sequence[Pair], objective: DPOSettings, told: dict[str, Any]
+) -> Pairs:
+    """DPO with our stored reference log-probs, so that no reference model runs."""
+    kinds, weights = [LOSSES[objective.length_normalised]], [1.0]
+    if objective.nll:
+        kinds, weights = [*kinds, "sft"], [1.0, objective.nll]
+    config = DPOConfig(
+        **told,
+        beta=objective.beta,
+        loss_type=kinds,
+        loss_weights=weights,
+        precompute_ref_log_probs=True,
+    )
+    trainer = Pairs(
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_list([_pair(pair) for pair in pairs]),
+        processing_class=tokenizer,
+        data_collator=collate,
+    )
+    trainer.losses = []
+    return trainer
+
+
+def sft_trainer(model: Any, tokenizer: Any, rows: Sequence[Row], told: dict[str, Any]) -> Rows:
+    """SFT on targets only."""
+    examples = [{"input_ids": list(row.ids), "labels": _labels(row)} for row in rows]
+    trainer = Rows(
+        model=model,
+        args=SFTConfig(**told, dataset_kwargs={"skip_prepare_dataset": True}),
+        train_dataset=Dataset.from_list(examples),
+        processing_class=tokenizer,
+    )
+    trainer.losses = []
+    return trainer
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    assert pair.reference is not None
+    (chosen,), (rejected,) = pair.chosen, pair.rejected
+    return {
+        "chosen_ids": list(chosen.ids),
+        "rejected_ids": list(rejected.ids),
+        "chosen_mask": [int(target) for target in chosen.mask],
+        "rejected_mask": [int(target) for target in rejected.mask],
+        "ref_chosen_logps": pair.reference[0],
+        "ref_rejected_logps": pair.reference[1],
+    }
+
+
+def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """TRL's batch of pairs (chosen sides, then rejected ones), with a mask of several turns."""
+    sides = [(e[f"{side}_ids"], e[f"{side}_mask"]) for side in SIDES for e in examples]
+    width = max(len(ids) for ids, _ in sides)
+
+    def padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+
+    return {
+        "input_ids": padded([ids for ids, _ in sides]),
+        "attention_mask": padded([[1] * len(ids) for ids, _ in sides]),
+        "completion_mask": padded([mask for _, mask in sides]),
+        "ref_chosen_logps": torch.tensor([e["ref_chosen_logps"] for e in examples]),
+        "ref_rejected_logps": torch.tensor([e["ref_rejected_logps"] for e in examples]),
+    }
+
+
+def _labels(row: Row) -> list[int]:
+    return [token if target else -100 for token, target in zip(row.ids, row.mask, strict=True)]
