@@ -25,7 +25,7 @@ def trained(request, tmp_path_factory) -> Path:
     """The folder in which both sides trained everything."""
     folder = tmp_path_factory.mktemp("parity")
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG)]
-    launch += ["--cpu", "--num_processes", str(request.param), "--main_process_port", "0"]
+    launch += ["--num_processes", str(request.param), "--main_process_port", "0"]
     launch += ["--num_cpu_threads_per_process", "1", "--module", "tests.trl_parity"]
     for side in ("ours", "trl"):
         ended = subprocess.run(
@@ -35,6 +35,7 @@ def trained(request, tmp_path_factory) -> Path:
                 **os.environ,
                 "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
                 "OMP_WAIT_POLICY": "PASSIVE",
+                "ACCELERATE_USE_CPU": "true",
             },
             capture_output=True,
             text=True,
@@ -42,6 +43,7 @@ def trained(request, tmp_path_factory) -> Path:
             timeout=300,
         )
         assert ended.returncode == 0, ended.stderr
+        assert (folder / side / "ranks.txt").read_text() == str(request.param)
     return folder
 
 

@@ -96,5 +96,7 @@ def main(side: str, kind: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    Path(sys.argv[2]).mkdir(parents=True, exist_ok=True)
+    (Path(sys.argv[2]) / "ranks.txt").write_text(str(PartialState(cpu=True).num_processes))
     for kind_ in KINDS:
         main(sys.argv[1], kind_, Path(sys.argv[2]) / kind_)

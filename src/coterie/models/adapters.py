@@ -6,7 +6,7 @@ its adapters off; :func:`using` switches to either for a while.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 DEFAULT = "default"
 BASE_FILE = "base.json"
 """Beside a saved adapter: what the base is that it was trained on."""
+PEFT_PREFIX = "base_model.model."
+"""What PEFT puts before the names of the base's weights."""
 SAMPLED = 16
 """Values of each weight that the fingerprint of a base looks at."""
 
@@ -106,15 +108,25 @@ def using(model: Any, name: str | None) -> Iterator[None]:
             weight.requires_grad_(was)
 
 
-def save_adapter(model: PeftModel, folder: Path, name: str = DEFAULT) -> None:
-    """Write one adapter as safetensors to ``folder`` itself, and what its base is."""
-    model.save_pretrained(str(folder), selected_adapters=[name], safe_serialization=True)
+def save_adapter(
+    model: PeftModel,
+    folder: Path,
+    name: str = DEFAULT,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Write one adapter as safetensors to ``folder`` itself, and what its base is.
+
+    ``weights`` stands in for the model's own state, where that is sharded over ranks.
+    """
+    model.save_pretrained(
+        str(folder), selected_adapters=[name], safe_serialization=True, state_dict=weights
+    )
     nested = folder / name
     if nested.is_dir():
         for file in nested.iterdir():
             file.replace(folder / file.name)
         nested.rmdir()
-    (folder / BASE_FILE).write_text(json.dumps({"fingerprint": base_fingerprint(model)}))
+    (folder / BASE_FILE).write_text(json.dumps({"fingerprint": base_fingerprint(model, weights)}))
 
 
 def load_adapter(
@@ -141,16 +153,16 @@ def load_adapter(
     return model
 
 
-def base_fingerprint(model: Any) -> str:
+def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = None) -> str:
     """A hash of the base under a model's adapters: names, shapes, and some values of each weight.
 
     Values are rounded to bfloat16, so that a base has one fingerprint whatever it is loaded as.
+    ``weights`` stands in for the model's own, where those are sharded.
     """
     digest = hashlib.sha256()
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
     found = {
-        name.replace(".base_layer.", "."): weight
-        for name, weight in base.named_parameters()
+        name.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."): (weights or {}).get(name, own)
+        for name, own in model.named_parameters()
         if ".lora_" not in name
     }
     for name, weight in sorted(found.items()):

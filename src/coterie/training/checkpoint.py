@@ -1,9 +1,10 @@
 """Checkpoints that resume exactly, and final weights; a kill at any instant leaves old or new.
 
 A checkpoint is a folder ``checkpoint-STEP`` with ``state.safetensors`` (trained weights, the
-optimiser's moments, the state of torch's random numbers) and ``state.json`` (the rest of the optimiser,
-the step, what the training is). It is written under another name, flushed to disk and renamed.
-No pickle is written or read.
+optimiser's moments, the state of torch's random numbers) and ``state.json`` (the step, what the
+training is). It is written under another name, flushed to disk and renamed. No pickle is written or
+read. Weights that are sharded over ranks (FSDP) are gathered on the way out and dealt on the way in, so
+that what is on disk does not depend on the number of ranks.
 """
 
 import errno
@@ -21,6 +22,7 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import logging
 
 from coterie.errors import UserError
@@ -57,20 +59,27 @@ def save_checkpoint(
     weights: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
     facts: Mapping[str, Any],
+    *,
+    write: bool = True,
 ) -> None:
-    """Write ``checkpoint-STEP`` into ``folder`` and remove older ones."""
-    state = optimizer.state_dict()
-    tensors = {f"weight/{name}": tensor.detach() for name, tensor in weights.items()}
-    for index, values in state["state"].items():
-        tensors |= {f"optimizer/{index}/{name}": value for name, value in values.items()}
+    """Write ``checkpoint-STEP`` into ``folder`` and remove older ones.
+
+    Every rank calls this; the one with ``write`` writes.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        tensors[f"weight/{name}"] = whole(weight)
+        for field, value in optimizer.state[weight].items():
+            tensors[f"optimizer/{name}/{field}"] = whole(value)
+    if not write:
+        return
     tensors["random/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     with published(folder / f"checkpoint-{step:08d}") as temporary:
         save_file(tensors, temporary / "state.safetensors")
-        rest = {"step": step, "param_groups": state["param_groups"], **facts}
-        (temporary / "state.json").write_text(json.dumps(rest, indent=1))
+        (temporary / "state.json").write_text(json.dumps({"step": step, **facts}, indent=1))
     for old in _checkpoints(folder)[:-1]:
         shutil.rmtree(old)
 
@@ -98,38 +107,45 @@ def load_checkpoint(
             f"{checkpoint} holds the weights of another model or adapter",
             "give the training another folder, or start it afresh (resume=False)",
         )
-    state: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
         if kind == "weight":
-            weights[rest].data.copy_(tensor)
+            weights[rest].data.copy_(_dealt(tensor, weights[rest]))
         elif kind == "optimizer":
-            index, _, field = rest.partition("/")
-            state.setdefault(int(index), {})[field] = tensor
-    groups = [
-        {**group, "betas": tuple(group["betas"])}
-        for group in read_facts(checkpoint)["param_groups"]
-    ]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+            weight, _, field = rest.rpartition("/")
+            optimizer.state[weights[weight]][field] = _dealt(tensor, weights[weight])
     torch.set_rng_state(tensors["random/cpu"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])
 
 
 def save_final(
-    model: Any, folder: Path, facts: Mapping[str, Any], tokenizer_from: Path | None
+    model: Any,
+    folder: Path,
+    facts: Mapping[str, Any],
+    tokenizer_from: Path | None,
+    *,
+    write: bool = True,
 ) -> None:
-    """Publish ``folder``: weights and config by ``save_pretrained``, tokenizer files as they are."""
+    """Publish ``folder``: weights and config by ``save_pretrained``, tokenizer files as they are.
+
+    Every rank calls this; the one with ``write`` writes.
+    """
+    state = model.state_dict(keep_vars=True)
+    each = {id(weight): whole(weight) for weight in state.values()}  # a tied weight stays tied
+    weights = {name: each[id(weight)] for name, weight in state.items()}
+    if not write:
+        return
     with published(folder) as temporary:
         if tokenizer_from is not None:
             for pattern in _TOKENIZER_FILES:
                 for path in sorted(tokenizer_from.glob(pattern)):
                     shutil.copy2(path, temporary)
         if isinstance(model, PeftModel):
-            save_adapter(model, temporary, model.active_adapter)
+            save_adapter(model, temporary, model.active_adapter, weights)
         else:
             with _without_bar():
-                model.save_pretrained(temporary)
+                model.save_pretrained(temporary, state_dict=weights)
         (temporary / "training.json").write_text(json.dumps(facts, indent=1))
 
 
@@ -178,6 +194,22 @@ def weight_hash(model: Path | nn.Module) -> str:
     saved = set(model.state_dict())
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
     return hash_tensors([*model.named_parameters(), *buffers])
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor, gathered from all ranks if it is sharded (then every rank has to call this)."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _dealt(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A whole tensor, sharded as ``like`` is if it is of that shape, on its device if not a count."""
+    if tensor.shape != like.shape:
+        return tensor
+    tensor = tensor.to(like.device)
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor, like.device_mesh, like.placements)
 
 
 def hash_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:

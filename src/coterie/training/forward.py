@@ -27,6 +27,8 @@ class LossModule(nn.Module, Generic[Item]):
         self.model = model
         self.objective = objective
         self.rule = rule
+        self._no_split_modules = getattr(model, "_no_split_modules", None)
+        """What FSDP shards as one: the model's layers."""
 
     def forward(self, items: Sequence[Item]) -> torch.Tensor:
         """Summed loss of each item, shape ``(items,)``."""

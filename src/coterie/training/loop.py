@@ -8,6 +8,7 @@ again with the same arguments goes on from it, and in float32 on one CPU process
 bitwise as if it had never stopped. A finished training is not done again.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
 
 from coterie.errors import UserError
 from coterie.models.packed import checked_rule
@@ -110,9 +111,10 @@ def _run(
     tracker: Tracker,
 ) -> None:
     """Take the steps that are left."""
-    settings, weights = record.settings, trainable(module.model)
-    optimizer = make_optimizer(weights, settings)
+    settings = record.settings
+    optimizer = make_optimizer(trainable(module.model), settings)
     wrapped, stepper = accelerator.prepare(module, optimizer)
+    weights = trainable(module.model)  # sharding has put others in their places
     first = record.restore(weights, optimizer)
     progress.advance(first)
     for step, chosen in enumerate(batches.steps(first, record.total), start=first):
@@ -188,6 +190,15 @@ def _torch(settings: TrainingSettings) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
+def _shard_on_cpu(accelerator: Accelerator) -> None:
+    """Let FSDP shard over CPU ranks too where a launcher asked for it; Accelerate takes only GPUs."""
+    asked = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    state = AcceleratorState()
+    if asked and state.distributed_type == DistributedType.MULTI_CPU:
+        state.distributed_type = DistributedType.FSDP
+        state.fsdp_plugin = FullyShardedDataParallelPlugin()
+
+
 @contextmanager
 def _accelerator(settings: TrainingSettings) -> Iterator[Accelerator]:
     """Accelerate, set up for one training.
@@ -196,10 +207,16 @@ def _accelerator(settings: TrainingSettings) -> Iterator[Accelerator]:
     """
     AcceleratorState._reset_state()
     accelerator = Accelerator(mixed_precision=precision(settings))
-    if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+    _shard_on_cpu(accelerator)
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
         raise UserError(
-            "training over sharded weights (FSDP, DeepSpeed) is not there yet",
-            "launch it with plain data parallelism (accelerate launch --multi_gpu)",
+            "training under DeepSpeed is not there yet: it steps inside its backward pass, before a "
+            "loss or gradient that is not finite can be refused",
+            "launch it with FSDP (configs/accelerate/fsdp2.yaml), which shards as much",
+        )
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise UserError(
+            "training runs under FSDP 2, not FSDP 1", "use configs/accelerate/fsdp2.yaml"
         )
     try:
         yield accelerator

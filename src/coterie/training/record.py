@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import nn
 
 from coterie.errors import UserError
@@ -137,28 +138,30 @@ class Record:
         due = every is not None and step % every == 0
         if (seconds := self.settings.save_every_seconds) is not None:
             due = due or time.monotonic() - self._saved_at >= seconds
-        if not due or step == self.total or not self._accelerator.is_main_process:
+        if not _agreed(due, self._accelerator) or step == self.total:
             return
-        checkpoint.sync(self._metrics)
+        if write := self._accelerator.is_main_process:
+            checkpoint.sync(self._metrics)
         facts = {
             "identity": self._identity,
             "tokens": self._tokens,
             "computed_tokens": self.computed_tokens,
             "seconds": self._seconds,
         }
-        checkpoint.save_checkpoint(self._folder, step, weights, optimizer, facts)
+        checkpoint.save_checkpoint(self._folder, step, weights, optimizer, facts, write=write)
         self._saved_at = time.monotonic()
 
     def finish(self) -> TrainingReport:
         """Publish the final weights and remove the checkpoints."""
         report, final = self._report(), self._folder / "final"
-        if self._accelerator.is_main_process:
-            facts = {
-                "identity": self._identity,
-                "settings": self.settings.model_dump(mode="json"),
-                "report": {k: v for k, v in asdict(report).items() if k != "final"},
-            }
-            checkpoint.save_final(self._model, final, facts, tokenizer_folder(self._model))
+        facts = {
+            "identity": self._identity,
+            "settings": self.settings.model_dump(mode="json"),
+            "report": {k: v for k, v in asdict(report).items() if k != "final"},
+        }
+        write = self._accelerator.is_main_process
+        checkpoint.save_final(self._model, final, facts, tokenizer_folder(self._model), write=write)
+        if write:
             checkpoint.remove_checkpoints(self._folder)
         self._accelerator.wait_for_everyone()
         return report
@@ -202,6 +205,14 @@ class Record:
                 "give this training another folder, start it afresh (resume=False), or give it "
                 "what the other one was given (the starting weights as first loaded)",
             )
+
+
+def _agreed(due: bool, accelerator: Accelerator) -> bool:
+    """What the main rank says: clocks differ, and all ranks must gather together."""
+    if accelerator.num_processes == 1:
+        return due
+    said: list[bool] = broadcast_object_list([due])
+    return said[0]
 
 
 def open_folder(folder: Path, accelerator: Accelerator, *, resume: bool) -> None:

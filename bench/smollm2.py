@@ -1,0 +1,46 @@
+"""The model that benchmarks of training run on: SmolLM2-135M's shape with random weights of a seed.
+
+Speed and memory do not depend on what the weights are, and a benchmark needs no download this way.
+``--model PATH`` of a benchmark takes real weights instead.
+"""
+
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from coterie.models.loading import load
+
+
+def model(path: str | None = None) -> Any:
+    """A fresh model in float32."""
+    if path:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    return LlamaForCausalLM(shape)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Any tokenizer with a padding token, which TRL's trainers ask for and do not use here."""
+    found = load("tiny-exchange").tokenizer
+    assert isinstance(found, PreTrainedTokenizerFast)
+    return found

@@ -1,0 +1,269 @@
+"""Training steps over shared beginnings: ours packed, ours flat, and TRL's, on the same rows.
+
+    .venv/bin/python bench/trie_training.py
+
+About nine minutes on two quiet cores; needs ``trl`` (``pip install -e '.[dev]'``). SmolLM2-135M in
+float32. The last line is one JSON object with four keys:
+
+    tree_pairs   sibling pairs of a dialogue tree (DPO)
+    pairs        pairs whose prompt is as long as an answer (DPO)
+    rows         rows that share nothing (SFT)
+    recorded     pairs of whole trajectories from a real run's store (DPO)
+
+A step is forward, backward, clipping and AdamW; of ours also the building of tries, of TRL's not even
+its collation. Reference log-probs are given to both. TRL runs at each batch size of 1, 2, 4, 8 that
+fits the step, and then at the best of them (padded; its padding-free mode needs flash attention, and
+of DPO is switched off in this version; all rows of a step are one batch, so sorting by length is
+nothing). The three sides alternate three times; figures are ratios of medians. Memory is the peak of a
+process of its own a side. ``loss_diff`` is the largest difference of ours to both others.
+"""
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.recorded import recorded_pairs
+from bench.smollm2 import model as make_model
+from bench.smollm2 import tokenizer
+from bench.trl_side import arguments, dpo_trainer, sft_trainer
+from coterie.models.packing import CostRule
+from coterie.models.splitting import Splitter
+from coterie.training.dpo import DPO, DPOSettings
+from coterie.training.forward import LossModule
+from coterie.training.objective import Objective
+from coterie.training.sft import SFT
+from coterie.trajectories.pair import Pair
+from coterie.trajectories.row import Row, Target
+
+REPEATS = 3
+BATCHES = (1, 2, 4, 8)
+BUDGET = 4096
+VOCABULARY = 49152
+DPO_SETTINGS = DPOSettings(beta=0.1)
+Item = Row | Pair
+
+
+def tokens(rng: random.Random, count: int) -> list[int]:
+    """Random ids."""
+    return [rng.randrange(VOCABULARY) for _ in range(count)]
+
+
+def answer(prompt: Sequence[int], rng: random.Random, length: int) -> Row:
+    """A prompt with an answer, which is the target."""
+    ids = (*prompt, *tokens(rng, length))
+    return Row(ids, (Target(len(prompt), len(ids), "bench"),))
+
+
+def pair(prompt: Sequence[int], rng: random.Random, length: int) -> Pair:
+    """Two answers; the reference prefers one a little."""
+    sides = [answer(prompt, rng, length) for _ in range(2)]
+    sums = [-10.8 * length + rng.gauss(0, 5) for _ in range(2)]
+    return Pair((sides[0],), (sides[1],), (sums[0], sums[1]), group="tree")
+
+
+def tree_pairs() -> list[Pair]:
+    """Four sibling pairs down the trunk of a dialogue tree."""
+    rng = random.Random(0)
+    trunk, found = tokens(rng, 96), []
+    for _ in range(4):
+        found.append(pair(trunk, rng, 24))
+        trunk = trunk + tokens(rng, 40)
+    return found
+
+
+def half_shared_pairs() -> list[Pair]:
+    """Four pairs, each of its own prompt, which is as long as an answer."""
+    rng = random.Random(1)
+    return [pair(tokens(rng, 96), rng, 96) for _ in range(4)]
+
+
+def unshared_rows() -> list[Row]:
+    """Eight rows of 96 to 256 tokens."""
+    rng = random.Random(2)
+    return [answer(tokens(rng, rng.randint(48, 128)), rng, rng.randint(48, 128)) for _ in range(8)]
+
+
+KINDS: dict[str, Callable[[], Sequence[Item]]] = {
+    "tree_pairs": tree_pairs,
+    "pairs": half_shared_pairs,
+    "rows": unshared_rows,
+    "recorded": recorded_pairs,
+}
+
+
+class Ours:
+    """Our step, packed or flat."""
+
+    def __init__(self, policy: Any, items: Sequence[Item], rule: CostRule | None) -> None:
+        self.items, self.rule, self.policy = items, rule, policy
+        self.objective: Objective[Any] = SFT() if isinstance(items[0], Row) else DPO(DPO_SETTINGS)
+        self.module = LossModule(policy, self.objective, rule)
+        self.optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-9, fused=True)
+
+    def gradient(self) -> float:
+        """Pack, forward and backward of all micro-batches; gives the loss."""
+        self.optimizer.zero_grad()
+        groups = [[row.ids for row in self.objective.rows(item)] for item in self.items]
+        splitter = Splitter(groups, self.rule, BUDGET)
+        families = splitter.families(range(len(self.items)))
+        self.computed = sum(family.nodes for family in families)
+        count, total = sum(map(self.objective.count, self.items)), 0.0
+        for part in splitter.microbatches(families)[0]:
+            loss = self.module([self.items[i] for i in part]).sum() / count
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def step(self) -> tuple[float, float]:
+        """(seconds, loss) of a whole step."""
+        began = time.perf_counter()
+        loss = self.gradient()
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
+        self.optimizer.step()
+        return time.perf_counter() - began, loss
+
+
+class StepClock(TrainerCallback):
+    """When TRL's steps begin and end, by its own account."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """A step's first micro-batch is about to run."""
+        self.began = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """The optimiser has stepped."""
+        self.seconds = time.perf_counter() - self.began
+
+
+def trl_step(policy: Any, items: Sequence[Item], batch: int) -> tuple[float, float]:
+    """(seconds, loss) of TRL's step at a batch size."""
+    with TemporaryDirectory() as folder:
+        told = arguments(Path(folder), batch, len(items) // batch, 1e-9, 1)
+        if isinstance(items[0], Row):
+            trainer: Any = sft_trainer(policy, tokenizer(), items, told)
+        else:
+            trainer = dpo_trainer(policy, tokenizer(), items, DPO_SETTINGS, told)
+        clock = StepClock()
+        trainer.add_callback(clock)
+        trainer.train()
+        whole = isinstance(items[0], Row)  # SFT's micro-batches are divided by the step's tokens
+        loss = sum(trainer.losses) / (1 if whole else len(trainer.losses))
+    return clock.seconds, loss
+
+
+def best_batch(policy: Any, items: Sequence[Item]) -> tuple[int, float]:
+    """TRL's fastest batch size, and its seconds."""
+    sizes = [size for size in BATCHES if len(items) % size == 0]
+    timed = {size: trl_step(policy, items, size)[0] for size in sizes}
+    best = min(timed, key=lambda size: timed[size])
+    return best, timed[best]
+
+
+def gradients(side: Ours) -> torch.Tensor:
+    """The gradient of a step, flattened."""
+    side.gradient()
+    return torch.cat([w.grad.flatten() for w in side.policy.parameters() if w.grad is not None])
+
+
+def compare(policy: Any, items: Sequence[Item]) -> dict[str, float]:
+    """All figures of one kind but memory."""
+    packed, flat = Ours(policy, items, CostRule.of(policy)), Ours(policy, items, None)
+    difference = gradients(packed)
+    reference = gradients(flat)
+    relative = float((difference - reference).norm() / reference.norm())
+    del difference, reference
+    batch, first = best_batch(policy, items)
+    times: dict[str, list[float]] = {"packed": [], "flat": [], "trl": [first]}
+    losses: dict[str, float] = {}
+    for repeat in range(REPEATS):
+        sides: dict[str, Callable[[], tuple[float, float]]] = {
+            "packed": packed.step,
+            "flat": flat.step,
+            "trl": lambda: trl_step(policy, items, batch),
+        }
+        for name, step in sides.items():
+            policy.zero_grad()
+            seconds, losses[name] = step()
+            if name != "trl" or repeat:
+                times[name].append(seconds)
+    middle = {name: statistics.median(found) for name, found in times.items()}
+    others = (losses["flat"], losses["trl"])
+    return {
+        "token_ratio": packed.computed / flat.computed,
+        "tokens": flat.computed,
+        "speedup_vs_flat": middle["flat"] / middle["packed"],
+        "speedup_vs_trl": middle["trl"] / middle["packed"],
+        "seconds": middle["packed"],
+        "trl_batch": batch,
+        "loss_diff": max(abs(losses["packed"] - other) for other in others),
+        "grad_rel_diff": relative,
+    }
+
+
+def peak_memory(kind: str, side: str, batch: int, path: str | None) -> float:
+    """GiB that a process of its own needed at most for two steps of one side."""
+    command = [sys.executable, __file__, "--kind", kind, "--side", side, "--batch", str(batch)]
+    command += ["--model", path] if path else []
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(said.splitlines()[-1])
+
+
+def one_side(policy: Any, items: Sequence[Item], side: str, batch: int) -> float:
+    """Take two steps and give this process's peak memory in GiB."""
+    if side == "packed":
+        ours = Ours(policy, items, CostRule.of(policy))
+        ours.step()
+        ours.step()
+    else:
+        trl_step(policy, [*items, *items], batch)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def main() -> None:
+    """Measure, print, and print one JSON object."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kind", choices=KINDS, help="only this one")
+    parser.add_argument("--model", help="folder of real weights")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--side", choices=["packed", "trl"], help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=int, default=1, help=argparse.SUPPRESS)
+    told = parser.parse_args()
+    torch.set_num_threads(told.threads)
+    policy = make_model(told.model).train()
+    if told.side:
+        print(one_side(policy, KINDS[told.kind](), told.side, told.batch))
+        return
+    found: dict[str, dict[str, float]] = {}
+    for kind in [told.kind] if told.kind else KINDS:
+        items = [replace(item) for item in KINDS[kind]()]
+        found[kind] = compare(policy, items)
+        batch = int(found[kind]["trl_batch"])
+        memory = {side: peak_memory(kind, side, batch, told.model) for side in ("packed", "trl")}
+        found[kind]["peak_memory_ratio_vs_trl"] = memory["packed"] / memory["trl"]
+        print(
+            kind, {name: float(f"{value:.4g}") for name, value in found[kind].items()}, flush=True
+        )
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
