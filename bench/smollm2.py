@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from coterie.models.loading import load
+from coterie.models.loading import LoadedModel, load
 
 
 def model(path: str | None = None) -> Any:
@@ -37,6 +37,14 @@ def model(path: str | None = None) -> Any:
         pad_token_id=2,
     )
     return LlamaForCausalLM(shape)
+
+
+def loaded(path: str | None = None) -> LoadedModel:
+    """The model as engines take it; the tokenizer is tiny-exchange's where the weights are random."""
+    if path:
+        return load(path)
+    tiny, fresh = load("tiny-exchange"), model().eval()
+    return LoadedModel(fresh, tiny.tokenizer, tiny.renderer, 8192, "random weights")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

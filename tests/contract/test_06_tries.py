@@ -5,6 +5,7 @@ refused, and no tensor of (tokens x vocabulary) is ever made.
 """
 
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -108,6 +109,20 @@ def test_packed_loss_and_gradients_are_the_flat_ones(family, objective, tmp_path
     flat = loss_and_gradients(model, items, found, None)
     assert_equal(flat, loss_and_gradients(model, items, found, ALWAYS))
     assert_equal(flat, loss_and_gradients(model, items, found, checked_rule(model)))
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="FlexAttention is compiled, by g++ on a CPU")
+def test_flex_attention_gives_the_same_logprobs_forward():
+    """Its backward pass needs a GPU: there it is experimental until measured (`bench/results`)."""
+    model, rows = tiny_llama(head_dim=16), [row for row in awkward_rows() if row.target_count > 1]
+    places = [[p for p in range(1, len(row.ids)) if row.mask[p]] for row in rows]
+    ids = [row.ids for row in rows]
+    with torch.no_grad():
+        flat = sequence_logprobs(model, ids, places, None)
+        model.set_attn_implementation("flex_attention")
+        flex = sequence_logprobs(model, ids, places, ALWAYS)
+    for one, other in zip(flat, flex, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 def test_a_trie_holds_each_shared_token_once():

@@ -142,6 +142,12 @@ class InProcessEngine:
         self._runner.clear()
         self.version = version
 
+    def forget(self) -> None:
+        """Drop the kept keys and values of prompt beginnings. Not while requests are in flight."""
+        if self._busy():
+            raise EngineError("can't forget prefixes while requests are in flight; await them")
+        self._runner.clear()
+
     def _check(self, ids: Sequence[int], more: int) -> None:
         """Refuse what would fail the model's step, and with it the requests of others."""
         vocabulary = self.loaded.model.config.vocab_size

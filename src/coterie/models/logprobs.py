@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = 1 << 24
@@ -23,7 +24,7 @@ def token_logprobs(
     at: Tensor,
     tokens: Tensor,
     *,
-    attention_mask: Tensor | None = None,
+    attention_mask: Tensor | BlockMask | None = None,
     position_ids: Tensor | None = None,
     temperature: float = 1.0,
 ) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from coterie.errors import UserError
 from coterie.models.logprobs import token_logprobs
@@ -29,8 +30,9 @@ class PackedBatch:
 
     ids: Tensor
     """``[B, W]``: a trie (or a sequence by itself) in each row, padded on the right."""
-    mask: Tensor | None
-    """Bool ``[B, 1, W, W]``: what each node attends to. ``None``: no row branches, so causal."""
+    mask: Tensor | BlockMask | None
+    """What each node attends to: bool ``[B, 1, W, W]``, or for FlexAttention blocks of it. ``None``: no
+    row branches, so causal."""
     positions: Tensor | None
     """``[B, W]``: depth of each node, where there is a mask."""
     at: Tensor
@@ -46,10 +48,12 @@ def pack_batch(
     places: Sequence[Sequence[int]],
     rule: CostRule | None,
     device: torch.device | str = "cpu",
+    *,
+    flex: bool = False,
 ) -> PackedBatch:
     """A batch of ``sequences``; ``places[i]`` are the wanted tokens of the i-th, none of them 0.
 
-    Without a ``rule`` every sequence stands alone.
+    Without a ``rule`` every sequence stands alone. ``flex`` gives the mask as FlexAttention takes it.
     """
     packs = pack(sequences, rule)
     width = max(len(one.trie) for one in packs)
@@ -74,7 +78,7 @@ def pack_batch(
     branches = any(not one.trie.is_chain for one in packs)
     return PackedBatch(
         torch.from_numpy(ids_BW).to(device),
-        _mask(packs, width).to(device) if branches else None,
+        (_block_mask if flex else _mask)(packs, width, device) if branches else None,
         _positions(packs, width).to(device) if branches else None,
         torch.from_numpy(np.concatenate(at)).to(device),
         torch.from_numpy(np.concatenate(labels)).to(device),
@@ -89,7 +93,9 @@ def sequence_logprobs(
     rule: CostRule | None = None,
 ) -> list[Tensor]:
     """Log-probs (nats, float32) of the tokens at ``places[i]`` (none of them 0) of each sequence."""
-    batch = pack_batch(sequences, places, rule, model.get_input_embeddings().weight.device)
+    device = model.get_input_embeddings().weight.device
+    flex = model.config._attn_implementation == "flex_attention"
+    batch = pack_batch(sequences, places, rule, device, flex=flex)
     logprobs_N = token_logprobs(
         model,
         batch.ids,
@@ -129,13 +135,26 @@ def checked_rule(model: Any) -> CostRule:
     return CostRule.of(model)
 
 
-def _mask(packs: Sequence[Pack], width: int) -> Tensor:
+def _mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> Tensor:
     """What each node attends to: itself and its ancestors; padding attends to itself."""
     mask_BWW = torch.eye(width, dtype=torch.bool).repeat(len(packs), 1, 1)
     for row, one in enumerate(packs):
         nodes = len(one.trie)
         mask_BWW[row, :nodes, :nodes] = torch.from_numpy(one.trie.ancestors())
-    return mask_BWW[:, None]
+    return mask_BWW[:, None].to(device)
+
+
+def _block_mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> BlockMask:
+    """The same for FlexAttention, by entry and exit times: blocks without an ancestor are skipped."""
+    exits_BW = torch.arange(1, width + 1).repeat(len(packs), 1)
+    for row, one in enumerate(packs):
+        exits_BW[row, : len(one.trie)] = torch.from_numpy(one.trie.exits)
+    exits_BW = exits_BW.to(device)
+
+    def is_above(row: Tensor, _: Tensor, node: Tensor, key: Tensor) -> Tensor:
+        return (key <= node) & (node < exits_BW[row, key])
+
+    return create_block_mask(is_above, len(packs), None, width, width, device=str(device))
 
 
 def _positions(packs: Sequence[Pack], width: int) -> Tensor:
