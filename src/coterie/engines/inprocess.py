@@ -76,7 +76,7 @@ class InProcessEngine:
             activate(loaded.model, adapter)
         self.stats = Stats()
         self._max_batch = max_batch
-        self._runner = Runner(loaded, max_batch, cache_bytes)
+        self._runner = Runner(loaded, cache_bytes)
         self._waiting: deque[Running] = deque()
         self._running: list[Running] = []
         self._scoring: deque[Scoring] = deque()

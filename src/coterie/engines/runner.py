@@ -29,7 +29,7 @@ SCORED_TOKENS = 8192
 class Runner:
     """Runs one model over rows of slots."""
 
-    def __init__(self, loaded: LoadedModel, rows: int, cache_bytes: int) -> None:
+    def __init__(self, loaded: LoadedModel, cache_bytes: int) -> None:
         self.model = loaded.model
         config = self.model.config
         _refuse_windows(config)
@@ -43,7 +43,7 @@ class Runner:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         like = weights.detach()
-        self.slots = Slots(config.num_hidden_layers, _padded(rows), heads, width, like)
+        self.slots = Slots(config.num_hidden_layers, heads, width, like)
         self.prefixes = PrefixCache(cache_bytes)
 
     def clear(self) -> None:

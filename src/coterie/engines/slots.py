@@ -15,13 +15,15 @@ BLOCK = 32
 """Prompts are read, and their beginnings kept, in blocks of so many tokens."""
 STEP = 64
 """Slots grow by so many tokens."""
+ROWS = 16
+"""Slots begin with so many rows, and their number doubles when there are too few."""
 
 
 class Slots:
-    """Keys and values ``[layers, rows, heads, length, width]`` of up to ``rows`` sequences."""
+    """Keys and values ``[layers, rows, heads, length, width]``; rows and length grow as needed."""
 
-    def __init__(self, layers: int, rows: int, heads: int, width: int, like: Tensor) -> None:
-        self._shape = (layers, rows, heads, STEP, width)
+    def __init__(self, layers: int, heads: int, width: int, like: Tensor) -> None:
+        self._shape = (layers, ROWS, heads, STEP, width)
         self.keys = like.new_zeros(self._shape)
         self.values = like.new_zeros(self._shape)
         self._rows = torch.zeros(0, dtype=torch.long)
@@ -31,7 +33,7 @@ class Slots:
 
     def decode(self, places: Tensor, length: int) -> "Slots":
         """Next: one token for each of the first rows, at its place; attend to ``length`` keys."""
-        self._grow(length)
+        self._grow(len(places), length)
         self._rows = torch.arange(len(places), device=places.device)
         self._places, self._length, self._decoding = places, length, True
         return self
@@ -39,7 +41,7 @@ class Slots:
     def prefill(self, rows: Tensor, block: int) -> "Slots":
         """Next: the tokens of one block for each of these rows."""
         self._length = (block + 1) * BLOCK
-        self._grow(self._length)
+        self._grow(int(rows.max()) + 1, self._length)
         self._rows, self._decoding = rows, False
         return self
 
@@ -59,6 +61,7 @@ class Slots:
 
     def move(self, source: int, targets: Sequence[int], length: int) -> None:
         """Copy the first ``length`` tokens of a row to others."""
+        self._grow(max(targets, default=0) + 1, length)
         for store in (self.keys, self.values):
             kept = store[:, source, :, :length]
             for target in targets:
@@ -71,7 +74,7 @@ class Slots:
 
     def write(self, row: int, block: int, content: Tensor) -> None:
         """Put back what :meth:`read` gave."""
-        self._grow((block + 1) * BLOCK)
+        self._grow(row + 1, (block + 1) * BLOCK)
         span = slice(block * BLOCK, (block + 1) * BLOCK)
         self.keys[:, row, :, span], self.values[:, row, :, span] = content[0], content[1]
 
@@ -80,11 +83,14 @@ class Slots:
         self.keys = self.keys.new_zeros(self._shape)
         self.values = self.values.new_zeros(self._shape)
 
-    def _grow(self, length: int) -> None:
-        missing = stepped(length) - self.keys.shape[3]
-        if missing > 0:
-            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, missing))
-            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, missing))
+    def _grow(self, rows: int, length: int) -> None:
+        have = self.keys.shape[1]
+        more = max(rows, 2 * have) - have if rows > have else 0
+        longer = max(stepped(length) - self.keys.shape[3], 0)
+        if more or longer:
+            missing = (0, 0, 0, longer, 0, 0, 0, more)
+            self.keys = torch.nn.functional.pad(self.keys, missing)
+            self.values = torch.nn.functional.pad(self.values, missing)
 
 
 def stepped(length: int) -> int:
