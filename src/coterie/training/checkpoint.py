@@ -171,7 +171,10 @@ def remove_training(folder: Path) -> None:
 def remove_partial(folder: Path) -> None:
     """Remove what a kill left half-written."""
     for path in folder.glob(".*.partial"):
-        shutil.rmtree(path)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def remove_checkpoints(folder: Path) -> None:

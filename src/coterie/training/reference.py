@@ -5,7 +5,7 @@ keyed by its weights and by the pairs.
 """
 
 import math
-import shutil
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from coterie.errors import UserError
 from coterie.models.adapters import using
 from coterie.models.packed import checked_rule
 from coterie.models.splitting import Splitter
-from coterie.training.checkpoint import hash_items, hash_tensors, published
+from coterie.training.checkpoint import hash_items, hash_tensors, sync
 from coterie.training.forward import row_logprobs
 from coterie.training.prepare import longest_row
 from coterie.training.progress import Progress, Silent
@@ -27,7 +27,7 @@ from coterie.training.settings import TrainingSettings
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row
 
-FILE = "logprobs.safetensors"
+FILE = "reference.safetensors"
 
 
 def with_reference(
@@ -43,9 +43,9 @@ def with_reference(
 
     Of a model with adapters the reference is the one named (a frozen copy), or the base alone.
 
-    Batches are those of a training under ``settings`` (budget, packing). Kept in ``folder``, which
-    should hold nothing else, and read from there if model and pairs are the same. Pairs that are too
-    long for a training are passed on without. Raises :class:`UserError` if a log-prob is not finite.
+    Batches are those of a training under ``settings`` (budget, packing). Kept in ``folder``, and read
+    from there if model and pairs are the same. Pairs that are too long for a training are passed on
+    without. Raises :class:`UserError` if a log-prob is not finite.
     """
     identity = {
         "model": _hash(model, adapter),
@@ -55,9 +55,7 @@ def with_reference(
     if sums is None:
         with using(model, adapter), torch.no_grad():
             sums = _compute(model, pairs, settings, progress or Silent())
-        shutil.rmtree(folder, ignore_errors=True)
-        with published(folder) as temporary:
-            save_file({"sums": sums}, temporary / FILE, metadata=identity)
+        _store(folder, sums, identity)
     found = []
     for pair, (chosen, rejected) in zip(pairs, sums.tolist(), strict=True):
         known = not (math.isnan(chosen) or math.isnan(rejected))
@@ -95,6 +93,15 @@ def _compute(
 
 def _fits(side: Sequence[Row], longest: int) -> bool:
     return bool(side) and all(row.targets and len(row.ids) <= longest for row in side)
+
+
+def _store(folder: Path, sums: torch.Tensor, identity: dict[str, str]) -> None:
+    """Write the file under another name and rename it; ranks may do so at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{FILE}.{os.getpid()}.partial"
+    save_file({"sums": sums}, temporary, metadata=identity)
+    sync(temporary)
+    temporary.replace(folder / FILE)
 
 
 def _stored(file: Path, identity: dict[str, str]) -> torch.Tensor | None:
