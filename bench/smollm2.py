@@ -34,7 +34,6 @@ def model(path: str | None = None) -> Any:
         tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_id=2,
-        pad_token_id=2,
     )
     return LlamaForCausalLM(shape)
 

@@ -21,7 +21,6 @@ process of its own a side. ``loss_diff`` is the largest difference of ours to bo
 import argparse
 import json
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -53,6 +52,8 @@ REPEATS = 3
 BATCHES = (1, 2, 4, 8)
 BUDGET = 4096
 VOCABULARY = 49152
+RATE = 0.0
+"""All sides take their steps, and the weights stay, so that losses can be compared."""
 DPO_SETTINGS = DPOSettings(beta=0.1)
 Item = Row | Pair
 
@@ -78,23 +79,23 @@ def pair(prompt: Sequence[int], rng: random.Random, length: int) -> Pair:
 def tree_pairs() -> list[Pair]:
     """Four sibling pairs down the trunk of a dialogue tree."""
     rng = random.Random(0)
-    trunk, found = tokens(rng, 96), []
+    trunk, found = tokens(rng, 64), []
     for _ in range(4):
-        found.append(pair(trunk, rng, 24))
-        trunk = trunk + tokens(rng, 40)
+        found.append(pair(trunk, rng, 16))
+        trunk = trunk + tokens(rng, 24)
     return found
 
 
 def half_shared_pairs() -> list[Pair]:
     """Four pairs, each of its own prompt, which is as long as an answer."""
     rng = random.Random(1)
-    return [pair(tokens(rng, 96), rng, 96) for _ in range(4)]
+    return [pair(tokens(rng, 64), rng, 64) for _ in range(4)]
 
 
 def unshared_rows() -> list[Row]:
-    """Eight rows of 96 to 256 tokens."""
+    """Eight rows of 64 to 192 tokens."""
     rng = random.Random(2)
-    return [answer(tokens(rng, rng.randint(48, 128)), rng, rng.randint(48, 128)) for _ in range(8)]
+    return [answer(tokens(rng, rng.randint(32, 96)), rng, rng.randint(32, 96)) for _ in range(8)]
 
 
 KINDS: dict[str, Callable[[], Sequence[Item]]] = {
@@ -112,7 +113,7 @@ class Ours:
         self.items, self.rule, self.policy = items, rule, policy
         self.objective: Objective[Any] = SFT() if isinstance(items[0], Row) else DPO(DPO_SETTINGS)
         self.module = LossModule(policy, self.objective, rule)
-        self.optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-9, fused=True)
+        self.optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, fused=True)
 
     def gradient(self) -> float:
         """Pack, forward and backward of all micro-batches; gives the loss."""
@@ -152,10 +153,11 @@ class StepClock(TrainerCallback):
         self.seconds = time.perf_counter() - self.began
 
 
-def trl_step(policy: Any, items: Sequence[Item], batch: int) -> tuple[float, float]:
-    """(seconds, loss) of TRL's step at a batch size."""
+def trl_step(policy: Any, items: Sequence[Item], batch: int, steps: int = 1) -> tuple[float, float]:
+    """(seconds, loss) of TRL's step at a batch size; the last one of several equal ones."""
     with TemporaryDirectory() as folder:
-        told = arguments(Path(folder), batch, len(items) // batch, 1e-9, 1)
+        told = arguments(Path(folder), batch, len(items) // batch, RATE, steps)
+        items = [*items] * steps
         if isinstance(items[0], Row):
             trainer: Any = sft_trainer(policy, tokenizer(), items, told)
         else:
@@ -164,7 +166,7 @@ def trl_step(policy: Any, items: Sequence[Item], batch: int) -> tuple[float, flo
         trainer.add_callback(clock)
         trainer.train()
         whole = isinstance(items[0], Row)  # SFT's micro-batches are divided by the step's tokens
-        loss = sum(trainer.losses) / (1 if whole else len(trainer.losses))
+        loss = sum(trainer.losses) / (steps if whole else len(trainer.losses))
     return clock.seconds, loss
 
 
@@ -232,8 +234,9 @@ def one_side(policy: Any, items: Sequence[Item], side: str, batch: int) -> float
         ours.step()
         ours.step()
     else:
-        trl_step(policy, [*items, *items], batch)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        trl_step(policy, items, batch, steps=2)
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) / 2**20
 
 
 def main() -> None:
