@@ -1,10 +1,5 @@
 """The configurations for several GPUs: FSDP2 really runs (on two CPU ranks), the others are loaded."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
@@ -12,40 +7,19 @@ from safetensors.torch import load_file
 from coterie.training.dpo import DPO
 from coterie.training.loop import train
 from tests.fsdp2_side import OBJECTIVE, pairs, settings
+from tests.launching import CONFIGS, launch
 from tests.training_models import tiny_llama
 
-ROOT = Path(__file__).parents[1]
-CONFIGS = ROOT / "configs" / "accelerate"
-
-
-def launch(method: str, folder: Path, stop_at: int) -> None:
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
-    command += ["--config_file", str(CONFIGS / "fsdp2.yaml"), "--num_processes", "2"]
-    command += ["--num_cpu_threads_per_process", "1", "--main_process_port", "0", "--module"]
-    ended = subprocess.run(
-        [*command, "tests.fsdp2_side", method, str(folder), str(stop_at)],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "ACCELERATE_USE_CPU": "true",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert ended.returncode == 0, ended.stderr
+SIDE = "tests.fsdp2_side"
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_two_sharded_ranks_stop_resume_and_end_with_the_weights_of_one(method, tmp_path):
     file = "model.safetensors" if method == "full" else "adapter_model.safetensors"
-    launch(method, tmp_path / "two", stop_at=4)
+    launch("fsdp2.yaml", 2, SIDE, method, tmp_path / "two", 4)
     assert not (tmp_path / "two" / "final").exists()
     assert len(list((tmp_path / "two").glob("checkpoint-*"))) == 1, "stopped between two steps"
-    launch(method, tmp_path / "two", stop_at=0)
+    launch("fsdp2.yaml", 2, SIDE, method, tmp_path / "two", 0)
     assert "layers.0.self_attn.q_proj" in (tmp_path / "two" / "sharded.txt").read_text()
     train(tiny_llama(), pairs(), settings(method), tmp_path / "one", objective=DPO(OBJECTIVE))
     one, two = (load_file(tmp_path / name / "final" / file) for name in ("one", "two"))

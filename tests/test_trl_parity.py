@@ -5,44 +5,22 @@ started by ``accelerate launch``.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 pytest.importorskip("trl")
+from tests.launching import launch
 from tests.trl_parity import KINDS, start_model
-
-ROOT = Path(__file__).parents[1]
-CONFIG = ROOT / "configs" / "accelerate" / "ddp.yaml"
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
 def trained(request, tmp_path_factory) -> Path:
     """The folder in which both sides trained everything."""
     folder = tmp_path_factory.mktemp("parity")
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG)]
-    launch += ["--num_processes", str(request.param), "--main_process_port", "0"]
-    launch += ["--num_cpu_threads_per_process", "1", "--module", "tests.trl_parity"]
     for side in ("ours", "trl"):
-        ended = subprocess.run(
-            [*launch, side, str(folder / side)],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
-                "OMP_WAIT_POLICY": "PASSIVE",
-                "ACCELERATE_USE_CPU": "true",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert ended.returncode == 0, ended.stderr
+        launch("ddp.yaml", request.param, "tests.trl_parity", side, folder / side)
         assert (folder / side / "ranks.txt").read_text() == str(request.param)
     return folder
 
