@@ -102,3 +102,4 @@ if __name__ == "__main__":
     (Path(sys.argv[2]) / "ranks.txt").write_text(str(PartialState(cpu=True).num_processes))
     for kind_ in KINDS:
         main(sys.argv[1], kind_, Path(sys.argv[2]) / kind_)
+    PartialState().destroy_process_group()  # a process that ends with gloo's threads running aborts

@@ -8,13 +8,16 @@ again with the same arguments goes on from it, and in float32 on one CPU process
 bitwise as if it had never stopped. A finished training is not done again.
 """
 
+import atexit
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
@@ -199,6 +202,12 @@ def _shard_on_cpu(accelerator: Accelerator) -> None:
         state.fsdp_plugin = FullyShardedDataParallelPlugin()
 
 
+@cache
+def _end_ranks_at_exit() -> None:
+    """Have the process group taken down at exit: a process that ends with gloo's threads may abort."""
+    atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
+
+
 @contextmanager
 def _accelerator(settings: TrainingSettings) -> Iterator[Accelerator]:
     """Accelerate, set up for one training.
@@ -208,6 +217,8 @@ def _accelerator(settings: TrainingSettings) -> Iterator[Accelerator]:
     AcceleratorState._reset_state()
     accelerator = Accelerator(mixed_precision=precision(settings))
     _shard_on_cpu(accelerator)
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        _end_ranks_at_exit()
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         raise UserError(
             "training under DeepSpeed is not there yet: it steps inside its backward pass, before a "
