@@ -4,6 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 export TOKENIZERS_PARALLELISM := false
 export OMP_WAIT_POLICY := PASSIVE
+export GOMP_SPINCOUNT := 1000
 
 .PHONY: quickstart test test-crash lint tiny tiny-check docs reproduce clean
 

@@ -28,19 +28,20 @@ SETTINGS = TrainingSettings(
 )
 
 
+SHAPE = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+}
+
+
 def tiny_llama(seed: int = 0, **config: object) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    shape = {
-        "vocab_size": 32,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 128,
-        "tie_word_embeddings": True,
-    }
-    return LlamaForCausalLM(LlamaConfig(**{**shape, **config}))
+    return LlamaForCausalLM(LlamaConfig(**{**SHAPE, "tie_word_embeddings": True, **config}))
 
 
 def some_rows(count: int = 40, seed: int = 0, longest: int = 30) -> list[Row]:

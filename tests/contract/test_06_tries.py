@@ -34,19 +34,9 @@ from coterie.training.reference import with_reference
 from coterie.training.sft import SFT
 from coterie.trajectories.row import Row, Target
 from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
+from tests.training_models import SHAPE as TINY
 
-SHAPE = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+SHAPE = {**TINY, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 FAMILIES = {
     "llama": LlamaConfig(**SHAPE),
     "qwen2": Qwen2Config(**SHAPE),

@@ -33,29 +33,34 @@ def attend(
 
     ``attention_mask`` is additive, ``[B or 1, 1, Q, T]``. Returns ``[B, Q, H, D]``.
     """
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return attend_keys(query, key, value, attention_mask, scaling), None
+
+
+def attend_keys(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
+    """The same, without what Transformers hands along. Returns ``[B, Q, H, D]``."""
     batch, heads, length, width = query.shape
-    shared = key.shape[1]
-    group = heads // shared
-    query = (query * (width**-0.5 if scaling is None else scaling)).reshape(
-        batch, shared, group * length, width
-    )
-    step = GROUP if length == 1 else group * length
-    outputs = [
-        _attend(query[:, :, start : start + step], key, value, attention_mask, length)
-        for start in range(0, group * length, step)
-    ]
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
-    return output.view(batch, heads, length, width).transpose(1, 2).contiguous(), None
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, length: int) -> Tensor:
-    scores = torch.matmul(query, key.transpose(2, 3))
-    if mask is not None:
-        batch, shared, rows, keys = scores.shape
-        scores = scores.view(batch, shared, rows // length, length, keys) + mask[:, :, None]
-        scores = scores.view(batch, shared, rows, keys)
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
-    return torch.matmul(weights, value)
+    shared, keys = key.shape[1:3]
+    rows = heads // shared * length
+    query = query.reshape(batch * shared, rows, width)
+    key, value = key.flatten(0, 1).transpose(1, 2), value.flatten(0, 1)
+    if mask is None:
+        mask = query.new_zeros(())
+    elif length == 1:
+        mask = mask[:, 0].expand(batch, shared, keys).reshape(batch * shared, 1, keys)
+    else:
+        many = shared if len(mask) > 1 else 1  # one mask for all is not copied
+        mask = mask.repeat(1, many, heads // shared, 1).flatten(0, 1)
+    step = GROUP if length == 1 else rows
+    outputs = []
+    for start in range(0, rows, step):
+        scores = torch.baddbmm(mask, query[:, start : start + step], key, alpha=scaling)
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
+        outputs.append(torch.bmm(weights, value))
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+    return output.view(batch, heads, length, width).transpose(1, 2)
 
 
 def use_rows(model: Any) -> None:

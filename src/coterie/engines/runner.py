@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from coterie.engines.attention import attending, use_rows
+from coterie.engines.llama import FusedLlama
 from coterie.engines.prefixes import PrefixCache
-from coterie.engines.slots import BLOCK, Slots, blocks, stepped
+from coterie.engines.slots import BLOCK, STEP, Slots, blocks, stepped
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.models.logprobs import hidden_states, vocabulary_logits
@@ -34,6 +35,7 @@ class Runner:
         config = self.model.config
         _refuse_windows(config)
         self._rule = CostRule.of(self.model)
+        self._fused = FusedLlama.of(self.model)
         if self.model.device.type == "cpu":
             use_rows(self.model)
         weights = self.model.get_input_embeddings().weight
@@ -57,6 +59,9 @@ class Runner:
     ) -> tuple[Tensor, int]:
         """Read each prompt into its row. Logits after it ``[N, V]``, and how many tokens were kept
         from earlier requests."""
+        if self._fused is not None and not self._fused.holds:
+            self._fused = FusedLlama.of(self.model)
+        self.slots.reserve(max(rows) + 1, max(map(len, prompts)) + STEP)
         keys = [PrefixCache.keys(prompt) for prompt in prompts]
         known = [self._restore(row, key) for row, key in zip(rows, keys, strict=True)]
         last: list[Tensor] = [torch.empty(0)] * len(prompts)
@@ -81,14 +86,8 @@ class Runner:
         at = torch.tensor([*places, *fill], device=self.device)
         length = stepped(max(places) + 1)
         mask = self._mask(torch.arange(length, device=self.device) <= at[:, None])
-        hidden = hidden_states(
-            self.model,
-            ids,
-            attention_mask=mask[:, None, None],
-            position_ids=at[:, None],
-            past_key_values=self.slots.decode(at, length),
-        )
-        return vocabulary_logits(self.model, hidden[:, 0])[:count]
+        hidden = self._hidden(ids, at[:, None], mask[:, None, None], self.slots.decode(at, length))
+        return self._vocabulary(hidden[:, 0])[:count]
 
     @torch.inference_mode()
     def score(self, sequences: Sequence[tuple[int, ...]], start: int) -> list[list[float]]:
@@ -118,17 +117,26 @@ class Runner:
         ids = [[*prompt[span], *[0] * (BLOCK - len(prompt[span]))] for prompt in prompts]
         at = torch.arange(span.start, span.stop, device=self.device)
         mask = self._mask(torch.arange(span.stop, device=self.device) <= at[:, None])
+        ids_BQ = torch.tensor(ids, device=self.device)
+        return self._hidden(ids_BQ, at[None], mask[None, None], self.slots.prefill(rows, block))
+
+    def _hidden(self, ids: Tensor, at: Tensor, mask: Tensor, slots: Slots) -> Tensor:
+        """Hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at places ``at``, which slots then hold."""
+        if self._fused is not None:
+            return self._fused(ids, at, mask, slots)
         return hidden_states(
-            self.model,
-            torch.tensor(ids, device=self.device),
-            attention_mask=mask[None, None],
-            position_ids=at[None],
-            past_key_values=self.slots.prefill(torch.tensor(rows, device=self.device), block),
+            self.model, ids, attention_mask=mask, position_ids=at, past_key_values=slots
         )
 
     def _logits(self, hidden: Tensor) -> Tensor:
         missing = _padded(len(hidden)) - len(hidden)
-        return vocabulary_logits(self.model, torch.nn.functional.pad(hidden, (0, 0, 0, missing)))
+        return self._vocabulary(torch.nn.functional.pad(hidden, (0, 0, 0, missing)))
+
+    def _vocabulary(self, hidden: Tensor) -> Tensor:
+        """Logits ``[N, V]`` in float32 of hidden states ``[N, width]``."""
+        if self._fused is not None:
+            return self._fused.logits(hidden)
+        return vocabulary_logits(self.model, hidden)
 
     def _mask(self, seen: Tensor) -> Tensor:
         """An additive mask of what is seen."""

@@ -14,7 +14,7 @@ from torch import Tensor
 BLOCK = 32
 """Prompts are read, and their beginnings kept, in blocks of so many tokens."""
 STEP = 64
-"""Slots grow by so many tokens."""
+"""Slots are a multiple of so many tokens long."""
 ROWS = 16
 """Slots begin with so many rows, and their number doubles when there are too few."""
 
@@ -26,23 +26,27 @@ class Slots:
         self._shape = (layers, ROWS, heads, STEP, width)
         self.keys = like.new_zeros(self._shape)
         self.values = like.new_zeros(self._shape)
-        self._rows = torch.zeros(0, dtype=torch.long)
-        self._places = self._rows
+        self._rows: Tensor | slice = slice(0)
+        self._cells: Tensor | None = None
         self._length = STEP
-        self._decoding = True
 
     def decode(self, places: Tensor, length: int) -> "Slots":
         """Next: one token for each of the first rows, at its place; attend to ``length`` keys."""
-        self._grow(len(places), length)
-        self._rows = torch.arange(len(places), device=places.device)
-        self._places, self._length, self._decoding = places, length, True
+        self.reserve(len(places), length)
+        _, _, heads, stride, _ = self.keys.shape
+        first = torch.arange(len(places) * heads, device=places.device) * stride
+        self._cells = first + places.repeat_interleave(heads)
+        self._rows, self._length = slice(len(places)), length
         return self
 
-    def prefill(self, rows: Tensor, block: int) -> "Slots":
+    def prefill(self, rows: Sequence[int], block: int) -> "Slots":
         """Next: the tokens of one block for each of these rows."""
         self._length = (block + 1) * BLOCK
-        self._grow(int(rows.max()) + 1, self._length)
-        self._rows, self._decoding = rows, False
+        self.reserve(max(rows) + 1, self._length)
+        self._cells = None
+        first, stop = rows[0], rows[0] + len(rows)
+        together = list(rows) == list(range(first, stop))
+        self._rows = slice(first, stop) if together else torch.tensor(rows, device=self.keys.device)
         return self
 
     def update(
@@ -50,18 +54,18 @@ class Slots:
     ) -> tuple[Tensor, Tensor]:
         """Store a layer's new keys and values; returns all those to attend to."""
         keys, values, stop = self.keys[layer_idx], self.values[layer_idx], self._length
-        if self._decoding:
-            keys[self._rows, :, self._places] = key[:, :, 0]
-            values[self._rows, :, self._places] = value[:, :, 0]
-            count = len(self._rows)
-            return keys[:count, :, :stop], values[:count, :, :stop]
-        keys[self._rows, :, stop - BLOCK : stop] = key
-        values[self._rows, :, stop - BLOCK : stop] = value
+        if self._cells is None:
+            keys[self._rows, :, stop - BLOCK : stop] = key
+            values[self._rows, :, stop - BLOCK : stop] = value
+        else:
+            width = key.shape[-1]
+            keys.view(-1, width).index_copy_(0, self._cells, key.reshape(-1, width))
+            values.view(-1, width).index_copy_(0, self._cells, value.reshape(-1, width))
         return keys[self._rows, :, :stop], values[self._rows, :, :stop]
 
     def move(self, source: int, targets: Sequence[int], length: int) -> None:
         """Copy the first ``length`` tokens of a row to others."""
-        self._grow(max(targets, default=0) + 1, length)
+        self.reserve(max(targets, default=0) + 1, length)
         for store in (self.keys, self.values):
             kept = store[:, source, :, :length]
             for target in targets:
@@ -74,7 +78,7 @@ class Slots:
 
     def write(self, row: int, block: int, content: Tensor) -> None:
         """Put back what :meth:`read` gave."""
-        self._grow(row + 1, (block + 1) * BLOCK)
+        self.reserve(row + 1, (block + 1) * BLOCK)
         span = slice(block * BLOCK, (block + 1) * BLOCK)
         self.keys[:, row, :, span], self.values[:, row, :, span] = content[0], content[1]
 
@@ -83,10 +87,11 @@ class Slots:
         self.keys = self.keys.new_zeros(self._shape)
         self.values = self.values.new_zeros(self._shape)
 
-    def _grow(self, rows: int, length: int) -> None:
-        have = self.keys.shape[1]
+    def reserve(self, rows: int, length: int) -> None:
+        """Have room for so many rows and tokens; growing copies all, so it is done by a good part."""
+        _, have, _, reach, _ = self.keys.shape
         more = max(rows, 2 * have) - have if rows > have else 0
-        longer = max(stepped(length) - self.keys.shape[3], 0)
+        longer = stepped(max(length, reach + reach // 4)) - reach if length > reach else 0
         if more or longer:
             missing = (0, 0, 0, longer, 0, 0, 0, more)
             self.keys = torch.nn.functional.pad(self.keys, missing)

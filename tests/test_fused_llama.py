@@ -1,0 +1,108 @@
+"""Fused steps of Llama-shaped models: the numbers of Transformers, for the weights as they now are."""
+
+import asyncio
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.llama import FusedLlama
+from coterie.engines.protocol import Sampling
+from coterie.models.adapters import add_lora
+from coterie.models.loading import LoadedModel
+from tests.templates import model as templated
+from tests.training_models import SHAPE
+
+CHATML = {**SHAPE, "vocab_size": 300, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
+SCALED = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+FUSED = {
+    "llama": LlamaConfig(**CHATML),
+    "one key head a query head": LlamaConfig(**{**CHATML, "num_key_value_heads": 2}),
+    "biases": LlamaConfig(**CHATML, attention_bias=True, mlp_bias=True),
+    "tied": LlamaConfig(**CHATML, tie_word_embeddings=True),
+    "scaled positions": LlamaConfig(**CHATML, rope_parameters=SCALED),
+    "qwen2": Qwen2Config(**CHATML),
+}
+PLAIN = {
+    "qwen3": Qwen3Config(**CHATML, head_dim=8),
+    "other activation": LlamaConfig(**CHATML, hidden_act="gelu"),
+    "positions of the length": LlamaConfig(**CHATML, rope_parameters=DYNAMIC),
+}
+PROMPT = list(range(5, 55))
+
+
+def loaded(config: PreTrainedConfig) -> LoadedModel:
+    """Random weights, biases and norms included, with some tokenizer."""
+    torch.manual_seed(0)
+    network = AutoModelForCausalLM.from_config(config).eval()
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    some = templated("chatml")
+    return LoadedModel(network, some.tokenizer, some.renderer, 128, "test")
+
+
+def sampled(engine: InProcessEngine) -> tuple[list[int], list[float]]:
+    """Ids and log-probs of one completion."""
+    told = Sampling(max_tokens=20)
+    one = asyncio.run(engine.sample(PROMPT, [0], told))[0]
+    return list(one.ids), list(one.logprobs)
+
+
+def recomputed(network: torch.nn.Module, ids: list[int]) -> list[float]:
+    """Log-probs of ids after the prompt, by Transformers over the whole sequence."""
+    with torch.no_grad():
+        logits = network(torch.tensor([[*PROMPT, *ids]])).logits[0, len(PROMPT) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+
+
+@pytest.mark.parametrize("kind", FUSED)
+def test_steps_give_the_logprobs_of_transformers(kind: str) -> None:
+    ids, logprobs = sampled(InProcessEngine(loaded(FUSED[kind]), policy="p", version="0"))
+    assert logprobs == pytest.approx(recomputed(loaded(FUSED[kind]).model, ids), abs=1e-4)
+    assert FusedLlama.of(loaded(FUSED[kind]).model) is not None
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_what_has_another_shape_is_left_to_transformers(kind: str) -> None:
+    assert FusedLlama.of(loaded(PLAIN[kind]).model) is None
+
+
+def test_weights_changed_in_place_are_those_used() -> None:
+    one = loaded(FUSED["biases"])
+    engine = InProcessEngine(one, policy="p", version="0")
+    before = sampled(engine)
+    with torch.no_grad():
+        for weight in one.model.parameters():
+            weight.mul_(0.9)
+    engine.forget()
+    ids, logprobs = sampled(engine)
+    assert (ids, logprobs) != before
+    one.model.set_attn_implementation("sdpa")
+    assert logprobs == pytest.approx(recomputed(one.model, ids), abs=1e-4)
+
+
+@pytest.mark.parametrize("change", ["an adapter", "other storage"])
+def test_weights_that_move_are_followed(change: str) -> None:
+    one = loaded(FUSED["llama"])
+    engine = InProcessEngine(one, policy="p", version="0")
+    before = sampled(engine)
+    if change == "an adapter":
+        for weight in add_lora(one.model, r=4, alpha=8).parameters():
+            if weight.requires_grad:
+                torch.nn.init.normal_(weight, std=0.3)
+    else:
+        for weight in one.model.parameters():
+            weight.data = weight.data * 0.9
+    engine.forget()
+    ids, logprobs = sampled(engine)
+    assert (ids, logprobs) != before
+    one.model.set_attn_implementation("sdpa")
+    assert logprobs == pytest.approx(recomputed(one.model, ids), abs=1e-4)
