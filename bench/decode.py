@@ -16,16 +16,14 @@ import argparse
 import asyncio
 import json
 import random
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.smollm2 import loaded
+from bench.timing import medians
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.registry import environment
@@ -55,14 +53,14 @@ def world_prompts(model: LoadedModel) -> list[list[int]]:
     return found
 
 
-def generate(model: LoadedModel, prompts: list[list[int]]) -> int:
-    """By Transformers; gives the number of new tokens."""
+def generate(model: LoadedModel, prompts: list[list[int]]) -> None:
+    """By Transformers."""
     width = max(map(len, prompts))
     pad = model.tokenizer.pad_token_id
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     with torch.inference_mode():
-        out = model.model.generate(
+        model.model.generate(
             ids,
             attention_mask=mask,
             do_sample=True,
@@ -71,31 +69,19 @@ def generate(model: LoadedModel, prompts: list[list[int]]) -> int:
             eos_token_id=None,
             pad_token_id=pad,
         )
-    return (out.shape[1] - width) * len(prompts)
 
 
-def sample(engine: InProcessEngine, prompts: list[list[int]], count: int, new: int) -> int:
-    """``count`` completions of each prompt by the engine; gives the number of new tokens."""
+def sample(engine: InProcessEngine, prompts: list[list[int]], count: int, new: int) -> None:
+    """``count`` completions of each prompt by the engine."""
 
-    async def all_of_them() -> int:
+    async def all_of_them() -> None:
         told = Sampling(max_tokens=new)
         calls = (engine.sample(p, list(range(n, n + count)), told) for n, p in enumerate(prompts))
-        return sum(len(one.ids) for found in await asyncio.gather(*calls) for one in found)
+        found = [one for ones in await asyncio.gather(*calls) for one in ones]
+        assert [len(one.ids) for one in found] == [new] * count * len(prompts)
 
     engine.forget()
-    return asyncio.run(all_of_them())
-
-
-def medians(sides: dict[str, Callable[[], int]]) -> dict[str, float]:
-    """Median seconds a new token of each side, alternating."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for repeat in range(REPEATS + 1):
-        for name, run in sides.items():
-            began = time.perf_counter()
-            count = run()
-            if repeat:
-                times[name].append((time.perf_counter() - began) / count)
-    return {name: statistics.median(found) for name, found in times.items()}
+    asyncio.run(all_of_them())
 
 
 def main() -> None:
@@ -110,25 +96,27 @@ def main() -> None:
     tiny = endless(load("tiny-exchange"))
     prompts = world_prompts(tiny)
     engine = InProcessEngine(endless(load("tiny-exchange")), policy="bench", version="0")
-    first = medians({
+    sides = {
         "generate": lambda: generate(tiny, prompts),
         "engine": lambda: sample(engine, prompts, 1, NEW),
-    })  # fmt: skip
+    }
+    first = medians(sides, REPEATS)
     for name, seconds in first.items():
-        print(f"tiny, batch {BATCH}, {name}: {1 / seconds:,.0f} tokens/s")
+        print(f"tiny, batch {BATCH}, {name}: {BATCH * NEW / seconds:,.0f} tokens/s")
     rng = random.Random(0)
     apart = [[rng.randrange(49152) for _ in range(PREFIX)] for _ in range(CANDIDATES)]
     large = InProcessEngine(endless(loaded(told.model)), policy="bench", version="0")
-    second = medians({
+    sides = {
         "separate prompts": lambda: sample(large, apart, 1, CANDIDATE_TOKENS),
         "one prefix": lambda: sample(large, apart[:1], CANDIDATES, CANDIDATE_TOKENS),
-    })  # fmt: skip
+    }
+    second = medians(sides, REPEATS)
     for name, seconds in second.items():
-        print(f"SmolLM2, {CANDIDATES} x {CANDIDATE_TOKENS}, {name}: {1 / seconds:,.1f} tokens/s")
+        print(f"SmolLM2, {CANDIDATES} x {CANDIDATE_TOKENS}, {name}: {seconds:.2f} s")
     print(json.dumps({
         "vs_generate": first["generate"] / first["engine"],
         "shared_prefix_speedup": second["separate prompts"] / second["one prefix"],
-        "engine_tokens_per_second": 1 / first["engine"],
+        "engine_tokens_per_second": BATCH * NEW / first["engine"],
     }))  # fmt: skip
 
 

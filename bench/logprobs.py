@@ -13,9 +13,7 @@ import argparse
 import asyncio
 import json
 import random
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.smollm2 import loaded
+from bench.timing import medians
 from coterie.engines.inprocess import InProcessEngine
 from coterie.models.packed import sequence_logprobs
 
@@ -48,13 +47,6 @@ def padded(
     return found
 
 
-def timed(run: Callable[[], Scores]) -> tuple[float, Scores]:
-    """(seconds, result)."""
-    began = time.perf_counter()
-    result = run()
-    return time.perf_counter() - began, result
-
-
 def main() -> None:
     """Measure, print, and print one JSON object."""
     parser = argparse.ArgumentParser(
@@ -76,20 +68,15 @@ def main() -> None:
             for size in BATCHES
         },
     }
-    sides["tries"]()
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    results: dict[str, Scores] = {}
-    for _ in range(REPEATS):
-        for name, run in sides.items():
-            seconds, results[name] = timed(run)
-            times[name].append(seconds)
-    middle = {name: statistics.median(found) for name, found in times.items()}
+    middle = medians(sides, REPEATS)
     for name, seconds in middle.items():
         print(f"{name:>24}: {seconds:.2f} s")
     best = min(seconds for name, seconds in middle.items() if name != "tries")
     difference = max(
         abs(a - b)
-        for row, other in zip(results["tries"], results[f"padded, {COUNT} at a time"], strict=True)
+        for row, other in zip(
+            sides["tries"](), padded(plain.model, prefix, ends, COUNT), strict=True
+        )
         for a, b in zip(row, other, strict=True)
     )
     print(json.dumps({"speedup": best / middle["tries"], "max_diff": difference}))
