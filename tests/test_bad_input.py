@@ -56,14 +56,14 @@ def test_a_tokenizer_without_a_chat_template(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_context_longer_than_the_models(cli: Cli) -> None:
-    assert "context" in refused(cli, "run", "optima/isft", "rollout.max_tokens=500")
+    assert "context" in refused(cli, "run", "optima/isft", "rollout.max_tokens=1000")
     assert "context" in refused(
         cli, "run", "optima/isft", "train.max_length=4096", "train.tokens_per_microbatch=8192"
     )
 
 
-def test_an_unknown_environment(cli: Cli) -> None:
-    assert "exchange" in refused(cli, "run", "optima/isft", "environment=exchanges")
+def test_an_unknown_data_set(cli: Cli) -> None:
+    assert "exchange" in refused(cli, "run", "optima/isft", "dataset=exchanges")
 
 
 def test_a_run_folder_of_another_recipe(cli: Cli, tmp_path: Path) -> None:

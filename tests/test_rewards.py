@@ -2,26 +2,72 @@
 
 import pytest
 
-from coterie.rewards.combined import RewardSettings, rewards
-from coterie.trajectories.tree import Outcome
+from coterie.rewards.combined import RewardSettings, Sampled, rewards
+from coterie.rewards.conduct import leaks, repeats
+from coterie.trajectories.tree import End, Outcome
+from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
 
 
-def outcome(sample: int, score: float) -> Outcome:
-    return Outcome(f"leaf-{sample}", sample, "agreed", "x", score)
+def sampled(
+    sample: int, score: float, tokens: int, loss: float, end: End = "agreed", **more: int
+) -> Sampled:
+    outcome = Outcome(f"leaf-{sample}", sample, end, "x", score)
+    return Sampled(outcome, tokens, loss, **more)
+
+
+def talk(*said: tuple[str, str]) -> list[Turn]:
+    return [make_turn("", Speaker("agent", name), [Part(text)]) for name, text in said]
 
 
 def test_reward_is_task_minus_tokens_plus_inverse_loss() -> None:
-    samples = [(outcome(0, 1.0), 80, 2.0), (outcome(1, 1.0), 160, 1.25), (outcome(2, 0.0), 50, 1.0)]
+    samples = [sampled(0, 1.0, 80, 2.0), sampled(1, 1.0, 160, 1.25), sampled(2, 0.0, 50, 1.0)]
     found = rewards(samples, RewardSettings(lambda_token=0.6, lambda_loss=1.0))
     assert [r.total for r in found] == pytest.approx([1.2, 1.2, 0.8125])
     assert [r.tokens for r in found] == pytest.approx([-0.3, -0.6, -0.1875])
 
 
 def test_a_weight_of_zero_removes_its_term() -> None:
-    found = rewards([(outcome(0, 1.0), 10, 0.5)], RewardSettings(lambda_token=0, lambda_loss=0))
+    found = rewards([sampled(0, 1.0, 10, 0.5)], RewardSettings(lambda_token=0, lambda_loss=0))
     assert found[0].total == 1.0
 
 
 def test_a_loss_of_zero_gives_a_finite_reward() -> None:
-    found = rewards([(outcome(0, 0.0), 10, 0.0)], RewardSettings())
+    found = rewards([sampled(0, 0.0, 10, 0.0)], RewardSettings())
     assert found[0].loss == pytest.approx(1e6)
+
+
+def test_a_runaway_has_a_token_term_of_minus_one_and_sets_no_scale() -> None:
+    found = rewards(
+        [sampled(0, 0.0, 900, 1.0, "runaway"), sampled(1, 1.0, 100, 1.0)], RewardSettings()
+    )
+    assert [r.tokens for r in found] == pytest.approx([-1.0, -0.6])
+
+
+def test_talk_that_is_too_short_counts_as_a_runaway_does() -> None:
+    samples = [sampled(0, 1.0, 40, 1.0), sampled(1, 1.0, 80, 1.0)]
+    found = rewards(samples, RewardSettings(short_tokens=40))
+    assert [r.tokens for r in found] == pytest.approx([-1.0, -0.6])
+
+
+def test_each_leak_costs_the_penalty() -> None:
+    found = rewards([sampled(0, 1.0, 10, 1.0, leaks=2)], RewardSettings())
+    assert found[0].leaks == -20.0
+    assert found[0].total == pytest.approx(1 - 0.6 + 1 - 20)
+
+
+def test_a_repeat_loses_the_loss_term_where_that_is_the_rule() -> None:
+    samples = [sampled(0, 1.0, 10, 2.0, repeats=1)]
+    assert rewards(samples, RewardSettings())[0].loss == 0.0
+    assert rewards(samples, RewardSettings(repeats_lose_loss=False))[0].loss == 0.5
+
+
+def test_a_leak_is_an_utterance_that_names_more_than_one_speaker() -> None:
+    agents = ("Alice", "Bob")
+    assert leaks(talk(("Alice", "Alice: hello"), ("Bob", "hello Alice")), agents) == 0
+    assert leaks(talk(("Alice", "I see. Bob: yes. Alice: good")), agents) == 1
+    assert leaks(talk(("Alice", "Bob: yes"), ("Bob", "Bob: a Bob: b")), agents) == 1
+
+
+def test_a_repeat_is_told_without_case_blanks_and_the_own_name() -> None:
+    assert repeats(talk(("Alice", "Alice: Oslo"), ("Bob", " oslo "), ("Alice", "Oslo!"))) == 1
+    assert repeats(talk(("Alice", "a"), ("Bob", "b"))) == 0

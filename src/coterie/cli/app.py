@@ -112,20 +112,29 @@ def report(folder: Folder) -> None:
 
 @app.command()
 def quickstart(
-    folder: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/quickstart"),
+    folder: Annotated[
+        Path | None, typer.Option(help="Run folder; default: runs/quickstart or -TASK.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Instead of tiny-exchange.")] = None,
+    task: Annotated[str, typer.Option(help="exchange, hotpot_qa or gsm8k.")] = "exchange",
     words: Words = None,
 ) -> None:
-    """Two tiny agents learn to talk shorter and better, in minutes; prints before and after.
+    """Two agents learn to talk shorter and better; prints before and after.
 
-    Starts afresh if the last quickstart is finished, resumes it if not.
+    In minutes with the tiny model and its micro-world; in half an hour with a real language model on
+    real questions. Starts afresh if the last quickstart is finished, resumes it if not.
 
-    Example:
+    Examples:
 
         coterie quickstart
+
+        coterie models get smollm2 && coterie quickstart --model smollm2 --task hotpot_qa
     """
     from coterie.cli.quickstart import quickstart as start
 
-    start(folder, words or [], console)
+    folder = folder or Path("runs/quickstart" + f"-{task}" * (task != "exchange"))
+    chosen = [f"model={model}"] if model else []
+    start(folder, [*chosen, *(words or [])], task, console)
 
 
 @app.command()

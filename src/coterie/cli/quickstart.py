@@ -15,14 +15,16 @@ from rich.console import Console
 from coterie.cli.running import run_all, summary
 from coterie.recipes.optima import NAME, OptimaISFT
 from coterie.recipes.optima_results import evaluation
-from coterie.recipes.registry import settings
+from coterie.recipes.registry import preset, settings, small
 from coterie.runs.folder import open_run, read_config
 
 
-def quickstart(folder: Path, words: Sequence[str], console: Console) -> None:
-    """Run the preset in ``folder``; a finished quickstart there is done again."""
+def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Console) -> None:
+    """Run the small preset of a data set in ``folder``; a finished quickstart there is done again."""
     began = time.monotonic()
-    recipe = OptimaISFT(settings(NAME, words))
+    preset(NAME, dataset)
+    words = [f"dataset={dataset}", *words]
+    recipe = OptimaISFT(settings(NAME, words, over=small(dataset)))
     recipe.check()
     _clear_if_finished(folder, recipe)
     with open_run(folder, NAME, recipe.settings) as run:
@@ -31,7 +33,7 @@ def quickstart(folder: Path, words: Sequence[str], console: Console) -> None:
         policies = {"before": 0, "after": recipe.settings.iterations}
         points = {when: evaluation(run, version) for when, version in policies.items()}
         result = {
-            "task": recipe.settings.environment,
+            "task": recipe.settings.dataset,
             "model": recipe.settings.model,
             **{
                 when: {

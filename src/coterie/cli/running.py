@@ -82,7 +82,7 @@ def write_report(folder: Path) -> Path:
 
 def summary(recipe: OptimaISFT, run: Run) -> Table:
     """Score and tokens by policy."""
-    table = Table(title=f"{recipe.name} on {recipe.settings.environment}", box=None)
+    table = Table(title=f"{recipe.name} on {recipe.settings.dataset}", box=None)
     for title in ("policy", "score", "95% interval", "tokens", "n"):
         table.add_column(title, justify="right")
     for point in run_report(recipe, run).iterations:

@@ -4,9 +4,10 @@ Used by ``rollout.episodes``. A world of this kind says who speaks next, what th
 and when the talk ends. States are frozen, so a branch of a tree is a copy of nothing.
 """
 
-import re
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import End
@@ -14,8 +15,10 @@ from coterie.trajectories.turn import Message, Part, Turn
 
 FORMAT_SOURCE = "format"
 """Source of the prompt part that asks for a format; ``drop_format`` removes exactly these parts."""
+GRADER = "grader"
+"""The only role that may read a gold answer."""
 Split = Literal["train", "heldout"]
-_ANSWER = re.compile(r"<A>(.*?)</A", re.DOTALL)
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +41,26 @@ class DialogueEnvironment(Protocol):
     name: str
     agents: tuple[str, ...]
     max_turns: int
+    metric: str
+    """What :meth:`score` gives, in the words of a report: ``F1``, ``exact match``."""
     formats: tuple[str, ...]
     """The pool of format prompts for the first iteration; may be empty."""
+    format_agents: tuple[str, ...]
+    """The agents that a format prompt is shown to."""
 
-    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
-        """``count`` tasks of ``train`` or ``heldout``; the splits share no task."""
+    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+        """``count`` tasks of ``train`` or ``heldout``; the splits share no task.
+
+        Each iteration gets the next training tasks. A data set that has fewer gives what it has.
+        """
         ...
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """What an agent is told at the beginning, without a format prompt."""
+        ...
+
+    def answer(self, text: str) -> str | None:
+        """The answer that an utterance gives, in one spelling; ``None`` if it gives none."""
         ...
 
     def score(self, task: Task, answer: str | None) -> float:
@@ -64,7 +78,7 @@ def messages(
 ) -> tuple[Message, ...]:
     """What ``agent`` is shown now: its system prompt, then every turn (own ones as assistant)."""
     parts = environment.system_parts(state.task, agent)
-    if state.format is not None:
+    if state.format is not None and agent in environment.format_agents:
         parts += (Part(f"\nFormat: {state.format}", source=FORMAT_SOURCE),)
     return (
         Message("system", parts),
@@ -82,15 +96,17 @@ def drop_format(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     )
 
 
-async def step(environment: DialogueEnvironment, state: DialogueState, turn: Turn) -> DialogueState:
-    """The state after ``turn``.
+async def step(
+    environment: DialogueEnvironment, state: DialogueState, turn: Turn, *, cut: bool
+) -> DialogueState:
+    """The state after ``turn``; ``cut`` says that it ran to the limit of tokens.
 
-    Ends when a newly marked answer equals the one before it (Optima, section 3: both agents mark
-    the same answer), when a turn runs to the limit of tokens, or when no turns are left.
+    Ends when a newly given answer equals the one before it (Optima, section 3: both agents mark
+    the same answer), when a turn was cut, or when no turns are left.
     """
-    answer = marked_answer(turn.text)
+    answer = environment.answer(turn.text)
     end: End | None = None
-    if turn.sample is not None and turn.sample.finish == "length":
+    if cut:
         end = "runaway"
     elif answer is not None and answer == state.answer:
         end = "agreed"
@@ -99,7 +115,21 @@ async def step(environment: DialogueEnvironment, state: DialogueState, turn: Tur
     return replace(state, turns=(*state.turns, turn), answer=answer or state.answer, end=end)
 
 
-def marked_answer(text: str) -> str | None:
-    """The last ``<A>answer</A>`` of an utterance, stripped; ``None`` if there is none or it is empty."""
-    found = _ANSWER.findall(text)
-    return (found[-1].strip() or None) if found else None
+def gold_answer(task: Task) -> str:
+    """The right answer of a task, for graders and reports."""
+    return task.secrets["answer"].reveal(GRADER)
+
+
+def window(rows: Sequence[Row], split: Split, count: int, seed: int, iteration: int) -> list[Row]:
+    """The rows of one iteration: held-out rows from the first on; training rows in an order drawn
+    by ``seed``, going on where the iteration before ended and beginning again after the last.
+
+    No row comes twice in an iteration, so there are at most ``len(rows)``.
+    """
+    if split == "heldout":
+        return list(rows[:count])
+    order = list(rows)
+    random.Random(f"order/{seed}").shuffle(order)
+    count = min(count, len(order))
+    start = iteration * count % len(order)
+    return (order[start:] + order[:start])[:count]

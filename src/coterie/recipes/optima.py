@@ -21,24 +21,26 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.protocol import EngineError, Sampling
+from coterie.engines.protocol import Sampling
 from coterie.environments.dialogue import drop_format
 from coterie.environments.registry import environment
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel, load, reload
+from coterie.recipes.optima_reward import COUNTS, PARTS, Scored, reward_of, score
 from coterie.recipes.optima_settings import OptimaSettings
 from coterie.recipes.plan import plan
-from coterie.rewards.combined import Reward, largest_loss, rewards
-from coterie.rewards.likelihood import turn_losses
-from coterie.rollout.episodes import Episode, Finished, Player, dialogue_tokens
+from coterie.rewards.combined import Reward
+from coterie.rollout.episodes import Episode, Player
 from coterie.rollout.flight import in_flight
+from coterie.rollout.voices import TokenVoice
 from coterie.runs.folder import Run, Step
+from coterie.runs.play import play, summary
 from coterie.selection.demonstrations import best_demonstrations, random_demonstrations
 from coterie.training.checkpoint import weight_hash
 from coterie.training.loop import train
 from coterie.training.progress import Progress
 from coterie.trajectories.row import Row, rows
-from coterie.trajectories.store import Credit, ItemKey, Metrics, Selection
+from coterie.trajectories.store import ItemKey, Metrics, Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import digest
@@ -47,7 +49,6 @@ from coterie.trajectories.view import View, recontext, view
 NAME = "optima/isft"
 STAGES = ("evaluate", "rollout", "reward", "select", "train")
 DROP_FORMAT = "drop_format"
-REWARD_PARTS = ("task", "tokens", "loss")
 TREES_IN_FLIGHT = 64
 
 
@@ -58,7 +59,7 @@ class OptimaISFT:
 
     def __init__(self, settings: OptimaSettings) -> None:
         self.settings = settings
-        self.environment = environment(settings.environment)
+        self.environment = environment(settings.dataset, settings.data)
 
     # -- what the loop asks -------------------------------------------------------------------
 
@@ -77,7 +78,7 @@ class OptimaISFT:
     def fingerprint(self, step: Step) -> str:
         """Hash of the settings that the step's own results depend on."""
         s = self.settings
-        common = (s.model, s.environment, s.seed)
+        common = (s.model, s.dataset, s.data.fingerprint(), s.seed)
         own: dict[str, tuple[object, ...]] = {
             "evaluate": (s.evaluate.fingerprint(), s.rollout.max_tokens),
             "rollout": (s.rollout.fingerprint(),),
@@ -131,16 +132,17 @@ class OptimaISFT:
             if (tree.task, "") not in finished
         ]
         progress.start(len(trees), f"reward {iteration}")
-        count = failed = 0
         async with self._engine(run, 0) as (engine, base):
             scoring = (self._score(engine, base, tree) for tree in trees)
-            async for tree, found, credit, failure in in_flight(scoring, TREES_IN_FLIGHT):
-                key = ItemKey(iteration, "reward", tree.task)
-                run.store.finish(key, credit=credit, failure=failure)
-                count, failed = count + len(found), failed + bool(failure)
-                progress.advance(1, failed=failed)
+            async for scored in in_flight(scoring, TREES_IN_FLIGHT):
+                key = ItemKey(iteration, "reward", scored.task)
+                run.store.finish(
+                    key, credit=scored.credit, metrics=scored.counts, failure=scored.failure
+                )
+                progress.advance(1)
         progress.close()
-        return {"trajectories": count, "failed": failed}
+        items = [m for key, m in run.store.metrics(iteration, "reward").items() if key.task]
+        return {name: sum(int(metrics[name]) for metrics in items) for name in COUNTS}
 
     def select(self, run: Run, iteration: int) -> Metrics:
         """Each task's best dialogue above the threshold, the top share of them, both views."""
@@ -183,8 +185,8 @@ class OptimaISFT:
 
     def train_tasks(self, iteration: int) -> list[Task]:
         """New training tasks for every iteration."""
-        seed = self.settings.seed * 1000 + iteration
-        return self.environment.tasks("train", self.settings.rollout.tasks, seed)
+        count, seed = self.settings.rollout.tasks, self.settings.seed
+        return self.environment.tasks("train", count, seed, iteration)
 
     def heldout_tasks(self) -> list[Task]:
         """The same held-out tasks for every iteration."""
@@ -194,12 +196,11 @@ class OptimaISFT:
         """Rewards by task, as computed under the current settings; failed tasks are left out."""
         settings = self.fingerprint(Step(iteration, "reward"))
         parts = [
-            run.store.credit(settings, name, iteration=iteration, stage="rollout")
-            for name in REWARD_PARTS
+            run.store.credit(settings, name, iteration=iteration, stage="rollout") for name in PARTS
         ]
         return {
             tree.task: [
-                Reward(outcome.leaf, outcome.sample, *(part[outcome.leaf] for part in parts))
+                reward_of(outcome.leaf, outcome.sample, parts)
                 for outcome, _ in tree.trajectories()
                 if outcome.leaf in parts[0]
             ]
@@ -241,95 +242,24 @@ class OptimaISFT:
         progress: Progress,
     ) -> Metrics:
         iteration, stage = episodes[0].iteration, episodes[0].stage
-        finished = run.store.finished_keys(iteration, stage)
-        run.store.put_tasks({e.task.id: e.task for e in episodes}.values())
-        left = [e for e in episodes if (e.task.id, _sample_key(e)) not in finished]
-        progress.start(len(left), f"{stage} {iteration}")
-        sampling = Sampling(
-            temperature, top_p, self.settings.rollout.max_tokens, (), self.settings.engine.timeout
-        )
+        most, timeout = self.settings.rollout.max_tokens, self.settings.engine.timeout
+        sampling = Sampling(temperature, top_p, most, (), timeout)
         async with self._engine(run, iteration) as (engine, policy):
-            player = Player(
-                self.environment, engine, policy.renderer.render, sampling, self.settings.seed
-            )
-            await self._record(run, player.play_all(left), engine, progress)
-        progress.close()
-        return self._summary(run, iteration, stage)
+            voice = TokenVoice(engine, policy.renderer.render, sampling, policy.context_length)
+            player = Player(self.environment, voice, self.settings.seed)
+            await play(run.store, player, episodes, progress, lambda: engine.stats.sampled_tokens)
+        return summary(run.store, iteration, stage)
 
-    async def _record(
-        self,
-        run: Run,
-        finished: AsyncIterator[Finished],
-        engine: InProcessEngine,
-        progress: Progress,
-    ) -> None:
-        """Write each episode as it finishes.
-
-        Failures are withheld until one episode succeeds: if all fail, that is no property of the
-        episodes, nothing is written, and :class:`UserError` says why.
-        """
-        withheld: list[Finished] = []
-        succeeded = False
-        async for done in finished:
-            progress.advance(1, sampled_tokens=engine.stats.sampled_tokens)
-            withheld.append(done)
-            succeeded = succeeded or done.tree is not None
-            if not succeeded:
-                continue
-            for one in withheld:
-                episode = one.episode
-                key = ItemKey(
-                    episode.iteration, episode.stage, episode.task.id, _sample_key(episode)
-                )
-                run.store.finish(key, tree=one.tree, failure=one.failure)
-            withheld.clear()
-        if withheld:
-            raise UserError(
-                f"all {len(withheld)} dialogues failed; the first because: {withheld[0].failure}",
-                "mend the cause and run again; nothing was recorded of them",
-            )
-
-    def _summary(self, run: Run, iteration: int, stage: str) -> Metrics:
-        scores, tokens = [], []
-        for tree in run.store.trees(iteration, stage):
-            for outcome, path in tree.trajectories():
-                scores.append(outcome.score)
-                tokens.append(dialogue_tokens(path))
-        failed = sum(key.stage == stage for key, _ in run.store.failures(iteration))
-        n = len(scores)
-        return {
-            "n": n,
-            "failed": failed,
-            "score": sum(scores) / n if n else 0.0,
-            "tokens": sum(tokens) / n if n else 0.0,
-        }
-
-    async def _score(
-        self, engine: InProcessEngine, base: LoadedModel, tree: Tree
-    ) -> tuple[Tree, list[Reward], list[Credit], str | None]:
-        """Rewards and credit of one task's dialogues, or why there are none."""
+    async def _score(self, engine: InProcessEngine, base: LoadedModel, tree: Tree) -> Scored:
         settings = self.fingerprint(Step(tree.iteration, "reward"))
         context = DROP_FORMAT if self._has_formats(tree.iteration) else None
-        samples, credit = [], []
-        try:
-            views = [
-                self._view(tree, Selection(outcome.leaf, agent, context), base)
-                for outcome, path in tree.trajectories()
-                for agent in {turn.speaker.name: None for turn in path}
-            ]
-            losses = await turn_losses(engine, views)
-            credit = [Credit(turn, "nll", loss, settings) for turn, loss in losses.items()]
-            for outcome, path in tree.trajectories():
-                worst = largest_loss(losses, [turn.id for turn in path])
-                samples.append((outcome, dialogue_tokens(path), worst))
-        except EngineError as error:
-            return tree, [], [], str(error)
-        found = rewards(samples, self.settings.reward)
-        for reward in found:
-            parts = (reward.task, reward.tokens, reward.loss)
-            named = zip(REWARD_PARTS, parts, strict=True)
-            credit += [Credit(reward.leaf, name, value, settings) for name, value in named]
-        return tree, found, credit, None
+
+        def show(leaf: str, agent: str) -> View:
+            return self._view(tree, Selection(leaf, agent, context), base)
+
+        return await score(
+            engine, tree, show, self.settings.reward, settings, self.environment.agents
+        )
 
     def _view(self, tree: Tree, selection: Selection, model: LoadedModel) -> View:
         if selection.context is None:
@@ -366,7 +296,3 @@ class OptimaISFT:
             timeout=self.settings.engine.timeout,
         )
         yield engine, loaded
-
-
-def _sample_key(episode: Episode) -> str:
-    return f"{episode.sample:04d}"

@@ -6,6 +6,7 @@ import torch
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
+from coterie.environments.registry import DataSettings
 from coterie.rewards.combined import RewardSettings
 from coterie.selection.demonstrations import SelectSettings
 from coterie.training.settings import TrainingSettings
@@ -67,7 +68,8 @@ class OptimaSettings(Settings):
     """Settings of ``optima/isft``."""
 
     model: str = key("tiny-exchange", "Packaged checkpoint, local folder or Hugging Face name.")
-    environment: str = key("exchange", "The world that the two agents act in.")
+    dataset: str = key("exchange", "The tasks: the micro-world `exchange`, `hotpot_qa`, `gsm8k`.")
+    data: DataSettings = DataSettings()
     iterations: int = key(3, "Rounds of rollout, reward, select, train.", source="Optima: 6", ge=1)
     seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0)
     from_initial: bool = key(

@@ -12,6 +12,8 @@ from coterie.recipes.optima_settings import OptimaSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 
+RENDERED = 64
+"""So many of the wordiest tasks are rendered to find the longest prompt."""
 BYTES_PER_WEIGHT = 4 * (1 + 1 + 2) + 4
 """Float32 weights, gradients, AdamW's two moments while training, and the frozen base."""
 
@@ -21,6 +23,12 @@ class Plan:
     """The size of a run. Token counts are upper bounds: every turn at its limit."""
 
     iterations: int
+    tasks: str
+    """How many training tasks there are, and were asked for."""
+    heldout: str
+    """The same of held-out tasks."""
+    may_outgrow: bool
+    """Whether a dialogue of long turns can outgrow the context; its last turn is then cut."""
     weights: int
     memory: int
     """Bytes for weights, gradients and moments, activations and caches not counted."""
@@ -37,9 +45,15 @@ class Plan:
         """(what, how much) for a table."""
         return [
             ("iterations", f"{self.iterations}"),
+            ("training tasks", self.tasks),
+            ("held-out tasks", self.heldout),
             ("model", f"{self.weights:,} weights"),
             ("memory for weights and optimiser", f"{self.memory / 2**20:,.0f} MiB"),
-            ("longest first prompt", f"{self.longest_prompt} tokens"),
+            (
+                "longest first prompt",
+                f"{self.longest_prompt} tokens"
+                + " (long dialogues outgrow the context and are cut)" * self.may_outgrow,
+            ),
             ("training dialogues", f"{self.dialogues:,}"),
             ("held-out dialogues", f"{self.evaluations:,}"),
             ("sampled tokens", f"at most {self.most_sampled_tokens:,}"),
@@ -51,16 +65,16 @@ class Plan:
 def plan(settings: OptimaSettings) -> Plan:
     """Check the settings against world, model and machine, and say what the run costs.
 
-    Raises :class:`UserError` for what can't work: no such world or model, a dialogue that can
-    outgrow the model's context, more memory than there is, tasks in both splits.
+    Raises :class:`UserError` for what can't work: no such world or model, a first turn that the
+    model's context has no room for, more memory than there is, tasks in both splits.
     """
-    world = environment(settings.environment)
-    train = world.tasks("train", settings.rollout.tasks, settings.seed * 1000)
+    world = environment(settings.dataset, settings.data)
+    train = world.tasks("train", settings.rollout.tasks, settings.seed)
     heldout = world.tasks("heldout", settings.evaluate.tasks, settings.seed)
     check_disjoint(train, heldout)
     base = load(settings.model)
     longest = _longest_prompt(world, base, train + heldout)
-    base.check_context(longest + world.max_turns * (settings.rollout.max_tokens + 8))
+    base.check_context(longest + settings.rollout.max_tokens)
     if settings.train.max_length > base.context_length:
         raise UserError(
             f"train.max_length={settings.train.max_length} is more than the model's context of "
@@ -70,14 +84,18 @@ def plan(settings: OptimaSettings) -> Plan:
     weights = sum(parameter.numel() for parameter in base.model.parameters())
     memory = weights * BYTES_PER_WEIGHT
     _check_memory(memory, settings)
-    dialogues = settings.iterations * settings.rollout.tasks * settings.rollout.samples
-    evaluations = (settings.iterations + 1) * settings.evaluate.tasks
-    rows = round(settings.rollout.tasks * settings.select.top_share) * len(world.agents)
+    dialogues = settings.iterations * len(train) * settings.rollout.samples
+    evaluations = (settings.iterations + 1) * len(heldout)
+    rows = round(len(train) * settings.select.top_share) * len(world.agents)
     updates = -(-rows // settings.train.batch_rows) * settings.train.epochs
     if settings.train.max_steps:
         updates = min(updates, settings.train.max_steps)
+    room = longest + world.max_turns * (settings.rollout.max_tokens + 8)
     return Plan(
         settings.iterations,
+        f"{len(train):,} a round of {settings.rollout.tasks:,} asked for",
+        f"{len(heldout):,} of {settings.evaluate.tasks:,} asked for",
+        room > base.context_length,
         weights,
         memory,
         longest,
@@ -104,7 +122,8 @@ def check_disjoint(train: list[Task], heldout: list[Task]) -> None:
 def _longest_prompt(world: DialogueEnvironment, model: LoadedModel, tasks: list[Task]) -> int:
     hint = max(world.formats, key=len, default=None)
     lengths = []
-    for task in tasks:
+    wordiest = sorted(tasks, key=lambda task: len(str(task.public)), reverse=True)
+    for task in wordiest[:RENDERED]:
         for agent in world.agents:
             shown = messages(world, DialogueState(task, hint), agent)
             tree = Tree(task.id, "plan", 0)

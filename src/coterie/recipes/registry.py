@@ -1,7 +1,7 @@
-"""Recipes by name: their settings, presets and reports."""
+"""Recipes by name: their settings and presets."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -12,6 +12,8 @@ from coterie.errors import UserError
 from coterie.recipes.optima_settings import OptimaSettings
 
 NAMES = ("optima/isft",)
+FIRST = "exchange"
+"""The data set of a recipe for which none is given."""
 
 
 def settings_type(name: str) -> type[OptimaSettings]:
@@ -23,16 +25,50 @@ def settings_type(name: str) -> type[OptimaSettings]:
     return OptimaSettings
 
 
-def preset(name: str) -> dict[str, Any]:
-    """The packaged values of a recipe."""
+def datasets(name: str) -> list[str]:
+    """The data sets for which a recipe has a preset; the micro-world first."""
     settings_type(name)
-    text = (resources.files("coterie.recipes") / "presets" / f"{name}.yaml").read_text()
-    values: dict[str, Any] = yaml.safe_load(text)
-    return values
+    folder = resources.files("coterie.recipes") / "presets" / name
+    names = (entry.name.removesuffix(".yaml") for entry in folder.iterdir())
+    return sorted(names, key=lambda one: (one != FIRST, one))
+
+
+def preset(name: str, dataset: str) -> dict[str, Any]:
+    """The packaged values of a recipe for a data set."""
+    known = datasets(name)
+    if dataset not in known:
+        raise UserError(
+            f"dataset={dataset!r} is not known to {name}", f"use one of: {', '.join(known)}"
+        )
+    return _packaged(f"{name}/{dataset}")
+
+
+def small(dataset: str) -> dict[str, Any]:
+    """The sizes of a quickstart on a data set, to be laid over its preset; empty for `exchange`."""
+    return {} if dataset == FIRST else _packaged(f"quickstart/{dataset}")
 
 
 def settings(
-    name: str, words: Iterable[str] = (), stored: Mapping[str, Any] | None = None
+    name: str,
+    words: Sequence[str] = (),
+    stored: Mapping[str, Any] | None = None,
+    *,
+    over: Mapping[str, Any] | None = None,
 ) -> OptimaSettings:
-    """A recipe's preset, overlaid by a run folder's stored values and by ``key=value`` words."""
-    return resolve(settings_type(name), [preset(name), stored or {}], words)
+    """A recipe's preset for the data set that is asked for, overlaid by ``over``, by a run folder's
+    stored values and by ``key=value`` words.
+    """
+    stored = stored or {}
+    dataset = _asked(words) or stored.get("dataset") or FIRST
+    return resolve(settings_type(name), [preset(name, dataset), over or {}, stored], words)
+
+
+def _asked(words: Iterable[str]) -> str | None:
+    found = [word.partition("=")[2] for word in words if word.startswith("dataset=")]
+    return found[-1] if found else None
+
+
+def _packaged(name: str) -> dict[str, Any]:
+    text = (resources.files("coterie.recipes") / "presets" / f"{name}.yaml").read_text()
+    values: dict[str, Any] = yaml.safe_load(text)
+    return values

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from coterie.config.resolve import flatten
-from coterie.environments.exchange.environment import GRADER
+from coterie.environments.dialogue import gold_answer
 from coterie.models.loading import LoadedModel
-from coterie.recipes.optima import REWARD_PARTS, OptimaISFT
+from coterie.recipes.optima import OptimaISFT
 from coterie.recipes.optima_results import evaluation
+from coterie.recipes.optima_reward import PARTS
 from coterie.reports.data import (
     AgentFacts,
     Counts,
@@ -39,11 +40,11 @@ def run_report(recipe: OptimaISFT, run: Run) -> RunReport:
     means, samples = _rewards(recipe, run, done)
     settings = flatten(recipe.settings.model_dump(mode="json"))
     return RunReport(
-        title=f"{recipe.name} on {recipe.settings.environment}",
+        title=f"{recipe.name} on {recipe.settings.dataset}",
         command=f"coterie run {recipe.name} --folder {run.folder.name}",
         model=recipe.settings.model,
         seed=recipe.settings.seed,
-        metric="exact match",
+        metric=recipe.environment.metric,
         planned=recipe.settings.iterations,
         counts=Counts(
             tasks=recipe.settings.rollout.tasks * sum(s.stage == "rollout" for s in done),
@@ -85,7 +86,7 @@ def _rewards(
             if some:
                 parts = [
                     RewardPart(name, sum(getattr(r, name) for r in some) / len(some))
-                    for name in REWARD_PARTS
+                    for name in PARTS
                 ]
                 total = sum(part.mean for part in parts)
                 means.append(RewardMeans(i, over, tuple(parts), total))
@@ -173,5 +174,5 @@ def _example(
         )
         for agent in recipe.environment.agents
     )
-    gold = (task.secrets["answer"].reveal(GRADER),)
+    gold = (gold_answer(task),)
     return Example(task.id, str(task.public["question"]), gold, facts, before, after)

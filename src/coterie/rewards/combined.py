@@ -1,7 +1,8 @@
-"""Optima's reward of a trajectory: task score, minus tokens, plus likelihood.
+"""Optima's reward of a trajectory: task score, minus tokens, plus likelihood, minus penalties.
 
 R = R_task - lambda_token * tokens / max tokens + lambda_loss * 1 / R_loss
-(arXiv 2410.08115, equation 1); the maximum is over the samples of the same task.
+(arXiv 2410.08115, equation 1); the maximum is over the samples of the same task. The penalties are
+those of the released code: see :class:`RewardSettings` and ``rewards.conduct``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,43 @@ class RewardSettings(Settings):
         source="Optima table 8 (information exchange: 1.0)",
         ge=0,
     )
+    leak_penalty: float = key(
+        10.0,
+        "Taken off for each utterance that speaks for another agent (`Bob: ...` in Alice's turn).",
+        source="Optima's code",
+        ge=0,
+    )
+    repeats_lose_loss: bool = key(
+        True,
+        "A dialogue in which an utterance repeats an earlier one has a loss term of 0.",
+        source="Optima's code",
+    )
+    short_tokens: int = key(
+        0,
+        "Dialogues of at most so many tokens have a token term of -1, as runaways have.",
+        source="Optima's code: 40 (trained models average 32 to 40 on some sets)",
+        ge=0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the reward of one trajectory is computed from."""
+
+    outcome: Outcome
+    tokens: int
+    """Sampled tokens of the dialogue."""
+    loss: float
+    """The largest mean loss of its turns, in nats a token."""
+    leaks: int = 0
+    """Utterances that speak for another agent."""
+    repeats: int = 0
+    """Utterances that repeat an earlier one."""
+
+    @property
+    def runaway(self) -> bool:
+        """Whether a turn ran to the limit of tokens."""
+        return self.outcome.end == "runaway"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +77,49 @@ class Reward:
     sample: int
     task: float
     tokens: float
-    """-lambda_token * tokens / max tokens, at most 0."""
+    """-lambda_token * tokens / max tokens, or -1 of a runaway; at most 0."""
     loss: float
     """lambda_loss / loss, at least 0."""
+    leaks: float = 0.0
+    """-leak_penalty for each leak, at most 0."""
 
     @property
     def total(self) -> float:
         """R."""
-        return self.task + self.tokens + self.loss
+        return self.task + self.tokens + self.loss + self.leaks
 
 
-def rewards(
-    samples: Sequence[tuple[Outcome, int, float]], settings: RewardSettings
-) -> list[Reward]:
-    """Rewards of all samples of one task, each given as (outcome, tokens, largest loss)."""
-    most = max((tokens for _, tokens, _ in samples), default=1)
+def rewards(samples: Sequence[Sampled], settings: RewardSettings) -> list[Reward]:
+    """Rewards of all samples of one task; runaways do not count for the most tokens."""
+    counts = [s.tokens for s in samples if not s.runaway] or [s.tokens for s in samples]
+    most = max(counts, default=1)
     return [
         Reward(
-            outcome.leaf,
-            outcome.sample,
-            outcome.score,
-            -settings.lambda_token * tokens / max(most, 1),
-            settings.lambda_loss / max(loss, SMALLEST_LOSS) if settings.lambda_loss else 0.0,
+            sample.outcome.leaf,
+            sample.outcome.sample,
+            sample.outcome.score,
+            _token_term(sample, most, settings),
+            _loss_term(sample, settings),
+            -settings.leak_penalty * sample.leaks,
         )
-        for outcome, tokens, loss in samples
+        for sample in samples
     ]
 
 
 def largest_loss(losses: Mapping[str, float], path: Sequence[str]) -> float:
     """R_loss: the largest loss of the turns of a path."""
     return max(losses[turn] for turn in path)
+
+
+def _token_term(sample: Sampled, most: int, settings: RewardSettings) -> float:
+    if not settings.lambda_token:
+        return 0.0
+    if sample.runaway or sample.tokens <= settings.short_tokens:
+        return -1.0
+    return -settings.lambda_token * sample.tokens / max(most, 1)
+
+
+def _loss_term(sample: Sampled, settings: RewardSettings) -> float:
+    if not settings.lambda_loss or (sample.repeats and settings.repeats_lose_loss):
+        return 0.0
+    return settings.lambda_loss / max(sample.loss, SMALLEST_LOSS)

@@ -8,7 +8,7 @@ episode alone and is reported with its reason.
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
+from coterie.engines.protocol import EngineError
 from coterie.environments.dialogue import (
     DialogueEnvironment,
     DialogueState,
@@ -17,19 +17,11 @@ from coterie.environments.dialogue import (
     step,
 )
 from coterie.rollout.flight import in_flight
+from coterie.rollout.voices import Ask, Memory, Voice
+from coterie.trajectories.item import ItemKey
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import (
-    Message,
-    Part,
-    Request,
-    Sample,
-    Speaker,
-    Turn,
-    digest,
-    make_turn,
-)
-from coterie.trajectories.view import Render
+from coterie.trajectories.turn import Turn, digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +35,11 @@ class Episode:
     format: str | None = None
     """The format prompt of this episode, if any."""
 
+    @property
+    def key(self) -> ItemKey:
+        """Under which the store has it."""
+        return ItemKey(self.iteration, self.stage, self.task.id, f"{self.sample:04d}")
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -54,20 +51,11 @@ class Finished:
 
 
 class Player:
-    """Plays episodes of one environment with one engine."""
+    """Plays episodes of one environment with one voice for all agents."""
 
-    def __init__(
-        self,
-        environment: DialogueEnvironment,
-        engine: Engine,
-        render: Render,
-        sampling: Sampling,
-        seed: int,
-    ) -> None:
+    def __init__(self, environment: DialogueEnvironment, voice: Voice, seed: int) -> None:
         self.environment = environment
-        self.engine = engine
-        self.render = render
-        self.sampling = sampling
+        self.voice = voice
         self.seed = seed
 
     async def play_all(self, episodes: Sequence[Episode]) -> AsyncIterator[Finished]:
@@ -86,13 +74,13 @@ class Player:
         """Play one episode to its end. Raises :class:`EngineError` if the engine gives up on it."""
         tree = Tree(episode.task.id, episode.stage, episode.iteration)
         state = DialogueState(episode.task, episode.format)
-        memory: dict[str, _Memory] = {}
+        memory = {agent: Memory() for agent in self.environment.agents}
         while state.end is None:
             agent = next_agent(self.environment, state)
-            turn = await self._speak(
-                tree, state, agent, memory.setdefault(agent, _Memory()), episode
-            )
-            state = await step(self.environment, state, turn)
+            ask = self._ask(tree, state, agent, episode)
+            said = await self.voice.speak(ask, memory[agent])
+            tree.add(said.turn, said.request)
+            state = await step(self.environment, state, said.turn, cut=said.cut)
         score = (
             self.environment.score(episode.task, state.answer) if state.end != "runaway" else 0.0
         )
@@ -100,55 +88,15 @@ class Player:
         tree.end(Outcome(leaf, episode.sample, state.end, state.answer, score))
         return tree
 
-    async def _speak(
-        self, tree: Tree, state: DialogueState, agent: str, memory: "_Memory", episode: Episode
-    ) -> Turn:
+    def _ask(self, tree: Tree, state: DialogueState, agent: str, episode: Episode) -> Ask:
         parent = state.turns[-1].id if state.turns else tree.root
         shown = messages(self.environment, state, agent)
-        prompt = self.render(shown, tree, agent)
-        request = Request.make(
-            agent, parent, memory.turn, prompt, shown, memory.ids, memory.messages
-        )
         seed = self._seed(episode, len(state.turns))
-        (completion,) = await self.engine.sample(prompt, [seed], self.sampling)
-        turn = make_turn(
-            parent,
-            Speaker("agent", agent),
-            [Part(completion.text, source="sampled")],
-            sample=self._sample(request.id, completion),
-            draw=episode.sample,
-        )
-        tree.add(turn, request)
-        memory.turn = turn.id
-        memory.ids = prompt + completion.ids
-        memory.messages = (*shown, Message("assistant", turn=turn.id))
-        return turn
-
-    def _sample(self, request: str, completion: Completion) -> Sample:
-        return Sample(
-            request,
-            completion.ids,
-            completion.logprobs,
-            completion.finish,
-            self.engine.policy,
-            self.engine.version,
-            completion.seed,
-            self.sampling.temperature,
-            self.sampling.top_p,
-        )
+        return Ask(tree, parent, agent, shown, seed, episode.sample)
 
     def _seed(self, episode: Episode, turn: int) -> int:
         key = (self.seed, episode.iteration, episode.stage, episode.task.id, episode.sample, turn)
         return int(digest("seed", *key)[:15], 16)
-
-
-@dataclass(slots=True)
-class _Memory:
-    """What an agent has seen and said so far, for storing its next request as a delta."""
-
-    turn: str | None = None
-    ids: tuple[int, ...] = ()
-    messages: tuple[Message, ...] = ()
 
 
 def dialogue_tokens(path: Sequence[Turn]) -> int:

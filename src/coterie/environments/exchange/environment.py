@@ -4,7 +4,7 @@ The recipe ``optima`` runs on it; `world` makes the tasks and `prompts` the word
 """
 
 from coterie.environments.answers import exact_match
-from coterie.environments.dialogue import Split
+from coterie.environments.dialogue import GRADER, Split, gold_answer
 from coterie.environments.exchange.prompts import FORMAT_POOL, system_prompt
 from coterie.environments.exchange.world import (
     AGENTS,
@@ -13,13 +13,12 @@ from coterie.environments.exchange.world import (
     Fact,
     generate_tasks,
 )
+from coterie.environments.extraction import marked_answer
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part
 
 LEVELS = (1, 2, 2, 2)
 """How many facts the answers need, in turn: one question in four needs one, the others one of each."""
-GRADER = "grader"
-"""The only role that may read the gold answer."""
 
 
 class Exchange:
@@ -28,14 +27,17 @@ class Exchange:
     name = "exchange"
     agents: tuple[str, ...] = AGENTS
     max_turns = MAX_TURNS
+    metric = "exact match"
     formats: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
+    format_agents = agents
 
     def __init__(self, levels: tuple[int, ...] = LEVELS) -> None:
         self.levels = levels
 
-    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
         """Tasks of one split; train and held-out are disjoint by construction (see ``world``)."""
-        return [as_task(t) for t in generate_tasks(split, count, seed, levels=self.levels)]
+        draw = seed * 1000 + iteration if split == "train" else seed
+        return [as_task(t) for t in generate_tasks(split, count, draw, levels=self.levels)]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """The agent's instructions, its own facts (which its partner may not see), the question."""
@@ -46,9 +48,13 @@ class Exchange:
         )
         return tuple(Part(text, audience=audience, source="task") for text, audience in pieces)
 
+    def answer(self, text: str) -> str | None:
+        """What stands in the last ``<A>...</A>``."""
+        return marked_answer(text)
+
     def score(self, task: Task, answer: str | None) -> float:
         """Exact match with the gold answer, 0 or 1."""
-        return exact_match(answer, [task.secrets["answer"].reveal(GRADER)])
+        return exact_match(answer, [gold_answer(task)])
 
 
 def as_task(task: ExchangeTask) -> Task:

@@ -1,0 +1,84 @@
+"""The reward stage of ``optima`` for one task: losses under the frozen base, rewards, credit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coterie.engines.protocol import Engine, EngineError
+from coterie.rewards.combined import Reward, RewardSettings, Sampled, largest_loss, rewards
+from coterie.rewards.conduct import leaks, repeats
+from coterie.rewards.likelihood import turn_losses
+from coterie.rollout.episodes import dialogue_tokens
+from coterie.trajectories.store import Credit, Metrics
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.view import View
+
+PARTS = ("task", "tokens", "loss", "leaks")
+"""The names of the parts of a reward, as credit."""
+COUNTS = ("trajectories", "failed", "runaways", "leaks", "repeats")
+"""What is counted of every task's dialogues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What the reward stage found out about the dialogues of one task."""
+
+    task: str
+    credit: list[Credit]
+    counts: Metrics
+    """By :data:`COUNTS`."""
+    failure: str | None = None
+    """Why there is no credit."""
+
+
+async def score(
+    engine: Engine,
+    tree: Tree,
+    show: Callable[[str, str], View],
+    rule: RewardSettings,
+    settings: str,
+    agents: tuple[str, ...],
+) -> Scored:
+    """Rewards of all dialogues of a tree, each part as credit of its leaf.
+
+    ``show(leaf, agent)`` is what an agent saw of a dialogue, without a format prompt; the engine is
+    the frozen base; ``settings`` keys the credit.
+    """
+    views = [
+        show(outcome.leaf, agent)
+        for outcome, path in tree.trajectories()
+        for agent in {turn.speaker.name: None for turn in path}
+    ]
+    try:
+        losses = await turn_losses(engine, views)
+    except EngineError as error:
+        return Scored(tree.task, [], _counts([], failed=1), str(error))
+    samples = [
+        Sampled(
+            outcome,
+            dialogue_tokens(path),
+            largest_loss(losses, [turn.id for turn in path]),
+            leaks(path, agents),
+            repeats(path),
+        )
+        for outcome, path in tree.trajectories()
+    ]
+    credit = [Credit(turn, "nll", loss, settings) for turn, loss in losses.items()]
+    for reward in rewards(samples, rule):
+        credit += [Credit(reward.leaf, name, getattr(reward, name), settings) for name in PARTS]
+    return Scored(tree.task, credit, _counts(samples))
+
+
+def reward_of(leaf: str, sample: int, parts: list[dict[str, float]]) -> Reward:
+    """The reward of a leaf from the credit of its parts, in the order of :data:`PARTS`."""
+    return Reward(leaf, sample, *(part[leaf] for part in parts))
+
+
+def _counts(samples: list[Sampled], failed: int = 0) -> Metrics:
+    found = (
+        len(samples),
+        failed,
+        sum(sample.runaway for sample in samples),
+        sum(sample.leaks for sample in samples),
+        sum(sample.repeats for sample in samples),
+    )
+    return dict(zip(COUNTS, found, strict=True))

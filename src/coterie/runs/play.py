@@ -1,0 +1,74 @@
+"""Plays episodes into a store: each is written as it finishes, and what is written is not played again."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from coterie.errors import UserError
+from coterie.rollout.episodes import Episode, Finished, Player, dialogue_tokens
+from coterie.training.progress import Progress
+from coterie.trajectories.store import Metrics, Store
+
+
+async def play(
+    store: Store,
+    player: Player,
+    episodes: Sequence[Episode],
+    progress: Progress,
+    sampled_tokens: Callable[[], int],
+) -> None:
+    """Play the episodes that are left. All are of one iteration and stage.
+
+    Raises :class:`UserError` if every one of them fails.
+    """
+    iteration, stage = episodes[0].iteration, episodes[0].stage
+    finished = store.finished_keys(iteration, stage)
+    store.put_tasks({e.task.id: e.task for e in episodes}.values())
+    left = [e for e in episodes if (e.key.task, e.key.sample) not in finished]
+    progress.start(len(left), f"{stage} {iteration}")
+    await _record(store, player.play_all(left), progress, sampled_tokens)
+    progress.close()
+
+
+def summary(store: Store, iteration: int, stage: str) -> Metrics:
+    """How many dialogues of a stage there are and how many failed; their mean score and tokens."""
+    scores, tokens = [], []
+    for tree in store.trees(iteration, stage):
+        for outcome, path in tree.trajectories():
+            scores.append(outcome.score)
+            tokens.append(dialogue_tokens(path))
+    failed = sum(key.stage == stage for key, _ in store.failures(iteration))
+    n = len(scores)
+    return {
+        "n": n,
+        "failed": failed,
+        "score": sum(scores) / n if n else 0.0,
+        "tokens": sum(tokens) / n if n else 0.0,
+    }
+
+
+async def _record(
+    store: Store,
+    finished: AsyncIterator[Finished],
+    progress: Progress,
+    sampled_tokens: Callable[[], int],
+) -> None:
+    """Write each episode as it finishes.
+
+    Failures are withheld until one episode succeeds: if all fail, that is no property of the
+    episodes, nothing is written, and :class:`UserError` says why.
+    """
+    withheld: list[Finished] = []
+    succeeded = False
+    async for done in finished:
+        progress.advance(1, sampled_tokens=sampled_tokens())
+        withheld.append(done)
+        succeeded = succeeded or done.tree is not None
+        if not succeeded:
+            continue
+        for one in withheld:
+            store.finish(one.episode.key, tree=one.tree, failure=one.failure)
+        withheld.clear()
+    if withheld:
+        raise UserError(
+            f"all {len(withheld)} dialogues failed; the first because: {withheld[0].failure}",
+            "mend the cause and run again; nothing was recorded of them",
+        )
