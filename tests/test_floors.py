@@ -8,6 +8,7 @@ import coterie
 FLOORS = [
     "errors",
     "config",
+    "datasets",
     "trajectories",
     "models",
     "engines",

@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from coterie.cli.data import app as data_app
+from coterie.cli.models import app as models_app
 from coterie.cli.progress import ConsoleProgress
 from coterie.errors import UserError
 
@@ -24,6 +26,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Post-train language-model agents that work in company.",
 )
+app.add_typer(data_app, name="data")
+app.add_typer(models_app, name="models")
 console = Console(stderr=True, soft_wrap=True)
 
 INTERRUPTED = 130

@@ -1,12 +1,11 @@
 """Loading a causal language model with its tokenizer, by name or path; safetensors only.
 
-A name is a checkpoint packaged with coterie (``tiny-exchange``), a folder, or a model on the
-Hugging Face hub. What can't work is refused before any weights are read.
+A name is a checkpoint packaged with coterie (``tiny-exchange``), one of ``models.catalogue``
+(``smollm2``), a folder, or a model on the Hugging Face hub. What can't work is refused before any weights are read.
 """
 
 import json
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from transformers import (
 )
 
 from coterie.errors import UserError
+from coterie.models.catalogue import converted_folder, packaged_folder
 from coterie.models.chat import ChatRenderer
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -94,11 +94,10 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
 
 
 def resolve(name_or_path: str | Path) -> str:
-    """The folder of a packaged or local checkpoint, or else the hub name itself."""
+    """The folder of a packaged, converted or local checkpoint, or else the hub name itself."""
     name = str(name_or_path)
-    packaged = files("coterie") / "assets" / name
-    if "/" not in name and (packaged / "config.json").is_file():
-        return str(packaged)
+    if known := packaged_folder(name) or converted_folder(name):
+        return str(known)
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():

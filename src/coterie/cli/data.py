@@ -1,0 +1,131 @@
+"""``coterie data``: the data sets that recipes use."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coterie.cli.progress import ConsoleProgress
+
+if TYPE_CHECKING:
+    from coterie.datasets.prepared import Manifest
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Data sets: what there is, and how to get it here.",
+)
+Name = Annotated[str, typer.Argument(help="Such as gsm8k; `coterie data list` has them all.")]
+
+
+@app.command("list")
+def list_sets() -> None:
+    """Show every data set: licence, splits, rows, and what of it is on this machine.
+
+    Example:
+
+        coterie data list
+    """
+    from coterie.config.home import home
+    from coterie.datasets.catalogue import CATALOGUE, SPLITS
+    from coterie.datasets.local import sample_rows
+    from coterie.datasets.prepared import MANIFEST, folder_of, read_manifest
+
+    table = Table(box=None, header_style="bold")
+    for title in ("set", "what", "licence", "upstream", "rows", "sample", "prepared"):
+        right = title in ("rows", "sample", "prepared")
+        table.add_column(title, justify="right" if right else "left")
+    for name, entry in CATALOGUE.items():
+        upstream = [entry.upstream(split) for split in SPLITS]
+        prepared = ["no", ""]
+        if (folder_of(entry) / MANIFEST).is_file():
+            manifest = read_manifest(folder_of(entry))
+            prepared = [f"{manifest.of(split).rows:,}" for split in SPLITS]
+        table.add_row(
+            name,
+            entry.what,
+            entry.licence,
+            "\n".join(split.name for split in upstream),
+            "\n".join(f"{split.rows:,}" for split in upstream),
+            "\n".join(str(sample_rows(entry, split)) for split in SPLITS),
+            "\n".join(prepared),
+        )
+    Console().print(table)
+    Console(stderr=True, soft_wrap=True).print(
+        "Of each set, the first line trains and the second is held out. Prepared sets lie in "
+        f"{home() / 'data'}"
+    )
+
+
+@app.command()
+def download(name: Name) -> None:
+    """Download a data set from the Hugging Face hub and prepare it.
+
+    A download that was cut is resumed by the same command.
+
+    Example:
+
+        coterie data download gsm8k
+    """
+    from coterie.datasets.catalogue import find
+    from coterie.datasets.download import download as fetch
+    from coterie.datasets.prepared import folder_of
+
+    entry = find(name)
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"{name}: {entry.licence}, {entry.licence_url}")
+    progress = ConsoleProgress(console)
+    try:
+        manifest = fetch(entry, progress)
+    finally:
+        progress.close()
+    _say(manifest, console)
+    print(folder_of(entry))
+
+
+@app.command()
+def prepare(
+    name: Name,
+    sources: Annotated[
+        list[Path],
+        typer.Option(
+            "--from",
+            help="Upstream's file (.jsonl, .json, .parquet), or a folder of them; repeatable. Its "
+            "split is read from its name: train, or dev, test, validation, heldout.",
+        ),
+    ],
+    heldout: Annotated[
+        float | None,
+        typer.Option(help="The files are of one split: hold out this share of their questions."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the draw of --heldout.")] = 0,
+) -> None:
+    """Make a data set from files that you have.
+
+    Examples:
+
+        coterie data prepare gsm8k --from train.jsonl --from test.jsonl
+
+        coterie data prepare hotpot_qa --from hotpot_dev_distractor_v1.json --heldout 0.3
+    """
+    from coterie.datasets.catalogue import find
+    from coterie.datasets.prepared import folder_of
+    from coterie.datasets.prepared import prepare as make
+
+    entry = find(name)
+    console = Console(stderr=True, soft_wrap=True)
+    progress = ConsoleProgress(console)
+    try:
+        manifest = make(entry, sources, folder_of(entry), progress, heldout=heldout, seed=seed)
+    finally:
+        progress.close()
+    _say(manifest, console)
+    print(folder_of(entry))
+
+
+def _say(manifest: "Manifest", console: Console) -> None:
+    for split, known in (("train", manifest.train), ("heldout", manifest.heldout)):
+        dropped = f" ({known.dropped} repeated or held out, dropped)" * bool(known.dropped)
+        console.print(f"{split}: {known.rows:,} rows{dropped}")

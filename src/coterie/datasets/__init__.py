@@ -1,0 +1,1 @@
+"""Real data sets: where they come from, their typed rows, and how they get onto this machine."""

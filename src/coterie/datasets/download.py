@@ -1,0 +1,115 @@
+"""From the Hugging Face hub to a prepared set: pinned revision, resumed downloads, checksums.
+
+What has been downloaded lies in ``$COTERIE_HOME/downloads/NAME`` until the set is prepared, so a
+download that was cut goes on where it stopped.
+"""
+
+import errno
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coterie.config.home import home, sha256
+from coterie.datasets.catalogue import SPLITS, DataSet
+from coterie.datasets.prepared import Manifest, folder_of, prepare
+from coterie.datasets.reading import Progress
+from coterie.errors import UserError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfFileMetadata
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def download(data_set: DataSet, progress: Progress) -> Manifest:
+    """Download a set's files and prepare them.
+
+    Raises ``UserError`` without a network, for a file with a wrong checksum and for a broken row.
+    """
+    folder = home() / "downloads" / data_set.name
+    files = [
+        _fetch(data_set, name, folder, progress)
+        for split in SPLITS
+        for name in data_set.upstream(split).files
+    ]
+    origin = f"https://huggingface.co/datasets/{data_set.repo}, revision {data_set.revision}"
+    manifest = prepare(data_set, files, folder_of(data_set), progress, origin=origin)
+    shutil.rmtree(folder)
+    return manifest
+
+
+def _fetch(data_set: DataSet, name: str, folder: Path, progress: Progress) -> Path:
+    """One file of the set's repository, checked against the hub's checksum."""
+    import huggingface_hub as hub
+    from httpx2 import HTTPError
+
+    url = hub.hf_hub_url(data_set.repo, name, repo_type="dataset", revision=data_set.revision)
+    file = folder / Path(name).name
+    try:
+        remote = hub.get_hf_file_metadata(url)
+        if not file.is_file():
+            _transfer(url, remote, file, _bar(progress, file.name))
+    except (HTTPError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _unreachable(data_set, name, error) from error
+    wanted = (remote.etag or "").lower()
+    if _SHA256.fullmatch(wanted) and sha256(file) != wanted:
+        file.unlink()
+        raise UserError(
+            f"{name} of {data_set.repo} came with a wrong checksum, and was removed",
+            "give the same command again",
+        )
+    return file
+
+
+def _transfer(url: str, remote: "HfFileMetadata", file: Path, bar: type[Any]) -> None:
+    """Download to a file that a later call can go on with (the hub's own download begins anew)."""
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    version = re.sub(r"\W", "", remote.etag or "")[:16]
+    partial = file.with_name(f"{file.name}.{version}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with partial.open("ab") as opened:
+        have = opened.tell()
+        if remote.size is not None and have > remote.size:
+            opened.truncate(have := 0)
+        http_get(
+            url,
+            opened,
+            resume_size=have,
+            headers=build_hf_headers(),
+            expected_size=remote.size,
+            tqdm_class=bar,
+        )
+    partial.rename(file)
+
+
+def _unreachable(data_set: DataSet, name: str, error: Exception) -> UserError:
+    files = [file for split in SPLITS for file in data_set.upstream(split).files]
+    return UserError(
+        f"{name} of {data_set.repo} can't be had from the Hugging Face hub: "
+        f"{str(error).splitlines()[0]}",
+        "check the network and give the same command again (it resumes); or get "
+        f"{', '.join(files)} at revision {data_set.revision[:12]} on another machine, put them into a "
+        f"folder here, and run `coterie data prepare {data_set.name} --from FOLDER`",
+    )
+
+
+def _bar(progress: Progress, name: str) -> Any:
+    """The hub's progress bar, shown as one of ours."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options.pop("name", None)
+            super().__init__(*args, **{**options, "disable": True})
+            progress.start(int(options.get("total") or 0), name)
+            progress.advance(int(options.get("initial") or 0))
+
+        def update(self, n: float | None = 1) -> None:
+            progress.advance(int(n or 0))
+
+    return Bar

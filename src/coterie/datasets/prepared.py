@@ -1,0 +1,217 @@
+"""Data sets in canonical form: ``train.jsonl``, ``heldout.jsonl`` and ``manifest.json`` in one folder.
+
+``prepare`` makes such a folder from upstream's files, whole or not at all. No question is in both
+splits: repeated rows are dropped, and so are training rows whose question is held out.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from coterie.config.home import home, new_folder, sha256
+from coterie.datasets.catalogue import SPLITS, DataSet, Split
+from coterie.datasets.reading import SUFFIXES, Progress, read_rows
+from coterie.datasets.rows import QuestionRow
+from coterie.errors import UserError
+
+MANIFEST = "manifest.json"
+_WORDS: Mapping[Split, frozenset[str]] = {
+    "train": frozenset({"train"}),
+    "heldout": frozenset({"heldout", "validation", "valid", "dev", "test"}),
+}
+"""Words of a file's name that tell its split."""
+
+
+class PreparedSplit(BaseModel):
+    """What is known of one file of a prepared set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rows: int
+    dropped: int
+    """Rows of the source that are not in it: repeated, or held out."""
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """What a prepared set is, where it comes from, and the checksums of its files."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    licence: str
+    licence_url: str
+    citation: str
+    source: str
+    split: str
+    """The rule by which rows are held out."""
+    prepared: str
+    """UTC date."""
+    train: PreparedSplit
+    heldout: PreparedSplit
+
+    def of(self, split: Split) -> PreparedSplit:
+        """What is known of one split."""
+        return self.train if split == "train" else self.heldout
+
+
+def folder_of(data_set: DataSet) -> Path:
+    """Where the prepared form of a set belongs."""
+    return home() / "data" / data_set.name
+
+
+def split_file(folder: Path, split: Split) -> Path:
+    """The file of one split in a prepared folder."""
+    return folder / f"{split}.jsonl"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a prepared folder; ``UserError`` if it is broken."""
+    file = folder / MANIFEST
+    try:
+        return Manifest.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"{file} can't be read: {first}", "prepare the set again") from error
+
+
+def prepare(
+    data_set: DataSet,
+    sources: Sequence[Path],
+    target: Path,
+    progress: Progress,
+    *,
+    heldout: float | None = None,
+    seed: int = 0,
+    origin: str = "",
+) -> Manifest:
+    """Write upstream's files (or folders of them) to ``target`` in canonical form.
+
+    Which split a file belongs to is read from its name, as in ``train.jsonl`` or
+    ``dev_distractor_v1.json``. With ``heldout``, a share in (0, 1), the files are rows of one split
+    and that share of their questions is held out. Raises ``UserError`` for a broken row (by file and
+    line) and for a split without rows.
+    """
+    files = list(_files(sources))
+    if heldout is None:
+        plan = _by_name(files)
+        rule = f"upstream's: {data_set.train.name} is train, {data_set.heldout.name} is held out"
+    else:
+        if not 0 < heldout < 1:
+            raise UserError(f"--heldout {heldout} is no share", "give a number such as 0.2")
+        if len({_split_of(file) for file in files}) > 1:
+            raise UserError(
+                "these files are of several splits, and --heldout divides the rows of one",
+                "leave --heldout out, or give files of one split",
+            )
+        plan = [(None, file) for file in files]
+        rule = (
+            f"a question is held out if its hash with seed {seed} falls into the lowest {heldout:g}"
+        )
+    with new_folder(target) as folder:
+        rows = _assigned(data_set, plan, progress, heldout or 0.0, seed)
+        train, held = _write(rows, folder)
+        manifest = Manifest(
+            name=data_set.name,
+            licence=data_set.licence,
+            licence_url=data_set.licence_url,
+            citation=data_set.citation,
+            source=origin or ", ".join(file.name for file in files),
+            split=rule,
+            prepared=datetime.now(UTC).date().isoformat(),
+            train=train,
+            heldout=held,
+        )
+        (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
+    return manifest
+
+
+def _files(sources: Sequence[Path]) -> Iterator[Path]:
+    for source in sources:
+        if source.is_dir():
+            inside = sorted(file for file in source.iterdir() if file.suffix in SUFFIXES)
+            inside = [file for file in inside if file.name != MANIFEST]
+            if not inside:
+                raise UserError(f"{source} has no {', '.join(SUFFIXES)} file", "check the path")
+            yield from inside
+        elif source.is_file():
+            yield source
+        else:
+            raise UserError(f"there is no file or folder {source}", "check the path")
+
+
+def _split_of(file: Path) -> Split | None:
+    words = set(re.split(r"[^a-z]+", file.stem.lower()))
+    told = [split for split in SPLITS if words & _WORDS[split]]
+    return told[0] if len(told) == 1 else None
+
+
+def _by_name(files: Iterable[Path]) -> list[tuple[Split | None, Path]]:
+    """Files with the split that their names tell, held-out ones first."""
+    plan = [(_split_of(file), file) for file in files]
+    share = "; rows of one split are divided by a share, such as --heldout 0.2"
+    for split, file in plan:
+        if split is None:
+            raise UserError(
+                f"the name of {file} tells no split",
+                "put train, or one of dev, test, validation, heldout, into its name" + share,
+            )
+    for wanted in SPLITS:
+        if wanted not in {split for split, _ in plan}:
+            words = ", ".join(sorted(_WORDS[wanted]))
+            raise UserError(f"no file of the {wanted} split ({words})", "give one" + share)
+    return sorted(plan, key=lambda item: item[0] == "train")
+
+
+def _assigned(
+    data_set: DataSet,
+    plan: Iterable[tuple[Split | None, Path]],
+    progress: Progress,
+    share: float,
+    seed: int,
+) -> Iterator[tuple[Split, QuestionRow]]:
+    for split, file in plan:
+        for row in read_rows(file, data_set.row, progress):
+            yield split or _drawn(row.key, share, seed), row
+
+
+def _drawn(key: str, share: float, seed: int) -> Split:
+    """A split drawn by the question alone, so that it does not depend on what else is there."""
+    draw = int.from_bytes(hashlib.sha256(f"{seed} {key}".encode()).digest()[:8])
+    return "heldout" if draw < share * 2**64 else "train"
+
+
+def _write(
+    rows: Iterable[tuple[Split, QuestionRow]], folder: Path
+) -> tuple[PreparedSplit, PreparedSplit]:
+    """Write the first row of each question; returns what is known of train and held-out."""
+    seen: set[str] = set()
+    kept = dict.fromkeys(SPLITS, 0)
+    dropped = dict.fromkeys(SPLITS, 0)
+    with ExitStack() as stack:
+        opened = {
+            split: stack.enter_context(split_file(folder, split).open("w", encoding="utf-8"))
+            for split in SPLITS
+        }
+        for split, row in rows:
+            if row.key in seen:
+                dropped[split] += 1
+                continue
+            seen.add(row.key)
+            kept[split] += 1
+            opened[split].write(row.model_dump_json() + "\n")
+    for split in SPLITS:
+        if not kept[split]:
+            raise UserError(f"no row is left for the {split} split", "give more rows")
+    train, held = (
+        PreparedSplit(
+            rows=kept[split], dropped=dropped[split], sha256=sha256(split_file(folder, split))
+        )
+        for split in SPLITS
+    )
+    return train, held

@@ -1,0 +1,117 @@
+"""Rows of one file, in upstream's formats or the canonical one, each validated.
+
+Formats: ``.jsonl`` (an object a line), ``.json`` (a list of objects) and ``.parquet``.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pydantic import ValidationError
+
+from coterie.datasets.rows import QuestionRow
+from coterie.errors import UserError
+
+R = TypeVar("R", bound=QuestionRow)
+SUFFIXES = (".jsonl", ".json", ".parquet")
+PARQUET_BATCH = 256
+
+
+class Progress(Protocol):
+    """Somebody who watches."""
+
+    def start(self, total: int, description: str) -> None:
+        """``total`` units of work are ahead."""
+        ...
+
+    def advance(self, n: int) -> None:
+        """``n`` more are done."""
+        ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def start(self, total: int, description: str) -> None:
+        """Nothing."""
+
+    def advance(self, n: int) -> None:
+        """Nothing."""
+
+
+def read_rows(file: Path, row: type[R], progress: Progress) -> Iterator[R]:
+    """All rows of a file, in its order. A broken one is a ``UserError`` with file and line."""
+    if not file.is_file():
+        raise UserError(f"there is no file {file}", "check the path")
+    if file.suffix not in SUFFIXES:
+        raise UserError(f"{file} is of an unknown format", f"give one of {', '.join(SUFFIXES)}")
+    counted = "line" if file.suffix == ".jsonl" else "row"
+    try:
+        for number, raw in _raw(file, progress):
+            yield _checked(raw, row, f"{file}, {counted} {number}")
+            progress.advance(1)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 text: {error}", "save it as UTF-8") from error
+
+
+def _checked(raw: Any, row: type[R], where: str) -> R:
+    try:
+        return row.model_validate(raw)
+    except ValidationError as error:
+        raise UserError(
+            f"{where} is broken: {_explain(error)}",
+            f"mend or remove it; a row of this set has {', '.join(row.model_fields)}",
+        ) from error
+
+
+def _explain(error: ValidationError) -> str:
+    texts = []
+    for item in error.errors(include_url=False):
+        path = ".".join(str(part) for part in item["loc"])
+        text = item["msg"].removeprefix("Value error, ")
+        text = "should hold some text" if item["type"] == "string_pattern_mismatch" else text
+        texts.append(f"{path}: {text}" if path else text)
+    return "; ".join(texts[:3])
+
+
+def _raw(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
+    """Numbered objects, not yet validated; lines and rows count from 1."""
+    if file.suffix == ".parquet":
+        yield from _parquet(file, progress)
+    elif file.suffix == ".json":
+        items = _parsed(file.read_text(encoding="utf-8"), str(file))
+        if not isinstance(items, list):
+            raise UserError(f"{file} holds no list of rows", "give a JSON list, or JSONL")
+        progress.start(len(items), file.name)
+        yield from enumerate(items, 1)
+    else:
+        with file.open("rb") as opened:
+            progress.start(sum(1 for line in opened if line.strip()), file.name)
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, _parsed(line, f"{file}, line {number}")
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is broken: no JSON ({error})", "mend or remove it") from error
+
+
+def _parquet(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(file) as table:
+            progress.start(table.metadata.num_rows, file.name)
+            number = 0
+            for batch in table.iter_batches(batch_size=PARQUET_BATCH):
+                for item in batch.to_pylist():
+                    number += 1
+                    yield number, item
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{file} can't be read as parquet: {error}", "get it again") from error

