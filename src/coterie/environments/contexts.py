@@ -25,7 +25,7 @@ def deal_paragraphs(
     that supports the answer is then often nobody's.
     """
     rng = random.Random(f"deal/{key}")
-    titles = [title for title, _ in row.supporting_facts]
+    titles = [fact.title for fact in row.supporting_facts]
     rng.shuffle(titles)
     holders: dict[str, set[str]] = {}
     for place, title in enumerate(titles):

@@ -7,7 +7,7 @@ over when it gives the same answer again after the critic has spoken.
 from collections.abc import Sequence
 
 from coterie.datasets.local import load_rows
-from coterie.datasets.rows import Gsm8kRow
+from coterie.datasets.rows import QuestionRow
 from coterie.environments.dialogue import GRADER, Split, gold_answer, window
 from coterie.environments.extraction import boxed_number, number
 from coterie.trajectories.task import Secret, Task
@@ -28,12 +28,12 @@ class Debate:
     def __init__(self, name: str, source: str) -> None:
         self.name = name
         self.source = source
-        self._rows: dict[Split, Sequence[Gsm8kRow]] = {}
+        self._rows: dict[Split, Sequence[QuestionRow]] = {}
 
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
         if split not in self._rows:
-            self._rows[split] = load_rows(self.name, split, self.source, Gsm8kRow)
+            self._rows[split] = load_rows(self.name, split, self.source)
         rows = window(self._rows[split], split, count, seed, iteration)
         return [self._task(row) for row in rows]
 
@@ -53,7 +53,7 @@ class Debate:
         """Whether the two numbers are equal, 0 or 1."""
         return float(answer is not None and number(answer) == number(gold_answer(task)))
 
-    def _task(self, row: Gsm8kRow) -> Task:
+    def _task(self, row: QuestionRow) -> Task:
         answer = Secret(row.answer, name="answer", readers=frozenset({GRADER}))
         return Task(f"{self.name}-{row.id}", {"question": row.question}, {"answer": answer})
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from coterie.datasets.local import load_rows
-from coterie.datasets.rows import HotpotRow
+from coterie.datasets.rows import HotpotRow, QuestionRow
 from coterie.environments.answers import f1
 from coterie.environments.contexts import deal_paragraphs
 from coterie.environments.dialogue import GRADER, Split, gold_answer, window
@@ -33,17 +33,17 @@ class InformationExchange:
         self.name = name
         self.source = source
         self.context = context
-        self._rows: dict[Split, Sequence[HotpotRow]] = {}
+        self._rows: dict[Split, Sequence[QuestionRow]] = {}
 
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
         if split not in self._rows:
-            self._rows[split] = load_rows(self.name, split, self.source, HotpotRow)
+            self._rows[split] = load_rows(self.name, split, self.source)
         rows = window(self._rows[split], split, count, seed, iteration)
         return [self._task(row) for row in rows]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The agent's role and notes (which its partner may not see), the question, the rules."""
+        """The agent's role and notes (which its partner may not see), the rules, the question."""
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
         own = frozenset({agent})
         partner = next(name for name in self.agents if name != agent)
@@ -55,7 +55,6 @@ class InformationExchange:
                 source="task",
             ),
             *(Part(f"- {note}\n", audience=own, source="task") for note in notes[agent]),
-            Part(f"Question: {task.public['question']}\n", source="task"),
             Part(
                 "Rules:\n"
                 "- Tell your partner what bears on the question and ask for what you lack; think "
@@ -63,9 +62,10 @@ class InformationExchange:
                 "- Rely on the notes of you two only.\n"
                 "- Tokens are dear: no small talk, as few words as your partner can understand.\n"
                 "- Once you know, write <A>answer</A> with nothing but the answer in it. The talk "
-                "is over when both of you have marked the same answer.",
+                "is over when both of you have marked the same answer.\n",
                 source="task",
             ),
+            Part(f"Question: {task.public['question']}", source="task"),
         )
 
     def answer(self, text: str) -> str | None:
@@ -76,7 +76,8 @@ class InformationExchange:
         """F1 of the answer's words, the best over all right answers."""
         return f1(answer, [gold_answer(task)])
 
-    def _task(self, row: HotpotRow) -> Task:
+    def _task(self, row: QuestionRow) -> Task:
+        assert isinstance(row, HotpotRow), "information exchange needs a context to deal out"
         id_ = f"{self.name}-{row.id}"
         notes = deal_paragraphs(
             row, self.agents, key=id_, first_sentence=self.context == "first_sentence"

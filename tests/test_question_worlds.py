@@ -1,0 +1,194 @@
+"""Information exchange on HotpotQA and debate on GSM8K, with the rows that ship with coterie."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from coterie.datasets.local import load_rows
+from coterie.datasets.rows import HotpotRow
+from coterie.environments.contexts import deal_paragraphs
+from coterie.environments.dialogue import (
+    FORMAT_SOURCE,
+    DialogueEnvironment,
+    DialogueState,
+    messages,
+    step,
+    window,
+)
+from coterie.environments.registry import DataSettings, environment
+from coterie.errors import UserError
+from coterie.recipes.plan import plan
+from coterie.recipes.registry import datasets, settings
+from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.turn import Part, Speaker, make_turn
+from tests.conftest import Cli
+from tests.templates import model
+
+SAMPLE = DataSettings(source="sample")
+SETS = ("hotpot_qa", "gsm8k")
+
+
+@pytest.fixture(params=SETS)
+def world(request: pytest.FixtureRequest) -> DialogueEnvironment:
+    return environment(request.param, SAMPLE)
+
+
+def hotpot_rows() -> list[HotpotRow]:
+    return [row for row in load_rows("hotpot_qa", "train", "sample") if isinstance(row, HotpotRow)]
+
+
+def test_the_splits_share_no_question(world: DialogueEnvironment) -> None:
+    train, heldout = (world.tasks(split, 1000, 0) for split in ("train", "heldout"))  # type: ignore[arg-type]
+    assert len(train) == 52 and len(heldout) == 48
+    questions = {str(task.public["question"]) for task in train}
+    assert not questions & {str(task.public["question"]) for task in heldout}
+    assert len({task.id for task in [*train, *heldout]}) == 100
+
+
+def test_iterations_take_turns_through_all_rows() -> None:
+    rows = list(range(10))
+    seen = [row for i in range(5) for row in window(rows, "train", 4, 3, i)]
+    assert Counter(seen) == dict.fromkeys(rows, 2)
+    assert window(rows, "train", 4, 3, 0) != window(rows, "train", 4, 4, 0)
+    assert sorted(window(rows, "train", 99, 3, 7)) == rows, "no row twice in an iteration"
+    assert window(rows, "heldout", 4, 3, 2) == rows[:4]
+
+
+def test_equal_seeds_deal_equal_notes_and_every_paragraph_is_somebodys() -> None:
+    for row in hotpot_rows():
+        deal = deal_paragraphs(row, ("Alice", "Bob"), key=row.id)
+        assert deal == deal_paragraphs(row, ("Alice", "Bob"), key=row.id)
+        assert {text for texts in deal.values() for text in texts} == {
+            f"{p.title}: {''.join(p.sentences).strip()}" for p in row.context
+        }
+        titles = {fact.title for fact in row.supporting_facts}
+        for agent in ("Alice", "Bob"):  # two supporting titles or more: each agent gets one
+            assert any(text.split(":")[0] in titles or any(text.startswith(t) for t in titles)
+                       for text in deal[agent]), row.id  # fmt: skip
+
+
+def test_only_first_sentences_where_that_is_asked_for() -> None:
+    row = hotpot_rows()[0]
+    short = deal_paragraphs(row, ("Alice", "Bob"), key=row.id, first_sentence=True)
+    firsts = {f"{p.title}: {p.sentences[0].strip()}" for p in row.context}
+    assert {text for texts in short.values() for text in texts} == firsts
+
+
+def test_no_agent_is_shown_the_others_notes_or_the_answer() -> None:
+    world = environment("hotpot_qa", SAMPLE)
+    for task in world.tasks("heldout", 48, 0):
+        notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
+        for agent, partner in (("Alice", "Bob"), ("Bob", "Alice")):
+            parts = world.system_parts(task, agent)
+            shown = "".join(part.text for part in parts)
+            assert all(part.visible_to(agent) for part in parts)
+            assert not any(note in shown for note in set(notes[partner]) - set(notes[agent]))
+            assert not any(part.source.startswith("secret:") for part in parts)
+
+
+def test_only_the_solver_of_a_debate_is_asked_for_a_format() -> None:
+    world = environment("gsm8k", SAMPLE)
+    state = DialogueState(world.tasks("heldout", 1, 0)[0], "in verse")
+    for agent, wanted in (("Alice", True), ("Bob", False)):
+        (system,) = messages(world, state, agent)
+        assert any(part.source == FORMAT_SOURCE for part in system.parts) == wanted
+
+
+def test_both_agents_of_an_exchange_are_asked_for_the_format() -> None:
+    world = environment("hotpot_qa", SAMPLE)
+    assert len(set(world.formats)) >= 20
+    state = DialogueState(world.tasks("heldout", 1, 0)[0], world.formats[0])
+    for agent in world.agents:
+        (system,) = messages(world, state, agent)
+        assert any(part.source == FORMAT_SOURCE for part in system.parts)
+
+
+async def talk(world: DialogueEnvironment, *said: str, cut: bool = False) -> DialogueState:
+    state = DialogueState(Task("t", {"question": "?"}, {}), None)
+    for index, text in enumerate(said):
+        speaker = Speaker("agent", world.agents[index % 2])
+        turn = make_turn("", speaker, [Part(text)], draw=index)
+        state = await step(world, state, turn, cut=cut)
+    return state
+
+
+async def debate_ends() -> None:
+    world = environment("gsm8k", SAMPLE)
+    state = await talk(world, r"so \boxed{1,000}", "you forgot one", r"still \boxed{1000.0}")
+    assert (state.end, state.answer) == ("agreed", "1000")
+    state = await talk(world, r"so \boxed{3}", "you forgot one", r"then \boxed{4}")
+    assert (state.end, state.answer) == (None, "4")
+    assert (await talk(world, "on and on", cut=True)).end == "runaway"
+    assert (await talk(world, *map(str, range(10)))).end == "turn_limit"
+
+
+def test_a_debate_ends_when_the_solver_stays_with_its_answer() -> None:
+    import asyncio
+
+    asyncio.run(debate_ends())
+
+
+@pytest.mark.parametrize(
+    "gold, given, score", [("18", "18", 1.0), ("18", "18.00", 1.0), ("18", "19", 0.0), ("18", None, 0.0),
+                           ("18", "many", 0.0), ("1000", "1,000", 1.0)],
+)  # fmt: skip
+def test_a_debates_score_compares_numbers(gold: str, given: str | None, score: float) -> None:
+    secret = Secret(gold, name="answer", readers=frozenset({"grader"}))
+    task = Task("t", {"question": "?"}, {"answer": secret})
+    assert environment("gsm8k", SAMPLE).score(task, given) == score
+
+
+def test_missing_data_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTERIE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="coterie data download hotpot_qa"):
+        environment("hotpot_qa").tasks("train", 1, 0)
+
+
+def large(folder: Path) -> Path:
+    """A random model whose context takes the published settings."""
+    made = model("chatml", context=16384)
+    made.model.save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("dataset", SETS)
+def test_the_published_settings_make_a_plan(dataset: str, cli: Cli, tmp_path: Path) -> None:
+    words = [f"dataset={dataset}", "data.source=sample", f"model={large(tmp_path / 'large')}"]
+    own = settings("optima/isft", words)
+    published = {
+        "hotpot_qa": (10000, 10, 0.3, 0.6, 1.0, 0.5, 2e-5, 3, 32, False),
+        "gsm8k": (7000, 10, 0.7, 0.4, 0.9, 0.6, 2e-6, 3, 16, True),
+    }
+    assert (
+        own.rollout.tasks, own.rollout.samples, own.rollout.first_temperature,
+        own.reward.lambda_token, own.reward.lambda_loss, own.select.threshold,
+        own.train.learning_rate, own.train.epochs, own.train.batch_rows, own.from_initial,
+    ) == published[dataset]  # fmt: skip
+    assert plan(own).dialogues == 6 * 52 * 10
+    said = cli("run", "optima/isft", *words, "--dry-run")
+    assert said.code == 0
+    assert "52 a round of" in said.err
+
+
+def test_every_preset_is_of_a_known_data_set() -> None:
+    assert datasets("optima/isft") == ["exchange", "gsm8k", "hotpot_qa"]
+
+
+def test_an_unknown_data_set_is_refused(cli: Cli) -> None:
+    said = cli("run", "optima/isft", "dataset=hotpotqa")
+    assert said.code == 2
+    assert "hotpot_qa" in said.err
+
+
+def test_a_run_on_real_rows_goes_through_every_stage(cli: Cli, tmp_path: Path) -> None:
+    """A random model: nothing is learned, but every stage runs and its dialogues are recorded."""
+    words = [
+        "dataset=gsm8k", "data.source=sample", f"model={large(tmp_path / 'large')}", "iterations=2",
+        "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=12", "evaluate.tasks=2",
+        "select.threshold=-100", "train.epochs=1", "train.tokens_per_microbatch=4096",
+    ]  # fmt: skip
+    said = cli("run", "optima/isft", *words, "--folder", "run")
+    assert said.code == 0, said.err
+    assert Path("run/report.html").stat().st_size > 1000
