@@ -385,6 +385,9 @@ def test_a_set_is_downloaded_checked_and_prepared(served: Hub, cli: Cli, own_hom
     manifest = read_manifest(own_home / "data/gsm8k")
     assert find("gsm8k").revision in manifest.source
     assert not (own_home / "downloads/gsm8k").exists()
+    before = len(served.ranges)
+    again = cli("data", "download", "gsm8k")
+    assert again.out == said.out and len(served.ranges) == before, "nothing was fetched again"
     row = next(line for line in cli("data", "list").out.splitlines() if "gsm8k" in line)
     assert "400" in row
 

@@ -100,17 +100,13 @@ def converted_folder(name: str) -> Path | None:
 
 
 def found() -> Iterator[Found]:
-    """All packaged and converted models."""
-    packaged = Path(str(files("coterie") / "assets"))
-    for parent in (packaged, home() / "models"):
-        for config in sorted(parent.glob("[!.]*/config.json")):
-            yield Found(
-                config.parent.name,
-                _weights(config.parent),
-                json.loads(config.read_bytes())["max_position_embeddings"],
-                config.parent,
-                parent == packaged,
-            )
+    """All packaged models, then those of the catalogue that are converted."""
+    packaged = Path(str(files("coterie") / "assets")).glob("*/config.json")
+    converted = [folder_of(name) / "config.json" for name in CATALOGUE]
+    for config in [*sorted(packaged), *(file for file in converted if file.is_file())]:
+        folder = config.parent
+        context = json.loads(config.read_bytes())["max_position_embeddings"]
+        yield Found(folder.name, _weights(folder), context, folder, config not in converted)
 
 
 def _weights(folder: Path) -> int:
