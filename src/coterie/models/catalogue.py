@@ -110,11 +110,16 @@ def found() -> Iterator[Found]:
 
 
 def _weights(folder: Path) -> int:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     total = 0
     for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="numpy") as tensors:
-            shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
-            total += sum(math.prod(shape) for shape in shapes)
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
+        except SafetensorError as error:
+            raise UserError(
+                f"{file} can't be read: {error}", f"run: coterie models get {folder.name}"
+            ) from error
+        total += sum(math.prod(shape) for shape in shapes)
     return total
