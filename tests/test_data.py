@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from coterie.config.home import new_folder
 from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
 from coterie.datasets.download import download
 from coterie.datasets.local import load_rows, sample_folder
@@ -252,6 +254,20 @@ def test_a_failed_preparation_leaves_the_older_set_alone(tmp_path: Path, own_hom
     assert not list((own_home / "data").glob("*.partial"))
 
 
+def test_a_home_that_can_not_be_written_or_is_being_written_is_refused(
+    tmp_path: Path, own_home: Path
+) -> None:
+    jsonl(tmp_path / "train.jsonl", sums(0, 4))
+    jsonl(tmp_path / "test.jsonl", sums(4, 8))
+    sources = [tmp_path / "train.jsonl", tmp_path / "test.jsonl"]
+    with new_folder(folder_of(find("gsm8k"))), pytest.raises(UserError, match="just now"):
+        prepared("gsm8k", *sources)
+    shutil.rmtree(own_home)
+    own_home.write_text("a file where the folder should be")
+    with pytest.raises(UserError, match="COTERIE_HOME"):
+        prepared("gsm8k", *sources)
+
+
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", sums(0, 4))
     jsonl(tmp_path / "test.jsonl", sums(4, 8))
@@ -385,6 +401,9 @@ def test_a_set_is_downloaded_checked_and_prepared(served: Hub, cli: Cli, own_hom
     manifest = read_manifest(own_home / "data/gsm8k")
     assert find("gsm8k").revision in manifest.source
     assert not (own_home / "downloads/gsm8k").exists()
+    before = len(served.ranges)
+    again = cli("data", "download", "gsm8k")
+    assert again.out == said.out and len(served.ranges) == before, "nothing was fetched again"
     row = next(line for line in cli("data", "list").out.splitlines() if "gsm8k" in line)
     assert "400" in row
 

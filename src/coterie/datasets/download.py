@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.config.home import home, sha256
 from coterie.datasets.catalogue import SPLITS, DataSet
-from coterie.datasets.prepared import Manifest, folder_of, prepare
+from coterie.datasets.prepared import (
+    MANIFEST,
+    Manifest,
+    folder_of,
+    is_unchanged,
+    prepare,
+    read_manifest,
+)
 from coterie.datasets.reading import Progress
 from coterie.errors import UserError
 
@@ -23,20 +30,32 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def download(data_set: DataSet, progress: Progress) -> Manifest:
-    """Download a set's files and prepare them.
+    """Download a set's files and prepare them, unless that has been done and is unchanged.
 
     Raises ``UserError`` without a network, for a file with a wrong checksum and for a broken row.
     """
+    origin = f"https://huggingface.co/datasets/{data_set.repo}, revision {data_set.revision}"
+    if (known := _present(data_set, origin)) is not None:
+        return known
     folder = home() / "downloads" / data_set.name
     files = [
         _fetch(data_set, name, folder, progress)
         for split in SPLITS
         for name in data_set.upstream(split).files
     ]
-    origin = f"https://huggingface.co/datasets/{data_set.repo}, revision {data_set.revision}"
     manifest = prepare(data_set, files, folder_of(data_set), progress, origin=origin)
     shutil.rmtree(folder)
     return manifest
+
+
+def _present(data_set: DataSet, origin: str) -> Manifest | None:
+    """The manifest of the prepared set if it is of this origin and its files are unchanged."""
+    folder = folder_of(data_set)
+    if not (folder / MANIFEST).is_file():
+        return None
+    manifest = read_manifest(folder)
+    same = manifest.source == origin and is_unchanged(folder, manifest)
+    return manifest if same else None
 
 
 def _fetch(data_set: DataSet, name: str, folder: Path, progress: Progress) -> Path:

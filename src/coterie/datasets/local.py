@@ -3,9 +3,8 @@
 from importlib.resources import files
 from pathlib import Path
 
-from coterie.config.home import sha256
 from coterie.datasets.catalogue import DataSet, Split, find
-from coterie.datasets.prepared import MANIFEST, folder_of, read_manifest, split_file
+from coterie.datasets.prepared import MANIFEST, folder_of, is_unchanged, read_manifest, split_file
 from coterie.datasets.reading import SUFFIXES, Silent, read_rows
 from coterie.datasets.rows import QuestionRow
 from coterie.errors import UserError
@@ -26,8 +25,8 @@ def load_rows(name: str, split: Split, source: str | Path = PREPARED) -> list[Qu
     file = _file(data_set, split, source)
     if not file.is_file():
         raise UserError(f"there is no file {file}", _how(data_set))
-    if (file.parent / MANIFEST).is_file():
-        _check_unchanged(file, split)
+    if (file.parent / MANIFEST).is_file() and file == split_file(file.parent, split):
+        _check_unchanged(file.parent, split)
     return list(read_rows(file, data_set.row, Silent()))
 
 
@@ -63,9 +62,10 @@ def _how(data_set: DataSet) -> str:
     )
 
 
-def _check_unchanged(file: Path, split: Split) -> None:
-    if sha256(file) != read_manifest(file.parent).of(split).sha256:
+def _check_unchanged(folder: Path, split: Split) -> None:
+    if not is_unchanged(folder, read_manifest(folder), [split]):
         raise UserError(
-            f"{file} has changed since it was prepared (its checksum is not the manifest's)",
-            f"prepare the set again, or remove {file.parent / MANIFEST} if the change is meant",
+            f"{split_file(folder, split)} has changed since it was prepared (its checksum is not the "
+            "manifest's)",
+            f"prepare the set again, or remove {folder / MANIFEST} if the change is meant",
         )

@@ -80,6 +80,15 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{file} can't be read: {first}", "prepare the set again") from error
 
 
+def is_unchanged(folder: Path, manifest: Manifest, splits: Sequence[Split] = SPLITS) -> bool:
+    """Whether the files of these splits are there and as the manifest says."""
+    files = {split: split_file(folder, split) for split in splits}
+    return all(
+        file.is_file() and sha256(file) == manifest.of(split).sha256
+        for split, file in files.items()
+    )
+
+
 def prepare(
     data_set: DataSet,
     sources: Sequence[Path],

@@ -100,25 +100,26 @@ def converted_folder(name: str) -> Path | None:
 
 
 def found() -> Iterator[Found]:
-    """All packaged and converted models."""
-    packaged = Path(str(files("coterie") / "assets"))
-    for parent in (packaged, home() / "models"):
-        for config in sorted(parent.glob("[!.]*/config.json")):
-            yield Found(
-                config.parent.name,
-                _weights(config.parent),
-                json.loads(config.read_bytes())["max_position_embeddings"],
-                config.parent,
-                parent == packaged,
-            )
+    """All packaged models, then those of the catalogue that are converted."""
+    packaged = Path(str(files("coterie") / "assets")).glob("*/config.json")
+    converted = [folder_of(name) / "config.json" for name in CATALOGUE]
+    for config in [*sorted(packaged), *(file for file in converted if file.is_file())]:
+        folder = config.parent
+        context = json.loads(config.read_bytes())["max_position_embeddings"]
+        yield Found(folder.name, _weights(folder), context, folder, config not in converted)
 
 
 def _weights(folder: Path) -> int:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     total = 0
     for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="numpy") as tensors:
-            shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
-            total += sum(math.prod(shape) for shape in shapes)
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
+        except SafetensorError as error:
+            raise UserError(
+                f"{file} can't be read: {error}", f"run: coterie models get {folder.name}"
+            ) from error
+        total += sum(math.prod(shape) for shape in shapes)
     return total

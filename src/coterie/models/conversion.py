@@ -5,6 +5,8 @@ half-precision minimum) need about 15 binary digits, which float32 holds and bfl
 not; training on CPU is fastest in float32, too.
 """
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -139,12 +141,24 @@ def _convert(gguf: Path, folder: Path) -> None:
         ) from error
     if hasattr(model.config, "_model_name_or_path"):
         del model.config._model_name_or_path
-    model.save_pretrained(folder)
+    _save(model, folder)
     tokenizer.model_max_length = model.config.max_position_embeddings
     _take_digits_apart(tokenizer)
     tokenizer.save_pretrained(folder)
     for file in folder.iterdir():
         file.chmod(0o644)
+
+
+def _save(model: Any, folder: Path) -> None:
+    """Write config and weights; a full disk is the ``OSError`` that it is for other files."""
+    from safetensors import SafetensorError
+
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:
+        if f"os error {errno.ENOSPC}" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        raise
 
 
 def _take_digits_apart(tokenizer: Any) -> None:
