@@ -6,6 +6,7 @@ Heavy imports (torch, transformers) happen inside commands, so that ``--help`` i
 import errno
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -98,7 +99,53 @@ _stage("rollout", "Sample the training dialogues of one iteration.")
 _stage("reward", "Compute the rewards of one iteration's dialogues.")
 _stage("select", "Select what one iteration trains on.")
 _stage("train", "Train on what was selected.")
-_stage("evaluate", "Evaluate the policy that an iteration begins with on the held-out tasks.")
+
+
+class Checkpoints(StrEnum):
+    """Which policies of a run."""
+
+    last = "last"
+    all = "all"
+
+
+@app.command()
+def evaluate(
+    target: Annotated[
+        str, typer.Argument(metavar="BENCHMARK|RUN", help="exchange, hotpot_qa, gsm8k; or a run.")
+    ],
+    words: Words = None,
+    checkpoints: Annotated[
+        Checkpoints, typer.Option(help="Of a run that is the policy of a benchmark.")
+    ] = Checkpoints.last,
+    iteration: Iteration = None,
+    recipe: StageRecipe = "optima/isft",
+) -> None:
+    """Evaluate any policy on a benchmark's held-out tasks; or do a run's own evaluation stage.
+
+    The policy of a benchmark is a run folder, a model, or the URL of an OpenAI-compatible server.
+
+    Examples:
+
+        coterie evaluate hotpot_qa policy=runs/mine data.source=sample --checkpoints all
+
+        coterie evaluate gsm8k policy=smollm2 tasks=100 data.source=sample
+
+        coterie evaluate gsm8k policy=https://api.openai.com/v1 endpoint.model=NAME
+        endpoint.key_variable=OPENAI_API_KEY
+
+        coterie evaluate runs/mine --iteration 1
+    """
+    from coterie.environments.registry import NAMES
+
+    if target in NAMES:
+        from coterie.cli.evaluate import evaluate_benchmark
+
+        every = checkpoints is Checkpoints.all
+        evaluate_benchmark(target, words or [], every=every, console=console)
+        return
+    from coterie.cli.running import run_stage
+
+    run_stage("evaluate", Path(target), words or [], recipe, iteration, console)
 
 
 @app.command()

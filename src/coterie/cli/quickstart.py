@@ -14,7 +14,7 @@ from rich.console import Console
 
 from coterie.cli.running import run_all, summary
 from coterie.recipes.optima import NAME, OptimaISFT
-from coterie.recipes.optima_results import evaluation
+from coterie.runs.held_out import evaluation
 from coterie.recipes.registry import preset, settings, small
 from coterie.runs.folder import open_run, read_config
 
@@ -31,7 +31,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
         run_all(recipe, run, console)
         console.print(summary(recipe, run))
         policies = {"before": 0, "after": recipe.settings.iterations}
-        points = {when: evaluation(run, version) for when, version in policies.items()}
+        points = {when: evaluation(run.store, version) for when, version in policies.items()}
         result = {
             "task": recipe.settings.dataset,
             "model": recipe.settings.model,

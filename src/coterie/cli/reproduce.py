@@ -19,7 +19,7 @@ from rich.table import Table
 from coterie.evaluation.claims import Claim, HeldOut, better
 from coterie.recipes.optima import NAME, OptimaISFT
 from coterie.recipes.optima_controls import ScriptedControl
-from coterie.recipes.optima_results import evaluation, held_out_results
+from coterie.runs.held_out import evaluation, held_out_results
 from coterie.recipes.optima_settings import OptimaSettings
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
@@ -58,7 +58,7 @@ class Findings:
     def add(self, method: str, seed: int, run: Run, version: int) -> None:
         """Take in one policy."""
         self.rows.append(_result(method, seed, run, version))
-        self.tasks[method, seed] = held_out_results(run, version)
+        self.tasks[method, seed] = held_out_results(run.store, version)
 
 
 def reproduce(
@@ -127,7 +127,7 @@ def _control(
 
 
 def _result(method: str, seed: int, run: Run, version: int) -> Result:
-    point = evaluation(run, version)
+    point = evaluation(run.store, version)
     trainings = [run.metrics(Step(i, "train")) for i in range(version)]
     return Result(
         method,

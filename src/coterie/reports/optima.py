@@ -6,7 +6,7 @@ from coterie.config.resolve import flatten
 from coterie.environments.dialogue import gold_answer
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima import OptimaISFT
-from coterie.recipes.optima_results import evaluation
+from coterie.runs.held_out import evaluation
 from coterie.recipes.optima_reward import PARTS
 from coterie.reports.data import (
     AgentFacts,
@@ -65,7 +65,7 @@ def run_report(recipe: OptimaISFT, run: Run) -> RunReport:
 
 
 def _point(run: Run, version: int) -> IterationPoint:
-    found = evaluation(run, version)
+    found = evaluation(run.store, version)
     return IterationPoint(version, found.score, found.low, found.high, found.tokens, found.n)
 
 

@@ -48,6 +48,8 @@ class Finished:
     episode: Episode
     tree: Tree | None
     failure: str | None = None
+    tokens: int = 0
+    """Of all its turns, as their maker counts."""
 
 
 class Player:
@@ -66,12 +68,13 @@ class Player:
 
     async def _guarded(self, episode: Episode) -> Finished:
         try:
-            return Finished(episode, await self.play(episode))
+            return await self.play(episode)
         except EngineError as error:
             return Finished(episode, None, str(error))
 
-    async def play(self, episode: Episode) -> Tree:
+    async def play(self, episode: Episode) -> Finished:
         """Play one episode to its end. Raises :class:`EngineError` if the engine gives up on it."""
+        tokens = 0
         tree = Tree(episode.task.id, episode.stage, episode.iteration)
         state = DialogueState(episode.task, episode.format)
         memory = {agent: Memory() for agent in self.environment.agents}
@@ -80,13 +83,14 @@ class Player:
             ask = self._ask(tree, state, agent, episode)
             said = await self.voice.speak(ask, memory[agent])
             tree.add(said.turn, said.request)
+            tokens += said.tokens
             state = await step(self.environment, state, said.turn, cut=said.cut)
         score = (
             self.environment.score(episode.task, state.answer) if state.end != "runaway" else 0.0
         )
         leaf = state.turns[-1].id
         tree.end(Outcome(leaf, episode.sample, state.end, state.answer, score))
-        return tree
+        return Finished(episode, tree, tokens=tokens)
 
     def _ask(self, tree: Tree, state: DialogueState, agent: str, episode: Episode) -> Ask:
         parent = state.turns[-1].id if state.turns else tree.root
@@ -100,5 +104,8 @@ class Player:
 
 
 def dialogue_tokens(path: Sequence[Turn]) -> int:
-    """Tokens of a dialogue: those of its sampled turns, end-of-turn tokens included."""
+    """Tokens of a dialogue: those of its sampled turns, end-of-turn tokens included.
+
+    Turns that came as text have none; what their endpoint counted is among the item's metrics.
+    """
     return sum(len(turn.ids) for turn in path if turn.sample)

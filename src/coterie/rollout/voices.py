@@ -1,4 +1,4 @@
-"""How an agent's next turn is made: from the tokens of an engine.
+"""How an agent's next turn is made: from the tokens of an engine, or as text by an endpoint.
 
 A voice is asked with messages and gives a turn. It keeps nothing between turns: what an agent has
 seen and said so far is in the :class:`Memory` of its episode.
@@ -8,9 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from coterie.engines.endpoint import Endpoint, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, Turn, make_turn
+from coterie.trajectories.turn import (
+    Message,
+    Part,
+    PrivilegeError,
+    Request,
+    Sample,
+    Speaker,
+    Turn,
+    make_turn,
+)
 from coterie.trajectories.view import Render
 
 LEAST_ROOM = 8
@@ -27,13 +37,15 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Utterance:
+class Said:
     """A turn that was just made."""
 
     turn: Turn
     request: Request | None
     cut: bool
     """Whether it ran to the limit of tokens, or of the context."""
+    tokens: int
+    """How many tokens it has, as its maker counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +64,7 @@ class Ask:
 class Voice(Protocol):
     """Makes turns. Raises ``EngineError`` if it can't."""
 
-    async def speak(self, ask: Ask, memory: Memory) -> Utterance:
+    async def speak(self, ask: Ask, memory: Memory) -> Said:
         """The agent's next turn; ``memory`` is brought up to date."""
         ...
 
@@ -68,7 +80,7 @@ class TokenVoice:
         self.sampling = sampling
         self.context_length = context_length
 
-    async def speak(self, ask: Ask, memory: Memory) -> Utterance:
+    async def speak(self, ask: Ask, memory: Memory) -> Said:
         """One completion of the rendered messages, at most as long as the context has room."""
         prompt = self.render(ask.shown, ask.tree, ask.agent)
         request = Request.make(
@@ -85,7 +97,7 @@ class TokenVoice:
         memory.turn = turn.id
         memory.ids = prompt + completion.ids
         memory.messages = (*ask.shown, Message("assistant", turn=turn.id))
-        return Utterance(turn, request, completion.finish == "length")
+        return Said(turn, request, completion.finish == "length", len(completion.ids))
 
     def _within(self, prompt: Sequence[int]) -> Sampling:
         room = self.context_length - len(prompt)
@@ -110,3 +122,44 @@ class TokenVoice:
             self.sampling.temperature,
             self.sampling.top_p,
         )
+
+
+class TextVoice:
+    """Speaks by an endpoint: text in, text out, no tokens; for evaluation, never for training.
+
+    A turn's end is what the endpoint says; a seed is passed on, and may be ignored there.
+    """
+
+    def __init__(self, endpoint: Endpoint, sampling: Sampling) -> None:
+        self.endpoint = endpoint
+        self.sampling = sampling
+
+    async def speak(self, ask: Ask, memory: Memory) -> Said:
+        """One reply to the messages as chat."""
+        reply = await self.endpoint.chat(
+            [_utterance(message, ask) for message in ask.shown],
+            max_tokens=self.sampling.max_tokens,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            seed=ask.seed % 2**31,
+        )
+        model = self.endpoint.settings.model
+        turn = make_turn(
+            ask.parent,
+            Speaker("agent", ask.agent),
+            [Part(reply.text, source=f"endpoint:{model}")],
+            author=f"endpoint:{model}",
+            draw=ask.draw,
+        )
+        return Said(turn, None, reply.finish == "length", reply.completion_tokens)
+
+
+def _utterance(message: Message, ask: Ask) -> Utterance:
+    """A message as plain text; refused (``PrivilegeError``) if the agent may not see all of it."""
+    assert message.role != "tool", "dialogues have no tools"
+    if message.turn is not None:
+        return Utterance(message.role, ask.tree.turns[message.turn].text)
+    for part in message.parts:
+        if not part.visible_to(ask.agent):
+            raise PrivilegeError(f"{ask.agent!r} may not see a part from {part.source}")
+    return Utterance(message.role, "".join(part.text for part in message.parts))

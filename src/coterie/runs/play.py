@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from coterie.errors import UserError
-from coterie.rollout.episodes import Episode, Finished, Player, dialogue_tokens
+from coterie.rollout.episodes import Episode, Finished, Player
 from coterie.training.progress import Progress
 from coterie.trajectories.store import Metrics, Store
 
@@ -30,18 +30,19 @@ async def play(
 
 def summary(store: Store, iteration: int, stage: str) -> Metrics:
     """How many dialogues of a stage there are and how many failed; their mean score and tokens."""
-    scores, tokens = [], []
-    for tree in store.trees(iteration, stage):
-        for outcome, path in tree.trajectories():
-            scores.append(outcome.score)
-            tokens.append(dialogue_tokens(path))
+    scores = [
+        outcome.score
+        for tree in store.trees(iteration, stage)
+        for outcome, _ in tree.trajectories()
+    ]
+    played = [m for key, m in store.metrics(iteration, stage).items() if "tokens" in m and key.task]
     failed = sum(key.stage == stage for key, _ in store.failures(iteration))
     n = len(scores)
     return {
         "n": n,
         "failed": failed,
         "score": sum(scores) / n if n else 0.0,
-        "tokens": sum(tokens) / n if n else 0.0,
+        "tokens": sum(int(metrics["tokens"]) for metrics in played) / n if n else 0.0,
     }
 
 
@@ -65,7 +66,9 @@ async def _record(
         if not succeeded:
             continue
         for one in withheld:
-            store.finish(one.episode.key, tree=one.tree, failure=one.failure)
+            store.finish(
+                one.episode.key, tree=one.tree, failure=one.failure, metrics={"tokens": one.tokens}
+            )
         withheld.clear()
     if withheld:
         raise UserError(
