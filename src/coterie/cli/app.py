@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.progress import ConsoleProgress
+from coterie.cli.serve import app as serve_app
 from coterie.errors import UserError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Post-train language-model agents that work in company.",
 )
+app.add_typer(serve_app, name="serve")
 console = Console(stderr=True, soft_wrap=True)
 
 INTERRUPTED = 130

@@ -93,7 +93,7 @@ class InProcessEngine:
         """
         self.stats.requests += 1
         try:
-            self._check(prompt, sampling.max_tokens)
+            self.check(prompt, sampling.max_tokens)
             if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
                 raise EngineError(f"can't sample with {sampling}")
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
@@ -117,7 +117,7 @@ class InProcessEngine:
                 raise EngineError("log-probs need a prefix and continuations, none of them empty")
             sequences = [(*prefix, *continuation) for continuation in continuations]
             for ids in sequences:
-                self._check(ids, 0)
+                self.check(ids, 0)
             future: asyncio.Future[list[list[float]]] = asyncio.get_running_loop().create_future()
             self._scoring.append(Scoring(sequences, len(prefix), future))
             return (await self._results([future], self.timeout))[0]
@@ -131,7 +131,7 @@ class InProcessEngine:
 
         Refused (:class:`EngineError`) while requests are in flight: they would mix two versions.
         """
-        if self._busy():
+        if self.busy:
             raise EngineError(
                 f"can't load {path}: requests of version {self.version} are in flight; await them"
             )
@@ -144,12 +144,15 @@ class InProcessEngine:
 
     def forget(self) -> None:
         """Drop the kept keys and values of prompt beginnings. Not while requests are in flight."""
-        if self._busy():
+        if self.busy:
             raise EngineError("can't forget prefixes while requests are in flight; await them")
         self._runner.clear()
 
-    def _check(self, ids: Sequence[int], more: int) -> None:
-        """Refuse what would fail the model's step, and with it the requests of others."""
+    def check(self, ids: Sequence[int], more: int) -> None:
+        """Refuse (:class:`EngineError`) ids that, with ``more`` to come, the model can't take.
+
+        They would fail its step, and with it the requests of others.
+        """
         vocabulary = self.loaded.model.config.vocab_size
         if not ids or min(ids) < 0 or max(ids) >= vocabulary:
             raise EngineError(f"a prompt needs ids from 0 to {vocabulary - 1}, and at least one")
@@ -174,7 +177,9 @@ class InProcessEngine:
             for future in futures:
                 future.cancel()
 
-    def _busy(self) -> bool:
+    @property
+    def busy(self) -> bool:
+        """Whether requests are in flight."""
         items: list[Running | Scoring] = [*self._waiting, *self._running, *self._scoring]
         return any(not item.future.done() for item in items)
 
