@@ -17,6 +17,7 @@ from rich.table import Table
 from coterie.cli.data import app as data_app
 from coterie.cli.models import app as models_app
 from coterie.cli.progress import ConsoleProgress
+from coterie.cli.serve import app as serve_app
 from coterie.errors import UserError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
+app.add_typer(serve_app, name="serve")
 console = Console(stderr=True, soft_wrap=True)
 
 INTERRUPTED = 130

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from coterie.cli.running import run_all, summary
 from coterie.recipes.optima import NAME, OptimaISFT
-from coterie.runs.held_out import evaluation
 from coterie.recipes.registry import preset, settings, small
 from coterie.runs.folder import open_run, read_config
+from coterie.runs.held_out import evaluation
 
 
 def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Console) -> None:

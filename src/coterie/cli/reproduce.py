@@ -19,10 +19,10 @@ from rich.table import Table
 from coterie.evaluation.claims import Claim, HeldOut, better
 from coterie.recipes.optima import NAME, OptimaISFT
 from coterie.recipes.optima_controls import ScriptedControl
-from coterie.runs.held_out import evaluation, held_out_results
 from coterie.recipes.optima_settings import OptimaSettings
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.held_out import evaluation, held_out_results
 from coterie.runs.loop import fork, run_steps
 from coterie.training.progress import Progress
 

@@ -13,7 +13,7 @@ number of threads, ids *and* log-probs are bitwise equal whatever shares the bat
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -84,20 +84,26 @@ class InProcessEngine:
         self._task: asyncio.Task[None] | None = None
 
     async def sample(
-        self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
+        self,
+        prompt: Sequence[int],
+        seeds: Sequence[int],
+        sampling: Sampling,
+        *,
+        hear: Callable[[int], None] | None = None,
     ) -> list[Completion]:
         """One completion per seed, in order; the prompt is read once.
 
+        ``hear`` is called with each id as it is sampled, to show a single completion as it grows.
         Raises :class:`EngineError` if prompt and ``max_tokens`` exceed the context, on timeout, or
         if the model fails.
         """
         self.stats.requests += 1
         try:
-            self._check(prompt, sampling.max_tokens)
+            self.check(prompt, sampling.max_tokens)
             if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
                 raise EngineError(f"can't sample with {sampling}")
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
-            batch = [Running(ids, seed, sampling, loop.create_future()) for seed in seeds]
+            batch = [Running(ids, seed, sampling, loop.create_future(), hear) for seed in seeds]
             self._waiting.extend(batch)
             return await self._results([one.future for one in batch], None)
         except BaseException:
@@ -117,7 +123,7 @@ class InProcessEngine:
                 raise EngineError("log-probs need a prefix and continuations, none of them empty")
             sequences = [(*prefix, *continuation) for continuation in continuations]
             for ids in sequences:
-                self._check(ids, 0)
+                self.check(ids, 0)
             future: asyncio.Future[list[list[float]]] = asyncio.get_running_loop().create_future()
             self._scoring.append(Scoring(sequences, len(prefix), future))
             return (await self._results([future], self.timeout))[0]
@@ -131,7 +137,7 @@ class InProcessEngine:
 
         Refused (:class:`EngineError`) while requests are in flight: they would mix two versions.
         """
-        if self._busy():
+        if self.busy:
             raise EngineError(
                 f"can't load {path}: requests of version {self.version} are in flight; await them"
             )
@@ -144,12 +150,15 @@ class InProcessEngine:
 
     def forget(self) -> None:
         """Drop the kept keys and values of prompt beginnings. Not while requests are in flight."""
-        if self._busy():
+        if self.busy:
             raise EngineError("can't forget prefixes while requests are in flight; await them")
         self._runner.clear()
 
-    def _check(self, ids: Sequence[int], more: int) -> None:
-        """Refuse what would fail the model's step, and with it the requests of others."""
+    def check(self, ids: Sequence[int], more: int) -> None:
+        """Refuse (:class:`EngineError`) ids that, with ``more`` to come, the model can't take.
+
+        They would fail its step, and with it the requests of others.
+        """
         vocabulary = self.loaded.model.config.vocab_size
         if not ids or min(ids) < 0 or max(ids) >= vocabulary:
             raise EngineError(f"a prompt needs ids from 0 to {vocabulary - 1}, and at least one")
@@ -174,7 +183,9 @@ class InProcessEngine:
             for future in futures:
                 future.cancel()
 
-    def _busy(self) -> bool:
+    @property
+    def busy(self) -> bool:
+        """Whether requests are in flight."""
         items: list[Running | Scoring] = [*self._waiting, *self._running, *self._scoring]
         return any(not item.future.done() for item in items)
 
@@ -230,10 +241,12 @@ class InProcessEngine:
         for row, one in enumerate(joining, first):
             same.setdefault(one.prompt, []).append(row)
         logits, cached = self._runner.prefill([rows[0] for rows in same.values()], list(same))
-        for prompt, (row, *others) in same.items():
+        for (prompt, (row, *others)), kept in zip(same.items(), cached, strict=True):
             self._runner.slots.move(row, others, len(prompt))
+            for place in (row, *others):
+                joining[place - first].cached = kept
         self.stats.prompt_tokens += sum(map(len, same))
-        self.stats.cached_tokens += cached
+        self.stats.cached_tokens += sum(cached)
         source = {row: index for index, rows in enumerate(same.values()) for row in rows}
         self._running += joining
         places = [source[row] for row in range(first, first + len(joining))]

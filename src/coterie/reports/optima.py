@@ -6,7 +6,6 @@ from coterie.config.resolve import flatten
 from coterie.environments.dialogue import gold_answer
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima import OptimaISFT
-from coterie.runs.held_out import evaluation
 from coterie.recipes.optima_reward import PARTS
 from coterie.reports.data import (
     AgentFacts,
@@ -26,6 +25,7 @@ from coterie.reports.data import (
 )
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step
+from coterie.runs.held_out import evaluation
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import Turn

@@ -1,0 +1,142 @@
+"""The server's routes: an OpenAI-compatible protocol, with token ids in and out as vLLM has it.
+
+The engine runs on the server's own asyncio loop, which is given back between its steps.
+"""
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel
+
+import coterie
+from coterie.engines.serving.answered import Loaded, ModelCard, ModelList
+from coterie.engines.serving.asked import (
+    AdapterAsked,
+    AdapterGone,
+    ChatAsked,
+    CheckpointAsked,
+    CompletionAsked,
+)
+from coterie.engines.serving.chats import chat_prompt, complete_chat
+from coterie.engines.serving.completions import complete
+from coterie.engines.serving.connection import finish
+from coterie.engines.serving.errors import Refused, answer, handle_errors
+from coterie.engines.serving.policies import Policies, Policy
+from coterie.engines.serving.streams import stream_reply
+
+Handlers = dict[str, Callable[..., Coroutine[Any, Any, Response]]]
+
+
+def make_app(policies: Policies, *, allow_loading: bool = False) -> FastAPI:
+    """The server's application; ``allow_loading`` lets clients load weights from local folders."""
+    app = FastAPI(title="coterie", version=coterie.__version__)
+    handle_errors(app)
+    routes = Routes(policies, allow_loading)
+    gets: Handlers = {
+        "/health": routes.health,
+        "/version": routes.version,
+        "/v1/models": routes.models,
+    }
+    posts: Handlers = {
+        "/v1/completions": routes.completions,
+        "/v1/chat/completions": routes.chat,
+        "/v1/load_lora_adapter": routes.load_adapter,
+        "/v1/unload_lora_adapter": routes.unload_adapter,
+        "/load_checkpoint": routes.load_checkpoint,
+        "/reset_prefix_cache": routes.reset_prefix_cache,
+    }
+    for method, handlers in (("GET", gets), ("POST", posts)):
+        for path, handler in handlers.items():
+            app.add_api_route(path, handler, methods=[method], response_model=None)
+    return app
+
+
+class Routes:
+    """What each route does."""
+
+    def __init__(self, policies: Policies, allow_loading: bool) -> None:
+        self._policies = policies
+        self._allow_loading = allow_loading
+
+    async def health(self) -> Response:
+        """200 when requests are taken, 503 while weights are being loaded."""
+        if self._policies.loading:
+            return answer(503, f"{self._policies.loading} is being loaded")
+        return JSONResponse({})
+
+    async def version(self) -> Response:
+        """The version of coterie."""
+        return JSONResponse({"version": coterie.__version__})
+
+    async def models(self) -> Response:
+        """The model and its adapters, each with the version of its weights."""
+        return reply(ModelList(data=[_card(policy) for policy in self._policies.all()]))
+
+    async def completions(self, asked: CompletionAsked, request: Request) -> Response:
+        """Continue prompts of text or token ids, or score them."""
+        policy = self._named(asked.model)
+        return reply(await finish(request, complete(policy.engine, asked)))
+
+    async def chat(self, asked: ChatAsked, request: Request) -> Response:
+        """Reply to a chat, at once or as a stream of server-sent events."""
+        engine = self._named(asked.model).engine
+        prompt = chat_prompt(engine, asked)
+        if asked.stream:
+            pieces = stream_reply(engine, asked, prompt, request)
+            return StreamingResponse(pieces, media_type="text/event-stream")
+        return reply(await finish(request, complete_chat(engine, asked, prompt)))
+
+    async def load_checkpoint(self, asked: CheckpointAsked) -> Response:
+        """Replace the model's weights by those of a local folder."""
+        self._check_loading()
+        path = Path(asked.path)
+        return _loaded(await self._policies.load_checkpoint(path, asked.version))
+
+    async def load_adapter(self, asked: AdapterAsked) -> Response:
+        """Serve the model with the LoRA adapter of a local folder, under a name of its own."""
+        self._check_loading()
+        path = Path(asked.lora_path)
+        return _loaded(await self._policies.load_adapter(asked.lora_name, path))
+
+    async def unload_adapter(self, asked: AdapterGone) -> Response:
+        """Stop serving an adapter."""
+        self._check_loading()
+        return _loaded(self._policies.unload_adapter(asked.lora_name))
+
+    async def reset_prefix_cache(self) -> Response:
+        """Drop what was kept of prompts."""
+        self._policies.forget()
+        return JSONResponse({})
+
+    def _named(self, name: str) -> Policy:
+        if self._policies.loading:
+            raise Refused(503, f"{self._policies.loading} is being loaded")
+        return self._policies.get(name)
+
+    def _check_loading(self) -> None:
+        if not self._allow_loading:
+            raise Refused(403, "this server loads nothing: it was not started with --allow-loading")
+
+
+def reply(body: BaseModel) -> Response:
+    """A body as JSON, without what is not there."""
+    return Response(body.model_dump_json(exclude_none=True), media_type="application/json")
+
+
+def _card(policy: Policy) -> ModelCard:
+    engine = policy.engine
+    return ModelCard(
+        id=policy.name,
+        created=policy.created,
+        root=policy.root,
+        parent=policy.parent,
+        version=engine.version,
+        max_model_len=engine.loaded.context_length,
+    )
+
+
+def _loaded(policy: Policy) -> Response:
+    return reply(Loaded(model=policy.name, version=policy.engine.version))
