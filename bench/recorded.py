@@ -7,11 +7,11 @@ from tempfile import TemporaryDirectory
 
 from coterie.environments.dialogue import drop_format
 from coterie.models.loading import load
+from coterie.progress import Silent
 from coterie.recipes.optima import NAME, OptimaISFT
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.training.progress import Silent
 from coterie.trajectories.pair import Pair, trajectory_pair
 from coterie.trajectories.view import View, recontext
 

@@ -20,9 +20,10 @@ from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
 from coterie.datasets.download import download
 from coterie.datasets.local import load_rows, sample_folder
 from coterie.datasets.prepared import folder_of, prepare, read_manifest
-from coterie.datasets.reading import Silent, read_rows
+from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, question_key
 from coterie.errors import UserError
+from coterie.progress import Silent
 from tests.conftest import Cli
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -7,6 +7,7 @@ import coterie
 
 FLOORS = [
     "errors",
+    "progress",
     "config",
     "datasets",
     "trajectories",

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from coterie.environments.dialogue import FORMAT_SOURCE, drop_format
+from coterie.progress import Silent
 from coterie.recipes.optima import DROP_FORMAT, NAME, OptimaISFT
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.training.progress import Silent
 from tests.conftest import SMALL, Cli
 
 

@@ -44,10 +44,10 @@ def test_the_model_has_the_packaged_shape(rebuilt: Path) -> None:
 
 
 def test_it_talks_in_form(rebuilt: Path, tmp_path: Path) -> None:
+    from coterie.progress import Silent
     from coterie.recipes.optima import NAME, OptimaISFT
     from coterie.runs.folder import Step, open_run
     from coterie.runs.loop import run_steps
-    from coterie.training.progress import Silent
 
     own = settings(NAME, [f"model={rebuilt}", "rollout.tasks=64", "rollout.samples=2"])
     recipe = OptimaISFT(own)

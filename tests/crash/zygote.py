@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
+from coterie.progress import Silent
 from coterie.recipes.optima import NAME, OptimaISFT
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.training.progress import Silent
 
 WORDS = [
     "iterations=2", "rollout.tasks=4", "rollout.samples=2", "rollout.max_tokens=24",

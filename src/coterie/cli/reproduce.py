@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.evaluation.claims import Claim, HeldOut, better
+from coterie.progress import Progress
 from coterie.recipes.optima import NAME, OptimaISFT
 from coterie.recipes.optima_controls import ScriptedControl
 from coterie.recipes.optima_settings import OptimaSettings
@@ -24,7 +25,6 @@ from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.held_out import evaluation, held_out_results
 from coterie.runs.loop import fork, run_steps
-from coterie.training.progress import Progress
 
 MARGIN_OVER_CONTROLS = 0.10
 Scores = dict[tuple[str, int], dict[str, HeldOut]]

@@ -20,8 +20,8 @@ from coterie.datasets.prepared import (
     prepare,
     read_manifest,
 )
-from coterie.datasets.reading import Progress
 from coterie.errors import UserError
+from coterie.progress import Progress
 
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from coterie.datasets.catalogue import DataSet, Split, find
 from coterie.datasets.prepared import MANIFEST, folder_of, is_unchanged, read_manifest, split_file
-from coterie.datasets.reading import SUFFIXES, Silent, read_rows
+from coterie.datasets.reading import SUFFIXES, read_rows
 from coterie.datasets.rows import QuestionRow
 from coterie.errors import UserError
+from coterie.progress import Silent
 
 SAMPLE = "sample"
 PREPARED = "prepared"

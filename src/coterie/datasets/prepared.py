@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from coterie.config.home import home, new_folder, sha256
 from coterie.datasets.catalogue import SPLITS, DataSet, Split
-from coterie.datasets.reading import SUFFIXES, Progress, read_rows
+from coterie.datasets.reading import SUFFIXES, read_rows
 from coterie.datasets.rows import QuestionRow
 from coterie.errors import UserError
+from coterie.progress import Progress
 
 MANIFEST = "manifest.json"
 _WORDS: Mapping[Split, frozenset[str]] = {

@@ -6,38 +6,17 @@ Formats: ``.jsonl`` (an object a line), ``.json`` (a list of objects) and ``.par
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from coterie.datasets.rows import QuestionRow
 from coterie.errors import UserError
+from coterie.progress import Progress
 
 R = TypeVar("R", bound=QuestionRow)
 SUFFIXES = (".jsonl", ".json", ".parquet")
 PARQUET_BATCH = 256
-
-
-class Progress(Protocol):
-    """Somebody who watches."""
-
-    def start(self, total: int, description: str) -> None:
-        """``total`` units of work are ahead."""
-        ...
-
-    def advance(self, n: int) -> None:
-        """``n`` more are done."""
-        ...
-
-
-class Silent:
-    """Shows nothing."""
-
-    def start(self, total: int, description: str) -> None:
-        """Nothing."""
-
-    def advance(self, n: int) -> None:
-        """Nothing."""
 
 
 def read_rows(file: Path, row: type[R], progress: Progress) -> Iterator[R]:

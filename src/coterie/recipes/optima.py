@@ -26,6 +26,7 @@ from coterie.environments.dialogue import drop_format
 from coterie.environments.registry import environment
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel, load, reload
+from coterie.progress import Progress
 from coterie.recipes.optima_reward import COUNTS, PARTS, Scored, reward_of, score
 from coterie.recipes.optima_settings import OptimaSettings
 from coterie.recipes.plan import plan
@@ -38,7 +39,6 @@ from coterie.runs.play import play, summary
 from coterie.selection.demonstrations import best_demonstrations, random_demonstrations
 from coterie.training.checkpoint import weight_hash
 from coterie.training.loop import train
-from coterie.training.progress import Progress
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.store import ItemKey, Metrics, Selection
 from coterie.trajectories.task import Task

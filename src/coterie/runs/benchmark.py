@@ -11,11 +11,11 @@ from coterie.config.settings import Settings, key
 from coterie.engines.protocol import Sampling
 from coterie.environments.dialogue import DialogueEnvironment
 from coterie.environments.registry import DataSettings, environment
+from coterie.progress import Progress
 from coterie.rollout.episodes import Episode, Player
 from coterie.rollout.voices import Voice
 from coterie.runs.held_out import STAGE, Evaluation, evaluation
 from coterie.runs.play import play
-from coterie.training.progress import Progress
 from coterie.trajectories.store import Store
 from coterie.trajectories.turn import digest
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from coterie.config.settings import Settings
 from coterie.errors import UserError
+from coterie.progress import Progress
 from coterie.runs.folder import Run, Step, differences, open_run, read_config, write_config
-from coterie.training.progress import Progress
 from coterie.trajectories.jsonl import copy
 from coterie.trajectories.store import Metrics
 

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from coterie.errors import UserError
+from coterie.progress import Progress
 from coterie.rollout.episodes import Episode, Finished, Player
-from coterie.training.progress import Progress
 from coterie.trajectories.store import Metrics, Store
 
 

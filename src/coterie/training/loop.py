@@ -26,12 +26,12 @@ from coterie.errors import UserError
 from coterie.models.packed import checked_rule
 from coterie.models.packing import CostRule
 from coterie.models.splitting import Family
+from coterie.progress import Progress, Silent
 from coterie.training.batches import Plan, plan
 from coterie.training.forward import LossModule
 from coterie.training.objective import Item, Objective
 from coterie.training.optimizer import make_optimizer, rate_at, set_rate
 from coterie.training.prepare import longest_row, precision, prepared, trainable
-from coterie.training.progress import Progress, Silent
 from coterie.training.record import Record, TrainingReport, open_folder
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT

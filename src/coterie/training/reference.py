@@ -19,10 +19,10 @@ from coterie.errors import UserError
 from coterie.models.adapters import using
 from coterie.models.packed import checked_rule
 from coterie.models.splitting import Splitter
+from coterie.progress import Progress, Silent
 from coterie.training.checkpoint import hash_items, hash_tensors, sync
 from coterie.training.forward import row_logprobs
 from coterie.training.prepare import longest_row
-from coterie.training.progress import Progress, Silent
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row

@@ -1,4 +1,4 @@
-"""How a training tells what it is doing. The command line renders it; silence is the default."""
+"""How long work tells what it is doing. The command line renders it; silence is the default."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ class Progress(Protocol):
     """Somebody who watches. All calls come from the main rank, in order."""
 
     def start(self, total: int, description: str) -> None:
-        """``total`` units of work (optimiser steps) are ahead."""
+        """``total`` units of work (dialogues, optimiser steps, bytes) are ahead."""
         ...
 
     def advance(self, n: int, **fields: float) -> None:
