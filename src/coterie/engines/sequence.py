@@ -45,14 +45,9 @@ class Running:
         self.logprobs.append(logprob)
         if self.hear is not None:
             self.hear(token)
-        if token in ends:
-            self._end("end", decode(self.ids[:-1]))
-        elif self.sampling.stop and (text := self._stopped(decode)) is not None:
-            self._end("stop_string", text)
-        elif len(self.ids) == self.sampling.max_tokens:
-            self._end("length", decode(self.ids))
-        else:
+        if (ended := ending(self.ids, self.sampling, ends, decode)) is None:
             return False
+        self._end(*ended)
         return True
 
     @property
@@ -60,25 +55,38 @@ class Running:
         """Whether it has run for longer than its time limit."""
         return time.monotonic() - self.began > self.sampling.timeout
 
-    def _stopped(self, decode: Decode) -> str | None:
-        """The text before the first stop string, if there is one.
-
-        The last tokens are looked at first: a token that is text at all has at least one byte.
-        """
-        stops = self.sampling.stop
-        window = max(len(stop.encode()) for stop in stops) + 4
-        tail = decode(self.ids[-window:])
-        if not any(stop in tail for stop in stops):
-            return None
-        text = decode(self.ids)
-        found = [index for stop in stops if (index := text.find(stop)) >= 0]
-        return text[: min(found)] if found else None
-
     def _end(self, finish: Finish, text: str) -> None:
         ids, logprobs = tuple(self.ids), tuple(self.logprobs)
         completion = Completion(ids, logprobs, text, finish, self.seed, self.cached)
         if not self.future.done():
             self.future.set_result(completion)
+
+
+def ending(
+    ids: Sequence[int], sampling: Sampling, ends: frozenset[int], decode: Decode
+) -> tuple[Finish, str] | None:
+    """How a completion ends with its last id, and its text; ``None`` if it goes on."""
+    if ids[-1] in ends:
+        return "end", decode(ids[:-1])
+    if sampling.stop and (text := _stopped(ids, sampling.stop, decode)) is not None:
+        return "stop_string", text
+    if len(ids) == sampling.max_tokens:
+        return "length", decode(ids)
+    return None
+
+
+def _stopped(ids: Sequence[int], stops: Sequence[str], decode: Decode) -> str | None:
+    """The text before the first stop string, if there is one.
+
+    The last tokens are looked at first: a token that is text at all has at least one byte.
+    """
+    window = max(len(stop.encode()) for stop in stops) + 4
+    tail = decode(ids[-window:])
+    if not any(stop in tail for stop in stops):
+        return None
+    text = decode(ids)
+    found = [index for stop in stops if (index := text.find(stop)) >= 0]
+    return text[: min(found)] if found else None
 
 
 @dataclass(eq=False, slots=True)

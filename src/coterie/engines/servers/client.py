@@ -1,0 +1,227 @@
+"""A client of one inference server: token ids in, token ids and log-probs out, nothing taken on trust.
+
+Every reply is validated before anyone sees it. What fails is a
+:class:`~coterie.engines.servers.faults.TransientFault` (try again, elsewhere if possible) or a
+:class:`~coterie.engines.servers.faults.FinalFault`. Time limits are the caller's
+(``asyncio.timeout``): cancelling a call closes its connection, on which servers abort the request.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from coterie.engines.protocol import Completion, Sampling
+from coterie.engines.sequence import Decode, ending
+from coterie.engines.servers.faults import FinalFault, TransientFault
+from coterie.engines.servers.wire import (
+    CacheReset,
+    Choice,
+    CompletionReply,
+    ErrorReply,
+    ModelCard,
+    ModelList,
+    Usage,
+)
+
+Reply = TypeVar("Reply", bound=BaseModel)
+CONNECT_SECONDS = 10.0
+HEALTH_SECONDS = 5.0
+KEPT_SECONDS = 2.0
+"""An idle connection is dropped before a server would do so (uvicorn: 5 s)."""
+AGAIN = {408, 409, 425, 429}
+"""Client errors that a later try may not meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probs (nats, temperature 1) of the ids of a sequence from ``start`` on."""
+
+    logprobs: list[float]
+    usage: Usage
+
+
+class ServerClient:
+    """Speaks to the server at ``url`` as ``model``, whose text is cut with our own tokenizer.
+
+    ``decode`` and ``end_ids`` are the tokenizer's, as in
+    :class:`~coterie.models.chat.ChatRenderer`.
+    """
+
+    def __init__(self, url: str, model: str, decode: Decode, end_ids: frozenset[int]) -> None:
+        self.url = url.rstrip("/")
+        self.model = model
+        self._decode = decode
+        self._ends = end_ids
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEPT_SECONDS),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Drop all connections."""
+        await self._http.aclose()
+
+    async def complete(
+        self, prompt: Sequence[int], seed: int, sampling: Sampling
+    ) -> tuple[Completion, Usage]:
+        """One completion of a prompt. Raises a ``ServerFault``."""
+        wanted = {
+            **self._request(prompt, sampling.max_tokens),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": seed,
+            "stop": list(sampling.stop),
+            "stop_token_ids": sorted(self._ends),
+            "include_stop_str_in_output": True,
+            "logprobs": 0,
+        }
+        choice, usage = await self._choice(wanted, prompt)
+        ids, logprobs = _sampled(choice, usage, sampling)
+        if any(token in self._ends for token in ids[:-1]):
+            raise TransientFault("the completion goes on after an end-of-turn token")
+        ended = ending(ids, sampling, self._ends, self._decode)
+        if ended is None:
+            raise TransientFault(
+                f"wrong token count: {len(ids)} of up to {sampling.max_tokens} tokens, and no end "
+                "of turn or stop string among them"
+            )
+        finish, text = ended
+        return Completion(tuple(ids), tuple(logprobs), text, finish, seed), usage
+
+    async def score(self, ids: Sequence[int], start: int) -> Scored:
+        """Log-probs of ``ids[start:]``, each given all before it. Raises a ``ServerFault``."""
+        wanted = {**self._request(ids, 1), "temperature": 1.0, "prompt_logprobs": 0}
+        choice, usage = await self._choice(wanted, ids)
+        given = choice.prompt_logprobs
+        if given is None or len(given) != len(ids):
+            count = "no" if given is None else str(len(given))
+            raise TransientFault(f"{count} prompt log-probs for {len(ids)} tokens")
+        found = [(at or {}).get(token) for token, at in zip(ids, given, strict=True)][start:]
+        values = [one.logprob for one in found if one is not None]
+        if len(values) != len(found):
+            raise TransientFault("log-probs of some prompt tokens are missing")
+        _check_logprobs(values)
+        return Scored(values, usage)
+
+    async def healthy(self) -> bool:
+        """Whether the server says, within a few seconds, that it is well."""
+        try:
+            reply = await self._http.get("/health", timeout=HEALTH_SECONDS)
+        except (httpx.HTTPError, OSError):
+            return False
+        return reply.status_code == httpx.codes.OK
+
+    async def models(self) -> list[ModelCard]:
+        """What the server serves. Raises a ``ServerFault``."""
+        return _parsed(ModelList, await self._send("GET", "/v1/models", None)).data
+
+    async def reset_cache(self) -> bool:
+        """Have the server drop its prefix cache; whether it could. Raises a ``ServerFault``."""
+        return _parsed(CacheReset, await self._send("POST", "/reset_prefix_cache", None)).success
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> None:
+        """Have the server do something whose answer is only a status. Raises a ``ServerFault``."""
+        await self._send("POST", path, body)
+
+    def _request(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+
+    async def _choice(
+        self, wanted: Mapping[str, Any], prompt: Sequence[int]
+    ) -> tuple[Choice, Usage]:
+        """The one choice of a completion request, checked to be of this model and prompt."""
+        response = await self._send("POST", "/v1/completions", wanted)
+        reply = _parsed(CompletionReply, response)
+        (choice,) = reply.choices
+        if reply.model != self.model:
+            raise TransientFault(f"asked {self.model}, but {reply.model} answered")
+        if choice.prompt_token_ids not in (None, list(prompt)):
+            raise TransientFault("the server answers another prompt than it was sent")
+        if reply.usage.prompt_tokens != len(prompt):
+            raise TransientFault(
+                f"wrong token count: a prompt of {len(prompt)} tokens, and the server counts "
+                f"{reply.usage.prompt_tokens}"
+            )
+        return choice, reply.usage
+
+    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
+        if self._http.is_closed:
+            raise TransientFault(f"{self.url} is gone")
+        try:
+            response = await self._http.request(method, path, json=body)
+        except (httpx.HTTPError, OSError) as error:
+            raise TransientFault(f"no answer from {self.url}: {error!r}") from error
+        status = response.status_code
+        if status < 400:
+            return response
+        said = f"{self.url}{path} answered {status}: {_message(response)}"
+        if status >= 500 or status in AGAIN:
+            raise TransientFault(said, _retry_after(response.headers))
+        raise FinalFault(said)
+
+
+def _sampled(choice: Choice, usage: Usage, sampling: Sampling) -> tuple[list[int], list[float]]:
+    """Ids and log-probs of a choice, counted and checked."""
+    ids = choice.token_ids
+    logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
+    if ids is None or logprobs is None:
+        raise TransientFault("the reply has no token ids or no log-probs")
+    counts = {len(ids), len(logprobs), usage.completion_tokens}
+    if len(counts) > 1 or not 1 <= len(ids) <= sampling.max_tokens:
+        raise TransientFault(
+            f"wrong token count: {len(ids)} ids, {len(logprobs)} log-probs and "
+            f"{usage.completion_tokens} counted, of up to {sampling.max_tokens}"
+        )
+    _check_logprobs(logprobs)
+    greedy = sampling.temperature == 0
+    return ids, [0.0] * len(ids) if greedy else logprobs
+
+
+def _check_logprobs(logprobs: Sequence[float]) -> None:
+    if not all(math.isfinite(logprob) and logprob <= 0 for logprob in logprobs):
+        raise TransientFault("some log-probs are not finite, or above 0")
+
+
+def _parsed(kind: type[Reply], response: httpx.Response) -> Reply:
+    try:
+        return kind.model_validate_json(response.content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise TransientFault(
+            f"{response.url} gave a broken reply: {where} {first['msg']}: {response.text[:200]!r}"
+        ) from error
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return ErrorReply.model_validate_json(response.content).error.message
+    except ValidationError:
+        return response.text[:500]
+
+
+def _retry_after(headers: httpx.Headers) -> float | None:
+    """Seconds that a server asks us to wait; a date is read against the server's own clock."""
+    asked = headers.get("retry-after")
+    if asked is None:
+        return None
+    try:
+        if asked.strip().isdigit():
+            return float(asked)
+        until, now = parsedate_to_datetime(asked), parsedate_to_datetime(headers["date"])
+        return max(0.0, (until - now).total_seconds())
+    except (ValueError, TypeError, KeyError):
+        return None

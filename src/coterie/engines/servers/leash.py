@@ -1,0 +1,66 @@
+"""Runs one command and ends it, with everything that it started, when its holder is gone.
+
+    python leash.py HOLDER GRACE COMMAND...
+
+The command runs in a process group of its own. It is ended (SIGTERM, GRACE seconds later SIGKILL, to that
+group alone) when standard input is closed, when the process HOLDER is no longer the parent, or on SIGTERM;
+so it outlives neither a clean exit of the holder nor its SIGKILL. Should this process be killed, Linux kills
+the command. Exits as the command did (128 + n for signal n). Standard library only: it starts at once.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+TICK = 0.25
+"""Seconds between two looks at the holder and the command."""
+
+
+def main(holder: int, grace: float, command: list[str]) -> int:
+    """Run ``command`` until it ends or is to be ended; returns its exit status."""
+    ending = False
+
+    def end(*_: object) -> None:
+        nonlocal ending
+        ending = True
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
+        )
+    except OSError as error:
+        print(f"can't run {command[0]}: {error}", file=sys.stderr, flush=True)
+        return 127
+    while not ending and not _over(child.pid):
+        ready, _, _ = select.select([0], [], [], TICK)
+        ending = ending or os.getppid() != holder or (bool(ready) and not os.read(0, 1))
+    if ending and not _over(child.pid):
+        os.killpg(child.pid, signal.SIGTERM)
+        until = time.monotonic() + grace
+        while time.monotonic() < until and not _over(child.pid):
+            time.sleep(TICK / 5)
+    # Not yet reaped, so that its id, which is the group's, can't be another's.
+    os.killpg(child.pid, signal.SIGKILL)
+    status = child.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _over(pid: int) -> bool:
+    """Whether a child has ended; it stays unreaped."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

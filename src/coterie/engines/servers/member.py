@@ -1,0 +1,225 @@
+"""One server of a pool: where it is, what it serves, and, if it is ours, that it is started again."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.engines.protocol import EngineError
+from coterie.engines.servers.backend import Backend
+from coterie.engines.servers.child import Child, Launch
+from coterie.engines.servers.client import ServerClient
+from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
+from coterie.engines.servers.settings import PoolSettings
+from coterie.engines.servers.wire import ModelCard
+
+logger = logging.getLogger(__name__)
+ADAPTER_FILE = "adapter_config.json"
+LONGEST_PAUSE = 10.0
+RESET_TRIES = 40
+RESET_PAUSE = 0.25
+Connect = Callable[[str, str], ServerClient]
+"""A client for a URL and a model's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the servers of a pool serve."""
+
+    model: str
+    """Folder or hub name of a checkpoint."""
+    version: str
+    adapter: Path | None = None
+    """Folder of a LoRA adapter on it."""
+    adapter_name: str = ""
+    """A name that no adapter of these servers had before."""
+
+
+class Member:
+    """A server that runs already; it is never started or ended."""
+
+    def __init__(
+        self,
+        name: str,
+        base: str,
+        backend: Backend,
+        settings: PoolSettings,
+        weights: Weights,
+        client: ServerClient,
+    ) -> None:
+        self.name = name
+        self.client = client
+        self.up = True
+        """Whether requests may be sent."""
+        self.lost = ""
+        """Why it will never be up again, if so."""
+        self.load = 0
+        """Requests that were given to it and are not answered yet."""
+        self.slots = asyncio.Semaphore(settings.requests_per_server)
+        self.weights = weights
+        self._base = base
+        self._backend = backend
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """One more request to do."""
+        self.load += 1
+        try:
+            yield
+        finally:
+            self.load -= 1
+
+    async def stalled(self) -> None:
+        """A request had no answer for too long."""
+
+    async def serve(self, weights: Weights) -> None:
+        """Load other weights in place, and check that they are served. Raises a ``ServerFault``."""
+        before, self.weights = self.weights, weights
+        if before.adapter is not None:
+            body = {"lora_name": before.adapter_name}
+            await self.client.post("/v1/unload_lora_adapter", body)
+            self.client.model = self._base
+        if weights.adapter is None:
+            await self._backend.reload(self.client, weights.model, weights.version)
+            await self._reset_cache()
+        await self.take_adapter(self.client)
+        version = (await self.card(self.client)).version
+        if weights.adapter is None and version not in (None, weights.version):
+            raise FinalFault(f"{self.name} has version {version} and not {weights.version}")
+
+    async def take_adapter(self, client: ServerClient) -> None:
+        """Load the adapter, if the weights are one, and ask for it from now on."""
+        if self.weights.adapter is not None:
+            body = {
+                "lora_name": self.weights.adapter_name,
+                "lora_path": str(self.weights.adapter.absolute()),
+            }
+            await client.post("/v1/load_lora_adapter", body)
+            client.model = self.weights.adapter_name
+
+    async def card(self, client: ServerClient) -> ModelCard:
+        """What the server says of the model that we ask; :class:`FinalFault` if it has none such."""
+        cards = {card.id: card for card in await client.models()}
+        if client.model not in cards:
+            raise FinalFault(f"{self.name} serves {', '.join(cards)} and not {client.model}")
+        return cards[client.model]
+
+    async def close(self) -> None:
+        """Let go of it."""
+        await self.client.close()
+
+    async def _reset_cache(self) -> None:
+        """Drop cached prefixes of the old weights; requests that were given up may hold some yet."""
+        for _ in range(RESET_TRIES):
+            if await self.client.reset_cache():
+                return
+            await asyncio.sleep(RESET_PAUSE)
+        raise TransientFault(f"{self.name} does not drop its prefix cache")
+
+
+class OwnMember(Member):
+    """A server that is our child: started, watched, and started again when it dies."""
+
+    def __init__(
+        self,
+        index: int,
+        policy: str,
+        backend: Backend,
+        settings: PoolSettings,
+        weights: Weights,
+        connect: Connect,
+        log_folder: Path,
+        went_down: Callable[[int], None],
+    ) -> None:
+        name = f"{backend.kind}-{index}"
+        super().__init__(name, policy, backend, settings, weights, connect("http://-", policy))
+        self.up = False
+        self.restarts = 0
+        self._index = index
+        self._connect = connect
+        self._settings = settings
+        self._went_down = went_down
+        self._log = log_folder / f"{name}.log"
+        self._child: Child | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start it and keep it up. Raises :class:`EngineError` if it can't be started."""
+        await self._launch()
+        self._watch = asyncio.create_task(self._keep_up())
+
+    async def stalled(self) -> None:
+        """Kill it if it does not say that it is well: it will be started again."""
+        if self.up and self._child is not None and not await self.client.healthy():
+            logger.warning("%s does not answer; it is killed and started again", self.name)
+            self._child.kill()
+
+    async def serve(self, weights: Weights) -> None:
+        """As of any server; one that dies meanwhile is started again, with the new weights."""
+        restarts = self.restarts
+        try:
+            await super().serve(weights)
+        except TransientFault:
+            while not self.up and not self.lost:
+                await asyncio.sleep(RESET_PAUSE)
+            if self.lost or self.restarts == restarts:
+                raise
+
+    async def close(self) -> None:
+        """End it; returns when it is gone."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if self._child is not None:
+            await self._child.end()
+        await self.client.close()
+
+    async def _launch(self) -> None:
+        model = self.weights.model
+        launch = Launch(
+            name=self.name,
+            command=lambda port: self._backend.command(model, self._base, port),
+            environment=self._backend.environment(self._index),
+            log=self._log,
+            start_seconds=self._settings.start_seconds,
+            grace_seconds=self._settings.grace_seconds,
+        )
+        self._child = await Child.start(launch, self._healthy)
+        await self.client.close()
+        self.client = self._connect(self._child.url, self._base)
+        try:
+            await self.take_adapter(self.client)
+            await self.card(self.client)
+        except ServerFault as error:
+            await self._child.end()
+            raise EngineError(f"{error}; {self._child.last_words()}") from error
+        self.up = True
+
+    async def _healthy(self, url: str) -> bool:
+        client = self._connect(url, self._base)
+        try:
+            return await client.healthy()
+        finally:
+            await client.close()
+
+    async def _keep_up(self) -> None:
+        """Start it again whenever it has ended, until that happened too often."""
+        while not self.lost:
+            assert self._child is not None
+            await self._child.wait()
+            self.up = False
+            self._went_down(self._index)
+            reason = self._child.obituary("unexpectedly")
+            logger.warning("%s", reason)
+            while not self.up and not self.lost:
+                if self.restarts == self._settings.restarts:
+                    self.lost = f"started {self.restarts + 1} times, then given up: {reason}"
+                    break
+                await asyncio.sleep(min(0.25 * 2**self.restarts, LONGEST_PAUSE))
+                self.restarts += 1
+                try:
+                    await self._launch()
+                except EngineError as error:
+                    reason = str(error)

@@ -1,0 +1,155 @@
+"""Opens a pool: servers that we start and end, or servers that run already and are left alone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from coterie.engines.protocol import EngineError
+from coterie.engines.servers.backend import Backend
+from coterie.engines.servers.client import ServerClient
+from coterie.engines.servers.faults import ServerFault, TransientFault
+from coterie.engines.servers.member import Member, OwnMember, Weights
+from coterie.engines.servers.pool import ServerPool
+from coterie.engines.servers.probe import (
+    PROBE_IDS,
+    TEXT,
+    gives_behaviour_logprobs,
+    same_weights,
+)
+from coterie.engines.servers.settings import PoolSettings
+from coterie.engines.servers.wire import ModelCard
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import resolve
+
+
+@asynccontextmanager
+async def own_servers(
+    backend: Backend,
+    model: str | Path,
+    renderer: ChatRenderer,
+    settings: PoolSettings,
+    log_folder: Path,
+    *,
+    policy: str,
+    version: str,
+) -> AsyncIterator[ServerPool]:
+    """Start servers of ``model``, all at once; they are gone when the context is left.
+
+    Their logs go to ``log_folder``. Raises ``UserError`` if one can't be started.
+    """
+    weights = Weights(resolve(model), version)
+
+    def connect(url: str, name: str) -> ServerClient:
+        return ServerClient(url, name, renderer.decode, renderer.end_ids)
+
+    def went_down(index: int) -> None:
+        pool.forget(index)
+
+    members = [
+        OwnMember(
+            index, policy, backend, settings, weights, connect, log_folder.resolve(), went_down
+        )
+        for index in range(settings.servers)
+    ]
+    pool = ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
+    try:
+        starts = [asyncio.ensure_future(member.start()) for member in members]
+        try:
+            await asyncio.gather(*starts)
+        except EngineError as error:
+            raise UserError(
+                f"a server of {weights.model} did not start: {error}",
+                "mend what its log says, or change the settings of the servers",
+            ) from error
+        finally:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+        yield pool
+    finally:
+        await asyncio.shield(asyncio.gather(*(member.close() for member in members)))
+
+
+@asynccontextmanager
+async def running_servers(
+    backend: Backend,
+    urls: Sequence[str],
+    model: str | None,
+    renderer: ChatRenderer,
+    settings: PoolSettings,
+    *,
+    policy: str,
+    version: str,
+) -> AsyncIterator[ServerPool]:
+    """Use servers that run at ``urls`` and serve ``model`` (its name there; default: the only one).
+
+    Raises ``UserError`` if one does not answer, has no such model, has other weights than the first or
+    gives log-probs that are not those of what it sampled from.
+    """
+    cards = [await _card(url, model, renderer) for url in urls]
+    if len({(card.id, card.version) for card in cards}) > 1:
+        said = ", ".join(f"{url}: {card.id} {card.version or ''}" for url, card in zip(urls, cards, strict=True))  # fmt: skip # noqa: E501
+        raise UserError(
+            f"the servers serve different models or versions: {said}",
+            "give servers of one model, or name one that all of them serve",
+        )
+    weights = Weights(cards[0].root or cards[0].id, version)
+    clients = [
+        ServerClient(url, card.id, renderer.decode, renderer.end_ids)
+        for url, card in zip(urls, cards, strict=True)
+    ]
+    members = [
+        Member(client.url, client.model, backend, settings, weights, client) for client in clients
+    ]
+    try:
+        await _check(clients, probe_ids(renderer))
+        yield ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
+    finally:
+        await asyncio.gather(*(member.close() for member in members))
+
+
+def probe_ids(renderer: ChatRenderer) -> list[int]:
+    """The first ids of a fixed text."""
+    ids: list[int] = renderer.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    return ids[:PROBE_IDS]
+
+
+async def _card(url: str, model: str | None, renderer: ChatRenderer) -> ModelCard:
+    """What the server at ``url`` says of the model."""
+    client = ServerClient(url, model or "", renderer.decode, renderer.end_ids)
+    try:
+        cards = await client.models()
+    except ServerFault as error:
+        raise UserError(
+            f"no inference server answers at {url}: {error}", "start it, or correct the address"
+        ) from error
+    finally:
+        await client.close()
+    found = [card for card in cards if card.id == model or (model is None and not card.parent)]
+    if len(found) != 1:
+        names = ", ".join(card.id for card in cards)
+        raise UserError(f"{url} serves {names}, and not {model or 'one'}", "name one of its models")
+    return found[0]
+
+
+async def _check(clients: Sequence[ServerClient], probe: Sequence[int]) -> None:
+    try:
+        different = await same_weights(clients, probe)
+        exact = [await gives_behaviour_logprobs(client, probe) for client in clients]
+    except TransientFault as error:
+        raise UserError(f"a server does not work: {error}", "see its log") from error
+    except ServerFault as error:
+        raise UserError(
+            f"a server refuses token ids or log-probs: {error}", "see its log"
+        ) from error
+    if different:
+        raise UserError(
+            f"two servers with different weights: {different}", "load the same checkpoint on all"
+        )
+    if not all(exact):
+        raise UserError(
+            f"{clients[exact.index(False)].url} gives log-probs before temperature and top-p",
+            "start vLLM with --logprobs-mode processed_logprobs",
+        )

@@ -1,0 +1,275 @@
+"""A pool of inference servers as one engine.
+
+Each request goes to the server that has most of its prompt (:mod:`coterie.engines.servers.routing`). A request
+that fails for now is tried again after a pause, on another server where there is one, a bounded number of times;
+one that fails for good raises :class:`~coterie.engines.protocol.EngineError` with the reason. A request carries
+its seed, so wherever and however often it is tried, its completion is that of its seed.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coterie.engines.protocol import Completion, EngineError, Sampling
+from coterie.engines.servers.client import ServerClient
+from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
+from coterie.engines.servers.member import ADAPTER_FILE, Member, Weights
+from coterie.engines.servers.probe import same_weights
+from coterie.engines.servers.routing import PrefixRouter, block_keys
+from coterie.engines.servers.settings import PoolSettings
+from coterie.engines.servers.wire import Usage
+from coterie.models.loading import resolve
+
+Result = TypeVar("Result")
+FIRST_PAUSE = 0.25
+LONGEST_PAUSE = 30.0
+LONGEST_ASKED = 60.0
+"""Seconds: a server that asks for a longer pause is asked again all the same."""
+POLL_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class PoolStats:
+    """What a pool has done so far."""
+
+    requests: int = 0
+    failures: int = 0
+    """Requests that raised, timeouts and cancellations included."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that servers had in their prefix caches."""
+    sampled_tokens: int = 0
+    scored_tokens: int = 0
+    retries: int = 0
+    restarts: int = 0
+
+
+class ServerPool:
+    """:class:`~coterie.engines.protocol.Engine` over servers; made by :mod:`coterie.engines.servers.opening`.
+
+    ``probe`` are a few ids whose log-probs tell whether servers have the same weights.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        settings: PoolSettings,
+        weights: Weights,
+        *,
+        policy: str,
+        probe: Sequence[int],
+    ) -> None:
+        self.policy = policy
+        self.version = weights.version
+        self.members = members
+        self.router = PrefixRouter(len(members))
+        self._stats = PoolStats()
+        self._settings = settings
+        self._weights = weights
+        self._probe = probe
+        self._jitter = random.Random(settings.seed)
+        self._calls = 0
+        self._unusable = ""
+        """Why nothing may be sampled now, if so."""
+        self._adapters = 0
+
+    @property
+    def stats(self) -> PoolStats:
+        """What it has done so far."""
+        restarts = sum(getattr(member, "restarts", 0) for member in self.members)
+        return replace(self._stats, restarts=restarts)
+
+    async def sample(
+        self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
+    ) -> list[Completion]:
+        """One completion per seed, in order: one request each, all at once.
+
+        Raises :class:`EngineError` for what no server can take, and after bounded attempts.
+        """
+        with self._call():
+            if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
+                raise EngineError(f"can't sample with {sampling}")
+            ids = tuple(prompt)
+            return await _all(self._complete(ids, seed, sampling) for seed in seeds)
+
+    async def logprobs(
+        self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """Log-probability (nats, temperature 1) of each id of continuations of one prefix.
+
+        One request for each continuation; what they share is left to the servers' caches.
+        """
+        with self._call():
+            if not prefix or not continuations or not all(map(len, continuations)):
+                raise EngineError("log-probs need a prefix and continuations, none of them empty")
+            sequences = [(*prefix, *continuation) for continuation in continuations]
+            return await _all(self._score(ids, len(prefix)) for ids in sequences)
+
+    async def load(self, path: Path, version: str) -> None:
+        """Have all servers, at once, serve a checkpoint, or a LoRA adapter on the present checkpoint.
+
+        An adapter gets a name that it never had on these servers. Refused (:class:`EngineError`) while
+        requests are in flight. If it fails on any server, nothing is sampled until a load succeeds.
+        """
+        if self._calls or self._unusable == _LOADING:
+            raise EngineError(
+                f"can't load {path}: requests of version {self.version} are in flight; await them"
+            )
+        weights = await self._new_weights(path, version)
+        self._unusable = _LOADING
+        try:
+            await _all(member.serve(weights) for member in self.members)
+            self.router.clear()
+            if reason := await same_weights([m.client for m in self.members], self._probe):
+                raise EngineError(f"after loading {path}, {reason}")
+        except BaseException as error:
+            self._unusable = f"loading {path} as version {version} failed: {error}"
+            if isinstance(error, ServerFault):
+                raise EngineError(self._unusable) from error
+            raise
+        self._unusable = ""
+        self._weights, self.version = weights, version
+
+    def forget(self, index: int) -> None:
+        """A server went down and has lost its cache."""
+        self.router.forget(index)
+
+    async def _new_weights(self, path: Path, version: str) -> Weights:
+        if not (path / ADAPTER_FILE).is_file():
+            return Weights(resolve(path), version)
+        try:
+            taken = [await member.client.models() for member in self.members]
+        except ServerFault as error:
+            raise EngineError(f"can't load {path}: {error}") from error
+        names = {card.id for cards in taken for card in cards}
+        self._adapters += 1
+        while (name := f"{self.policy}-{self._adapters}") in names:
+            self._adapters += 1
+        return replace(self._weights, version=version, adapter=path, adapter_name=name)
+
+    async def _complete(self, prompt: tuple[int, ...], seed: int, sampling: Sampling) -> Completion:
+        async def ask(client: ServerClient) -> tuple[Completion, Usage]:
+            return await client.complete(prompt, seed, sampling)
+
+        keys = block_keys(prompt)
+        index, (completion, usage) = await self._answer(keys, sampling.timeout, ask)
+        self.router.remember(index, block_keys(prompt + completion.ids))
+        self._count(usage)
+        self._stats.sampled_tokens += len(completion.ids)
+        return completion
+
+    async def _score(self, ids: tuple[int, ...], start: int) -> list[float]:
+        timeout = self._settings.stall_seconds * self._settings.attempts
+        _, scored = await self._answer(block_keys(ids), timeout, lambda c: c.score(ids, start))
+        self._count(scored.usage)
+        self._stats.scored_tokens += len(scored.logprobs)
+        return scored.logprobs
+
+    def _count(self, usage: Usage) -> None:
+        self._stats.prompt_tokens += usage.prompt_tokens
+        self._stats.cached_tokens += usage.cached_tokens
+
+    async def _answer(
+        self,
+        keys: Sequence[bytes],
+        timeout: float,
+        ask: Callable[[ServerClient], Awaitable[Result]],
+    ) -> tuple[int, Result]:
+        """The first good answer, and who gave it; ``timeout`` counts from when it first is sent."""
+        loop = asyncio.get_running_loop()
+        deadline: float | None = None
+        failed: int | None = None
+        fault: TransientFault | None = None
+        for attempt in range(self._settings.attempts):
+            if fault is not None:
+                self._stats.retries += 1
+                await asyncio.sleep(self._pause(attempt, fault))
+            index = await self._choose(keys, failed)
+            member = self.members[index]
+            with member.given():
+                async with member.slots:
+                    deadline = deadline or loop.time() + timeout
+                    try:
+                        return index, await self._ask(member, deadline, ask)
+                    except TransientFault as error:
+                        fault, failed = error, index
+                    except FinalFault as error:
+                        raise EngineError(f"{self.policy}: {error}") from error
+            if loop.time() >= deadline:
+                raise EngineError(
+                    f"{self.policy}: no answer within {timeout:g} s: {fault}"
+                ) from fault
+        raise EngineError(
+            f"{self.policy}: given up after {self._settings.attempts} attempts, lastly on "
+            f"{member.name}: {fault}"
+        ) from fault
+
+    async def _ask(
+        self,
+        member: Member,
+        deadline: float,
+        ask: Callable[[ServerClient], Awaitable[Result]],
+    ) -> Result:
+        """Ask one server; no answer for too long is a transient fault."""
+        patience = asyncio.get_running_loop().time() + self._settings.stall_seconds
+        try:
+            async with asyncio.timeout_at(min(deadline, patience)):
+                return await ask(member.client)
+        except TimeoutError as error:
+            await member.stalled()
+            raise TransientFault(f"{member.name} stalled") from error
+
+    async def _choose(self, keys: Sequence[bytes], failed: int | None) -> int:
+        """The server for a prompt; another than the one that failed, if there is another."""
+        while True:
+            up = [index for index, member in enumerate(self.members) if member.up]
+            if up:
+                loads = [member.load for member in self.members]
+                index = self.router.choose(keys, loads, [i for i in up if i != failed] or up)
+                self.router.remember(index, keys)
+                return index
+            lost = [f"{member.name} {member.lost}" for member in self.members if member.lost]
+            if len(lost) == len(self.members):
+                raise EngineError(f"{self.policy}: no server is left: " + "; ".join(lost))
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _pause(self, attempt: int, fault: TransientFault) -> float:
+        """Seconds before an attempt: what the server asked for, or twice as long each time."""
+        if fault.retry_after is not None:
+            return min(fault.retry_after, LONGEST_ASKED)
+        pause = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE)
+        return pause * self._jitter.uniform(0.5, 1.0)
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Count a call of the engine; refused while weights are not what they should be."""
+        self._stats.requests += 1
+        try:
+            if self._unusable:
+                raise EngineError(f"{self.policy}: {self._unusable}")
+            self._calls += 1
+            try:
+                yield
+            finally:
+                self._calls -= 1
+        except BaseException:
+            self._stats.failures += 1
+            raise
+
+
+_LOADING = "weights are being loaded"
+
+
+async def _all(work: Iterator[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Results in order. If one fails, the others are cancelled, and awaited, first."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

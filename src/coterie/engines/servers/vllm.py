@@ -1,0 +1,198 @@
+"""vLLM as the servers of a pool: its settings, its command line, how it takes new weights.
+
+``vllm serve`` runs in an interpreter that has vLLM, which need not be ours. What the settings ask for is
+checked against that vLLM's own list of options before anything is started.
+"""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import torch
+from pydantic import model_validator
+
+from coterie.config.settings import key
+from coterie.engines.servers.backend import Backend
+from coterie.engines.servers.child import HOST
+from coterie.engines.servers.client import ServerClient
+from coterie.engines.servers.opening import own_servers, running_servers
+from coterie.engines.servers.pool import ServerPool
+from coterie.engines.servers.settings import PoolSettings
+from coterie.engines.servers.vllm_options import Value, check_arguments, installed_options
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+
+DEVICES = "CUDA_VISIBLE_DEVICES"
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks that vLLM makes room for."""
+FIXED: dict[str, Value] = {
+    "host": HOST,
+    "enable-prefix-caching": True,
+    "enable-prompt-tokens-details": True,
+    "logprobs-mode": "processed_logprobs",
+    "generation-config": "vllm",
+}
+"""What exact tokens and log-probs need: no sampling defaults of the model, log-probs after temperature."""
+
+
+class VLLMSettings(PoolSettings):
+    """A pool of vLLM servers: started by us, or (``urls``) running already."""
+
+    urls: tuple[str, ...] = key((), "servers that run already; they are used and never ended")
+    served_name: str | None = key(
+        None, "the model's name on them; default: the only one they serve"
+    )
+    python: str | None = key(
+        None, "the interpreter that has vLLM; default: the one that runs coterie"
+    )
+    devices: tuple[str, ...] = key(
+        (), 'devices of each server, such as ("0,1", "2,3"); default: the visible ones in turn'
+    )
+    tensor_parallel_size: int = key(1, "devices over which one server spreads the model", ge=1)
+    gpu_memory_utilization: float | None = key(
+        None, "share of each device's memory that a server takes; default: vLLM's", gt=0, le=1
+    )
+    max_model_len: int | None = key(None, "longest sequence; default: the model's", ge=1)
+    dtype: str = key("auto", "of weights and activations; auto: as the checkpoint says")
+    enforce_eager: bool = key(False, "no captured graphs: starts sooner, runs slower")
+    lora_rank: int = key(
+        0, "largest rank of adapters that are to be loaded; 0: none", ge=0, le=LORA_RANKS[-1]
+    )
+    arguments: dict[str, Value] = key(
+        {}, "any other option of vllm serve, by its name, such as max_num_seqs: 64"
+    )
+
+    @model_validator(mode="after")
+    def _devices_fit(self) -> "VLLMSettings":
+        sizes = {len(devices.split(",")) for devices in self.devices}
+        if self.devices and (
+            len(self.devices) != self.servers or sizes != {self.tensor_parallel_size}
+        ):
+            raise ValueError(
+                f"devices={self.devices} do not give {self.tensor_parallel_size} to each of "
+                f"{self.servers} servers"
+            )
+        return self
+
+
+@asynccontextmanager
+async def vllm_pool(
+    model: str | Path,
+    renderer: ChatRenderer,
+    settings: VLLMSettings,
+    log_folder: Path,
+    *,
+    policy: str,
+    version: str,
+) -> AsyncIterator[ServerPool]:
+    """An engine over vLLM servers of ``model`` (a folder or name); what was started ends with it.
+
+    ``renderer`` is the model's; text is cut with it. Raises ``UserError`` for all that a person can mend.
+    """
+    backend: Backend = VLLMBackend(settings, [])
+    if settings.urls:
+        opened = running_servers(
+            backend, settings.urls, settings.served_name, renderer, settings,
+            policy=policy, version=version,
+        )  # fmt: skip
+    else:
+        options = installed_options(settings.python)
+        check_arguments(settings.arguments, options, managed())
+        check_arguments({"dtype": settings.dtype}, options, set())
+        backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
+        opened = own_servers(
+            backend, model, renderer, settings, log_folder, policy=policy, version=version
+        )
+    async with opened as pool:
+        yield pool
+
+
+class VLLMBackend:
+    """``vllm serve``; ``devices`` has an entry per server, or none at all."""
+
+    kind = "vllm"
+
+    def __init__(self, settings: VLLMSettings, devices: Sequence[str]) -> None:
+        self._settings = settings
+        self._devices = devices
+        self._interpreter = interpreter(settings.python)
+
+    def command(self, model: str, name: str, port: int) -> Sequence[str]:
+        """The command line."""
+        options: dict[str, Value | None] = {
+            **FIXED,
+            "port": port,
+            "served-model-name": name,
+            "tensor-parallel-size": self._settings.tensor_parallel_size,
+            "gpu-memory-utilization": self._settings.gpu_memory_utilization,
+            "max-model-len": self._settings.max_model_len,
+            "dtype": self._settings.dtype,
+            "enforce-eager": self._settings.enforce_eager or None,
+        }
+        if rank := self._settings.lora_rank:
+            room = next(size for size in LORA_RANKS if size >= rank)
+            options |= {"enable-lora": True, "max-lora-rank": room}
+        options |= {dashed(key): value for key, value in self._settings.arguments.items()}
+        words = [self._interpreter, "-m", "vllm.entrypoints.cli.main", "serve", model]
+        for option, value in options.items():
+            if isinstance(value, bool):
+                words.append(f"--{'' if value else 'no-'}{option}")
+            elif value is not None:
+                words += [f"--{option}", str(value)]
+        return words
+
+    def environment(self, index: int) -> Mapping[str, str]:
+        """Its devices; routes to load weights and adapters (it listens on this machine only)."""
+        found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if self._settings.lora_rank:
+            found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+        if self._devices:
+            found[DEVICES] = self._devices[index]
+        return found
+
+    async def reload(self, client: ServerClient, path: str, version: str) -> None:
+        """Read other weights into the running model, and drop the prefix cache."""
+        call = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        await client.post("/collective_rpc", call)
+
+
+def managed() -> set[str]:
+    """Options that coterie sets by itself."""
+    own = {"port", "served-model-name", "model", "enable-lora", "max-lora-rank", "api-key"}
+    keyed = {dashed(name) for name in VLLMSettings.model_fields}
+    return {*FIXED, *own, *keyed}
+
+
+def dashed(name: str) -> str:
+    """An option as vLLM spells it."""
+    return name.replace("_", "-")
+
+
+def interpreter(python: str | None) -> str:
+    """The interpreter to run vLLM with."""
+    return sys.executable if python is None else str(Path(python).expanduser().absolute())
+
+
+def visible_devices() -> list[str]:
+    """Names of the CUDA devices that this process may use."""
+    if listed := os.environ.get(DEVICES):
+        return listed.split(",")
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def device_lists(settings: VLLMSettings, visible: Sequence[str]) -> list[str]:
+    """The devices of each server; empty where there are none (CPU).
+
+    Raises ``UserError`` if there are too few.
+    """
+    if settings.devices or not visible:
+        return list(settings.devices)
+    size, servers = settings.tensor_parallel_size, settings.servers
+    if size * servers > len(visible):
+        raise UserError(
+            f"{servers} servers of {size} devices need {size * servers}, and {len(visible)} are there",
+            "lower servers or tensor_parallel_size, or give devices",
+        )
+    return [",".join(visible[i * size : (i + 1) * size]) for i in range(servers)]

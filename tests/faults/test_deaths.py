@@ -1,0 +1,214 @@
+"""Servers that die: they are started again within a bound, and what was said is as if they had not."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coterie.engines.protocol import EngineError, Sampling
+from coterie.engines.servers import child
+from coterie.engines.servers.backend import CoterieBackend
+from coterie.engines.servers.opening import own_servers, running_servers
+from coterie.engines.servers.pool import ServerPool
+from coterie.engines.servers.settings import PoolSettings
+from coterie.errors import UserError
+from coterie.models.loading import LoadedModel
+from tests.faults.conftest import MODEL, QUICK
+from tests.faults.dialogues import Played, play
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@asynccontextmanager
+async def opened(
+    model: LoadedModel, logs: Path, settings: PoolSettings = QUICK, name: str | Path = MODEL
+) -> AsyncIterator[ServerPool]:
+    async with own_servers(
+        CoterieBackend(), name, model.renderer, settings, logs, policy="talker", version="0"
+    ) as pool:
+        yield pool
+
+
+def server_process(port: int) -> psutil.Process:
+    """Our descendant that listens on a port."""
+    for process in psutil.Process().children(recursive=True):
+        if any(c.laddr[1] == port for c in process.net_connections("tcp")):
+            return process
+    raise AssertionError(f"nothing of ours listens on {port}")
+
+
+def port_of(pool: ServerPool, index: int) -> int:
+    return int(pool.members[index].client.url.rpartition(":")[2])
+
+
+async def while_talking(pool: ServerPool, harm: Callable[[], Awaitable[None] | None]) -> None:
+    """Do harm as soon as something has been said."""
+    while not pool.stats.sampled_tokens:
+        await asyncio.sleep(0.001)
+    harm()
+
+
+async def play_harmed(pool: ServerPool, model: LoadedModel, harm: Callable[[], None]) -> Played:
+    harming = asyncio.create_task(while_talking(pool, harm))
+    played = await play(pool, model)
+    await harming
+    return played
+
+
+def test_a_server_that_is_killed_is_started_again_and_its_requests_are_retried(
+    model: LoadedModel, quiet: Played, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with opened(model, tmp_path) as pool:
+            process = server_process(port_of(pool, 0))
+            assert await play_harmed(pool, model, process.kill) == quiet
+            assert pool.stats.restarts == 1 and pool.stats.failures == 0
+            assert pool.stats.retries > 0
+
+    asyncio.run(run())
+
+
+def test_a_server_that_hangs_is_killed_and_started_again(
+    model: LoadedModel, quiet: Played, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with opened(model, tmp_path) as pool:
+            process = server_process(port_of(pool, 0))
+            assert await play_harmed(pool, model, process.suspend) == quiet
+            assert pool.stats.restarts == 1 and pool.stats.failures == 0
+            assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+    asyncio.run(run())
+
+
+def test_restarts_are_bounded_and_the_rest_goes_on_without_the_server(
+    model: LoadedModel, quiet: Played, tmp_path: Path
+) -> None:
+    settings = QUICK.model_copy(update={"servers": 2, "restarts": 0})
+
+    async def run() -> None:
+        async with opened(model, tmp_path, settings) as pool:
+            first, second = (server_process(port_of(pool, index)) for index in (0, 1))
+            assert await play_harmed(pool, model, first.kill) == quiet
+            second.kill()
+            reasons = (await play(pool, model)).values()
+            for reason in reasons:
+                assert isinstance(reason, str) and "no server is left" in reason
+                assert "started 1 times" in reason and str(tmp_path / "coterie-1.log") in reason
+
+    asyncio.run(run())
+
+
+def test_a_server_that_does_not_start_says_why(model: LoadedModel, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+
+    async def run() -> None:
+        async with opened(model, tmp_path, name=folder):
+            pass
+
+    with pytest.raises(UserError, match=r"ended with status 2 before it answered") as error:
+        asyncio.run(run())
+    assert str(tmp_path / "coterie-0.log") in str(error.value) and str(folder) in str(error.value)
+
+
+def test_a_port_that_someone_takes_first_is_left_to_them(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as theirs:
+        theirs.bind(("127.0.0.1", 0))
+        theirs.listen()
+        free, taken = child.free_port, [theirs.getsockname()[1]]
+        monkeypatch.setattr(child, "free_port", lambda: taken.pop() if taken else free())
+
+        async def run() -> None:
+            async with opened(model, tmp_path) as pool:
+                assert not taken and port_of(pool, 0) != theirs.getsockname()[1]
+                assert await pool.sample([1, 2, 3], [0], Sampling(max_tokens=4))
+
+        asyncio.run(run())
+
+
+def test_a_server_that_is_not_there_is_an_error_before_anything_runs(model: LoadedModel) -> None:
+    url = f"http://127.0.0.1:{child.free_port()}"
+
+    async def run() -> None:
+        async with running_servers(
+            CoterieBackend(), [url], None, model.renderer, QUICK, policy="talker", version="0"
+        ):
+            pass
+
+    with pytest.raises(UserError, match=f"no inference server answers at {url}"):
+        asyncio.run(run())
+
+
+def test_children_are_gone_when_the_pool_is_closed(model: LoadedModel, tmp_path: Path) -> None:
+    async def run() -> list[psutil.Process]:
+        settings = QUICK.model_copy(update={"servers": 2})
+        before = psutil.Process().children(recursive=True)
+        async with opened(model, tmp_path, settings):
+            now = psutil.Process().children(recursive=True)
+        return [process for process in now if process not in before]
+
+    started = asyncio.run(run())
+    assert len(started) == 4  # two servers, each on its leash
+    assert not [process for process in started if process.is_running()]
+
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from coterie.models.loading import load
+from tests.faults.test_deaths import opened
+
+async def main():
+    async with opened(load("tiny-exchange"), Path(sys.argv[1])) as pool:
+        print("up", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_children_are_gone_when_their_holder_is(how: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "up\n"
+        started = psutil.Process(holder.pid).children(recursive=True)
+        os.kill(holder.pid, how)
+        holder.wait(30)
+    assert len(started) >= 2
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert not alive
+
+
+def test_a_call_that_is_cancelled_leaves_nothing_behind(model: LoadedModel, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(model, tmp_path) as pool:
+            process = server_process(port_of(pool, 0))
+            process.suspend()
+            call = asyncio.create_task(pool.sample([1, 2, 3], [0, 1], Sampling(max_tokens=4)))
+            await asyncio.sleep(0.5)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert [member.load for member in pool.members] == [0]
+            with pytest.raises(EngineError, match="no answer within"):
+                await pool.sample([1, 2, 3], [0], Sampling(max_tokens=4, timeout=0.5))
+
+    asyncio.run(run())

@@ -1,0 +1,182 @@
+"""Whatever a server answers for a while, the dialogues are those of a run in which nothing went wrong."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from coterie.engines.servers import pool as pools
+from coterie.engines.servers.backend import CoterieBackend
+from coterie.engines.servers.opening import running_servers
+from coterie.engines.servers.pool import PoolStats
+from coterie.engines.servers.settings import PoolSettings
+from coterie.models.loading import LoadedModel
+from tests.faults.conftest import QUICK
+from tests.faults.dialogues import Played, play
+from tests.faults.proxy import Bad, Body, Plan, Proxy, proxy
+
+OPENING = 1 + 1 + 1
+"""Completion requests with which a pool checks a server when it is opened."""
+
+
+def edited(change: Callable[[Body], object]) -> Bad:
+    """The right reply, with something in its one choice changed."""
+
+    def edit(reply: Body) -> Body:
+        change(reply["choices"][0])
+        return reply
+
+    return Bad(edit=edit)
+
+
+LATER = datetime.now(UTC) + timedelta(days=1)
+FAULTS = {
+    "500": Bad(status=500),
+    "503 with a pause": Bad(status=503, headers=(("retry-after", "0"),)),
+    "rate limited": Bad(status=429, headers=(("retry-after", "1"),)),
+    "rate limited until tomorrow": Bad(
+        status=429,
+        headers=(
+            ("date", format_datetime(LATER - timedelta(days=1), usegmt=True)),
+            ("retry-after", format_datetime(LATER, usegmt=True)),
+        ),
+    ),
+    "a pause that is no number": Bad(status=429, headers=(("retry-after", "soon"),)),
+    "no JSON": Bad(content=b"<html>busy</html>"),
+    "half of the JSON": Bad(edit=lambda reply: {"model": reply["model"]}),
+    "connection cut": Bad(keep=80),
+    "no answer": Bad(keep=0),
+    "stall": Bad(stall=True),
+    "an id too few": edited(lambda choice: choice["token_ids"].pop()),
+    "a log-prob too few": edited(lambda choice: choice["logprobs"]["token_logprobs"].pop()),
+    "no ids": edited(lambda choice: choice.pop("token_ids")),
+    "log-prob above 0": edited(lambda c: c["logprobs"].update(token_logprobs=[0.5] * 9)),
+    "log-prob of nothing": edited(
+        lambda c: c["logprobs"].update(token_logprobs=[float("nan")] * len(c["token_ids"]))
+    ),
+    "another prompt": edited(lambda choice: choice["prompt_token_ids"].reverse()),
+    "another model": Bad(edit=lambda reply: reply | {"model": "impostor"}),
+}
+
+
+async def _play(
+    server: str, model: LoadedModel, plan: Plan, settings: PoolSettings
+) -> tuple[Played, PoolStats, Proxy]:
+    async with (
+        proxy(server, plan) as between,
+        running_servers(
+            CoterieBackend(), [between.url], None, model.renderer, settings,
+            policy="talker", version="0",
+        ) as pool,
+    ):  # fmt: skip
+        return await play(pool, model), pool.stats, between
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_reply_that_is_bad_for_now_changes_nothing(
+    name: str,
+    server: str,
+    model: LoadedModel,
+    quiet: Played,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pools, "LONGEST_ASKED", 1.0)
+
+    def plan(number: int, body: Body) -> Bad | None:
+        return FAULTS[name] if number in (OPENING, OPENING + 5) else None
+
+    played, stats, between = asyncio.run(_play(server, model, plan, QUICK))
+    assert played == quiet
+    assert between.bad == stats.retries == 2
+    assert stats.failures == 0
+
+
+def test_an_item_that_fails_for_good_is_recorded_and_the_others_are_unharmed(
+    server: str, model: LoadedModel, quiet: Played
+) -> None:
+    victims: list[int] = []
+
+    def plan(number: int, body: Body) -> Bad | None:
+        if number == OPENING + 6:
+            victims.append(body["seed"])
+        return Bad(status=500) if body.get("seed") in victims else None
+
+    settings = QUICK.model_copy(update={"attempts": 3})
+    played, stats, _ = asyncio.run(_play(server, model, plan, settings))
+    failed = {name: said for name, said in played.items() if isinstance(said, str)}
+    assert len(failed) == 1 and stats.failures == 1 and stats.retries == 2
+    (reason,) = failed.values()
+    assert "after 3 attempts" in reason and "500" in reason
+    assert {n: s for n, s in played.items() if n not in failed} == {
+        n: s for n, s in quiet.items() if n not in failed
+    }
+
+
+def test_out_of_context_is_final_and_only_for_the_item(
+    server: str, model: LoadedModel, quiet: Played
+) -> None:
+    async def run() -> tuple[Played, PoolStats]:
+        async with running_servers(
+            CoterieBackend(), [server], None, model.renderer, QUICK, policy="talker", version="0"
+        ) as pool:
+            return await play(pool, model, long=2), pool.stats
+
+    played, stats = asyncio.run(run())
+    reason = played.pop("2")
+    assert isinstance(reason, str) and "400" in reason and "context" in reason
+    assert stats.retries == 0 and stats.failures == 1
+    assert played == {name: said for name, said in quiet.items() if name != "2"}
+
+
+def test_a_server_that_fails_is_passed_over_for_one_that_works(
+    server: str, model: LoadedModel, quiet: Played
+) -> None:
+    async def run() -> tuple[Played, PoolStats, Proxy]:
+        def plan(number: int, body: Body) -> Bad | None:
+            return Bad(status=500) if number >= OPENING else None
+
+        async with (
+            proxy(server, plan) as broken,
+            running_servers(
+                CoterieBackend(), [broken.url, server], None, model.renderer, QUICK,
+                policy="talker", version="0",
+            ) as pool,
+        ):  # fmt: skip
+            return await play(pool, model), pool.stats, broken
+
+    played, stats, broken = asyncio.run(run())
+    assert played == quiet
+    assert broken.bad == stats.retries > 0 and stats.failures == 0
+
+
+def test_a_jump_of_the_clock_changes_nothing(
+    server: str, model: LoadedModel, quiet: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock that people set is a stand-in here; setting the real one would harm the machine."""
+    true, jumps = time.time, [3e7, -3e7, 1e9]
+    monkeypatch.setattr(time, "time", lambda: true() + jumps[int(true() * 20) % 3])
+
+    def plan(number: int, body: Body) -> Bad | None:
+        stall = Bad(stall=True)
+        limited = Bad(status=429, headers=(("retry-after", "1"),))
+        return {OPENING + 1: stall, OPENING + 4: limited}.get(number)
+
+    before = time.monotonic()
+    played, stats, between = asyncio.run(_play(server, model, plan, QUICK))
+    assert played == quiet
+    assert between.bad == stats.retries == 2 and stats.failures == 0
+    assert time.monotonic() - before >= QUICK.stall_seconds
+
+
+def test_a_request_asks_for_exactly_what_is_recorded(server: str, model: LoadedModel) -> None:
+    _, _, between = asyncio.run(_play(server, model, lambda number, body: None, QUICK))
+    body = between.bodies[OPENING]
+    assert all(isinstance(token, int) for token in body["prompt"])
+    wanted = {"temperature": 1.2, "top_p": 0.98, "max_tokens": 64, "return_token_ids": True}
+    assert wanted.items() <= body.items()
+    assert set(body["stop_token_ids"]) == model.renderer.end_ids
+    assert json.loads(json.dumps(body["seed"])) == body["seed"]
