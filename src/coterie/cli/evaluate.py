@@ -19,11 +19,11 @@ from coterie.config.resolve import resolve
 from coterie.config.settings import key
 from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import environment
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel, load
 from coterie.recipes.optima import OptimaISFT
-from coterie.recipes.optima_settings import EngineSettings
 from coterie.recipes.registry import settings as recipe_settings
 from coterie.rollout.voices import TextVoice, TokenVoice
 from coterie.runs.benchmark import BenchmarkSettings, evaluate, store_name

@@ -8,10 +8,10 @@ import uvicorn
 
 from coterie.engines.serving.app import make_app
 from coterie.engines.serving.policies import Policies
+from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.recipes.optima import OptimaISFT
-from coterie.recipes.optima_settings import EngineSettings
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run, read_config
 

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import torch
 
-from coterie.engines.protocol import Completion, EngineError, Sampling
+from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
 from coterie.engines.runner import Runner
 from coterie.engines.sampler import draw
 from coterie.engines.sequence import Running, Scoring
@@ -33,17 +33,9 @@ PATIENCE = 4
 
 
 @dataclass(slots=True)
-class Stats:
-    """What an engine has done so far."""
+class InProcessStats(Stats):
+    """And how many steps it took."""
 
-    requests: int = 0
-    failures: int = 0
-    """Requests that raised, timeouts and cancellations included."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens whose keys and values were kept from earlier requests."""
-    sampled_tokens: int = 0
-    scored_tokens: int = 0
     steps: int = 0
 
 
@@ -74,7 +66,7 @@ class InProcessEngine:
         self.adapter = adapter
         if adapter is not None:
             activate(loaded.model, adapter)
-        self.stats = Stats()
+        self.stats = InProcessStats()
         self._max_batch = max_batch
         self._runner = Runner(loaded, cache_bytes)
         self._waiting: deque[Running] = deque()

@@ -44,6 +44,20 @@ class Completion:
     """Prompt tokens that did not have to be read again; it changes speed and nothing else."""
 
 
+@dataclass(slots=True)
+class Stats:
+    """What an engine has done so far."""
+
+    requests: int = 0
+    failures: int = 0
+    """Requests that raised, timeouts and cancellations included."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were kept from earlier requests."""
+    sampled_tokens: int = 0
+    scored_tokens: int = 0
+
+
 class Engine(Protocol):
     """A model that can be sampled and scored."""
 
@@ -51,6 +65,11 @@ class Engine(Protocol):
     """Name of the loaded policy."""
     version: str
     """Version of its weights; changes with every :meth:`load`."""
+
+    @property
+    def stats(self) -> Stats:
+        """What it has done so far."""
+        ...
 
     async def sample(
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling

@@ -6,10 +6,13 @@ A name is a checkpoint packaged with coterie (``tiny-exchange``), one of ``model
 
 import json
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
+from safetensors import safe_open
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -55,14 +58,22 @@ def load(
     """Load a model for evaluation. Raises ``UserError`` for anything a person can mend."""
     source = resolve(name_or_path)
     config = _config(source)
-    tokenizer = _tokenizer(source)
-    renderer = ChatRenderer(tokenizer, _generation_ends(source))
+    renderer, context_length = load_renderer(source)
     _check_safetensors(source)
+    _check_memory(source, dtype, torch.device(device))
     model = AutoModelForCausalLM.from_pretrained(
         source, config=config, dtype=dtype, use_safetensors=True
     )
     model.eval().to(device=device)
-    return LoadedModel(model, tokenizer, renderer, config.max_position_embeddings, source)
+    return LoadedModel(model, renderer.tokenizer, renderer, context_length, source)
+
+
+def load_renderer(name_or_path: str | Path) -> tuple[ChatRenderer, int]:
+    """A model's renderer and context length, without its weights."""
+    source = resolve(name_or_path)
+    config = _config(source)
+    renderer = ChatRenderer(_tokenizer(source), _generation_ends(source))
+    return renderer, config.max_position_embeddings
 
 
 def reload(loaded: LoadedModel, path: str | Path) -> None:
@@ -178,6 +189,27 @@ def _check_safetensors(source: str) -> None:
             "can run code)",
             "save the model again with model.save_pretrained(folder)",
         )
+
+
+def _check_memory(source: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse weights that do not fit the memory that is free."""
+    needed = sum(_weights(file) for file in Path(source).glob("*.safetensors")) * dtype.itemsize
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+    else:
+        free = psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(
+            f"the weights of {source} take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
+            f"memory are free on {device}",
+            "use a smaller model, or a machine with more memory",
+        )
+
+
+def _weights(file: Path) -> int:
+    """How many weights a safetensors file holds, by its header."""
+    with safe_open(file, framework="pt") as opened:
+        return sum(prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
 
 
 def _unreadable(source: str, what: str, error: Exception) -> UserError:

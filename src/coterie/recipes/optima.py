@@ -14,14 +14,12 @@ the turn's context, as in the paper (the code scores each turn alone); the thres
 the top share, as in the paper.
 """
 
-import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
+from coterie.engines.speaking import Engines
 from coterie.environments.dialogue import drop_format
 from coterie.environments.registry import environment
 from coterie.errors import UserError
@@ -60,6 +58,7 @@ class OptimaISFT:
     def __init__(self, settings: OptimaSettings) -> None:
         self.settings = settings
         self.environment = environment(settings.dataset, settings.data)
+        self._engines: Engines | None = None
 
     # -- what the loop asks -------------------------------------------------------------------
 
@@ -94,15 +93,19 @@ class OptimaISFT:
 
     def do(self, run: Run, step: Step, progress: Progress) -> Metrics:
         """Do one step; finished items of an interrupted one are kept."""
-        if step.stage == "evaluate":
-            return asyncio.run(self.evaluate(run, step.iteration, progress))
-        if step.stage == "rollout":
-            return asyncio.run(self.rollout(run, step.iteration, progress))
-        if step.stage == "reward":
-            return asyncio.run(self.reward(run, step.iteration, progress))
+        playing = {"evaluate": self.evaluate, "rollout": self.rollout, "reward": self.reward}
+        if step.stage in playing:
+            return self.engines(run).run(playing[step.stage](run, step.iteration, progress))
         if step.stage == "select":
             return self.select(run, step.iteration)
+        self.engines(run).make_room()
         return self.train(run, step.iteration, progress)
+
+    def close(self) -> None:
+        """End the servers of its steps."""
+        if self._engines is not None:
+            self._engines.close()
+            self._engines = None
 
     # -- the algorithm ------------------------------------------------------------------------
 
@@ -132,14 +135,15 @@ class OptimaISFT:
             if (tree.task, "") not in finished
         ]
         progress.start(len(trees), f"reward {iteration}")
-        async with self._engine(run, 0) as (engine, base):
-            scoring = (self._score(engine, base, tree) for tree in trees)
-            async for scored in in_flight(scoring, TREES_IN_FLIGHT):
-                key = ItemKey(iteration, "reward", scored.task)
-                run.store.finish(
-                    key, credit=scored.credit, metrics=scored.counts, failure=scored.failure
-                )
-                progress.advance(1)
+        base = self.load_policy(run, 0)
+        engine = self.engines(run).embedded(base, 0)
+        scoring = (self._score(engine, base, tree) for tree in trees)
+        async for scored in in_flight(scoring, TREES_IN_FLIGHT):
+            key = ItemKey(iteration, "reward", scored.task)
+            run.store.finish(
+                key, credit=scored.credit, metrics=scored.counts, failure=scored.failure
+            )
+            progress.advance(1)
         progress.close()
         items = [m for key, m in run.store.metrics(iteration, "reward").items() if key.task]
         return {name: sum(int(metrics[name]) for metrics in items) for name in COUNTS}
@@ -218,6 +222,13 @@ class OptimaISFT:
             found.extend(row for row in rows(shown, selection.weight) if row.targets)
         return found
 
+    def engines(self, run: Run) -> Engines:
+        """What its policies speak by; open until :meth:`close`."""
+        if self._engines is None:
+            s = self.settings
+            self._engines = Engines(s.engine, s.model, run.folder / "servers")
+        return self._engines
+
     def policy_path(self, run: Run, version: int) -> Path | str:
         """Where policy ``version`` is: the base, or what training ``version - 1`` left."""
         return run.training_folder(version - 1) / "final" if version else self.settings.model
@@ -244,10 +255,14 @@ class OptimaISFT:
         iteration, stage = episodes[0].iteration, episodes[0].stage
         most, timeout = self.settings.rollout.max_tokens, self.settings.engine.timeout
         sampling = Sampling(temperature, top_p, most, (), timeout)
-        async with self._engine(run, iteration) as (engine, policy):
-            voice = TokenVoice(engine, policy.renderer.render, sampling, policy.context_length)
-            player = Player(self.environment, voice, self.settings.seed)
-            await play(run.store, player, episodes, progress, lambda: engine.stats.sampled_tokens)
+        path = self.policy_path(run, iteration)
+        policy = await self.engines(run).speak(
+            iteration, path, lambda: self.load_policy(run, iteration)
+        )
+        engine = policy.engine
+        voice = TokenVoice(engine, policy.renderer.render, sampling, policy.context_length)
+        player = Player(self.environment, voice, self.settings.seed)
+        await play(run.store, player, episodes, progress, lambda: engine.stats.sampled_tokens)
         return summary(run.store, iteration, stage)
 
     async def _score(self, engine: InProcessEngine, base: LoadedModel, tree: Tree) -> Scored:
@@ -282,17 +297,3 @@ class OptimaISFT:
             return None
         key = digest("format", self.settings.seed, iteration, task.id, sample)
         return random.Random(key).choice(self.environment.formats)
-
-    @asynccontextmanager
-    async def _engine(
-        self, run: Run, version: int
-    ) -> AsyncIterator[tuple[InProcessEngine, LoadedModel]]:
-        loaded = self.load_policy(run, version)
-        engine = InProcessEngine(
-            loaded,
-            policy="policy",
-            version=str(version),
-            max_batch=self.settings.engine.max_batch,
-            timeout=self.settings.engine.timeout,
-        )
-        yield engine, loaded

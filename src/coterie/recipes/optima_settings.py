@@ -2,10 +2,10 @@
 
 from typing import Self
 
-import torch
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
+from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import DataSettings
 from coterie.rewards.combined import RewardSettings
 from coterie.selection.demonstrations import SelectSettings
@@ -45,25 +45,6 @@ class EvaluateSettings(Settings):
     temperature: float = key(0.0, "0 is greedy.", source="Optima section 6", ge=0, le=2)
 
 
-class EngineSettings(Settings):
-    """How the in-process engine runs. Nothing here changes what is sampled (see docs)."""
-
-    max_batch: int = key(128, "Most sequences decoded at a time.", ge=1)
-    timeout: float = key(600.0, "Seconds after which one call to the engine fails.", gt=0)
-    device: str = key(
-        "auto",
-        "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, ...",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-    )
-
-    @property
-    def device_name(self) -> str:
-        """The device that is meant, for torch."""
-        if self.device != "auto":
-            return self.device
-        return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 class OptimaSettings(Settings):
     """Settings of ``optima/isft``."""
 
@@ -95,6 +76,14 @@ class OptimaSettings(Settings):
             raise ValueError(
                 "train.method=lora with from_initial=false would stack an adapter on an adapter; "
                 "use from_initial=true, or iterations=1"
+            )
+        if (
+            self.engine.kind == "vllm"
+            and self.train.method == "lora"
+            and self.engine.vllm.lora_rank < (self.train.lora_r or 0)
+        ):
+            raise ValueError(
+                f"adapters of rank {self.train.lora_r} need engine.vllm.lora_rank of at least that"
             )
         if self.select.rule == "random" and len(self.select.counts) < self.iterations:
             raise ValueError(f"select.counts needs {self.iterations} numbers, one an iteration")

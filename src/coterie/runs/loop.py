@@ -40,6 +40,10 @@ class Recipe(Protocol):
         """Refuse, with :class:`UserError`, what can't work, before anything expensive."""
         ...
 
+    def close(self) -> None:
+        """End what its steps have started and kept for the next ones, such as servers."""
+        ...
+
     def do(self, run: Run, step: Step, progress: Progress) -> Metrics:
         """Do one step (or the rest of it) and return what to remember of it."""
         ...
@@ -55,19 +59,25 @@ def run_steps(
     """
     check_finished(recipe, run)
     write_config(run)
-    for step in recipe.steps() if steps is None else steps:
-        if run.is_finished(step):
-            continue
-        needed = recipe.needs(step)
-        if needed is not None and not run.is_finished(needed):
-            raise UserError(
-                f"the {step} needs the {needed}, which is not finished",
-                f"run `coterie {needed.stage} {run.folder}` first, or `coterie run` for all",
-            )
-        began = time.monotonic()
-        metrics = recipe.do(run, step, progress)
-        seconds = round(time.monotonic() - began, 3)
-        run.finish(step, recipe.fingerprint(step), {**metrics, "seconds": seconds})
+    try:
+        for step in recipe.steps() if steps is None else steps:
+            if not run.is_finished(step):
+                _run_step(recipe, run, step, progress)
+    finally:
+        recipe.close()
+
+
+def _run_step(recipe: Recipe, run: Run, step: Step, progress: Progress) -> None:
+    needed = recipe.needs(step)
+    if needed is not None and not run.is_finished(needed):
+        raise UserError(
+            f"the {step} needs the {needed}, which is not finished",
+            f"run `coterie {needed.stage} {run.folder}` first, or `coterie run` for all",
+        )
+    began = time.monotonic()
+    metrics = recipe.do(run, step, progress)
+    seconds = round(time.monotonic() - began, 3)
+    run.finish(step, recipe.fingerprint(step), {**metrics, "seconds": seconds})
 
 
 def check_finished(recipe: Recipe, run: Run) -> None:

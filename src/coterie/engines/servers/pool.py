@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coterie.engines.protocol import Completion, EngineError, Sampling
+from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
 from coterie.engines.servers.member import ADAPTER_FILE, Member, Weights
@@ -33,17 +33,9 @@ POLL_SECONDS = 0.1
 
 
 @dataclass(slots=True)
-class PoolStats:
-    """What a pool has done so far."""
+class PoolStats(Stats):
+    """And how often it tried again."""
 
-    requests: int = 0
-    failures: int = 0
-    """Requests that raised, timeouts and cancellations included."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens that servers had in their prefix caches."""
-    sampled_tokens: int = 0
-    scored_tokens: int = 0
     retries: int = 0
     restarts: int = 0
 

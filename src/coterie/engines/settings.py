@@ -1,0 +1,38 @@
+"""Which engine samples, and how it runs."""
+
+from typing import Literal
+
+import torch
+
+from coterie.config.settings import Settings, key
+from coterie.engines.servers.vllm import VLLMSettings
+
+
+class EngineSettings(Settings):
+    """How a policy is sampled. On CPU in float32 nothing here changes what the in-process engine
+    samples; vLLM's tokens are its own."""
+
+    kind: Literal["inprocess", "vllm"] = key(
+        "inprocess", "The embedded engine, or vLLM servers (for what samples, not for rewards)."
+    )
+    max_batch: int = key(128, "Most sequences that the embedded engine decodes at a time.", ge=1)
+    timeout: float = key(600.0, "Seconds after which one call to the engine fails.", gt=0)
+    device: str = key(
+        "auto",
+        "Of the embedded engine and of training: `auto` (a GPU if there is one), `cpu`, `cuda`, "
+        "`cuda:1`, ...",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+    )
+    keep_servers: bool = key(
+        True,
+        "Servers stay up while training, and new weights are loaded into them; false ends them and "
+        "starts them anew, for where they share devices with the trainer.",
+    )
+    vllm: VLLMSettings = VLLMSettings()
+
+    @property
+    def device_name(self) -> str:
+        """The device that is meant, for torch."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,109 @@
+"""The engine that speaks a run's policy: made when it is first needed, given new weights after.
+
+The embedded engine is made anew for each step. Servers stay up from step to step, on one event loop
+that outlives the steps, and load each new version.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Engine
+from coterie.engines.servers.pool import ServerPool
+from coterie.engines.servers.vllm import vllm_pool
+from coterie.engines.settings import EngineSettings
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import LoadedModel, load_renderer
+
+Result = TypeVar("Result")
+ADAPTER_FILE = "adapter_config.json"
+POLICY = "policy"
+"""What a run's policy is called in its record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speaking:
+    """An engine with what is needed to talk to it."""
+
+    engine: Engine
+    renderer: ChatRenderer
+    context_length: int
+
+
+class Engines:
+    """Engines of one run's policies; to be closed. ``logs`` is where servers leave theirs."""
+
+    def __init__(self, settings: EngineSettings, base: str, logs: Path) -> None:
+        self.settings = settings
+        self.base = base
+        self.logs = logs
+        self._runner: asyncio.Runner | None = None
+        self._open = AsyncExitStack()
+        self._pool: ServerPool | None = None
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a step's asynchronous work on the loop that servers live on."""
+        self._runner = self._runner or asyncio.Runner()
+        return self._runner.run(work)
+
+    def close(self) -> None:
+        """End what was started."""
+        if self._runner is not None:
+            self._runner.run(self._end())
+            self._runner.close()
+            self._runner = None
+
+    async def speak(
+        self, version: int, path: Path | str, load: Callable[[], LoadedModel]
+    ) -> Speaking:
+        """An engine of the policy's ``version``, whose weights (or LoRA adapter) lie at ``path``.
+
+        ``load`` gives the same policy in this process.
+        """
+        if self.settings.kind == "inprocess":
+            loaded = load()
+            return Speaking(self.embedded(loaded, version), loaded.renderer, loaded.context_length)
+        renderer, context = load_renderer(self.base)
+        pool = await self._served(version, path, renderer)
+        return Speaking(pool, renderer, self.settings.vllm.max_model_len or context)
+
+    def embedded(self, loaded: LoadedModel, version: int) -> InProcessEngine:
+        """An engine in this process, such as that of a frozen base."""
+        return InProcessEngine(
+            loaded,
+            policy=POLICY,
+            version=str(version),
+            max_batch=self.settings.max_batch,
+            timeout=self.settings.timeout,
+        )
+
+    def make_room(self) -> None:
+        """Let go of devices before a training, if servers are not to be kept."""
+        if self._runner is not None and not self.settings.keep_servers:
+            self._runner.run(self._end())
+
+    async def _served(self, version: int, path: Path | str, renderer: ChatRenderer) -> ServerPool:
+        adapter = (Path(path) / ADAPTER_FILE).is_file()
+        if self._pool is None:
+            first = "0" if adapter else str(version)
+            self._pool = await self._open.enter_async_context(
+                vllm_pool(
+                    self.base if adapter else path,
+                    renderer,
+                    self.settings.vllm,
+                    self.logs,
+                    policy=POLICY,
+                    version=first,
+                )
+            )
+        if self._pool.version != str(version):
+            await self._pool.load(Path(path), str(version))
+        return self._pool
+
+    async def _end(self) -> None:
+        self._pool = None
+        await self._open.aclose()
