@@ -15,12 +15,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
-import uvicorn
 
 from coterie.cli.serving import open_policies
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
-from coterie.engines.serving.app import make_app
 from coterie.engines.serving.policies import Policies
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, save_adapter
@@ -28,6 +26,7 @@ from coterie.models.loading import LoadedModel, load
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message
 from tests.conftest import SMALL, Cli
+from tests.serving import served
 
 NAME = "tiny-exchange"
 CHAT = [
@@ -50,17 +49,15 @@ def policies(loaded: LoadedModel) -> Policies:
 
 
 @contextlib.asynccontextmanager
-async def client(policies: Policies, **settings: bool) -> AsyncIterator[httpx.AsyncClient]:
+async def client(
+    policies: Policies, *, allow_loading: bool = False
+) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a real server on this loop."""
-    config = uvicorn.Config(make_app(policies, **settings), log_level="error", lifespan="off")
-    server = uvicorn.Server(config)
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        port = listener.getsockname()[1]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as one:
-            yield one
-        server.should_exit = True
-        await task
+    async with (
+        served(policies, allow_loading=allow_loading) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as one,
+    ):
+        yield one
 
 
 def ask(policies: Policies, path: str, *bodies: Body, status: int = 200) -> list[Body]:
