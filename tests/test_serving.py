@@ -15,19 +15,18 @@ from typing import Any
 import httpx
 import pytest
 import torch
-import uvicorn
 
 from coterie.cli.serving import open_policies
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
-from coterie.engines.serving.app import make_app
-from coterie.engines.serving.policies import Policies
+from coterie.engines.serving.policies import Loading, Policies
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, save_adapter
 from coterie.models.loading import LoadedModel, load
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message
 from tests.conftest import SMALL, Cli
+from tests.serving import served
 
 NAME = "tiny-exchange"
 CHAT = [
@@ -50,17 +49,15 @@ def policies(loaded: LoadedModel) -> Policies:
 
 
 @contextlib.asynccontextmanager
-async def client(policies: Policies, **settings: bool) -> AsyncIterator[httpx.AsyncClient]:
+async def client(
+    policies: Policies, *, allow_loading: bool = False
+) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a real server on this loop."""
-    config = uvicorn.Config(make_app(policies, **settings), log_level="error", lifespan="off")
-    server = uvicorn.Server(config)
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        port = listener.getsockname()[1]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as one:
-            yield one
-        server.should_exit = True
-        await task
+    async with (
+        served(policies, allow_loading=allow_loading) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as one,
+    ):
+        yield one
 
 
 def ask(policies: Policies, path: str, *bodies: Body, status: int = 200) -> list[Body]:
@@ -420,15 +417,43 @@ def test_an_adapter_goes_onto_the_checkpoint_that_was_loaded(
 
 
 def test_while_weights_are_loaded_requests_are_to_come_again(policies: Policies) -> None:
-    policies.loading = "a checkpoint"
+    policies.gate.loading = "a checkpoint"
 
     async def talk() -> list[httpx.Response]:
         async with client(policies) as one:
-            return [await one.get("/health"), await one.post("/v1/completions", json=completing())]
+            completion = one.post("/v1/completions", json=completing())
+            return [await one.get("/health"), await completion]
 
     for answer in asyncio.run(talk()):
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["message"] == "a checkpoint is being loaded"
+    with pytest.raises(Loading):  # as of a request that was let in just before
+        asyncio.run(policies.base.engine.sample(PROMPT, [1], Sampling()))
+
+
+def test_requests_and_loads_in_any_order_never_mix_weights(
+    policies: Policies, tmp_path: Path
+) -> None:
+    folder = tuned(tmp_path / "new", lora=False)
+    sampling = Sampling(max_tokens=10)
+    valid = [directly(load(source), [3], sampling)[0].ids for source in (NAME, folder)]
+
+    async def talk() -> list[httpx.Response]:
+        async with client(policies, allow_loading=True) as one:
+            loading = {"path": str(folder), "version": "1"}
+            asked = completing(seed=3, max_tokens=10)
+            calls = []
+            for _ in range(10):
+                calls += [one.post("/v1/completions", json=asked)]
+                calls += [one.post("/load_checkpoint", json=loading)]
+            return await asyncio.gather(*calls)
+
+    answers = asyncio.run(talk())
+    assert {answer.status_code for answer in answers} <= {200, 409, 503}
+    for answer in answers:
+        if answer.status_code == 200 and "choices" in answer.json():
+            assert tuple(answer.json()["choices"][0]["token_ids"]) in valid
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from coterie.engines.serving.asked import (
 from coterie.engines.serving.chats import chat_prompt, complete_chat
 from coterie.engines.serving.completions import complete
 from coterie.engines.serving.connection import finish
-from coterie.engines.serving.errors import Refused, answer, handle_errors
+from coterie.engines.serving.errors import Refused, handle_errors
 from coterie.engines.serving.policies import Policies, Policy
 from coterie.engines.serving.streams import stream_reply
 
@@ -63,8 +63,7 @@ class Routes:
 
     async def health(self) -> Response:
         """200 when requests are taken, 503 while weights are being loaded."""
-        if self._policies.loading:
-            return answer(503, f"{self._policies.loading} is being loaded")
+        self._policies.gate.check()
         return JSONResponse({})
 
     async def version(self) -> Response:
@@ -112,8 +111,7 @@ class Routes:
         return JSONResponse({})
 
     def _named(self, name: str) -> Policy:
-        if self._policies.loading:
-            raise Refused(503, f"{self._policies.loading} is being loaded")
+        self._policies.gate.check()
         return self._policies.get(name)
 
     def _check_loading(self) -> None:
