@@ -13,7 +13,7 @@ number of threads, ids *and* log-probs are bitwise equal whatever shares the bat
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -84,10 +84,16 @@ class InProcessEngine:
         self._task: asyncio.Task[None] | None = None
 
     async def sample(
-        self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
+        self,
+        prompt: Sequence[int],
+        seeds: Sequence[int],
+        sampling: Sampling,
+        *,
+        hear: Callable[[int], None] | None = None,
     ) -> list[Completion]:
         """One completion per seed, in order; the prompt is read once.
 
+        ``hear`` is called with each id as it is sampled, to show a single completion as it grows.
         Raises :class:`EngineError` if prompt and ``max_tokens`` exceed the context, on timeout, or
         if the model fails.
         """
@@ -97,7 +103,7 @@ class InProcessEngine:
             if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
                 raise EngineError(f"can't sample with {sampling}")
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
-            batch = [Running(ids, seed, sampling, loop.create_future()) for seed in seeds]
+            batch = [Running(ids, seed, sampling, loop.create_future(), hear) for seed in seeds]
             self._waiting.extend(batch)
             return await self._results([one.future for one in batch], None)
         except BaseException:
@@ -235,10 +241,12 @@ class InProcessEngine:
         for row, one in enumerate(joining, first):
             same.setdefault(one.prompt, []).append(row)
         logits, cached = self._runner.prefill([rows[0] for rows in same.values()], list(same))
-        for prompt, (row, *others) in same.items():
+        for (prompt, (row, *others)), kept in zip(same.items(), cached, strict=True):
             self._runner.slots.move(row, others, len(prompt))
+            for place in (row, *others):
+                joining[place - first].cached = kept
         self.stats.prompt_tokens += sum(map(len, same))
-        self.stats.cached_tokens += cached
+        self.stats.cached_tokens += sum(cached)
         source = {row: index for index, rows in enumerate(same.values()) for row in rows}
         self._running += joining
         places = [source[row] for row in range(first, first + len(joining))]

@@ -4,7 +4,7 @@ All three are asynchronous and take tokens, never text, so that what is recorded
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +40,8 @@ class Completion:
     """Decoded text, cut before the end-of-turn token or stop string."""
     finish: Finish
     seed: int
+    cached: int = field(default=0, compare=False)
+    """Prompt tokens that did not have to be read again; it changes speed and nothing else."""
 
 
 class Engine(Protocol):

@@ -56,9 +56,9 @@ class Runner:
     @torch.inference_mode()
     def prefill(
         self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]
-    ) -> tuple[Tensor, int]:
-        """Read each prompt into its row. Logits after it ``[N, V]``, and how many tokens were kept
-        from earlier requests."""
+    ) -> tuple[Tensor, list[int]]:
+        """Read each prompt into its row. Logits after it ``[N, V]``, and how many of its tokens were
+        kept from earlier requests."""
         if self._fused is not None and not self._fused.holds:
             self._fused = FusedLlama.of(self.model)
         self.slots.reserve(max(rows) + 1, max(map(len, prompts)) + STEP)
@@ -75,7 +75,8 @@ class Runner:
                         self.prefixes.put(keys[i][block], self.slots.read(rows[i], block))
                     else:
                         last[i] = row[(len(prompts[i]) - 1) % BLOCK]
-        return self._logits(torch.stack(last))[: len(prompts)], sum(known) * BLOCK
+        kept = [blocks * BLOCK for blocks in known]
+        return self._logits(torch.stack(last))[: len(prompts)], kept
 
     @torch.inference_mode()
     def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:

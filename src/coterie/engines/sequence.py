@@ -20,6 +20,10 @@ class Running:
     seed: int
     sampling: Sampling
     future: asyncio.Future[Completion]
+    hear: Callable[[int], None] | None = None
+    """Called with each id as it is sampled."""
+    cached: int = 0
+    """Tokens of the prompt that were kept from earlier requests."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     noise: list[float] = field(default_factory=list)
@@ -39,6 +43,8 @@ class Running:
         """Add a sampled token; whether that ended the completion (its future then has it)."""
         self.ids.append(token)
         self.logprobs.append(logprob)
+        if self.hear is not None:
+            self.hear(token)
         if (ended := ending(self.ids, self.sampling, ends, decode)) is None:
             return False
         self._end(*ended)
@@ -50,7 +56,8 @@ class Running:
         return time.monotonic() - self.began > self.sampling.timeout
 
     def _end(self, finish: Finish, text: str) -> None:
-        completion = Completion(tuple(self.ids), tuple(self.logprobs), text, finish, self.seed)
+        ids, logprobs = tuple(self.ids), tuple(self.logprobs)
+        completion = Completion(ids, logprobs, text, finish, self.seed, self.cached)
         if not self.future.done():
             self.future.set_result(completion)
 

@@ -59,6 +59,78 @@ class CompletionAnswer(BaseModel):
     usage: Usage
 
 
+class ChatReply(BaseModel):
+    """The message that the model wrote."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatTokenLogprob(BaseModel):
+    """One sampled id of a chat's reply."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    """The text in UTF-8."""
+    top_logprobs: list[str] = []
+
+
+class ChatLogprobs(BaseModel):
+    """Log-probs of a chat's reply."""
+
+    content: list[ChatTokenLogprob]
+
+
+class ChatChoice(BaseModel):
+    """One reply."""
+
+    index: int
+    message: ChatReply
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatAnswer(BaseModel):
+    """Reply of ``POST /v1/chat/completions``."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | None = None
+
+
+class Delta(BaseModel):
+    """What a piece of a stream adds."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChunkChoice(BaseModel):
+    """The one choice of a stream."""
+
+    index: int = 0
+    delta: Delta
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class ChatChunk(BaseModel):
+    """One piece of a streamed reply."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+
+
 class ModelCard(BaseModel):
     """One model that can be asked for by name."""
 

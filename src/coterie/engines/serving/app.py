@@ -3,13 +3,12 @@
 The engine runs on the server's own asyncio loop, which is given back between its steps.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
 
 import coterie
@@ -17,14 +16,17 @@ from coterie.engines.serving.answered import Loaded, ModelCard, ModelList
 from coterie.engines.serving.asked import (
     AdapterAsked,
     AdapterGone,
+    ChatAsked,
     CheckpointAsked,
     CompletionAsked,
 )
+from coterie.engines.serving.chats import chat_prompt, complete_chat
 from coterie.engines.serving.completions import complete
-from coterie.engines.serving.errors import ClientGone, Refused, answer, handle_errors
+from coterie.engines.serving.connection import finish
+from coterie.engines.serving.errors import Refused, answer, handle_errors
 from coterie.engines.serving.policies import Policies, Policy
+from coterie.engines.serving.streams import stream_reply
 
-Result = TypeVar("Result")
 Handlers = dict[str, Callable[..., Coroutine[Any, Any, Response]]]
 
 
@@ -40,6 +42,7 @@ def make_app(policies: Policies, *, allow_loading: bool = False) -> FastAPI:
     }
     posts: Handlers = {
         "/v1/completions": routes.completions,
+        "/v1/chat/completions": routes.chat,
         "/v1/load_lora_adapter": routes.load_adapter,
         "/v1/unload_lora_adapter": routes.unload_adapter,
         "/load_checkpoint": routes.load_checkpoint,
@@ -75,7 +78,16 @@ class Routes:
     async def completions(self, asked: CompletionAsked, request: Request) -> Response:
         """Continue prompts of text or token ids, or score them."""
         policy = self._named(asked.model)
-        return reply(await _while_connected(request, complete(policy.engine, asked)))
+        return reply(await finish(request, complete(policy.engine, asked)))
+
+    async def chat(self, asked: ChatAsked, request: Request) -> Response:
+        """Reply to a chat, at once or as a stream of server-sent events."""
+        engine = self._named(asked.model).engine
+        prompt = chat_prompt(engine, asked)
+        if asked.stream:
+            pieces = stream_reply(engine, asked, prompt, request)
+            return StreamingResponse(pieces, media_type="text/event-stream")
+        return reply(await finish(request, complete_chat(engine, asked, prompt)))
 
     async def load_checkpoint(self, asked: CheckpointAsked) -> Response:
         """Replace the model's weights by those of a local folder."""
@@ -112,25 +124,6 @@ class Routes:
 def reply(body: BaseModel) -> Response:
     """A body as JSON, without what is not there."""
     return Response(body.model_dump_json(exclude_none=True), media_type="application/json")
-
-
-async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """What ``work`` comes to; it is cancelled if the client goes away first."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _card(policy: Policy) -> ModelCard:

@@ -118,6 +118,61 @@ class CompletionAsked(SamplingAsked):
         return self.prompt
 
 
+class TextPart(Asked):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Asked):
+    """One message of a chat; models here read text only."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class StreamOptions(Asked):
+    """What a stream also tells."""
+
+    include_usage: bool = False
+
+
+class ChatAsked(SamplingAsked):
+    """Body of ``POST /v1/chat/completions``."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **SamplingAsked.neutral,
+        "metadata": ({},),
+        "parallel_tool_calls": (True, False),
+        "response_format": ({"type": "text"},),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "top_logprobs": (0,),
+    }
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1)
+    """Default: as many as the context has room for."""
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """The newer name of ``max_tokens``."""
+    logprobs: bool = False
+    stream_options: StreamOptions = StreamOptions()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.stream and (self.n > 1 or self.logprobs or self.return_token_ids):
+            raise ValueError("a stream has one choice and its text only: no n, logprobs, token ids")
+        return self
+
+
 class CheckpointAsked(Asked):
     """Body of ``POST /load_checkpoint``."""
 

@@ -4,11 +4,12 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from itertools import chain
+from typing import Literal
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError
 from coterie.engines.serving.answered import (
+    CachedTokens,
     CompletionAnswer,
     CompletionChoice,
     Scored,
@@ -38,7 +39,7 @@ async def complete(engine: InProcessEngine, asked: CompletionAsked) -> Completio
         created=int(time.time()),
         model=asked.model,
         choices=choices,
-        usage=usage(prompts, list(chain.from_iterable(said))),
+        usage=usage(prompts, said),
     )
 
 
@@ -73,6 +74,11 @@ async def sample(
     return await engine.sample(prompt, asked.seeds(), asked.sampling(max_tokens, engine.timeout))
 
 
+def finish_reason(said: Completion) -> Literal["stop", "length"]:
+    """Why it ended, in the protocol's words."""
+    return "length" if said.finish == "length" else "stop"
+
+
 def shown(
     engine: InProcessEngine, asked: SamplingAsked, said: Completion
 ) -> tuple[str, str | int | None]:
@@ -80,8 +86,8 @@ def shown(
     ids, keep = list(said.ids), asked.include_stop_str_in_output
     if said.finish == "end":
         reason = ids[-1] if ids[-1] in (asked.stop_token_ids or ()) else None
-        return _decoded(engine, asked, ids if keep else ids[:-1]), reason
-    text = _decoded(engine, asked, ids)
+        return decoded(engine, asked, ids if keep else ids[:-1]), reason
+    text = decoded(engine, asked, ids)
     found = [(place, stop) for stop in asked.stops if (place := text.find(stop)) >= 0]
     if said.finish == "length" or not found:
         return text, None
@@ -97,10 +103,17 @@ def token_logprobs(engine: InProcessEngine, said: Completion) -> TokenLogprobs:
     )
 
 
-def usage(prompts: Sequence[Sequence[int]], said: Sequence[Completion]) -> Usage:
-    """Tokens read, each prompt once, and sampled."""
-    read, sampled = sum(map(len, prompts)), sum(len(one.ids) for one in said)
-    return Usage(prompt_tokens=read, completion_tokens=sampled, total_tokens=read + sampled)
+def usage(prompts: Sequence[Sequence[int]], said: Sequence[Sequence[Completion]]) -> Usage:
+    """Tokens read, each prompt once whatever its number of completions, and sampled."""
+    read = sum(map(len, prompts))
+    sampled = sum(len(one.ids) for ones in said for one in ones)
+    cached = sum(ones[0].cached for ones in said)
+    return Usage(
+        prompt_tokens=read,
+        completion_tokens=sampled,
+        total_tokens=read + sampled,
+        prompt_tokens_details=CachedTokens(cached_tokens=cached),
+    )
 
 
 def _choice(
@@ -115,7 +128,7 @@ def _choice(
     return CompletionChoice(
         index=index,
         text=text,
-        finish_reason="length" if said.finish == "length" else "stop",
+        finish_reason=finish_reason(said),
         stop_reason=reason,
         token_ids=list(said.ids) if asked.return_token_ids else None,
         prompt_token_ids=prompt if asked.return_token_ids else None,
@@ -148,9 +161,10 @@ def _ids(engine: InProcessEngine, prompt: str | list[int]) -> list[int]:
     return engine.loaded.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
 
 
-def _decoded(engine: InProcessEngine, asked: SamplingAsked, ids: list[int]) -> str:
+def decoded(engine: InProcessEngine, asked: SamplingAsked, ids: Sequence[int]) -> str:
+    """The text of ids, with or without control tokens as asked for."""
     text = engine.loaded.tokenizer.decode(
-        ids, skip_special_tokens=asked.skip_special_tokens, clean_up_tokenization_spaces=False
+        list(ids), skip_special_tokens=asked.skip_special_tokens, clean_up_tokenization_spaces=False
     )
     assert isinstance(text, str)
     return text

@@ -53,8 +53,7 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         found = error.errors()[:SHOWN]
-        # The place begins with "body", and names the kinds that a value could have been of.
-        names = [".".join(str(part) for part in one["loc"][1:2]) for one in found]
+        names = [_name(one["loc"]) for one in found]
         said = [
             f"{n}: {one['msg']}" if n else one["msg"] for n, one in zip(names, found, strict=True)
         ]
@@ -87,3 +86,9 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> Response:
         return answer(500, f"the server failed: {error!r}")
+
+
+def _name(place: tuple[int | str, ...]) -> str:
+    """Of a parameter; its place begins with "body", and ends with kinds that it could be of."""
+    deep = place[1:2] == ("messages",)
+    return ".".join(str(part) for part in place[1 : 4 if deep else 2])

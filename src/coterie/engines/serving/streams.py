@@ -1,0 +1,81 @@
+"""A chat's reply as it grows: server-sent events, as chat windows want them.
+
+Text is sent once it is settled: not the half of a character, nor what may be the beginning of a
+stop string. The pieces joined are the reply that comes without streaming.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal
+
+from fastapi import Request
+from pydantic import BaseModel
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.serving.answered import ChatChunk, ChunkChoice, Delta, ErrorAnswer, ErrorBody
+from coterie.engines.serving.asked import ChatAsked
+from coterie.engines.serving.chats import new_id, room
+from coterie.engines.serving.completions import decoded, finish_reason, shown, usage
+from coterie.engines.serving.connection import while_connected
+
+DONE = "data: [DONE]\n\n"
+
+
+async def stream_reply(
+    engine: InProcessEngine, asked: ChatAsked, prompt: tuple[int, ...], request: Request
+) -> AsyncIterator[str]:
+    """The events of one reply; if the client goes away, the sampling ends."""
+    head = ChatChunk(id=new_id(), created=int(time.time()), model=asked.model, choices=[])
+    heard: asyncio.Queue[int | None] = asyncio.Queue()
+    sampling = asked.sampling(room(engine, asked, prompt), engine.timeout)
+    task = asyncio.ensure_future(
+        engine.sample(prompt, asked.seeds(), sampling, hear=heard.put_nowait)
+    )
+    task.add_done_callback(lambda _: heard.put_nowait(None))
+    with while_connected(request, task):
+        yield _piece(head, Delta(role="assistant", content=""))
+        ids: list[int] = []
+        sent = ""
+        while (token := await heard.get()) is not None:
+            ids.append(token)
+            if len(text := _settled(engine, asked, ids)) > len(sent):
+                yield _piece(head, Delta(content=text[len(sent) :]))
+                sent = text
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            yield _failure(error)
+            return
+        (said,) = task.result()
+        if rest := shown(engine, asked, said)[0][len(sent) :]:
+            yield _piece(head, Delta(content=rest))
+        yield _piece(head, Delta(), finish_reason(said))
+        if asked.stream_options.include_usage:
+            yield _event(head.model_copy(update={"usage": usage([prompt], [[said]])}))
+    yield DONE
+
+
+def _settled(engine: InProcessEngine, asked: ChatAsked, ids: Sequence[int]) -> str:
+    """The beginning of a reply's text that later ids won't change."""
+    if ids[-1] in engine.loaded.renderer.end_ids:
+        return ""
+    text = decoded(engine, asked, ids).rstrip("\ufffd")
+    if any(stop in text for stop in asked.stops):
+        return ""
+    held = max(map(len, asked.stops), default=1) - 1
+    return text[: len(text) - held]
+
+
+def _piece(head: ChatChunk, delta: Delta, finish: Literal["stop", "length"] | None = None) -> str:
+    choice = ChunkChoice(delta=delta, finish_reason=finish)
+    return _event(head.model_copy(update={"choices": [choice]}))
+
+
+def _failure(error: BaseException) -> str:
+    body = ErrorBody(message=str(error), type="server_error", code=500)
+    return _event(ErrorAnswer(error=body))
+
+
+def _event(body: BaseModel) -> str:
+    return f"data: {body.model_dump_json(exclude_none=True)}\n\n"
