@@ -93,7 +93,8 @@ class ServerClient:
                 "of turn or stop string among them"
             )
         finish, text = ended
-        return Completion(tuple(ids), tuple(logprobs), text, finish, seed), usage
+        cached = usage.cached_tokens
+        return Completion(tuple(ids), tuple(logprobs), text, finish, seed, cached), usage
 
     async def score(self, ids: Sequence[int], start: int) -> Scored:
         """Log-probs of ``ids[start:]``, each given all before it. Raises a ``ServerFault``."""
