@@ -1,0 +1,198 @@
+"""Whole dialogues against the same requests with no dialogue to wait for: what the driver costs.
+
+    .venv/bin/python bench/rollout.py
+    .venv/bin/python bench/rollout.py --vllm-python .venv-vllm/bin/python
+
+One side plays dialogues, in which a turn waits for the one before it. The other submits the very same
+requests (prompt ids, seeds; each may be as long as it was) all at time 0, in order of turn: nothing can
+be faster on that engine. Its prefix cache is emptied before each run. The last line is one JSON object:
+
+    inprocess, vllm   each {"of_ceiling": tokens/s of dialogues over tokens/s of the requests at time 0,
+                      "tokens_per_second", "ceiling_tokens_per_second", "cached_share",
+                      "ceiling_cached_share": prompt tokens that were not computed again}
+
+Alternating repeats, medians. Without ``--vllm-python`` there is no key ``vllm``.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Engine, Sampling
+from coterie.engines.servers.pool import ServerPool
+from coterie.engines.servers.vllm import VLLMSettings, vllm_pool
+from coterie.environments.registry import environment
+from coterie.models.loading import LoadedModel, load
+from coterie.rollout.episodes import Episode, Player
+from coterie.rollout.voices import Ask, Memory, Said, TokenVoice
+
+DIALOGUES, TURNS, MOST_TOKENS = 256, 6, 96
+AT_A_TIME = 32
+"""Sequences that either engine decodes at a time."""
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request and what came of it."""
+
+    turn: int
+    prompt: tuple[int, ...]
+    seed: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of one side."""
+
+    seconds: float
+    tokens: int
+    cached_share: float
+
+
+class RecordingVoice(TokenVoice):
+    """A voice that notes what it asks the engine for."""
+
+    asked: list[Asked]
+
+    async def speak(self, ask: Ask, memory: Memory) -> Said:
+        """As any other voice."""
+        turn = 0 if ask.parent == ask.tree.root else len(ask.tree.path(ask.parent))
+        prompt = self.render(ask.shown, ask.tree, ask.agent)
+        said = await super().speak(ask, memory)
+        self.asked.append(Asked(turn, prompt, ask.seed, said.tokens))
+        return said
+
+
+async def dialogues(voice: TokenVoice) -> None:
+    """Play all dialogues."""
+    world: Any = environment("exchange")
+    world.max_turns = TURNS
+    episodes = [Episode(t, 0, 0, "bench") for t in world.tasks("heldout", DIALOGUES, 0)]
+    async for finished in Player(world, voice, 0).play_all(episodes):
+        assert finished.failure is None, finished.failure
+
+
+async def requests(engine: Engine, asked: Sequence[Asked], sampling: Sampling) -> None:
+    """Submit all requests at once."""
+    await asyncio.gather(
+        *(
+            engine.sample(one.prompt, [one.seed], replace(sampling, max_tokens=one.tokens))
+            for one in asked
+        )
+    )
+
+
+async def measured(
+    engine: Engine, forget: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]]
+) -> Measured:
+    """Seconds, sampled tokens and cached share of one run with an empty prefix cache."""
+    await forget()
+    before = replace(engine.stats)
+    began = time.perf_counter()
+    await work()
+    seconds = time.perf_counter() - began
+    after = engine.stats
+    prompt = after.prompt_tokens - before.prompt_tokens
+    cached = (after.cached_tokens - before.cached_tokens) / prompt
+    return Measured(seconds, after.sampled_tokens - before.sampled_tokens, cached)
+
+
+async def compare(
+    name: str, engine: Engine, forget: Callable[[], Awaitable[None]], model: LoadedModel
+) -> dict[str, float]:
+    """Both sides in turn, after one run that records the requests."""
+    sampling = Sampling(0.7, 1.0, MOST_TOKENS)
+    settings = (engine, model.renderer.render, sampling, model.context_length)
+    recording = RecordingVoice(*settings)
+    recording.asked = []
+    await dialogues(recording)
+    asked = sorted(recording.asked, key=lambda one: one.turn)
+    voice = TokenVoice(*settings)
+    sides: dict[str, Callable[[], Awaitable[None]]] = {
+        "dialogues": lambda: dialogues(voice),
+        "requests": lambda: requests(engine, asked, sampling),
+    }
+    runs: dict[str, list[Measured]] = {side: [] for side in sides}
+    for _ in range(REPEATS):
+        for side, work in sides.items():
+            runs[side].append(await measured(engine, forget, work))
+    rates = {s: statistics.median(m.tokens / m.seconds for m in ms) for s, ms in runs.items()}
+    shares = {s: statistics.median(m.cached_share for m in ms) for s, ms in runs.items()}
+    for side in sides:
+        last = runs[side][-1]
+        print(
+            f"{name}, {side}: {rates[side]:,.0f} tokens/s ({last.tokens:,} tokens of "
+            f"{len(asked)} requests, {shares[side]:.0%} of prompt tokens cached)"
+        )
+    return {
+        "of_ceiling": rates["dialogues"] / rates["requests"],
+        "tokens_per_second": rates["dialogues"],
+        "ceiling_tokens_per_second": rates["requests"],
+        "cached_share": shares["dialogues"],
+        "ceiling_cached_share": shares["requests"],
+    }
+
+
+@asynccontextmanager
+async def served(model: str, loaded: LoadedModel, python: str) -> AsyncIterator[ServerPool]:
+    """A vLLM server of the model in float32."""
+    settings = VLLMSettings(
+        python=python,
+        dtype="float32",
+        enforce_eager=True,
+        requests_per_server=4096,
+        arguments={"max_num_seqs": AT_A_TIME},
+    )
+    with tempfile.TemporaryDirectory() as logs:
+        async with vllm_pool(
+            model, loaded.renderer, settings, Path(logs), policy="bench", version="0"
+        ) as pool:
+            yield pool
+
+
+async def main() -> None:
+    """Measure, print, and print one JSON object."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="tiny-exchange")
+    parser.add_argument("--vllm-python", help="an interpreter that has vLLM")
+    parser.add_argument("--threads", type=int, default=2)
+    told = parser.parse_args()
+    torch.set_num_threads(told.threads)
+    loaded = load(told.model)
+    engine = InProcessEngine(loaded, policy="bench", version="0", max_batch=AT_A_TIME)
+
+    async def forget() -> None:
+        engine.forget()
+
+    found = {"inprocess": await compare("in process", engine, forget, loaded)}
+    if told.vllm_python:
+        async with served(told.model, loaded, told.vllm_python) as pool:
+
+            async def reset() -> None:
+                pool.router.clear()
+                for member in pool.members:
+                    assert await member.client.reset_cache()
+
+            found["vllm"] = await compare("vLLM", pool, reset, loaded)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
