@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 import coterie
@@ -25,7 +25,7 @@ from coterie.engines.serving.completions import complete
 from coterie.engines.serving.connection import finish
 from coterie.engines.serving.errors import Refused, handle_errors
 from coterie.engines.serving.policies import Policies, Policy
-from coterie.engines.serving.streams import stream_reply
+from coterie.engines.serving.streams import Events, stream_reply
 
 Handlers = dict[str, Callable[..., Coroutine[Any, Any, Response]]]
 
@@ -84,8 +84,7 @@ class Routes:
         engine = self._named(asked.model).engine
         prompt = chat_prompt(engine, asked)
         if asked.stream:
-            pieces = stream_reply(engine, asked, prompt, request)
-            return StreamingResponse(pieces, media_type="text/event-stream")
+            return Events(stream_reply(engine, asked, prompt, request))
         return reply(await finish(request, complete_chat(engine, asked, prompt)))
 
     async def load_checkpoint(self, asked: CheckpointAsked) -> Response:
