@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from coterie.engines.keys import configured
 from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.trajectories.store import Store
@@ -31,7 +32,7 @@ class Check:
 
 
 def checks() -> list[Check]:
-    """Look at Python, packages, memory, disk, GPU, the store and the packaged model."""
+    """Look at Python, packages, memory, disk, GPU, the store, the packaged model, and which keys are set."""
     version = sys.version_info[:2]
     found = [
         Check("Python 3.11 to 3.13", (3, 11) <= version <= (3, 13), platform.python_version()),
@@ -47,6 +48,8 @@ def checks() -> list[Check]:
         there = importlib.util.find_spec(name) is not None
         text = "installed" if there else f"pip install 'coterie[{name}]'"
         found.append(Check(f"tracker {name}", there, text, optional=True))
+    for name, there in configured(Path()).items():
+        found.append(Check(f"key {name}", there, "set" if there else "not set", optional=True))
     return found
 
 

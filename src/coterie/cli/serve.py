@@ -62,7 +62,7 @@ def model(
 
         coterie serve model tiny-exchange --port 8001
     """
-    with contextlib.closing(_bound(host, port)) as listener:
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(_bound(host, port)) as listener:
         host, port = listener.getsockname()[:2]
         if not ipaddress.ip_address(host).is_loopback:
             console.print(

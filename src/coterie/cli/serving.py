@@ -1,6 +1,5 @@
 """What ``coterie serve model`` loads, and running the server."""
 
-import contextlib
 import socket
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def open_policies(source: str, iteration: int | None, name: str, device: str | N
 
 
 def run(policies: Policies, listener: socket.socket, *, allow_loading: bool) -> None:
-    """Serve on a listening socket until Ctrl-C or SIGTERM."""
+    """Serve on a listening socket until Ctrl-C (then raised again, when all has ended) or SIGTERM."""
     config = uvicorn.Config(
         make_app(policies, allow_loading=allow_loading),
         log_level="warning",
@@ -56,9 +55,7 @@ def run(policies: Policies, listener: socket.socket, *, allow_loading: bool) -> 
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
     )
-    # The server ends its work at the signal, and then raises it again.
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def _of_run(folder: Path, iteration: int | None, name: str, device: str | None) -> Policies:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 import coterie
@@ -23,9 +23,9 @@ from coterie.engines.serving.asked import (
 from coterie.engines.serving.chats import chat_prompt, complete_chat
 from coterie.engines.serving.completions import complete
 from coterie.engines.serving.connection import finish
-from coterie.engines.serving.errors import Refused, answer, handle_errors
+from coterie.engines.serving.errors import Refused, handle_errors
 from coterie.engines.serving.policies import Policies, Policy
-from coterie.engines.serving.streams import stream_reply
+from coterie.engines.serving.streams import Events, stream_reply
 
 Handlers = dict[str, Callable[..., Coroutine[Any, Any, Response]]]
 
@@ -63,8 +63,7 @@ class Routes:
 
     async def health(self) -> Response:
         """200 when requests are taken, 503 while weights are being loaded."""
-        if self._policies.loading:
-            return answer(503, f"{self._policies.loading} is being loaded")
+        self._policies.gate.check()
         return JSONResponse({})
 
     async def version(self) -> Response:
@@ -85,8 +84,7 @@ class Routes:
         engine = self._named(asked.model).engine
         prompt = chat_prompt(engine, asked)
         if asked.stream:
-            pieces = stream_reply(engine, asked, prompt, request)
-            return StreamingResponse(pieces, media_type="text/event-stream")
+            return Events(stream_reply(engine, asked, prompt, request))
         return reply(await finish(request, complete_chat(engine, asked, prompt)))
 
     async def load_checkpoint(self, asked: CheckpointAsked) -> Response:
@@ -112,8 +110,7 @@ class Routes:
         return JSONResponse({})
 
     def _named(self, name: str) -> Policy:
-        if self._policies.loading:
-            raise Refused(503, f"{self._policies.loading} is being loaded")
+        self._policies.gate.check()
         return self._policies.get(name)
 
     def _check_loading(self) -> None:

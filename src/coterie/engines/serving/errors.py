@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 
 from coterie.engines.protocol import EngineError
 from coterie.engines.serving.answered import ErrorAnswer, ErrorBody
-from coterie.engines.serving.policies import Busy, Unknown
+from coterie.engines.serving.policies import Busy, Loading, Unknown
 from coterie.errors import UserError
 
 TYPES = {
@@ -62,6 +62,10 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(Busy)
     async def busy(_: Request, error: Busy) -> Response:
         return answer(409, str(error))
+
+    @app.exception_handler(Loading)
+    async def loading(_: Request, error: Loading) -> Response:
+        return answer(503, str(error))
 
     @app.exception_handler(Unknown)
     async def unknown(_: Request, error: Unknown) -> Response:

@@ -9,17 +9,55 @@ it is loading.
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel, load, reload
 
 ADAPTER_FILE = "adapter_config.json"
+
+
+@dataclass(slots=True)
+class Gate:
+    """Closed while weights are loaded: a request that came in just before must not run on them."""
+
+    loading: str = ""
+    """What is being loaded, if anything."""
+
+    def check(self) -> None:
+        """Raise :class:`Loading` while closed."""
+        if self.loading:
+            raise Loading(f"{self.loading} is being loaded")
+
+
+class GatedEngine(InProcessEngine):
+    """An engine that takes requests only while the gate is open."""
+
+    gate: Gate
+
+    async def sample(
+        self,
+        prompt: Sequence[int],
+        seeds: Sequence[int],
+        sampling: Sampling,
+        *,
+        hear: Callable[[int], None] | None = None,
+    ) -> list[Completion]:
+        """As every engine does."""
+        self.gate.check()
+        return await super().sample(prompt, seeds, sampling, hear=hear)
+
+    async def logprobs(
+        self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """As every engine does."""
+        self.gate.check()
+        return await super().logprobs(prefix, continuations)
 
 
 @dataclass(slots=True)
@@ -42,6 +80,10 @@ class Busy(EngineError):
     """Something else is going on; to be tried again when it is over."""
 
 
+class Loading(EngineError):
+    """Weights are being loaded; to be tried again soon."""
+
+
 class Unknown(EngineError):
     """There is no model of that name."""
 
@@ -61,9 +103,8 @@ class Policies:
     ) -> None:
         self._max_batch = max_batch
         self._timeout = timeout
+        self.gate = Gate()
         self.base = Policy(self._engine(loaded, name, version), root)
-        self.loading = ""
-        """What is being loaded, if anything."""
         self._adapters: dict[str, Policy] = {}
 
     def all(self) -> list[Policy]:
@@ -128,26 +169,28 @@ class Policies:
         return self._engine(merged, name, name)
 
     def _engine(self, loaded: LoadedModel, name: str, version: str) -> InProcessEngine:
-        return InProcessEngine(
+        engine = GatedEngine(
             loaded,
             policy=name,
             version=version,
             max_batch=self._max_batch,
             timeout=self._timeout,
         )
+        engine.gate = self.gate
+        return engine
 
     @contextmanager
     def _idle(self, what: str) -> Iterator[None]:
         """Refuse unless nothing is loading or running; then be loading."""
         self._check_idle(f"load {what}")
-        self.loading = what
+        self.gate.loading = what
         try:
             yield
         finally:
-            self.loading = ""
+            self.gate.loading = ""
 
     def _check_idle(self, what: str) -> None:
-        if self.loading:
-            raise Busy(f"can't {what}: {self.loading} is being loaded; try again when it is done")
+        if self.gate.loading:
+            raise Busy(f"can't {what}: {self.gate.loading} is being loaded; try again afterwards")
         if any(policy.engine.busy for policy in self.all()):
             raise Busy(f"can't {what}: requests are in flight; await them")

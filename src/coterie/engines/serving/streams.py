@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
 from fastapi import Request
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.serving.answered import ChatChunk, ChunkChoice, Delta, ErrorAnswer, ErrorBody
@@ -20,6 +22,16 @@ from coterie.engines.serving.completions import decoded, finish_reason, shown, u
 from coterie.engines.serving.connection import while_connected
 
 DONE = "data: [DONE]\n\n"
+
+
+class Events(StreamingResponse):
+    """A stream that sees by itself to clients that go away, and to the end of the server."""
+
+    media_type = "text/event-stream"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await self.stream_response(send)
 
 
 async def stream_reply(
@@ -37,12 +49,12 @@ async def stream_reply(
         yield _piece(head, Delta(role="assistant", content=""))
         ids: list[int] = []
         sent = ""
-        while (token := await heard.get()) is not None:
+        while (token := await _next(heard)) is not None:
             ids.append(token)
             if len(text := _settled(engine, asked, ids)) > len(sent):
                 yield _piece(head, Delta(content=text[len(sent) :]))
                 sent = text
-        if task.cancelled():
+        if not task.done() or task.cancelled():
             return
         if (error := task.exception()) is not None:
             yield _failure(error)
@@ -54,6 +66,14 @@ async def stream_reply(
         if asked.stream_options.include_usage:
             yield _event(head.model_copy(update={"usage": usage([prompt], [[said]])}))
     yield DONE
+
+
+async def _next(heard: asyncio.Queue[int | None]) -> int | None:
+    """The next id; none after the last, and when the server ends."""
+    try:
+        return await heard.get()
+    except asyncio.CancelledError:
+        return None
 
 
 def _settled(engine: InProcessEngine, asked: ChatAsked, ids: Sequence[int]) -> str:

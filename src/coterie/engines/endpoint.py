@@ -1,0 +1,333 @@
+"""An OpenAI-compatible server, somebody else's or ours, for models that are only talked to: judges,
+simulated persons, text-only policies in evaluation.
+
+    async with Endpoint(EndpointSettings(url="http://127.0.0.1:8000/v1", model="tiny")) as judge:
+        reply = await judge.chat([Utterance("user", "Hello")], max_tokens=50)
+    print(judge.usage)
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import httpx
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+from coterie.config.settings import Settings, key
+from coterie.engines.keys import find_key
+from coterie.engines.limits import LONGEST_WAIT, Limits, retry_after
+from coterie.engines.protocol import EngineError
+
+BYTES_PER_TOKEN = 4
+"""For estimates, where the server has not counted."""
+SHOWN = 300
+"""Characters of a server's message that an error quotes."""
+LONGEST_BACKOFF = 30.0
+"""Seconds between two tries, unless the server asks for more."""
+AGAIN = (408, 409, 425, 429)
+"""Statuses below 500 that may go away by themselves."""
+NO_CREDIT = "insufficient_quota"
+"""A 429 of this kind does not go away by waiting."""
+
+
+class EndpointSettings(Settings):
+    """A server, a model on it, and what may be asked of it."""
+
+    url: str = key(..., "Up to and including `/v1`, such as https://api.openai.com/v1.")
+    model: str = key(..., "Name of the model there.", min_length=1)
+    key_variable: str | None = key(
+        None,
+        "Environment variable (or name in `.env`) that holds the key, such as OPENAI_API_KEY; none "
+        "for a server without keys. Not the key itself.",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+    )
+    requests_per_minute: float | None = key(None, "Most requests in any minute.", ge=1)
+    tokens_per_minute: float | None = key(
+        None, "Most tokens a minute, prompts and replies together.", ge=1
+    )
+    concurrency: int = key(16, "Most requests at a time.", ge=1)
+    timeout: float = key(120.0, "Seconds after which one try is given up.", gt=0)
+    retries: int = key(5, "Further tries after a failure that may pass.", ge=0, le=20)
+    backoff: float = key(
+        1.0, "Seconds before the second try (up to half less, by chance); doubles.", gt=0
+    )
+    limit_name: Literal["max_tokens", "max_completion_tokens"] = key(
+        "max_tokens", "What the server calls the limit of a reply; newer models of OpenAI differ."
+    )
+    prompt_price: float | None = key(None, "Price of a million prompt tokens.", ge=0)
+    cached_price: float | None = key(
+        None, "Price of a million prompt tokens that were cached; none: as the others.", ge=0
+    )
+    completion_price: float | None = key(None, "Price of a million tokens of replies.", ge=0)
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"is no URL: {error}") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise ValueError("must begin with http:// or https:// and a host")
+        if parsed.userinfo or parsed.query:
+            raise ValueError("must not hold a password or key; name its variable in key_variable")
+        return url.rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """One message of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model answered."""
+
+    text: str
+    finish: Literal["stop", "length", "other"]
+    """``other``: what the server calls otherwise, such as a content filter."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    estimated: bool
+    """Whether the server has not counted, and the tokens are a fourth of the bytes."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """What an endpoint was used for so far, and what it cost."""
+
+    settings: EndpointSettings
+    requests: int = 0
+    """Answered ones."""
+    failures: int = 0
+    """Those that failed for good."""
+    retries: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    estimated: int = 0
+    """How many requests' tokens are estimates."""
+
+    def add(self, reply: Reply) -> None:
+        """Count an answer."""
+        self.requests += 1
+        self.prompt_tokens += reply.prompt_tokens
+        self.cached_tokens += reply.cached_tokens
+        self.completion_tokens += reply.completion_tokens
+        self.estimated += reply.estimated
+
+    @property
+    def cost(self) -> float | None:
+        """In the currency of the prices; ``None`` if they are not given.
+
+        Tries that failed are not in it: a server may charge for them and does not say so.
+        """
+        s = self.settings
+        if s.prompt_price is None or s.completion_price is None:
+            return None
+        cached = s.prompt_price if s.cached_price is None else s.cached_price
+        fresh = self.prompt_tokens - self.cached_tokens
+        parts = ((fresh, s.prompt_price), (self.cached_tokens, cached))
+        total = sum(count * price for count, price in parts)
+        return (total + self.completion_tokens * s.completion_price) / 1e6
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.settings.model}: {self.requests:,} requests, {self.prompt_tokens:,} prompt "
+            f"tokens ({self.cached_tokens:,} cached), {self.completion_tokens:,} of replies"
+        )
+        text += f"; {self.estimated:,} requests by estimate" if self.estimated else ""
+        return text if self.cost is None else f"{text}; cost {self.cost:.4f}"
+
+
+class Endpoint:
+    """A chat model behind HTTP. To be opened with ``async with``.
+
+    Raises :class:`~coterie.errors.UserError` at once if its key is missing; the ``.env`` is that of
+    ``folder``.
+    """
+
+    def __init__(self, settings: EndpointSettings, *, folder: Path = Path()) -> None:
+        self.settings = settings
+        self.usage = Usage(settings)
+        name = settings.key_variable
+        self._key = None if name is None else find_key(name, folder)
+        self._limits = Limits(settings.requests_per_minute, settings.tokens_per_minute)
+        self._places = asyncio.Semaphore(settings.concurrency)
+        self._chance = random.Random()
+        self._client = httpx.AsyncClient(
+            headers=self._key.header if self._key else {},
+            timeout=settings.timeout,
+            limits=httpx.Limits(max_connections=settings.concurrency),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def chat(
+        self,
+        messages: Sequence[Utterance],
+        *,
+        max_tokens: int,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+    ) -> Reply:
+        """The model's answer to a chat. Raises :class:`EngineError` when it fails for good."""
+        body: dict[str, Any] = {
+            "model": self.settings.model,
+            "messages": [{"role": one.role, "content": one.text} for one in messages],
+            self.settings.limit_name: max_tokens,
+        }
+        # What is the default of the protocol is left out: some models take nothing else.
+        body |= {"temperature": temperature} if temperature != 1 else {}
+        body |= {"top_p": top_p} if top_p != 1 else {}
+        body |= {"stop": list(stop)} if stop else {}
+        body |= {} if seed is None else {"seed": seed}
+        prompt = _estimate("".join(one.text for one in messages))
+        async with self._places:
+            try:
+                reply = await self._persist(body, prompt, prompt + max_tokens)
+            except EngineError:
+                self.usage.failures += 1
+                raise
+        self.usage.add(reply)
+        return reply
+
+    async def _persist(self, body: dict[str, Any], prompt: int, tokens: int) -> Reply:
+        """Try until it works, fails for good, or there are no tries left."""
+        for attempt in range(self.settings.retries + 1):
+            await self._limits.admit(tokens)
+            try:
+                reply = await self._try(body, prompt)
+            except _Passing as passing:
+                self._limits.settle(tokens, 0)
+                failure = passing
+            except BaseException:
+                self._limits.settle(tokens, 0)
+                raise
+            else:
+                self._limits.settle(tokens, reply.prompt_tokens + reply.completion_tokens)
+                return reply
+            if failure.wait is not None:
+                self._limits.pause(failure.wait)
+            if attempt < self.settings.retries:
+                self.usage.retries += 1
+                await asyncio.sleep(self._backoff(attempt))
+        tries = f"after {self.settings.retries + 1} tries" if self.settings.retries else "at once"
+        raise self._error(f"{failure} ({tries})") from failure
+
+    async def _try(self, body: dict[str, Any], prompt: int) -> Reply:
+        """One request. Raises :class:`_Passing` for what may go away, ``EngineError`` otherwise."""
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                answer = await self._client.post(f"{self.settings.url}/chat/completions", json=body)
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise _Passing(f"no answer within {self.settings.timeout:g} s") from error
+        except httpx.RequestError as error:
+            raise _Passing(f"no connection: {self._quote(str(error) or repr(error))}") from error
+        if answer.is_success:
+            return self._read(answer, prompt)
+        text, kind = _message(answer)
+        said = f"status {answer.status_code}: {self._quote(text)}"
+        again = answer.status_code in AGAIN or answer.status_code >= 500
+        if not again or kind == NO_CREDIT:
+            raise self._error(said)
+        headers = answer.headers
+        raise _Passing(said, retry_after(headers.get("Retry-After"), headers.get("Date")))
+
+    def _backoff(self, attempt: int) -> float:
+        longest = min(self.settings.backoff * 2.0**attempt, LONGEST_BACKOFF, LONGEST_WAIT)
+        return longest * self._chance.uniform(0.5, 1)
+
+    def _read(self, answer: httpx.Response, prompt: int) -> Reply:
+        """The reply in a server's answer, whose usage is estimated if it is not there."""
+        body = _answer(answer.content)
+        if body is None or not body.choices:
+            raise _Passing(f"the answer is not of the protocol: {self._quote(answer.text)}")
+        choice = body.choices[0]
+        text, finish = choice.message.content or "", _finish(choice.finish_reason)
+        if (usage := body.usage) is None:
+            return Reply(text, finish, prompt, _estimate(text), 0, True)
+        details = usage.prompt_tokens_details
+        cached = (details.cached_tokens if details else None) or 0
+        return Reply(text, finish, usage.prompt_tokens, usage.completion_tokens, cached, False)
+
+    def _quote(self, text: str) -> str:
+        """What a server said, without the key and cut."""
+        text = " ".join((self._key.redact(text) if self._key else text).split())
+        return text if len(text) <= SHOWN else text[:SHOWN] + " ..."
+
+    def _error(self, what: str) -> EngineError:
+        return EngineError(f"{self.settings.model} at {self.settings.url}: {what}")
+
+
+class _Passing(Exception):
+    """A failure that may go away by itself; ``wait`` is what the server asks for, in seconds."""
+
+    def __init__(self, what: str, wait: float | None = None) -> None:
+        super().__init__(what)
+        self.wait = wait
+
+
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Cached(BaseModel):
+    cached_tokens: int | None = Field(None, ge=0)
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(0, ge=0)
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Answer(BaseModel):
+    """The part of a server's reply that is read."""
+
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+def _answer(content: bytes) -> _Answer | None:
+    """A server's reply, if it is one. The reason why not quotes it, key and all, and is left here."""
+    try:
+        return _Answer.model_validate_json(content)
+    except ValidationError:
+        return None
+
+
+def _finish(reason: str | None) -> Literal["stop", "length", "other"]:
+    return "stop" if reason == "stop" else "length" if reason == "length" else "other"
+
+
+def _message(answer: httpx.Response) -> tuple[str, str]:
+    """What a failed answer says, and its kind."""
+    try:
+        error = json.loads(answer.content)["error"]
+        return str(error["message"]), str(error.get("code") or error.get("type"))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return answer.text, ""
+
+
+def _estimate(text: str) -> int:
+    return -(-len(text.encode()) // BYTES_PER_TOKEN)
