@@ -6,16 +6,22 @@ export TOKENIZERS_PARALLELISM := false
 export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 1000
 
-.PHONY: quickstart test test-crash lint tiny tiny-check docs reproduce clean
+WITH_VLLM := .venv-vllm
+
+.PHONY: quickstart test test-crash test-vllm lint tiny tiny-check docs reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
 test: $(VENV)/.dev
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -m "not slow and not vllm"
 
 test-crash: $(VENV)/.dev
 	$(PY) -m pytest -m slow tests/crash
+
+# Real vLLM servers on the CPU; on a GPU machine the same pool runs with the vLLM of settings.python.
+test-vllm: $(WITH_VLLM)/.ready
+	$(WITH_VLLM)/bin/python -m pytest -m vllm tests/vllm
 
 lint: $(VENV)/.dev
 	$(PY) -m ruff format --check .
@@ -46,5 +52,13 @@ $(VENV)/.dev: $(VENV)/.run
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# vLLM pins other versions of some packages than coterie, hence an environment of its own.
+$(WITH_VLLM)/.ready: constraints-vllm.txt pyproject.toml tests/vllm/alias/pyproject.toml
+	test -x $(WITH_VLLM)/bin/python || $(PYTHON) -m venv $(WITH_VLLM)
+	$(WITH_VLLM)/bin/python -m pip install --quiet --no-deps --requirement constraints-vllm.txt
+	build=$$(mktemp -d) && cp tests/vllm/alias/pyproject.toml $$build && $(WITH_VLLM)/bin/python -m pip install --quiet --no-deps $$build && rm -r $$build
+	$(WITH_VLLM)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(WITH_VLLM) build dist *.egg-info src/*.egg-info

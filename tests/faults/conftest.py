@@ -15,7 +15,7 @@ from coterie.models.loading import LoadedModel, load
 from tests.faults.dialogues import Played, play
 
 MODEL = "tiny-exchange"
-QUICK = PoolSettings(stall_seconds=2, start_seconds=120, grace_seconds=5, restarts=2)
+QUICK = PoolSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.servers import child
+from coterie.engines.servers import child, client
 from coterie.engines.servers.backend import CoterieBackend
 from coterie.engines.servers.opening import own_servers, running_servers
 from coterie.engines.servers.pool import ServerPool
@@ -80,8 +80,10 @@ def test_a_server_that_is_killed_is_started_again_and_its_requests_are_retried(
 
 
 def test_a_server_that_hangs_is_killed_and_started_again(
-    model: LoadedModel, quiet: Played, tmp_path: Path
+    model: LoadedModel, quiet: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client, "HEALTH_SECONDS", 1.0)
+
     async def run() -> None:
         async with opened(model, tmp_path) as pool:
             process = server_process(port_of(pool, 0))

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from coterie.engines.servers.child import HOST
@@ -23,7 +24,11 @@ class Backend(Protocol):
         ...
 
     async def reload(self, client: ServerClient, path: str, version: str) -> None:
-        """Replace a running server's weights and drop its prefix cache. Raises a ``ServerFault``."""
+        """Replace a running server's weights. Raises a ``ServerFault``."""
+        ...
+
+    def check_adapter(self, folder: Path) -> None:
+        """Refuse (``UserError``) an adapter that servers of this kind do not take."""
         ...
 
 
@@ -44,5 +49,8 @@ class CoterieBackend:
         return {}
 
     async def reload(self, client: ServerClient, path: str, version: str) -> None:
-        """Its own route, which drops the cache too."""
+        """By its own route."""
         await client.post("/load_checkpoint", {"path": path, "version": version})
+
+    def check_adapter(self, folder: Path) -> None:
+        """It merges adapters, and takes any."""

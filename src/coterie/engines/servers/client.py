@@ -27,6 +27,7 @@ from coterie.engines.servers.wire import (
     ModelList,
     Usage,
 )
+from coterie.trajectories.turn import Finish
 
 Reply = TypeVar("Reply", bound=BaseModel)
 CONNECT_SECONDS = 10.0
@@ -86,15 +87,14 @@ class ServerClient:
         ids, logprobs = _sampled(choice, usage, sampling)
         if any(token in self._ends for token in ids[:-1]):
             raise TransientFault("the completion goes on after an end-of-turn token")
-        ended = ending(ids, sampling, self._ends, self._decode)
-        if ended is None:
+        if (ended := self._ended(ids, sampling)) is None:
             raise TransientFault(
                 f"wrong token count: {len(ids)} of up to {sampling.max_tokens} tokens, and no end "
                 "of turn or stop string among them"
             )
-        finish, text = ended
-        cached = usage.cached_tokens
-        return Completion(tuple(ids), tuple(logprobs), text, finish, seed, cached), usage
+        count, finish, text = ended
+        said, cached = tuple(ids[:count]), usage.cached_tokens
+        return Completion(said, tuple(logprobs[:count]), text, finish, seed, cached), usage
 
     async def score(self, ids: Sequence[int], start: int) -> Scored:
         """Log-probs of ``ids[start:]``, each given all before it. Raises a ``ServerFault``."""
@@ -139,6 +139,17 @@ class ServerClient:
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
+
+    def _ended(self, ids: list[int], sampling: Sampling) -> tuple[int, Finish, str] | None:
+        """Where and how a completion ends, and its text.
+
+        A server decodes token by token, and may miss a stop string that the whole text has; what it
+        sampled after it is dropped, as if it had stopped.
+        """
+        for count in range(1 if sampling.stop else len(ids), len(ids) + 1):
+            if ended := ending(ids[:count], sampling, self._ends, self._decode):
+                return count, *ended
+        return None
 
     async def _choice(
         self, wanted: Mapping[str, Any], prompt: Sequence[int]

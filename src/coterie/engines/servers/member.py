@@ -59,8 +59,10 @@ class Member:
         """Requests that were given to it and are not answered yet."""
         self.slots = asyncio.Semaphore(settings.requests_per_server)
         self.weights = weights
+        self.context: int | None = None
+        """The most tokens of one sequence, where the server says so."""
         self._base = base
-        self._backend = backend
+        self.backend = backend
 
     @contextmanager
     def given(self) -> Iterator[None]:
@@ -82,7 +84,7 @@ class Member:
             await self.client.post("/v1/unload_lora_adapter", body)
             self.client.model = self._base
         if weights.adapter is None:
-            await self._backend.reload(self.client, weights.model, weights.version)
+            await self.backend.reload(self.client, weights.model, weights.version)
             await self._reset_cache()
         await self.take_adapter(self.client)
         version = (await self.card(self.client)).version
@@ -104,6 +106,7 @@ class Member:
         cards = {card.id: card for card in await client.models()}
         if client.model not in cards:
             raise FinalFault(f"{self.name} serves {', '.join(cards)} and not {client.model}")
+        self.context = cards[client.model].max_model_len or self.context
         return cards[client.model]
 
     async def close(self) -> None:
@@ -180,8 +183,8 @@ class OwnMember(Member):
         model = self.weights.model
         launch = Launch(
             name=self.name,
-            command=lambda port: self._backend.command(model, self._base, port),
-            environment=self._backend.environment(self._index),
+            command=lambda port: self.backend.command(model, self._base, port),
+            environment=self.backend.environment(self._index),
             log=self._log,
             start_seconds=self._settings.start_seconds,
             grace_seconds=self._settings.grace_seconds,

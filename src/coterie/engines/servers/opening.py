@@ -104,7 +104,7 @@ async def running_servers(
         Member(client.url, client.model, backend, settings, weights, client) for client in clients
     ]
     try:
-        await _check(clients, probe_ids(renderer))
+        await _check(members, probe_ids(renderer))
         yield ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
     finally:
         await asyncio.gather(*(member.close() for member in members))
@@ -134,8 +134,11 @@ async def _card(url: str, model: str | None, renderer: ChatRenderer) -> ModelCar
     return found[0]
 
 
-async def _check(clients: Sequence[ServerClient], probe: Sequence[int]) -> None:
+async def _check(members: Sequence[Member], probe: Sequence[int]) -> None:
+    clients = [member.client for member in members]
     try:
+        for member in members:
+            await member.card(member.client)
         different = await same_weights(clients, probe)
         exact = [await gives_behaviour_logprobs(client, probe) for client in clients]
     except TransientFault as error:

@@ -86,6 +86,7 @@ class ServerPool:
             if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
                 raise EngineError(f"can't sample with {sampling}")
             ids = tuple(prompt)
+            self._check(ids, sampling.max_tokens)
             return await _all(self._complete(ids, seed, sampling) for seed in seeds)
 
     async def logprobs(
@@ -99,6 +100,8 @@ class ServerPool:
             if not prefix or not continuations or not all(map(len, continuations)):
                 raise EngineError("log-probs need a prefix and continuations, none of them empty")
             sequences = [(*prefix, *continuation) for continuation in continuations]
+            for ids in sequences:
+                self._check(ids, 1)  # servers do not score without sampling one more
             return await _all(self._score(ids, len(prefix)) for ids in sequences)
 
     async def load(self, path: Path, version: str) -> None:
@@ -130,9 +133,22 @@ class ServerPool:
         """A server went down and has lost its cache."""
         self.router.forget(index)
 
+    def _check(self, ids: Sequence[int], more: int) -> None:
+        """Refuse what does not fit: some servers would only say so, others cut it short."""
+        contexts = [member.context for member in self.members if member.context]
+        if not ids or (contexts and len(ids) + more > min(contexts)):
+            raise EngineError(
+                f"context overflow: {len(ids)} tokens and up to {more} more, but {self.policy} "
+                f"takes {min(contexts, default=0)}"
+                if ids
+                else "a prompt needs at least one token"
+            )
+
     async def _new_weights(self, path: Path, version: str) -> Weights:
         if not (path / ADAPTER_FILE).is_file():
             return Weights(resolve(path), version)
+        for member in self.members:
+            member.backend.check_adapter(path)
         try:
             taken = [await member.client.models() for member in self.members]
         except ServerFault as error:

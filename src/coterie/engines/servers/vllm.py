@@ -11,12 +11,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import torch
-from pydantic import model_validator
+from pydantic import BaseModel, model_validator
 
 from coterie.config.settings import key
 from coterie.engines.servers.backend import Backend
 from coterie.engines.servers.child import HOST
 from coterie.engines.servers.client import ServerClient
+from coterie.engines.servers.member import ADAPTER_FILE
 from coterie.engines.servers.opening import own_servers, running_servers
 from coterie.engines.servers.pool import ServerPool
 from coterie.engines.servers.settings import PoolSettings
@@ -60,6 +61,11 @@ class VLLMSettings(PoolSettings):
     lora_rank: int = key(
         0, "largest rank of adapters that are to be loaded; 0: none", ge=0, le=LORA_RANKS[-1]
     )
+    lora_modules: tuple[str, ...] = key(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "layers that adapters may change; not lm_head, which vLLM leaves out of log-probs of prompts",
+        min_length=1,
+    )
     arguments: dict[str, Value] = key(
         {}, "any other option of vllm serve, by its name, such as max_num_seqs: 64"
     )
@@ -74,6 +80,8 @@ class VLLMSettings(PoolSettings):
                 f"devices={self.devices} do not give {self.tensor_parallel_size} to each of "
                 f"{self.servers} servers"
             )
+        if "lm_head" in self.lora_modules:
+            raise ValueError("lora_modules: vLLM can't score with adapters of lm_head")
         return self
 
 
@@ -141,6 +149,8 @@ class VLLMBackend:
                 words.append(f"--{'' if value else 'no-'}{option}")
             elif value is not None:
                 words += [f"--{option}", str(value)]
+        if self._settings.lora_rank:
+            words += ["--lora-target-modules", *self._settings.lora_modules]
         return words
 
     def environment(self, index: int) -> Mapping[str, str]:
@@ -153,14 +163,41 @@ class VLLMBackend:
         return found
 
     async def reload(self, client: ServerClient, path: str, version: str) -> None:
-        """Read other weights into the running model, and drop the prefix cache."""
+        """Read other weights into the running model."""
         call = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         await client.post("/collective_rpc", call)
+
+    def check_adapter(self, folder: Path) -> None:
+        """Its rank and layers must be among those that the servers were started for."""
+        config = AdapterConfig.model_validate_json((folder / ADAPTER_FILE).read_bytes())
+        others = set(config.target_modules) - set(self._settings.lora_modules)
+        if self._settings.urls:  # started by someone else, who knows what for
+            return
+        if config.r > self._settings.lora_rank:
+            raise UserError(
+                f"the adapter {folder} has rank {config.r}, and the vLLM servers take up to "
+                f"{self._settings.lora_rank}",
+                f"set lora_rank={config.r}",
+            )
+        if others:
+            raise UserError(
+                f"the adapter {folder} changes {', '.join(sorted(others))}, and the vLLM servers "
+                f"take adapters of {', '.join(self._settings.lora_modules)}",
+                "set lora_modules, or merge the adapter into a checkpoint",
+            )
+
+
+class AdapterConfig(BaseModel):
+    """What matters here of a PEFT adapter's configuration."""
+
+    r: int
+    target_modules: list[str]
 
 
 def managed() -> set[str]:
     """Options that coterie sets by itself."""
-    own = {"port", "served-model-name", "model", "enable-lora", "max-lora-rank", "api-key"}
+    own = {"port", "served-model-name", "model", "api-key"}
+    own |= {"enable-lora", "max-lora-rank", "lora-target-modules"}
     keyed = {dashed(name) for name in VLLMSettings.model_fields}
     return {*FIXED, *own, *keyed}
 

@@ -1,0 +1,70 @@
+"""What can't work is refused before anything is started, with what to do."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from coterie.engines.servers.vllm import VLLMSettings, device_lists, vllm_pool
+from coterie.errors import UserError
+from coterie.models.loading import LoadedModel
+from tests.vllm.conftest import SETTINGS
+
+
+def refusal(model: LoadedModel, folder: Path, **changes: object) -> str:
+    """The error of opening a pool with these settings."""
+    settings = VLLMSettings(**{**SETTINGS.model_dump(), **changes})
+
+    async def run() -> None:
+        async with vllm_pool(
+            "tiny-exchange", model.renderer, settings, folder, policy="talker", version="0"
+        ):
+            pass
+
+    with pytest.raises(UserError) as error:
+        asyncio.run(run())
+    assert not list(folder.iterdir())  # no log: nothing was started
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"max_num_sequences": 8}, "did you mean max_num_seqs?"),
+        ({"max_num_seqs": True}, "takes a value"),
+        ({"enable_chunked_prefill": 3}, "takes true or false"),
+        ({"kv_cache_dtype": "fp3"}, "use one of: auto"),
+        ({"port": 80}, "coterie sets --port by itself"),
+        ({"logprobs_mode": "raw_logprobs"}, "coterie sets --logprobs-mode by itself"),
+    ],
+)
+def test_an_argument_that_vllm_does_not_take(
+    model: LoadedModel, tmp_path: Path, arguments: dict[str, object], said: str
+) -> None:
+    assert said in refusal(model, tmp_path, arguments=arguments)
+
+
+def test_a_dtype_that_vllm_does_not_have(model: LoadedModel, tmp_path: Path) -> None:
+    assert "use one of: auto" in refusal(model, tmp_path, dtype="float31")
+
+
+def test_an_interpreter_without_vllm(model: LoadedModel, tmp_path: Path) -> None:
+    bare = str(Path(sys.base_prefix) / "bin" / "python3")
+    said = refusal(model, tmp_path, python=bare)
+    assert f"{bare} has no vLLM that works" in said and "pip install vllm" in said
+
+
+def test_an_interpreter_that_is_not_there(model: LoadedModel, tmp_path: Path) -> None:
+    assert "can't run /nowhere/python" in refusal(model, tmp_path, python="/nowhere/python")
+
+
+def test_devices_are_dealt_out_and_too_few_are_refused() -> None:
+    pair = VLLMSettings(servers=2, tensor_parallel_size=2)
+    assert device_lists(pair, ["4", "5", "6", "7"]) == ["4,5", "6,7"]
+    assert device_lists(pair, []) == []
+    with pytest.raises(UserError, match="2 servers of 2 devices need 4, and 3 are there"):
+        device_lists(pair, ["0", "1", "2"])
+    with pytest.raises(ValidationError, match="do not give 2 to each of 2 servers"):
+        VLLMSettings(servers=2, tensor_parallel_size=2, devices=("0,1", "2"))
