@@ -38,6 +38,11 @@ FIXED: dict[str, Value] = {
 """What exact tokens and log-probs need: no sampling defaults of the model, log-probs after temperature."""
 
 
+WITHOUT_DEVICES: dict[str, Value] = {"enable-chunked-prefill": False}
+"""On CPU vLLM 0.32 dies ("CPU Generator does not use offset") when it reads a seeded request's prompt in
+two chunks, so prompts are read whole there."""
+
+
 class VLLMSettings(PoolSettings):
     """A pool of vLLM servers: started by us, or (``urls``) running already."""
 
@@ -139,6 +144,8 @@ class VLLMBackend:
             "dtype": self._settings.dtype,
             "enforce-eager": self._settings.enforce_eager or None,
         }
+        if not self._devices:
+            options |= WITHOUT_DEVICES
         if rank := self._settings.lora_rank:
             room = next(size for size in LORA_RANKS if size >= rank)
             options |= {"enable-lora": True, "max-lora-rank": room}
