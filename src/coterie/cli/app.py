@@ -147,6 +147,8 @@ def evaluate(
         return
     from coterie.cli.running import run_stage
 
+    if any(word.startswith("policy=") for word in words or []):
+        raise UserError(f"no benchmark is called {target!r}", f"use one of: {', '.join(NAMES)}")
     run_stage("evaluate", Path(target), words or [], recipe, iteration, console)
 
 

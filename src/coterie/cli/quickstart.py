@@ -4,6 +4,7 @@ The last line printed is one JSON object: {"task", "model", "before", "after", "
 before and after each {"score" (in [0, 1]), "tokens", "n", "score_ci"}.
 """
 
+import importlib.util
 import json
 import shutil
 import time
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from coterie.cli.running import run_all, summary
 from coterie.recipes.optima import NAME, OptimaISFT
-from coterie.recipes.registry import preset, settings, small
+from coterie.recipes.registry import FIRST, preset, settings, small
 from coterie.runs.folder import open_run, read_config
 from coterie.runs.held_out import evaluation
 
@@ -23,7 +24,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     """Run the small preset of a data set in ``folder``; a finished quickstart there is done again."""
     began = time.monotonic()
     preset(NAME, dataset)
-    words = [f"dataset={dataset}", *words]
+    words = [f"dataset={dataset}", *_engine(dataset), *words]
     recipe = OptimaISFT(settings(NAME, words, over=small(dataset)))
     recipe.check()
     _clear_if_finished(folder, recipe)
@@ -48,6 +49,12 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
             "report": str(run.report),
         }
     print(json.dumps(result))
+
+
+def _engine(dataset: str) -> list[str]:
+    """vLLM for real questions where it is installed; the tiny model's world needs none."""
+    there = dataset != FIRST and importlib.util.find_spec("vllm") is not None
+    return ["engine.kind=vllm"] if there else []
 
 
 def _clear_if_finished(folder: Path, recipe: OptimaISFT) -> None:
