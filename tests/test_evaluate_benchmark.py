@@ -1,0 +1,74 @@
+"""``coterie evaluate BENCHMARK``: models, a run's checkpoints, and a server that is only talked to."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import SMALL, Cli, Said
+
+FEW = ("tasks=8", "max_tokens=96", "engine.device=cpu")
+
+
+def rows(said: Said) -> list[dict[str, Any]]:
+    """What the last line gives."""
+    assert said.code == 0, said.err
+    found: list[dict[str, Any]] = json.loads(said.out.splitlines()[-1])["rows"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The address of our own server of the packaged model, a process of its own."""
+    words = [sys.executable, "-m", "coterie", "serve", "model", "tiny-exchange", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        printed = re.search(r"http://\S+", server.stdout.readline())
+        assert printed
+        yield f"{printed[0]}/v1"
+        server.terminate()
+
+
+def test_a_model_and_a_server_of_it_have_equal_figures(cli: Cli, url: str) -> None:
+    """By tokens and by text: greedy dialogues are the same, and so is the count of their tokens."""
+    (model,) = rows(cli("evaluate", "exchange", "policy=tiny-exchange", *FEW))
+    said = cli("evaluate", "exchange", f"policy={url}", "endpoint.model=tiny-exchange", *FEW[:2])
+    (server,) = rows(said)
+    assert model["n"] == 8 and model["failed"] == 0
+    assert {k: model[k] for k in ("score", "tokens", "n")} == {
+        k: server[k] for k in ("score", "tokens", "n")
+    }
+    assert "requests" in json.loads(said.out.splitlines()[-1])["usage"]
+
+
+def test_an_evaluation_that_is_done_is_only_read(cli: Cli) -> None:
+    first = rows(cli("evaluate", "exchange", "policy=tiny-exchange", *FEW))
+    said = cli("evaluate", "exchange", "policy=tiny-exchange", *FEW)
+    assert rows(said) == first
+    assert "8/8" not in said.err
+
+
+def test_all_checkpoints_of_a_run_in_one_table(cli: Cli) -> None:
+    assert cli("run", "optima/isft", *SMALL, "--folder", "run").code == 0
+    found = rows(cli("evaluate", "exchange", "policy=run", *FEW, "--checkpoints", "all"))
+    assert [row["version"] for row in found] == [0, 1]
+    (newest,) = rows(cli("evaluate", "exchange", "policy=run", *FEW))
+    assert newest == found[-1]
+
+
+def test_what_cannot_be_evaluated_is_refused(cli: Cli, url: str) -> None:
+    for words, said in (
+        (("exchang", "policy=tiny-exchange"), "exchange"),
+        (("exchange",), "policy"),
+        (("exchange", "policy=tiny-exchange", "--checkpoints", "all"), "run folder"),
+        (("exchange", f"policy={url}"), "endpoint.model"),
+        (("exchange", f"policy={url}", "endpoint.model=x", "endpoint.key_variable=NO_KEY"), "NO_KEY"),
+        (("exchange", f"policy={url}", "endpoint.model=other", "tasks=2"), "all 2 dialogues failed"),
+        (("exchange", "policy=tiny-exchange", "task=2"), "tasks"),
+    ):  # fmt: skip
+        refused = cli("evaluate", *words)
+        assert refused.code == 2 and said in refused.err, (words, refused.err)
