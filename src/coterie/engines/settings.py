@@ -30,6 +30,11 @@ class EngineSettings(Settings):
     )
     vllm: VLLMSettings = VLLMSettings()
 
+    def identity(self) -> tuple[object, ...]:
+        """The part that what is sampled depends on."""
+        servers = (self.vllm.served_name, self.vllm.dtype, self.vllm.max_model_len)
+        return (self.kind, *(servers if self.kind == "vllm" else ()))
+
     @property
     def device_name(self) -> str:
         """The device that is meant, for torch."""

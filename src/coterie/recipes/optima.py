@@ -79,8 +79,8 @@ class OptimaISFT:
         s = self.settings
         common = (s.model, s.dataset, s.data.fingerprint(), s.seed)
         own: dict[str, tuple[object, ...]] = {
-            "evaluate": (s.evaluate.fingerprint(), s.rollout.max_tokens),
-            "rollout": (s.rollout.fingerprint(),),
+            "evaluate": (s.evaluate.fingerprint(), s.rollout.max_tokens, *s.engine.identity()),
+            "rollout": (s.rollout.fingerprint(), *s.engine.identity()),
             "reward": (s.reward.fingerprint(),),
             "select": (s.select.fingerprint(),),
             "train": (s.train.identity(), s.from_initial),
