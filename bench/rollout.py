@@ -1,7 +1,7 @@
 """Whole dialogues against the same requests with no dialogue to wait for: what the driver costs.
 
+    make test-vllm                       # once: makes .venv-vllm, which has vLLM
     .venv/bin/python bench/rollout.py
-    .venv/bin/python bench/rollout.py --vllm-python .venv-vllm/bin/python
 
 One side plays dialogues, in which a turn waits for the one before it. The other submits the very same
 requests (prompt ids, seeds; each may be as long as it was) all at time 0, in order of turn: nothing can
@@ -11,7 +11,7 @@ be faster on that engine. Its prefix cache is emptied before each run. The last 
                       "tokens_per_second", "ceiling_tokens_per_second", "cached_share",
                       "ceiling_cached_share": prompt tokens that were not computed again}
 
-Alternating repeats, medians. Without ``--vllm-python`` there is no key ``vllm``.
+Alternating repeats, medians. Where no vLLM is found there is no key ``vllm``.
 """
 
 import argparse
@@ -43,6 +43,7 @@ DIALOGUES, TURNS, MOST_TOKENS = 256, 6, 96
 AT_A_TIME = 32
 """Sequences that either engine decodes at a time."""
 REPEATS = 3
+VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm/bin/python"
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,11 @@ async def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="tiny-exchange")
-    parser.add_argument("--vllm-python", help="an interpreter that has vLLM")
+    parser.add_argument(
+        "--vllm-python",
+        default=str(VLLM_PYTHON) if VLLM_PYTHON.is_file() else None,
+        help="an interpreter that has vLLM; default: that of make test-vllm",
+    )
     parser.add_argument("--threads", type=int, default=2)
     told = parser.parse_args()
     torch.set_num_threads(told.threads)
