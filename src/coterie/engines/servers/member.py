@@ -37,6 +37,11 @@ class Weights:
     """A name that no adapter of these servers had before."""
 
 
+def absolute(path: Path | str) -> str:
+    """A folder's name for processes that may work elsewhere; a hub name stays as it is."""
+    return str(Path(path).absolute()) if Path(path).is_dir() else str(path)
+
+
 class Member:
     """A server that runs already; it is never started or ended."""
 
@@ -73,16 +78,17 @@ class Member:
         finally:
             self.load -= 1
 
-    async def stalled(self) -> None:
+    def stalled(self) -> None:
         """A request had no answer for too long."""
 
     async def serve(self, weights: Weights) -> None:
         """Load other weights in place, and check that they are served. Raises a ``ServerFault``."""
         before, self.weights = self.weights, weights
-        if before.adapter is not None:
+        names = {card.id for card in await self.client.models()}
+        if before.adapter_name in names:
             body = {"lora_name": before.adapter_name}
             await self.client.post("/v1/unload_lora_adapter", body)
-            self.client.model = self._base
+        self.client.model = self._base
         if weights.adapter is None:
             await self.backend.reload(self.client, weights.model, weights.version)
             await self._reset_cache()
@@ -96,7 +102,7 @@ class Member:
         if self.weights.adapter is not None:
             body = {
                 "lora_name": self.weights.adapter_name,
-                "lora_path": str(self.weights.adapter.absolute()),
+                "lora_path": absolute(self.weights.adapter),
             }
             await client.post("/v1/load_lora_adapter", body)
             client.model = self.weights.adapter_name
@@ -147,37 +153,48 @@ class OwnMember(Member):
         self._log = log_folder / f"{name}.log"
         self._child: Child | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._doubt: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start it and keep it up. Raises :class:`EngineError` if it can't be started."""
         await self._launch()
         self._watch = asyncio.create_task(self._keep_up())
 
-    async def stalled(self) -> None:
+    def stalled(self) -> None:
         """Kill it if it does not say that it is well: it will be started again."""
-        if self.up and self._child is not None and not await self.client.healthy():
+        if self._doubt is None or self._doubt.done():
+            self._doubt = asyncio.create_task(self._examine())
+
+    async def _examine(self) -> None:
+        child = self._child
+        if self.up and child is not None and not await self.client.healthy():
             logger.warning("%s does not answer; it is killed and started again", self.name)
-            self._child.kill()
+            child.kill()
 
     async def serve(self, weights: Weights) -> None:
         """As of any server; one that dies meanwhile is started again, with the new weights."""
+        await self._settled()
         restarts = self.restarts
         try:
             await super().serve(weights)
         except TransientFault:
-            while not self.up and not self.lost:
-                await asyncio.sleep(RESET_PAUSE)
+            await self._settled()
             if self.lost or self.restarts == restarts:
                 raise
 
     async def close(self) -> None:
         """End it; returns when it is gone."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for task in filter(None, (self._watch, self._doubt)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         if self._child is not None:
             await self._child.end()
         await self.client.close()
+
+    async def _settled(self) -> None:
+        """Wait until it is up, or lost."""
+        while not self.up and not self.lost:
+            await asyncio.sleep(RESET_PAUSE)
 
     async def _launch(self) -> None:
         model = self.weights.model
@@ -189,15 +206,19 @@ class OwnMember(Member):
             start_seconds=self._settings.start_seconds,
             grace_seconds=self._settings.grace_seconds,
         )
-        self._child = await Child.start(launch, self._healthy)
+        try:
+            self._child = await Child.start(launch, self._healthy)
+        except OSError as error:
+            raise EngineError(f"{self.name} can't be started: {error}") from error
         await self.client.close()
         self.client = self._connect(self._child.url, self._base)
         try:
-            await self.take_adapter(self.client)
-            await self.card(self.client)
-        except ServerFault as error:
+            async with asyncio.timeout(self._settings.start_seconds):
+                await self.take_adapter(self.client)
+                await self.card(self.client)
+        except (ServerFault, TimeoutError) as error:
             await self._child.end()
-            raise EngineError(f"{error}; {self._child.last_words()}") from error
+            raise EngineError(f"{error!r}; {self._child.last_words()}") from error
         self.up = True
 
     async def _healthy(self, url: str) -> bool:
@@ -209,6 +230,13 @@ class OwnMember(Member):
 
     async def _keep_up(self) -> None:
         """Start it again whenever it has ended, until that happened too often."""
+        try:
+            await self._restart()
+        except Exception as error:  # requests would wait for it for ever
+            logger.exception("%s can't be watched any more", self.name)
+            self.up, self.lost = False, f"can't be watched any more: {error!r}"
+
+    async def _restart(self) -> None:
         while not self.lost:
             assert self._child is not None
             await self._child.wait()

@@ -9,7 +9,7 @@ from coterie.engines.protocol import EngineError
 from coterie.engines.servers.backend import Backend
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import ServerFault, TransientFault
-from coterie.engines.servers.member import Member, OwnMember, Weights
+from coterie.engines.servers.member import Member, OwnMember, Weights, absolute
 from coterie.engines.servers.pool import ServerPool
 from coterie.engines.servers.probe import (
     PROBE_IDS,
@@ -39,7 +39,7 @@ async def own_servers(
 
     Their logs go to ``log_folder``. Raises ``UserError`` if one can't be started.
     """
-    weights = Weights(resolve(model), version)
+    weights = Weights(absolute(resolve(model)), version)
 
     def connect(url: str, name: str) -> ServerClient:
         return ServerClient(url, name, renderer.decode, renderer.end_ids)
@@ -88,7 +88,7 @@ async def running_servers(
     Raises ``UserError`` if one does not answer, has no such model, has other weights than the first or
     gives log-probs that are not those of what it sampled from.
     """
-    cards = [await _card(url, model, renderer) for url in urls]
+    cards = [await _card(url, model, renderer, settings.stall_seconds) for url in urls]
     if len({(card.id, card.version) for card in cards}) > 1:
         said = ", ".join(f"{url}: {card.id} {card.version or ''}" for url, card in zip(urls, cards, strict=True))  # fmt: skip # noqa: E501
         raise UserError(
@@ -104,7 +104,7 @@ async def running_servers(
         Member(client.url, client.model, backend, settings, weights, client) for client in clients
     ]
     try:
-        await _check(members, probe_ids(renderer))
+        await _check(members, probe_ids(renderer), settings.stall_seconds)
         yield ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
     finally:
         await asyncio.gather(*(member.close() for member in members))
@@ -116,14 +116,15 @@ def probe_ids(renderer: ChatRenderer) -> list[int]:
     return ids[:PROBE_IDS]
 
 
-async def _card(url: str, model: str | None, renderer: ChatRenderer) -> ModelCard:
+async def _card(url: str, model: str | None, renderer: ChatRenderer, seconds: float) -> ModelCard:
     """What the server at ``url`` says of the model."""
     client = ServerClient(url, model or "", renderer.decode, renderer.end_ids)
     try:
-        cards = await client.models()
-    except ServerFault as error:
+        async with asyncio.timeout(seconds):
+            cards = await client.models()
+    except (ServerFault, TimeoutError) as error:
         raise UserError(
-            f"no inference server answers at {url}: {error}", "start it, or correct the address"
+            f"no inference server answers at {url}: {error!r}", "start it, or correct the address"
         ) from error
     finally:
         await client.close()
@@ -134,15 +135,16 @@ async def _card(url: str, model: str | None, renderer: ChatRenderer) -> ModelCar
     return found[0]
 
 
-async def _check(members: Sequence[Member], probe: Sequence[int]) -> None:
+async def _check(members: Sequence[Member], probe: Sequence[int], seconds: float) -> None:
     clients = [member.client for member in members]
     try:
-        for member in members:
-            await member.card(member.client)
-        different = await same_weights(clients, probe)
-        exact = [await gives_behaviour_logprobs(client, probe) for client in clients]
-    except TransientFault as error:
-        raise UserError(f"a server does not work: {error}", "see its log") from error
+        async with asyncio.timeout(seconds):
+            for member in members:
+                await member.card(member.client)
+            different = await same_weights(clients, probe)
+            exact = [await gives_behaviour_logprobs(client, probe) for client in clients]
+    except (TransientFault, TimeoutError) as error:
+        raise UserError(f"a server does not work: {error!r}", "see its log") from error
     except ServerFault as error:
         raise UserError(
             f"a server refuses token ids or log-probs: {error}", "see its log"

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
-from coterie.engines.servers.member import ADAPTER_FILE, Member, Weights
+from coterie.engines.servers.member import ADAPTER_FILE, Member, Weights, absolute
 from coterie.engines.servers.probe import same_weights
 from coterie.engines.servers.routing import PrefixRouter, block_keys
 from coterie.engines.servers.settings import PoolSettings
@@ -114,16 +114,27 @@ class ServerPool:
             raise EngineError(
                 f"can't load {path}: requests of version {self.version} are in flight; await them"
             )
-        weights = await self._new_weights(path, version)
-        self._unusable = _LOADING
+        before, self._unusable = self._unusable, _LOADING
         try:
-            await _all(member.serve(weights) for member in self.members)
-            self.router.clear()
-            if reason := await same_weights([m.client for m in self.members], self._probe):
+            weights = await self._new_weights(path, version)
+        except BaseException:
+            self._unusable = before
+            raise
+        try:
+            left = [member for member in self.members if not member.lost]
+            if not left:
+                raise EngineError(f"no server is left to load {path}")
+            async with asyncio.timeout(self._settings.start_seconds):
+                await _all(member.serve(weights) for member in left)
+                self.router.clear()
+                reason = await same_weights([member.client for member in left], self._probe)
+            if reason:
                 raise EngineError(f"after loading {path}, {reason}")
         except BaseException as error:
-            self._unusable = f"loading {path} as version {version} failed: {error}"
-            if isinstance(error, ServerFault):
+            self._unusable = (
+                f"loading {path} as version {version} failed: {str(error) or repr(error)}"
+            )
+            if isinstance(error, ServerFault | TimeoutError):
                 raise EngineError(self._unusable) from error
             raise
         self._unusable = ""
@@ -135,22 +146,22 @@ class ServerPool:
 
     def _check(self, ids: Sequence[int], more: int) -> None:
         """Refuse what does not fit: some servers would only say so, others cut it short."""
+        if not ids:
+            raise EngineError("a prompt needs at least one token")
         contexts = [member.context for member in self.members if member.context]
-        if not ids or (contexts and len(ids) + more > min(contexts)):
+        if contexts and len(ids) + more > min(contexts):
             raise EngineError(
                 f"context overflow: {len(ids)} tokens and up to {more} more, but {self.policy} "
-                f"takes {min(contexts, default=0)}"
-                if ids
-                else "a prompt needs at least one token"
+                f"takes {min(contexts)}"
             )
 
     async def _new_weights(self, path: Path, version: str) -> Weights:
         if not (path / ADAPTER_FILE).is_file():
-            return Weights(resolve(path), version)
+            return Weights(absolute(resolve(path)), version)
         for member in self.members:
             member.backend.check_adapter(path)
         try:
-            taken = [await member.client.models() for member in self.members]
+            taken = [await member.client.models() for member in self.members if member.up]
         except ServerFault as error:
             raise EngineError(f"can't load {path}: {error}") from error
         names = {card.id for cards in taken for card in cards}
@@ -228,7 +239,7 @@ class ServerPool:
             async with asyncio.timeout_at(min(deadline, patience)):
                 return await ask(member.client)
         except TimeoutError as error:
-            await member.stalled()
+            member.stalled()
             raise TransientFault(f"{member.name} stalled") from error
 
     async def _choose(self, keys: Sequence[bytes], failed: int | None) -> int:

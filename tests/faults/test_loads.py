@@ -1,0 +1,116 @@
+"""New weights on servers of ours: all of them, or none is used."""
+
+import asyncio
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Completion, EngineError, Sampling
+from coterie.errors import UserError
+from coterie.models.adapters import add_lora, save_adapter
+from coterie.models.loading import load
+from tests.faults.conftest import MODEL, QUICK
+from tests.faults.test_deaths import opened, port_of, server_process
+
+ASK = (list(range(10, 80)), (1, 2, 3), Sampling(temperature=1.3, max_tokens=16))
+
+
+def checkpoint(folder: Path) -> Path:
+    changed = load(MODEL)
+    with torch.no_grad():
+        changed.model.model.layers[-1].mlp.down_proj.weight.mul_(-0.5)
+    changed.model.save_pretrained(folder)
+    changed.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def adapter(folder: Path) -> Path:
+    adapted = add_lora(load(MODEL).model, r=2, alpha=4)
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
+    save_adapter(adapted, folder)
+    return folder
+
+
+def in_process(folder: Path | None) -> list[Completion]:
+    """What this process says with the weights of a folder."""
+    engine = InProcessEngine(load(MODEL), policy="talker", version="0")
+
+    async def run() -> list[Completion]:
+        if folder is not None:
+            await engine.load(folder, "1")
+        return await engine.sample(*ASK)
+
+    return asyncio.run(run())
+
+
+def test_all_servers_serve_what_was_loaded_also_after_a_death(tmp_path: Path) -> None:
+    model = load(MODEL)
+    other, lora = checkpoint(tmp_path / "other"), adapter(tmp_path / "lora")
+    wanted = {folder: in_process(folder) for folder in (None, other, lora)}
+    assert len({tuple(said.ids for said in one) for one in wanted.values()}) == 3
+    settings = QUICK.model_copy(update={"servers": 2})
+
+    async def run() -> None:
+        async with opened(model, tmp_path / "logs", settings) as pool:
+
+            async def says(folder: Path | None) -> None:
+                for member in pool.members:
+                    for seed, said in zip(ASK[1], wanted[folder], strict=True):
+                        found, _ = await member.client.complete(ASK[0], seed, ASK[2])
+                        assert found.ids == said.ids
+
+            await says(None)
+            for number in (1, 2):
+                await pool.load(lora, f"lora-{number}")
+                assert {m.client.model for m in pool.members} == {f"talker-{number}"}
+                await says(lora)
+            server_process(port_of(pool, 1)).kill()
+            while pool.members[1].up or not pool.stats.restarts:
+                await asyncio.sleep(0.05)
+            await pool.load(Path(model.source), "back")  # waits for the one that is being started
+            await says(None)
+            await pool.load(other, "other")
+            await says(other)
+            server_process(port_of(pool, 0)).kill()
+            while pool.members[0].up:
+                await asyncio.sleep(0.05)
+            while not pool.members[0].up:
+                await asyncio.sleep(0.05)
+            await says(other)
+            assert pool.stats.restarts == 2 and pool.version == "other"
+
+    asyncio.run(run())
+
+
+def test_nothing_is_sampled_after_a_load_that_failed_until_one_succeeds(tmp_path: Path) -> None:
+    model = load(MODEL)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+
+    async def run() -> None:
+        async with opened(model, tmp_path / "logs") as pool:
+            before = await pool.sample(*ASK)
+            with pytest.raises(UserError, match=r"no config\.json"):
+                await pool.load(broken, "1")
+            assert await pool.sample(*ASK) == before
+            (broken / "config.json").write_text("{}")
+            with pytest.raises(EngineError, match=r"loading .*broken as version 2 failed"):
+                await pool.load(broken, "2")
+            with pytest.raises(EngineError, match=r"loading .*broken as version 2 failed"):
+                await pool.sample(*ASK)
+            await pool.load(Path(model.source), "3")
+            assert await pool.sample(*ASK) == before and pool.version == "3"
+            talking = asyncio.create_task(pool.sample(*ASK))
+            await asyncio.sleep(0)
+            with pytest.raises(EngineError, match="in flight"):
+                await pool.load(Path(model.source), "4")
+            await talking
+
+    asyncio.run(run())
+    assert not [p for p in psutil.Process().children() if "leash.py" in " ".join(p.cmdline())]
