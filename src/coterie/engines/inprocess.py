@@ -56,7 +56,7 @@ class InProcessEngine:
         version: str,
         adapter: str | None = None,
         max_batch: int = 128,
-        cache_bytes: int = 1 << 29,
+        cache_bytes: int = 1 << 32,
         timeout: float = 600.0,
     ) -> None:
         self.loaded = loaded

@@ -16,6 +16,12 @@ class EngineSettings(Settings):
         "inprocess", "The embedded engine, or vLLM servers (for what samples, not for rewards)."
     )
     max_batch: int = key(128, "Most sequences that the embedded engine decodes at a time.", ge=1)
+    cache_gib: float = key(
+        4.0,
+        "Memory (GiB) for kept keys and values of prompts: too little, and every turn of a long "
+        "dialogue reads all that came before anew.",
+        ge=0,
+    )
     timeout: float = key(600.0, "Seconds after which one call to the engine fails.", gt=0)
     device: str = key(
         "auto",

@@ -78,6 +78,7 @@ class Engines:
             policy=POLICY,
             version=str(version),
             max_batch=self.settings.max_batch,
+            cache_bytes=round(self.settings.cache_gib * 2**30),
             timeout=self.settings.timeout,
         )
 
