@@ -9,6 +9,7 @@ import torch
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
+from coterie.engines.servers.opening import running_servers
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, save_adapter
 from coterie.models.loading import load
@@ -84,6 +85,29 @@ def test_all_servers_serve_what_was_loaded_also_after_a_death(tmp_path: Path) ->
                 await asyncio.sleep(0.05)
             await says(other)
             assert pool.stats.restarts == 2 and pool.version == "other"
+
+    asyncio.run(run())
+
+
+def test_two_servers_with_different_weights_are_refused(tmp_path: Path) -> None:
+    model = load(MODEL)
+    settings = QUICK.model_copy(update={"servers": 2})
+
+    async def run() -> None:
+        async with opened(model, tmp_path / "logs", settings) as pool:
+            one, two = pool.members
+
+            async def use() -> None:
+                urls = [one.client.url, two.client.url]
+                async with running_servers(
+                    two.backend, urls, None, model.renderer, QUICK, policy="talker", version="0"
+                ) as both:
+                    assert await both.sample(*ASK) == await pool.sample(*ASK)
+
+            await use()
+            await two.backend.reload(two.client, str(checkpoint(tmp_path / "other")), "0")
+            with pytest.raises(UserError, match="two servers with different weights"):
+                await use()
 
     asyncio.run(run())
 

@@ -9,8 +9,11 @@ from email.utils import format_datetime
 
 import pytest
 
+from coterie.engines.protocol import Sampling
 from coterie.engines.servers import pool as pools
 from coterie.engines.servers.backend import CoterieBackend
+from coterie.engines.servers.client import ServerClient
+from coterie.engines.servers.faults import FinalFault
 from coterie.engines.servers.opening import running_servers
 from coterie.engines.servers.pool import PoolStats
 from coterie.engines.servers.settings import PoolSettings
@@ -130,6 +133,22 @@ def test_out_of_context_is_final_and_only_for_the_item(
     assert isinstance(reason, str) and "context overflow" in reason
     assert stats.retries == 0 and stats.failures == 1
     assert played == {name: said for name, said in quiet.items() if name != "2"}
+
+
+def test_what_a_server_refuses_as_wrong_is_not_tried_again(server: str, model: LoadedModel) -> None:
+    async def run() -> None:
+        ends = model.renderer.end_ids
+        for name, ids, said in (
+            ("tiny-exchange", [5] * 2000, "400"),
+            ("tiny-exchange", [10**6], "400"),
+            ("nobody", [5], "404"),
+        ):
+            client = ServerClient(server, name, model.renderer.decode, ends)
+            with pytest.raises(FinalFault, match=said):
+                await client.complete(ids, 0, Sampling())
+            await client.close()
+
+    asyncio.run(run())
 
 
 def test_a_server_that_fails_is_passed_over_for_one_that_works(
