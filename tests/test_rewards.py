@@ -61,11 +61,12 @@ def test_a_repeat_loses_the_loss_term_where_that_is_the_rule() -> None:
     assert rewards(samples, RewardSettings(repeats_lose_loss=False))[0].loss == 0.5
 
 
-def test_a_leak_is_an_utterance_that_names_more_than_one_speaker() -> None:
+def test_a_leak_is_an_utterance_that_speaks_for_the_other() -> None:
     agents = ("Alice", "Bob")
     assert leaks(talk(("Alice", "Alice: hello"), ("Bob", "hello Alice")), agents) == 0
     assert leaks(talk(("Alice", "I see. Bob: yes. Alice: good")), agents) == 1
-    assert leaks(talk(("Alice", "Bob: yes"), ("Bob", "Bob: a Bob: b")), agents) == 1
+    assert leaks(talk(("Alice", "Bob: I know it is Paris.")), agents) == 1
+    assert leaks(talk(("Alice", "Bob: yes"), ("Bob", "Bob: a Bob: b")), agents) == 2
 
 
 def test_a_repeat_is_told_without_case_blanks_and_the_own_name() -> None:

@@ -60,7 +60,9 @@ def _engine(dataset: str) -> list[str]:
 def _clear_if_finished(folder: Path, recipe: OptimaISFT) -> None:
     if not (folder / "config.yaml").is_file() or read_config(folder)[0] != NAME:
         return
+    if read_config(folder)[1] != recipe.settings.model_dump(mode="json"):
+        return  # another run: going on will say what differs
     with open_run(folder, NAME, recipe.settings) as run:
-        finished = run.is_finished(recipe.steps()[-1])
+        finished = all(run.is_finished(step) for step in recipe.steps())
     if finished:
         shutil.rmtree(folder)

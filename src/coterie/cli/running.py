@@ -87,7 +87,7 @@ def summary(recipe: OptimaISFT, run: Run) -> Table:
         table.add_column(title, justify="right")
     for point in run_report(recipe, run).iterations:
         table.add_row(
-            "base" if point.iteration == 0 else f"iteration {point.iteration - 1}",
+            "base" if point.iteration == 0 else f"{point.iteration}",
             f"{point.score:.3f}",
             f"{point.score_low:.3f} to {point.score_high:.3f}",
             f"{point.tokens:.1f}",

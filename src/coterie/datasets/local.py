@@ -3,7 +3,8 @@
 from importlib.resources import files
 from pathlib import Path
 
-from coterie.datasets.catalogue import DataSet, Split, find
+from coterie.config.home import sha256
+from coterie.datasets.catalogue import SPLITS, DataSet, Split, find
 from coterie.datasets.prepared import MANIFEST, folder_of, is_unchanged, read_manifest, split_file
 from coterie.datasets.reading import SUFFIXES, read_rows
 from coterie.datasets.rows import QuestionRow
@@ -29,6 +30,34 @@ def load_rows(name: str, split: Split, source: str | Path = PREPARED) -> list[Qu
     if (file.parent / MANIFEST).is_file() and file == split_file(file.parent, split):
         _check_unchanged(file.parent, split)
     return list(read_rows(file, data_set.row, Silent()))
+
+
+def load_splits(name: str, source: str | Path = PREPARED) -> dict[Split, list[QuestionRow]]:
+    """The rows of both splits, as :func:`load_rows` gives them.
+
+    Raises ``UserError`` too if a question is in both, or ``source`` is one file.
+    """
+    if Path(source).is_file():
+        raise UserError(
+            f"{source} is one file, and training and held-out rows must differ",
+            "give a folder with train.jsonl and heldout.jsonl, or divide the file by `coterie data "
+            f"prepare {name} --from {source} --heldout 0.3`",
+        )
+    train, heldout = load_rows(name, "train", source), load_rows(name, "heldout", source)
+    if common := {row.key for row in train} & {row.key for row in heldout}:
+        example = next(row.question for row in heldout if row.key in common)
+        raise UserError(
+            f"{len(common)} questions of {name} ({source}) are both training and held-out rows, "
+            f"such as {example!r}",
+            "take them out of one of the files: a score on trained questions says nothing",
+        )
+    return {"train": train, "heldout": heldout}
+
+
+def checksum(name: str, source: str | Path = PREPARED) -> str:
+    """SHA-256 of a set's two files, one after the other."""
+    files = [_file(find(name), split, source) for split in SPLITS]
+    return " ".join(sha256(file) if file.is_file() else "missing" for file in files)
 
 
 def sample_folder(data_set: DataSet) -> Path:

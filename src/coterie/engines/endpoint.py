@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from coterie.config.settings import Settings, key
 from coterie.engines.keys import find_key
 from coterie.engines.limits import LONGEST_WAIT, Limits, retry_after
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import EngineError, EngineGone
 
 BYTES_PER_TOKEN = 4
 """For estimates, where the server has not counted."""
@@ -30,6 +30,8 @@ LONGEST_BACKOFF = 30.0
 """Seconds between two tries, unless the server asks for more."""
 AGAIN = (408, 409, 425, 429)
 """Statuses below 500 that may go away by themselves."""
+REFUSED = (401, 403)
+"""The key is wrong: nobody will be answered."""
 NO_CREDIT = "insufficient_quota"
 """A 429 of this kind does not go away by waiting."""
 
@@ -243,7 +245,9 @@ class Endpoint:
         text, kind = _message(answer)
         said = f"status {answer.status_code}: {self._quote(text)}"
         again = answer.status_code in AGAIN or answer.status_code >= 500
-        if not again or kind == NO_CREDIT:
+        if answer.status_code in REFUSED or kind == NO_CREDIT:
+            raise EngineGone(f"{self.settings.model} at {self.settings.url}: {said}")
+        if not again:
             raise self._error(said)
         headers = answer.headers
         raise _Passing(said, retry_after(headers.get("Retry-After"), headers.get("Date")))

@@ -97,7 +97,7 @@ class InProcessEngine:
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
             batch = [Running(ids, seed, sampling, loop.create_future(), hear) for seed in seeds]
             self._waiting.extend(batch)
-            return await self._results([one.future for one in batch], None)
+            return await self._results([one.future for one in batch])
         except BaseException:
             self.stats.failures += 1
             raise
@@ -118,7 +118,7 @@ class InProcessEngine:
                 self.check(ids, 0)
             future: asyncio.Future[list[list[float]]] = asyncio.get_running_loop().create_future()
             self._scoring.append(Scoring(sequences, len(prefix), future))
-            return (await self._results([future], self.timeout))[0]
+            return (await self._results([future]))[0]
         except BaseException:
             self.stats.failures += 1
             raise
@@ -160,17 +160,12 @@ class InProcessEngine:
                 f"{self.policy} takes {self.loaded.context_length}"
             )
 
-    async def _results(
-        self, futures: list[asyncio.Future[Result]], timeout: float | None
-    ) -> list[Result]:
+    async def _results(self, futures: list[asyncio.Future[Result]]) -> list[Result]:
         """Await all; whatever happens, none is left running."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         try:
-            async with asyncio.timeout(timeout):
-                return list(await asyncio.gather(*futures))
-        except TimeoutError as error:
-            raise EngineError(_late(self.policy, timeout or 0.0)) from error
+            return list(await asyncio.gather(*futures))
         finally:
             for future in futures:
                 future.cancel()
@@ -198,9 +193,9 @@ class InProcessEngine:
         """Let new requests in, sample one token for each running one, score what waits."""
         self._leave()
         joining = self._joining()
-        if self.adapter is not None:
-            activate(self.loaded.model, self.adapter)
         try:
+            if self.adapter is not None:
+                activate(self.loaded.model, self.adapter)
             if joining:
                 self._join(joining)
             if self._running:

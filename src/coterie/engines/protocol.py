@@ -15,6 +15,10 @@ class EngineError(Exception):
     """A call that failed for good (after bounded retries); recorded on the item by the driver."""
 
 
+class EngineGone(EngineError):
+    """No fault of the item that met it: the engine will answer nobody until a person mends it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to sample: temperature 0 is greedy."""

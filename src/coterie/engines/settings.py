@@ -38,8 +38,11 @@ class EngineSettings(Settings):
 
     def identity(self) -> tuple[object, ...]:
         """The part that what is sampled depends on."""
-        servers = (self.vllm.served_name, self.vllm.dtype, self.vllm.max_model_len)
-        return (self.kind, *(servers if self.kind == "vllm" else ()))
+        if self.kind == "inprocess":
+            return (self.kind, self.device_name.partition(":")[0])
+        own = self.vllm
+        arguments = sorted(own.arguments.items())
+        return (self.kind, own.urls, own.served_name, own.dtype, own.max_model_len, arguments)
 
     @property
     def device_name(self) -> str:

@@ -4,9 +4,7 @@ Optima's second setting (arXiv 2410.08115, section 4.1). Only the solver gives a
 over when it gives the same answer again after the critic has spoken.
 """
 
-from collections.abc import Sequence
-
-from coterie.datasets.local import load_rows
+from coterie.datasets.local import load_splits
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.dialogue import GRADER, Split, gold_answer, window
 from coterie.environments.extraction import boxed_number, number
@@ -28,12 +26,12 @@ class Debate:
     def __init__(self, name: str, source: str) -> None:
         self.name = name
         self.source = source
-        self._rows: dict[Split, Sequence[QuestionRow]] = {}
+        self._rows: dict[Split, list[QuestionRow]] | None = None
 
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
-        if split not in self._rows:
-            self._rows[split] = load_rows(self.name, split, self.source)
+        if self._rows is None:
+            self._rows = load_splits(self.name, self.source)
         rows = window(self._rows[split], split, count, seed, iteration)
         return [self._task(row) for row in rows]
 

@@ -4,10 +4,9 @@ Optima's first setting (arXiv 2410.08115, section 4.1). Both agents have the sam
 different notes; they must tell each other what they hold, and end by marking the same answer.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
-from coterie.datasets.local import load_rows
+from coterie.datasets.local import load_splits
 from coterie.datasets.rows import HotpotRow, QuestionRow
 from coterie.environments.answers import f1
 from coterie.environments.contexts import deal_paragraphs
@@ -33,12 +32,12 @@ class InformationExchange:
         self.name = name
         self.source = source
         self.context = context
-        self._rows: dict[Split, Sequence[QuestionRow]] = {}
+        self._rows: dict[Split, list[QuestionRow]] | None = None
 
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
-        if split not in self._rows:
-            self._rows[split] = load_rows(self.name, split, self.source)
+        if self._rows is None:
+            self._rows = load_splits(self.name, self.source)
         rows = window(self._rows[split], split, count, seed, iteration)
         return [self._task(row) for row in rows]
 

@@ -1,6 +1,7 @@
 """Environments by the name of their data set, and where its rows are read from."""
 
 from coterie.config.settings import Settings, key
+from coterie.datasets.local import checksum
 from coterie.environments.debate import Debate
 from coterie.environments.dialogue import DialogueEnvironment
 from coterie.environments.exchange.environment import Exchange
@@ -23,6 +24,11 @@ class DataSettings(Settings):
         "Of each paragraph of the context: all, or its first sentence only.",
         source="Optima's code: first_sentence (the supporting sentence is then often lost)",
     )
+
+
+def content(name: str, data: DataSettings) -> str:
+    """A hash of the rows of a data set; empty for a generated world, whose rows its seed makes."""
+    return "" if name == "exchange" else checksum(name, data.source)
 
 
 def environment(name: str, data: DataSettings | None = None) -> DialogueEnvironment:

@@ -27,6 +27,8 @@ from coterie.errors import UserError
 from coterie.models.catalogue import converted_folder, packaged_folder
 from coterie.models.chat import ChatRenderer
 
+ADAPTER_FILE = "adapter_config.json"
+"""What PEFT writes beside an adapter's weights."""
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 SCALED_LOGITS = ("logit_scale", "logits_scaling")
 
@@ -82,7 +84,7 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
     An adapter is merged into the weights that ``loaded`` first came from.
     """
     folder = Path(path)
-    adapter = (folder / "adapter_config.json").is_file()
+    adapter = is_adapter(folder)
     source = loaded.source if adapter else resolve(path)
     if not adapter:
         _config(source)
@@ -115,7 +117,7 @@ def resolve(name_or_path: str | Path) -> str:
             raise UserError(
                 f"{folder} is no model: it has no config.json",
                 "give the folder that save_pretrained wrote"
-                + (" (this one is an adapter; load its base model)" * _is_adapter(folder)),
+                + (" (this one is an adapter; load its base model)" * is_adapter(folder)),
             )
         return str(folder)
     if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -132,8 +134,9 @@ def check_context(context_length: int, needed: int, name: str = "the model") -> 
         )
 
 
-def _is_adapter(folder: Path) -> bool:
-    return (folder / "adapter_config.json").is_file()
+def is_adapter(folder: Path | str) -> bool:
+    """Whether a folder holds a LoRA adapter and not a whole model."""
+    return (Path(folder) / ADAPTER_FILE).is_file()
 
 
 def _config(source: str) -> PreTrainedConfig:

@@ -15,15 +15,16 @@ the top share, as in the paper.
 """
 
 import random
+from functools import cached_property
 from pathlib import Path
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.engines.speaking import Engines
+from coterie.engines.run_engines import RunEngines
 from coterie.environments.dialogue import drop_format
-from coterie.environments.registry import environment
+from coterie.environments.registry import content, environment
 from coterie.errors import UserError
-from coterie.models.loading import LoadedModel, load, reload
+from coterie.models.loading import LoadedModel, is_adapter, load, reload
 from coterie.progress import Progress
 from coterie.recipes.optima_reward import COUNTS, PARTS, Scored, reward_of, score
 from coterie.recipes.optima_settings import OptimaSettings
@@ -37,6 +38,7 @@ from coterie.runs.play import play, summary
 from coterie.selection.demonstrations import best_demonstrations, random_demonstrations
 from coterie.training.checkpoint import weight_hash
 from coterie.training.loop import train
+from coterie.training.settings import TrainingSettings
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.store import ItemKey, Metrics, Selection
 from coterie.trajectories.task import Task
@@ -58,7 +60,7 @@ class OptimaISFT:
     def __init__(self, settings: OptimaSettings) -> None:
         self.settings = settings
         self.environment = environment(settings.dataset, settings.data)
-        self._engines: Engines | None = None
+        self._engines: RunEngines | None = None
 
     # -- what the loop asks -------------------------------------------------------------------
 
@@ -77,7 +79,7 @@ class OptimaISFT:
     def fingerprint(self, step: Step) -> str:
         """Hash of the settings that the step's own results depend on."""
         s = self.settings
-        common = (s.model, s.dataset, s.data.fingerprint(), s.seed)
+        common = (s.model, s.dataset, s.data.context, self._content, s.seed)
         own: dict[str, tuple[object, ...]] = {
             "evaluate": (s.evaluate.fingerprint(), s.rollout.max_tokens, *s.engine.identity()),
             "rollout": (s.rollout.fingerprint(), *s.engine.identity()),
@@ -87,6 +89,11 @@ class OptimaISFT:
         }
         return digest(step.stage, *common, *own[step.stage])[:16]
 
+    @cached_property
+    def _content(self) -> str:
+        """What the data set's files hold, wherever they lie."""
+        return content(self.settings.dataset, self.settings.data)
+
     def check(self) -> None:
         """Load what the run needs and refuse what can't work, in seconds."""
         plan(self.settings)
@@ -94,11 +101,12 @@ class OptimaISFT:
     def do(self, run: Run, step: Step, progress: Progress) -> Metrics:
         """Do one step; finished items of an interrupted one are kept."""
         playing = {"evaluate": self.evaluate, "rollout": self.rollout, "reward": self.reward}
+        if step.stage in ("reward", "train"):
+            self.engines(run).make_room()
         if step.stage in playing:
             return self.engines(run).run(playing[step.stage](run, step.iteration, progress))
         if step.stage == "select":
             return self.select(run, step.iteration)
-        self.engines(run).make_room()
         return self.train(run, step.iteration, progress)
 
     def close(self) -> None:
@@ -175,7 +183,7 @@ class OptimaISFT:
                 "lower select.threshold with --fork FOLDER, or look at the rewards in the report",
             )
         folder = run.training_folder(iteration)
-        report = train(policy.model, trained, self.settings.train, folder, progress=progress)
+        report = train(policy.model, trained, self._training(iteration), folder, progress=progress)
         return {
             "rows": report.rows,
             "dropped": report.dropped_too_long + report.dropped_empty,
@@ -222,11 +230,11 @@ class OptimaISFT:
             found.extend(row for row in rows(shown, selection.weight) if row.targets)
         return found
 
-    def engines(self, run: Run) -> Engines:
+    def engines(self, run: Run) -> RunEngines:
         """What its policies speak by; open until :meth:`close`."""
         if self._engines is None:
             s = self.settings
-            self._engines = Engines(s.engine, s.model, run.folder / "servers")
+            self._engines = RunEngines(s.engine, s.model, run.folder / "servers")
         return self._engines
 
     def policy_path(self, run: Run, version: int) -> Path | str:
@@ -236,7 +244,7 @@ class OptimaISFT:
     def load_policy(self, run: Run, version: int) -> LoadedModel:
         """Policy ``version`` with its tokenizer and renderer; a LoRA adapter is merged."""
         path, device = self.policy_path(run, version), self.settings.engine.device_name
-        if not (Path(path) / "adapter_config.json").is_file():
+        if not is_adapter(path):
             return load(path, device=device)
         loaded = load(self.settings.model, device=device)
         reload(loaded, path)
@@ -275,6 +283,11 @@ class OptimaISFT:
         return await score(
             engine, tree, show, self.settings.reward, settings, self.environment.agents
         )
+
+    def _training(self, iteration: int) -> TrainingSettings:
+        """The training's settings with a seed of the run and the iteration."""
+        own = self.settings.train
+        return own.model_copy(update={"seed": own.seed + self.settings.seed * 1000 + iteration})
 
     def _view(self, tree: Tree, selection: Selection, model: LoadedModel) -> View:
         if selection.context is None:

@@ -14,8 +14,8 @@ from coterie.trajectories.tree import Tree
 
 RENDERED = 64
 """So many of the wordiest tasks are rendered to find the longest prompt."""
-BYTES_PER_WEIGHT = 4 * (1 + 1 + 2) + 4
-"""Float32 weights, gradients, AdamW's two moments while training, and the frozen base."""
+BYTES_PER_WEIGHT = {"full": 4 * (1 + 1 + 2) + 4, "lora": 4 + 4}
+"""By method: float32 weights and the frozen base; gradients and AdamW's two moments of what is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def plan(settings: OptimaSettings) -> Plan:
             f"use train.max_length={base.context_length} or less",
         )
     weights = sum(parameter.numel() for parameter in base.model.parameters())
-    memory = weights * BYTES_PER_WEIGHT
+    memory = weights * BYTES_PER_WEIGHT[settings.train.method]
     _check_memory(memory, settings)
     dialogues = settings.iterations * len(train) * settings.rollout.samples
     evaluations = (settings.iterations + 1) * len(heldout)

@@ -60,6 +60,8 @@ def settings(
     """
     stored = stored or {}
     dataset = _asked(words) or stored.get("dataset") or FIRST
+    if stored.get("dataset") != dataset:
+        stored = {}  # values for another data set: not to be laid over this one's preset
     return resolve(settings_type(name), [preset(name, dataset), over or {}, stored], words)
 
 

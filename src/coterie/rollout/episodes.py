@@ -8,7 +8,7 @@ episode alone and is reported with its reason.
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from coterie.engines.protocol import EngineError
+from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.dialogue import (
     DialogueEnvironment,
     DialogueState,
@@ -61,7 +61,10 @@ class Player:
         self.seed = seed
 
     async def play_all(self, episodes: Sequence[Episode]) -> AsyncIterator[Finished]:
-        """Start all episodes; yield each as it finishes. Closing the iterator cancels the rest."""
+        """Start all episodes; yield each as it finishes. Closing the iterator cancels the rest.
+
+        Raises ``EngineGone`` when the engine will answer nobody.
+        """
         work = (self._guarded(episode) for episode in episodes)
         async for finished in in_flight(work, limit=max(len(episodes), 1)):
             yield finished
@@ -69,6 +72,8 @@ class Player:
     async def _guarded(self, episode: Episode) -> Finished:
         try:
             return await self.play(episode)
+        except EngineGone:
+            raise
         except EngineError as error:
             return Finished(episode, None, str(error))
 

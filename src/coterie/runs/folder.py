@@ -36,6 +36,11 @@ class Step:
         """The item that marks this step as finished."""
         return ItemKey(self.iteration, self.stage, "", "finished")
 
+    @property
+    def begun(self) -> ItemKey:
+        """The item that marks this step as begun."""
+        return ItemKey(self.iteration, self.stage, "", "begun")
+
     def __str__(self) -> str:
         return f"{self.stage} of iteration {self.iteration}"
 
@@ -61,6 +66,17 @@ class Run:
     def is_finished(self, step: Step) -> bool:
         """Whether a step's results are all in the store."""
         return self.store.finished(step.key)
+
+    def begun_under(self, step: Step) -> str | None:
+        """Fingerprint of the settings under which a step was begun; ``None`` if it was not."""
+        metrics = self.store.metrics(step.iteration, step.stage)
+        found = metrics.get(step.begun, {}).get("settings")
+        return None if found is None else str(found)
+
+    def begin(self, step: Step, fingerprint: str) -> None:
+        """Note under which settings a step is begun, so that it is not gone on with under others."""
+        if self.begun_under(step) is None:
+            self.store.finish(step.begun, metrics={"settings": fingerprint})
 
     def finish(self, step: Step, fingerprint: str, metrics: Metrics) -> None:
         """Mark a step as finished under the settings whose fingerprint is given."""
@@ -96,7 +112,10 @@ def write_config(run: Run) -> None:
     """Write the recipe's name and settings, atomically."""
     values = {"recipe": run.recipe, **run.settings.model_dump(mode="json")}
     temporary = run.folder / ".config.yaml.partial"
-    temporary.write_text(yaml.safe_dump(values, sort_keys=False))
+    with temporary.open("w") as file:
+        file.write(yaml.safe_dump(values, sort_keys=False))
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, run.folder / "config.yaml")
 
 

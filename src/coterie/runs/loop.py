@@ -74,6 +74,7 @@ def _run_step(recipe: Recipe, run: Run, step: Step, progress: Progress) -> None:
             f"the {step} needs the {needed}, which is not finished",
             f"run `coterie {needed.stage} {run.folder}` first, or `coterie run` for all",
         )
+    run.begin(step, recipe.fingerprint(step))
     began = time.monotonic()
     metrics = recipe.do(run, step, progress)
     seconds = round(time.monotonic() - began, 3)
@@ -81,13 +82,15 @@ def _run_step(recipe: Recipe, run: Run, step: Step, progress: Progress) -> None:
 
 
 def check_finished(recipe: Recipe, run: Run) -> None:
-    """Refuse changed settings on a finished step, naming them."""
+    """Refuse changed settings on a step that is finished or begun, naming them."""
     for step in recipe.steps():
-        if run.is_finished(step) and not _is_current(recipe, run, step):
+        begun = run.begun_under(step)
+        if begun is not None and begun != recipe.fingerprint(step):
             changed = differences(read_config(run.folder)[1], run.settings)
+            done = "finished" if run.is_finished(step) else "begun"
             raise UserError(
-                f"the {step} in {run.folder} was finished under other settings:\n    "
-                + "\n    ".join(changed),
+                f"the {step} in {run.folder} was {done} under other settings:\n    "
+                + "\n    ".join(changed or ["(files that the settings name have changed)"]),
                 "keep the settings, or add --fork FOLDER for a new run that keeps the steps that "
                 "these settings do not touch",
             )
@@ -130,4 +133,4 @@ def _kept(recipe: Recipe, run: Run) -> list[Step]:
 
 
 def _is_current(recipe: Recipe, run: Run, step: Step) -> bool:
-    return run.metrics(step).get("settings") == recipe.fingerprint(step)
+    return run.begun_under(step) == recipe.fingerprint(step)

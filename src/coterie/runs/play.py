@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.rollout.episodes import Episode, Finished, Player
@@ -20,16 +21,34 @@ async def play(
     Raises :class:`UserError` if every one of them fails.
     """
     iteration, stage = episodes[0].iteration, episodes[0].stage
-    finished = store.finished_keys(iteration, stage)
+    finished = {key for key in store.finished_keys(iteration, stage) if key[0]}
     store.put_tasks({e.task.id: e.task for e in episodes}.values())
     left = [e for e in episodes if (e.key.task, e.key.sample) not in finished]
     progress.start(len(left), f"{stage} {iteration}")
-    await _record(store, player.play_all(left), progress, sampled_tokens)
-    progress.close()
+    before = sampled_tokens()
+    succeeded = len(finished) > sum(key.stage == stage for key, _ in store.failures(iteration))
+    try:
+        await _record(
+            store,
+            player.play_all(left),
+            progress,
+            lambda: sampled_tokens() - before,
+            succeeded=succeeded,
+        )
+    except EngineGone as error:
+        raise UserError(
+            f"{stage} {iteration} can't go on: {error}",
+            "mend the cause and run again: what is finished is kept, the rest is played then",
+        ) from error
+    finally:
+        progress.close()
 
 
 def summary(store: Store, iteration: int, stage: str) -> Metrics:
-    """How many dialogues of a stage there are and how many failed; their mean score and tokens."""
+    """How many dialogues of a stage there are and how many failed; mean score and tokens.
+
+    A failed dialogue counts with a score and tokens of 0.
+    """
     scores = [
         outcome.score
         for tree in store.trees(iteration, stage)
@@ -37,7 +56,7 @@ def summary(store: Store, iteration: int, stage: str) -> Metrics:
     ]
     played = [m for key, m in store.metrics(iteration, stage).items() if "tokens" in m and key.task]
     failed = sum(key.stage == stage for key, _ in store.failures(iteration))
-    n = len(scores)
+    n = len(scores) + failed
     return {
         "n": n,
         "failed": failed,
@@ -51,6 +70,8 @@ async def _record(
     finished: AsyncIterator[Finished],
     progress: Progress,
     sampled_tokens: Callable[[], int],
+    *,
+    succeeded: bool,
 ) -> None:
     """Write each episode as it finishes.
 
@@ -58,7 +79,6 @@ async def _record(
     episodes, nothing is written, and :class:`UserError` says why.
     """
     withheld: list[Finished] = []
-    succeeded = False
     async for done in finished:
         progress.advance(1, sampled_tokens=sampled_tokens())
         withheld.append(done)

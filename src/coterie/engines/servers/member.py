@@ -16,7 +16,6 @@ from coterie.engines.servers.settings import PoolSettings
 from coterie.engines.servers.wire import ModelCard
 
 logger = logging.getLogger(__name__)
-ADAPTER_FILE = "adapter_config.json"
 LONGEST_PAUSE = 10.0
 RESET_TRIES = 40
 RESET_PAUSE = 0.25

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
+from coterie.engines.protocol import Completion, EngineError, EngineGone, Sampling, Stats
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
-from coterie.engines.servers.member import ADAPTER_FILE, Member, Weights, absolute
+from coterie.engines.servers.member import Member, Weights, absolute
 from coterie.engines.servers.probe import same_weights
 from coterie.engines.servers.routing import PrefixRouter, block_keys
 from coterie.engines.servers.settings import PoolSettings
 from coterie.engines.servers.wire import Usage
-from coterie.models.loading import resolve
+from coterie.models.loading import is_adapter, resolve
 
 Result = TypeVar("Result")
 FIRST_PAUSE = 0.25
@@ -156,7 +156,7 @@ class ServerPool:
             )
 
     async def _new_weights(self, path: Path, version: str) -> Weights:
-        if not (path / ADAPTER_FILE).is_file():
+        if not is_adapter(path):
             return Weights(absolute(resolve(path)), version)
         for member in self.members:
             member.backend.check_adapter(path)
@@ -253,7 +253,7 @@ class ServerPool:
                 return index
             lost = [f"{member.name} {member.lost}" for member in self.members if member.lost]
             if len(lost) == len(self.members):
-                raise EngineError(f"{self.policy}: no server is left: " + "; ".join(lost))
+                raise EngineGone(f"{self.policy}: no server is left: " + "; ".join(lost))
             await asyncio.sleep(POLL_SECONDS)
 
     def _pause(self, attempt: int, fault: TransientFault) -> float:

@@ -17,13 +17,13 @@ from coterie.config.settings import key
 from coterie.engines.servers.backend import Backend
 from coterie.engines.servers.child import HOST
 from coterie.engines.servers.client import ServerClient
-from coterie.engines.servers.member import ADAPTER_FILE
 from coterie.engines.servers.opening import own_servers, running_servers
 from coterie.engines.servers.pool import ServerPool
 from coterie.engines.servers.settings import PoolSettings
 from coterie.engines.servers.vllm_options import Value, check_arguments, installed_options
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
+from coterie.models.loading import ADAPTER_FILE
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -17,9 +17,7 @@ from pathlib import Path
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
-from coterie.models.loading import LoadedModel, load, reload
-
-ADAPTER_FILE = "adapter_config.json"
+from coterie.models.loading import ADAPTER_FILE, LoadedModel, is_adapter, load, reload
 
 
 @dataclass(slots=True)
@@ -159,10 +157,10 @@ class Policies:
             policy.engine.forget()
 
     def _merged(self, name: str, path: Path) -> InProcessEngine:
-        if not (path / ADAPTER_FILE).is_file():
+        if not is_adapter(path):
             raise UserError(f"{path} is no adapter: it has no {ADAPTER_FILE}", "check the path")
         base = self.base.engine.loaded
-        stacked = (Path(self.base.root) / ADAPTER_FILE).is_file()
+        stacked = is_adapter(self.base.root)
         source = base.source if stacked else self.base.root
         merged = load(source, dtype=base.model.dtype, device=base.model.device)
         reload(merged, path)

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.protocol import Engine
+from coterie.engines.protocol import Engine, EngineError
 from coterie.engines.servers.pool import ServerPool
 from coterie.engines.servers.vllm import vllm_pool
 from coterie.engines.settings import EngineSettings
+from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import LoadedModel, load_renderer
+from coterie.models.loading import LoadedModel, is_adapter, load_renderer, resolve
 
 Result = TypeVar("Result")
-ADAPTER_FILE = "adapter_config.json"
 POLICY = "policy"
 """What a run's policy is called in its record."""
 
@@ -34,7 +34,7 @@ class Speaking:
     context_length: int
 
 
-class Engines:
+class RunEngines:
     """Engines of one run's policies; to be closed. ``logs`` is where servers leave theirs."""
 
     def __init__(self, settings: EngineSettings, base: str, logs: Path) -> None:
@@ -83,14 +83,14 @@ class Engines:
         )
 
     def make_room(self) -> None:
-        """Let go of devices before a training, if servers are not to be kept."""
+        """Let go of devices before other work on them, if servers are not to be kept."""
         if self._runner is not None and not self.settings.keep_servers:
             self._runner.run(self._end())
 
     async def _served(self, version: int, path: Path | str, renderer: ChatRenderer) -> ServerPool:
-        adapter = (Path(path) / ADAPTER_FILE).is_file()
+        adapter = is_adapter(path)
         if self._pool is None:
-            first = "0" if adapter else str(version)
+            first = "unknown" if self.settings.vllm.urls else "0" if adapter else str(version)
             self._pool = await self._open.enter_async_context(
                 vllm_pool(
                     self.base if adapter else path,
@@ -102,8 +102,22 @@ class Engines:
                 )
             )
         if self._pool.version != str(version):
-            await self._pool.load(Path(path), str(version))
+            await self._load(self._pool, path, str(version))
         return self._pool
+
+    async def _load(self, pool: ServerPool, path: Path | str, version: str) -> None:
+        """Load a policy; servers that run already may not let us."""
+        try:
+            await pool.load(Path(resolve(path)), version)
+        except EngineError as error:
+            if not self.settings.vllm.urls:
+                raise
+            raise UserError(
+                f"the servers at {', '.join(self.settings.vllm.urls)} do not take the policy at "
+                f"{path}: {error}",
+                "start them with VLLM_SERVER_DEV_MODE=1 on this machine, or let coterie start them "
+                "(no engine.vllm.urls)",
+            ) from error
 
     async def _end(self) -> None:
         self._pool = None
