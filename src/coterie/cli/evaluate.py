@@ -7,8 +7,9 @@ OpenAI-compatible server. The last line printed is {"benchmark", "rows": [{"poli
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -18,11 +19,12 @@ from coterie.cli.progress import ConsoleProgress
 from coterie.config.resolve import resolve
 from coterie.config.settings import key
 from coterie.engines.endpoint import Endpoint, EndpointSettings
-from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.run_engines import RunEngines
 from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import environment
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel, load
+from coterie.models.loading import resolve as resolve_model
 from coterie.recipes.optima import OptimaISFT
 from coterie.recipes.registry import settings as recipe_settings
 from coterie.rollout.voices import TextVoice, TokenVoice
@@ -55,7 +57,11 @@ class Candidate:
 
     label: str
     version: int
-    model: LoadedModel
+    base: str
+    """The model that it is, or was trained from."""
+    path: Path | str
+    """Its weights, or adapter."""
+    load: Callable[[], LoadedModel]
     folder: Path
     """Where its store goes."""
 
@@ -66,6 +72,8 @@ def evaluate_benchmark(
     """Evaluate, print the table, and one JSON object as the last line."""
     usage: str | None = None
     if urls := _urls(words):
+        if every:
+            raise UserError("--checkpoints all: a server has none", "give a run folder as policy=")
         server = resolve(ServerSettings, [{"endpoint": {"url": urls[-1]}}], words)
         rows, usage = asyncio.run(_by_endpoint(benchmark, server, console))
     else:
@@ -94,28 +102,30 @@ def _by_models(
 ) -> list[tuple[str, Evaluation]]:
     found = []
     for one in _candidates(told, every):
-        engine = InProcessEngine(
-            one.model,
-            policy="policy",
-            version=str(one.version),
-            max_batch=told.engine.max_batch,
-            timeout=told.timeout,
-        )
-        voice = TokenVoice(
-            engine, one.model.renderer.render, told.sampling, one.model.context_length
-        )
-        path = one.folder / store_name(benchmark, _plain(told), weight_hash(one.model.model))
-        result = asyncio.run(
-            evaluate(
-                benchmark,
-                told,
-                voice,
-                path,
-                ConsoleProgress(console),
-                lambda engine=engine: engine.stats.sampled_tokens,  # type: ignore[misc]
-            )
-        )
+        engines = RunEngines(told.engine, one.base, one.folder / "servers")
+        try:
+            result = engines.run(_by_engine(benchmark, told, one, engines, console))
+        finally:
+            engines.close()
         found.append((one.label, _versioned(result, one.version)))
+    return found
+
+
+async def _by_engine(
+    benchmark: str, told: ModelSettings, one: Candidate, engines: RunEngines, console: Console
+) -> Evaluation:
+    weights = weight_hash(Path(one.path)) if Path(one.path).is_dir() else str(one.path)
+    path = one.folder / store_name(benchmark, _plain(told), f"{weights} {told.engine.identity()}")
+    policy = await engines.speak(one.version, one.path, one.load)
+    engine = policy.engine
+    sampling = told.sampling(told.engine.timeout)
+    voice = TokenVoice(engine, policy.renderer.render, sampling, policy.context_length)
+    progress = ConsoleProgress(console)
+    found = await evaluate(
+        benchmark, told, voice, path, progress, lambda: engine.stats.sampled_tokens
+    )
+    if not engine.stats.requests:
+        console.print(f"{one.label}: done before, read from {path}")
     return found
 
 
@@ -128,23 +138,25 @@ async def _by_endpoint(
         found = await evaluate(
             benchmark,
             told,
-            TextVoice(endpoint, told.sampling),
+            TextVoice(endpoint, told.sampling(server.timeout)),
             path,
             ConsoleProgress(console),
             lambda: endpoint.usage.completion_tokens,
+            again=True,
         )
         return [(server.model, found)], str(endpoint.usage)
 
 
 def _candidates(told: ModelSettings, every: bool) -> Iterator[Candidate]:
-    """The policies, one in memory at a time."""
     folder = Path(told.policy)
     if not (folder / "config.yaml").is_file():
         if every:
             raise UserError(
                 f"--checkpoints all: {folder} is not a run folder", "give a run folder as policy="
             )
-        yield Candidate(told.policy, 0, load(told.policy, device=told.engine.device_name), FOLDER)
+        source = resolve_model(told.policy)
+        device = told.engine.device_name
+        yield Candidate(told.policy, 0, source, source, lambda: load(source, device=device), FOLDER)
         return
     name, stored = read_config(folder)
     words = [f"engine.device={told.engine.device}"]
@@ -152,9 +164,15 @@ def _candidates(told: ModelSettings, every: bool) -> Iterator[Candidate]:
     with open_run(folder, name, recipe.settings, write=False) as run:
         have = _versions(recipe, run)
         for version in have if every else have[-1:]:
-            label = f"{folder.name} {version}" if version else f"{folder.name} base"
-            model = recipe.load_policy(run, version)
-            yield Candidate(label, version, model, folder / "evaluations")
+            path = recipe.policy_path(run, version)
+            yield Candidate(
+                f"{folder.name} {version or 'base'}",
+                version,
+                recipe.settings.model,
+                path if version else resolve_model(path),
+                partial(recipe.load_policy, run, version),
+                folder / "evaluations",
+            )
 
 
 def _versions(recipe: OptimaISFT, run: Run) -> list[int]:

@@ -17,7 +17,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class ConsoleProgress:
-    """Shows each stage as one bar (or as a line now and then); see ``training.progress``."""
+    """Shows each stage as one bar (or as a line now and then); see ``coterie.progress``."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

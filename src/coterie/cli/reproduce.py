@@ -16,12 +16,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from coterie.errors import UserError
 from coterie.evaluation.claims import Claim, HeldOut, better
 from coterie.progress import Progress
 from coterie.recipes.optima import NAME, OptimaISFT
 from coterie.recipes.optima_controls import ScriptedControl
 from coterie.recipes.optima_settings import OptimaSettings
-from coterie.recipes.registry import settings
+from coterie.recipes.registry import FIRST, settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.held_out import evaluation, held_out_results
 from coterie.runs.loop import fork, run_steps
@@ -73,6 +74,11 @@ def reproduce(
     found = Findings()
     for seed in seeds:
         own = settings(NAME, [*words, f"seed={seed}"])
+        if own.dataset != FIRST:
+            raise UserError(
+                f"dataset={own.dataset}: claims are tested on the micro-world {FIRST}",
+                "leave dataset out; `coterie run` takes any",
+            )
         base = folder / f"seed-{seed}"
         base.mkdir(exist_ok=True)
         console.print(f"seed {seed}: iSFT, then the controls")

@@ -16,6 +16,7 @@ from coterie.recipes.registry import settings
 from coterie.reports.optima import run_report
 from coterie.reports.page import write_page
 from coterie.runs.folder import Run, Step, open_run, read_config
+from coterie.runs.held_out import evaluation
 from coterie.runs.loop import fork, run_steps
 
 
@@ -85,11 +86,12 @@ def summary(recipe: OptimaISFT, run: Run) -> Table:
     table = Table(title=f"{recipe.name} on {recipe.settings.dataset}", box=None)
     for title in ("policy", "score", "95% interval", "tokens", "n"):
         table.add_column(title, justify="right")
-    for point in run_report(recipe, run).iterations:
+    done = [step for step in recipe.steps() if step.stage == "evaluate" and run.is_finished(step)]
+    for point in (evaluation(run.store, step.iteration) for step in done):
         table.add_row(
-            "base" if point.iteration == 0 else f"{point.iteration}",
+            f"{point.version}" if point.version else "base",
             f"{point.score:.3f}",
-            f"{point.score_low:.3f} to {point.score_high:.3f}",
+            f"{point.low:.3f} to {point.high:.3f}",
             f"{point.tokens:.1f}",
             f"{point.n}",
         )

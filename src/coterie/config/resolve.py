@@ -27,6 +27,8 @@ class Key:
     default: str
     meaning: str
     source: str
+    quiet: bool
+    """Whether errors leave its value out."""
 
 
 def resolve(settings: type[S], layers: Sequence[Mapping[str, Any]], words: Iterable[str] = ()) -> S:
@@ -38,7 +40,7 @@ def resolve(settings: type[S], layers: Sequence[Mapping[str, Any]], words: Itera
     values: dict[str, Any] = {}
     for layer in layers:
         _merge(values, layer)
-    known = {key.path for key in keys(settings)}
+    known = {key.path: key for key in keys(settings)}
     for word in words:
         path, equals, text = word.partition("=")
         if not equals:
@@ -66,6 +68,7 @@ def keys(settings: type[Settings], prefix: str = "") -> Iterator[Key]:
             default,
             field.description or "",
             str(extra.get("source", "")),
+            bool(extra.get("quiet")),
         )
 
 
@@ -91,7 +94,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _check_known(path: str, known: set[str]) -> None:
+def _check_known(path: str, known: Mapping[str, Key]) -> None:
     if path in known:
         return
     leaves = {key.rsplit(".", 1)[-1]: key for key in known}
@@ -110,7 +113,7 @@ def _value(path: str, text: str) -> Any:
         ) from None
 
 
-def _explain(error: ValidationError, known: set[str]) -> str:
+def _explain(error: ValidationError, known: Mapping[str, Key]) -> str:
     lines = []
     for item in error.errors():
         path = ".".join(str(part) for part in item["loc"])
@@ -119,7 +122,10 @@ def _explain(error: ValidationError, known: set[str]) -> str:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             lines.append(f"unknown key {path!r}{hint}")
         elif path:
-            lines.append(f"{path}={item['input']!r}: {item['msg']}")
+            quiet = path in known and known[path].quiet
+            lines.append(
+                f"{path}: {item['msg']}" if quiet else f"{path}={item['input']!r}: {item['msg']}"
+            )
         else:
             lines.append(item["msg"])
     return "these settings can't be used:\n  " + "\n  ".join(lines)

@@ -22,9 +22,13 @@ class Settings(BaseModel):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def key(default: Any = ..., meaning: str = "", *, source: str = "", **limits: Any) -> Any:
+def key(
+    default: Any = ..., meaning: str = "", *, source: str = "", quiet: bool = False, **limits: Any
+) -> Any:
     """Declare one key: its default, what it means, where its value comes from, and its limits.
 
-    ``limits`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``, ``min_length``, ...).
+    ``limits`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``, ``min_length``, ...). The value of a
+    ``quiet`` one is in no error: somebody may have given a password by mistake.
     """
-    return Field(default, description=meaning, json_schema_extra={"source": source}, **limits)
+    extra: dict[str, Any] = {"source": source, "quiet": quiet}
+    return Field(default, description=meaning, json_schema_extra=extra, **limits)

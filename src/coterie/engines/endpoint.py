@@ -39,13 +39,14 @@ NO_CREDIT = "insufficient_quota"
 class EndpointSettings(Settings):
     """A server, a model on it, and what may be asked of it."""
 
-    url: str = key(..., "Up to and including `/v1`, such as https://api.openai.com/v1.")
+    url: str = key(..., "Up to and including `/v1`, such as https://api.openai.com/v1.", quiet=True)
     model: str = key(..., "Name of the model there.", min_length=1)
     key_variable: str | None = key(
         None,
         "Environment variable (or name in `.env`) that holds the key, such as OPENAI_API_KEY; none "
         "for a server without keys. Not the key itself.",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        quiet=True,
     )
     requests_per_minute: float | None = key(None, "Most requests in any minute.", ge=1)
     tokens_per_minute: float | None = key(

@@ -1,1 +1,1 @@
-"""Judging a policy: answer metrics, intervals and tests, benchmarks."""
+"""Judging a policy: intervals, paired tests, claims."""

@@ -85,6 +85,14 @@ class OptimaSettings(Settings):
             raise ValueError(
                 f"adapters of rank {self.train.lora_r} need engine.vllm.lora_rank of at least that"
             )
+        if (
+            self.engine.kind == "vllm"
+            and self.train.method == "lora"
+            and (other := set(self.train.lora_targets) - set(self.engine.vllm.lora_modules))
+        ):
+            raise ValueError(
+                f"engine.vllm.lora_modules must name all of train.lora_targets, also {sorted(other)}"
+            )
         if self.select.rule == "random" and len(self.select.counts) < self.iterations:
             raise ValueError(f"select.counts needs {self.iterations} numbers, one an iteration")
         return self

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 import psutil
 
+from coterie.engines.servers.vllm import check_vllm
 from coterie.environments.dialogue import DialogueEnvironment, DialogueState, messages
 from coterie.environments.registry import environment
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel, load
 from coterie.recipes.optima_settings import OptimaSettings
+from coterie.training.trackers import check_tracker
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 
@@ -68,6 +70,9 @@ def plan(settings: OptimaSettings) -> Plan:
     Raises :class:`UserError` for what can't work: no such world or model, a first turn that the
     model's context has no room for, more memory than there is, tasks in both splits.
     """
+    if settings.engine.kind == "vllm":
+        check_vllm(settings.engine.vllm)
+    check_tracker(settings.train.tracker)
     world = environment(settings.dataset, settings.data)
     train = world.tasks("train", settings.rollout.tasks, settings.seed)
     heldout = world.tasks("heldout", settings.evaluate.tasks, settings.seed)

@@ -41,13 +41,13 @@ def run_report(recipe: OptimaISFT, run: Run) -> RunReport:
     settings = flatten(recipe.settings.model_dump(mode="json"))
     return RunReport(
         title=f"{recipe.name} on {recipe.settings.dataset}",
-        command=f"coterie run {recipe.name} --folder {run.folder.name}",
+        command=f"coterie run {recipe.name} --folder {run.folder}",
         model=recipe.settings.model,
         seed=recipe.settings.seed,
         metric=recipe.environment.metric,
         planned=recipe.settings.iterations,
         counts=Counts(
-            tasks=recipe.settings.rollout.tasks * sum(s.stage == "rollout" for s in done),
+            tasks=sum(_tasks(run, step) for step in done if step.stage == "rollout"),
             samples=len(samples),
             selected_rows=sum(int(metrics["rows"]) for metrics in trained),
             trained_tokens=sum(int(metrics["trained_tokens"]) for metrics in trained),
@@ -62,6 +62,11 @@ def run_report(recipe: OptimaISFT, run: Run) -> RunReport:
             StageTime(s.iteration, s.stage, float(run.metrics(s)["seconds"])) for s in done
         ),
     )
+
+
+def _tasks(run: Run, step: Step) -> int:
+    """How many tasks a stage has dialogues of, failed ones included."""
+    return len({task for task, _ in run.store.finished_keys(step.iteration, step.stage) if task})
 
 
 def _point(run: Run, version: int) -> IterationPoint:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from coterie.config.settings import Settings, key
 from coterie.engines.protocol import Sampling
-from coterie.environments.dialogue import DialogueEnvironment
-from coterie.environments.registry import DataSettings, environment
+from coterie.environments.registry import DataSettings, content, environment
 from coterie.progress import Progress
 from coterie.rollout.episodes import Episode, Player
 from coterie.rollout.voices import Voice
@@ -26,14 +25,12 @@ class BenchmarkSettings(Settings):
     tasks: int = key(500, "Held-out tasks.", source="Optima: 1000 (exchange), all (debate)", ge=1)
     temperature: float = key(0.0, "0 is greedy.", source="Optima section 6", ge=0, le=2)
     max_tokens: int = key(256, "Most tokens of one turn.", source="Optima: 2000", ge=1)
-    timeout: float = key(600.0, "Seconds after which one turn fails.", gt=0)
     seed: int = key(0, "Seed of generated tasks and of sampling.", ge=0)
     data: DataSettings = DataSettings()
 
-    @property
-    def sampling(self) -> Sampling:
-        """How turns are sampled."""
-        return Sampling(self.temperature, 1.0, self.max_tokens, (), self.timeout)
+    def sampling(self, timeout: float) -> Sampling:
+        """How turns are sampled; one that takes more than ``timeout`` seconds fails."""
+        return Sampling(self.temperature, 1.0, self.max_tokens, (), timeout)
 
 
 async def evaluate(
@@ -43,24 +40,27 @@ async def evaluate(
     path: Path,
     progress: Progress,
     sampled_tokens: Callable[[], int],
+    *,
+    again: bool = False,
 ) -> Evaluation:
-    """Play the benchmark with a policy into the store at ``path`` (or the rest of it).
+    """Play the benchmark with a policy into the store at ``path``, or the rest of it.
 
+    ``again`` plays it anew if it is done there, as for a server whose weights may have changed.
     Raises ``UserError`` for an unknown benchmark, missing data, or if every dialogue fails.
     """
     world = environment(benchmark, settings.data)
     path.parent.mkdir(parents=True, exist_ok=True)
     with Store.open(path) as store:
-        episodes = _episodes(world, settings)
+        tasks = world.tasks("heldout", settings.tasks, settings.seed)
+        attempt = 0
+        while again and len(store.finished_keys(attempt, STAGE)) == len(tasks):
+            attempt += 1
+        episodes = [Episode(task, 0, attempt, STAGE) for task in tasks]
         await play(store, Player(world, voice, settings.seed), episodes, progress, sampled_tokens)
-        return evaluation(store, 0)
+        return evaluation(store, attempt)
 
 
 def store_name(benchmark: str, settings: BenchmarkSettings, policy: str) -> str:
     """A file name for the store of a policy (its weights' hash, or an endpoint's model)."""
-    return f"{benchmark}-{digest(policy, settings.fingerprint())[:12]}.sqlite"
-
-
-def _episodes(world: DialogueEnvironment, settings: BenchmarkSettings) -> list[Episode]:
-    tasks = world.tasks("heldout", settings.tasks, settings.seed)
-    return [Episode(task, 0, 0, STAGE) for task in tasks]
+    rows = content(benchmark, settings.data)
+    return f"{benchmark}-{digest(policy, settings.fingerprint(), rows)[:12]}.sqlite"

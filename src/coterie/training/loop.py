@@ -64,7 +64,7 @@ def train(
     with (
         _torch(settings),
         prepared(model, settings, adapter) as model,
-        _accelerator(settings) as accelerator,
+        _accelerator(settings, model.device) as accelerator,
     ):
         rule = checked_rule(model) if settings.packing == "auto" else None
         batches = _plan(model, rows, settings, objective, rule)
@@ -209,13 +209,20 @@ def _end_ranks_at_exit() -> None:
 
 
 @contextmanager
-def _accelerator(settings: TrainingSettings) -> Iterator[Accelerator]:
-    """Accelerate, set up for one training.
+def _accelerator(settings: TrainingSettings, device: torch.device) -> Iterator[Accelerator]:
+    """Accelerate, set up for one training on the device that the model is on.
+
+    Ranks that a launcher has started have the devices that it gave them.
 
     Its state outlives it in the process and would refuse another precision, so it is cleared.
     """
     AcceleratorState._reset_state()
-    accelerator = Accelerator(mixed_precision=precision(settings))
+    alone = "WORLD_SIZE" not in os.environ
+    if alone and device.type == "cuda":
+        torch.cuda.set_device(device)
+    accelerator = Accelerator(
+        cpu=alone and device.type == "cpu", mixed_precision=precision(settings, device)
+    )
     _shard_on_cpu(accelerator)
     if dist.is_initialized() and dist.get_backend() == "gloo":
         _end_ranks_at_exit()

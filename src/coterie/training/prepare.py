@@ -78,11 +78,11 @@ def tokenizer_folder(model: Any) -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
-def precision(settings: TrainingSettings) -> str:
+def precision(settings: TrainingSettings, device: torch.device) -> str:
     """Accelerate's name of the precision: bfloat16 where asked for, or where it pays (CUDA)."""
     if settings.mixed_precision != "auto":
         return settings.mixed_precision
-    return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
 
 
 def _refuse_dropout(model: nn.Module) -> None:

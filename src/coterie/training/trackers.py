@@ -74,13 +74,18 @@ def make_tracker(name: TrackerName, folder: Path, run: str, config: Mapping[str,
     """
     if name == "none":
         return NoTracker()
-    if importlib.util.find_spec(name) is None:
+    check_tracker(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    return AccelerateTracker(_MAKERS[name](folder, run), config)
+
+
+def check_tracker(name: TrackerName) -> None:
+    """Refuse (:class:`UserError`) a tracker whose package is not installed."""
+    if name != "none" and importlib.util.find_spec(name) is None:
         raise UserError(
             f"tracker={name} needs the package {name!r}, which is not installed",
             f"pip install 'coterie[{name}]', or choose tracker=none",
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    return AccelerateTracker(_MAKERS[name](folder, run), config)
 
 
 def _tensorboard(folder: Path, run: str) -> GeneralTracker:

@@ -111,15 +111,23 @@ async def vllm_pool(
             policy=policy, version=version,
         )  # fmt: skip
     else:
-        options = installed_options(settings.python)
-        check_arguments(settings.arguments, options, managed())
-        check_arguments({"dtype": settings.dtype}, options, set())
+        check_vllm(settings)
         backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
         opened = own_servers(
             backend, model, renderer, settings, log_folder, policy=policy, version=version
         )
     async with opened as pool:
         yield pool
+
+
+def check_vllm(settings: VLLMSettings) -> None:
+    """Refuse (``UserError``) a missing vLLM, options that it does not have, too few devices."""
+    if settings.urls:
+        return
+    options = installed_options(settings.python)
+    check_arguments(settings.arguments, options, managed())
+    check_arguments({"dtype": settings.dtype}, options, set())
+    device_lists(settings, visible_devices())
 
 
 class VLLMBackend:

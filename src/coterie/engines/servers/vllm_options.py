@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from coterie.config.home import home
 from coterie.errors import UserError
 
 Value = bool | int | float | str
@@ -76,7 +77,7 @@ def installed_options(python: str | None) -> Options:
     """The options of the vLLM of an interpreter. Raises ``UserError`` if it has none."""
     interpreter = python or sys.executable
     version = _run([interpreter, "-c", VERSION], interpreter).strip()
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "coterie"
+    folder = home() / "vllm"
     mark = hashlib.sha256(f"{Path(interpreter).absolute()} {version}".encode()).hexdigest()[:16]
     kept = folder / f"vllm-help-{mark}.txt"
     if kept.is_file():

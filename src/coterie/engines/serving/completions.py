@@ -3,8 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Coroutine, Sequence
+from typing import Any, Literal, TypeVar
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError
@@ -19,6 +19,7 @@ from coterie.engines.serving.answered import (
 from coterie.engines.serving.asked import CompletionAsked, SamplingAsked
 from coterie.engines.serving.errors import Refused
 
+Result = TypeVar("Result")
 Scores = list[dict[int, Scored] | None]
 
 
@@ -27,7 +28,7 @@ async def complete(engine: InProcessEngine, asked: CompletionAsked) -> Completio
     prompts = [_ids(engine, prompt) for prompt in asked.prompts()]
     check(engine, asked, prompts, asked.max_tokens)
     calls = [sample(engine, asked, ids, asked.max_tokens) for ids in prompts]
-    said, scores = await asyncio.gather(asyncio.gather(*calls), _scores(engine, asked, prompts))
+    said, scores = await _all(calls), await _scores(engine, asked, prompts)
     found = [
         (ids, one, score)
         for ids, ones, score in zip(prompts, said, scores, strict=True)
@@ -168,3 +169,13 @@ def decoded(engine: InProcessEngine, asked: SamplingAsked, ids: Sequence[int]) -
     )
     assert isinstance(text, str)
     return text
+
+
+async def _all(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Results in order; if one fails the others are cancelled."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+    return [task.result() for task in tasks]
