@@ -1,0 +1,172 @@
+"""What a run refuses to go on with, what it keeps, and what it plays again."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coterie.engines.protocol import EngineError, EngineGone
+from coterie.environments.registry import environment
+from coterie.errors import UserError
+from coterie.progress import Silent
+from coterie.recipes.optima import OptimaISFT
+from coterie.recipes.registry import settings
+from coterie.rollout.episodes import Episode, Player
+from coterie.rollout.voices import Ask, Memory, Said
+from coterie.runs.folder import Step, open_run
+from coterie.runs.loop import run_steps
+from coterie.runs.play import play, summary
+from coterie.trajectories.store import Store
+from coterie.trajectories.turn import Part, Speaker, make_turn
+from tests.conftest import SMALL, Cli
+
+
+class Scripted:
+    """A voice that answers at once, and for some tasks raises what it is told to."""
+
+    def __init__(self, raises: dict[str, EngineError]) -> None:
+        self.raises = raises
+        self.asked = 0
+
+    async def speak(self, ask: Ask, memory: Memory) -> Said:
+        self.asked += 1
+        if error := self.raises.get(ask.tree.task):
+            raise error
+        turn = make_turn(ask.parent, Speaker("agent", ask.agent), [Part("<A>x</A>")], draw=ask.draw)
+        return Said(turn, None, False, 3)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store.sqlite") as opened:
+        yield opened
+
+
+def played(store: Store, voice: Scripted, count: int = 4) -> list[str]:
+    """Play so many tasks; gives their ids."""
+    world = environment("exchange")
+    tasks = world.tasks("heldout", count, 0)
+    episodes = [Episode(task, 0, 0, "evaluate") for task in tasks]
+    asyncio.run(play(store, Player(world, voice, 0), episodes, Silent(), lambda: 0))
+    return [task.id for task in tasks]
+
+
+def ids(count: int) -> list[str]:
+    return [task.id for task in environment("exchange").tasks("heldout", count, 0)]
+
+
+def test_an_item_that_fails_is_recorded_and_counts_as_wrong(store: Store) -> None:
+    bad = ids(4)[1]
+    played(store, Scripted({bad: EngineError("too long")}))
+    assert [(key.task, why) for key, why in store.failures()] == [(bad, "too long")]
+    assert summary(store, 0, "evaluate")["n"] == 4
+    assert summary(store, 0, "evaluate")["failed"] == 1
+
+
+def test_an_engine_that_is_gone_leaves_its_items_open(store: Store) -> None:
+    lost = ids(4)[2:]
+    with pytest.raises(UserError, match="no server is left"):
+        played(store, Scripted({task: EngineGone("no server is left") for task in lost}))
+    assert store.failures() == []
+    played(store, Scripted({}))
+    assert summary(store, 0, "evaluate")["n"] == 4
+
+
+def test_the_last_items_of_a_resumed_stage_may_fail(store: Store) -> None:
+    """Only failing ones are left, but others have succeeded before: they are recorded."""
+    played(store, Scripted({}), 3)
+    last = ids(4)[3]
+    played(store, Scripted({last: EngineError("too long")}), 4)
+    assert [key.task for key, _ in store.failures()] == [last]
+
+
+def test_nothing_is_recorded_if_everything_fails(store: Store) -> None:
+    with pytest.raises(UserError, match="all 2 dialogues failed"):
+        played(store, Scripted({task: EngineError("down") for task in ids(2)}), 2)
+    assert store.failures() == []
+
+
+def test_a_stage_that_was_begun_is_not_gone_on_with_under_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = settings("optima/isft", SMALL)
+    recipe = OptimaISFT(first)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with open_run(tmp_path / "run", recipe.name, first) as run:
+        monkeypatch.setattr(recipe, "evaluate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_steps(recipe, run, Silent())
+        assert not run.is_finished(Step(0, "evaluate"))
+    other = settings("optima/isft", [*SMALL, "seed=1"])
+    with open_run(tmp_path / "run", recipe.name, other) as run, pytest.raises(UserError) as refused:
+        run_steps(OptimaISFT(other), run, Silent())
+    assert "begun under other settings" in refused.value.what
+    assert "seed: 0 -> 1" in refused.value.what
+
+
+def test_another_data_set_does_not_inherit_the_values_of_the_first() -> None:
+    stored = settings("optima/isft", SMALL).model_dump(mode="json")
+    other = settings("optima/isft", ["dataset=gsm8k"], stored)
+    assert other == settings("optima/isft", ["dataset=gsm8k"])
+
+
+def test_what_samples_is_part_of_what_a_rollout_depends_on() -> None:
+    base = ["engine.kind=vllm", "engine.device=cpu"]
+    prints = {
+        OptimaISFT(settings("optima/isft", words)).fingerprint(Step(0, "rollout"))
+        for words in (
+            ["engine.device=cpu"],
+            ["engine.device=cuda"],
+            base,
+            [*base, "engine.vllm.arguments={quantization: fp8}"],
+            [*base, "engine.vllm.dtype=float32"],
+        )
+    }
+    assert len(prints) == 5
+    same = settings("optima/isft", ["engine.device=cpu", "engine.max_batch=7"])
+    assert OptimaISFT(same).fingerprint(Step(0, "rollout")) in prints
+
+
+def test_rows_that_changed_are_other_rows(tmp_path: Path) -> None:
+    """A folder of rows is known by what is in it."""
+    packaged = Path(__file__).parents[1] / "src/coterie/assets/data/gsm8k"
+    for split in ("train", "heldout"):
+        (tmp_path / f"{split}.jsonl").write_bytes((packaged / f"{split}.jsonl").read_bytes())
+    words = ["dataset=gsm8k", f"data.source={tmp_path}"]
+    before = OptimaISFT(settings("optima/isft", words)).fingerprint(Step(0, "rollout"))
+    sample = settings("optima/isft", ["dataset=gsm8k", "data.source=sample"])
+    assert OptimaISFT(sample).fingerprint(Step(0, "rollout")) == before
+    lines = (tmp_path / "train.jsonl").read_text().splitlines()
+    (tmp_path / "train.jsonl").write_text("\n".join(lines[1:]) + "\n")
+    assert OptimaISFT(settings("optima/isft", words)).fingerprint(Step(0, "rollout")) != before
+
+
+def test_a_folder_whose_splits_share_a_question_is_refused(cli: Cli, tmp_path: Path) -> None:
+    packaged = Path(__file__).parents[1] / "src/coterie/assets/data/gsm8k"
+    rows = (packaged / "train.jsonl").read_bytes()
+    (tmp_path / "train.jsonl").write_bytes(rows)
+    (tmp_path / "heldout.jsonl").write_bytes(rows)
+    refused = cli("evaluate", "gsm8k", f"data.source={tmp_path}", "policy=tiny-exchange")
+    assert refused.code == 2 and "both training and held-out" in refused.err
+
+
+def test_a_quickstart_erases_only_its_own_finished_run(cli: Cli) -> None:
+    words = [word for word in SMALL if not word.startswith("iterations")]
+    assert cli("quickstart", "--folder", "q", "iterations=1", *words).code == 0
+    marker = Path("q/mine.txt")
+    marker.write_text("keep")
+    refused = cli("quickstart", "--folder", "q", "iterations=1", *words, "seed=1")
+    assert refused.code == 2 and "other settings" in refused.err and marker.exists()
+    assert cli("quickstart", "--folder", "q", "iterations=1", *words).code == 0
+    assert not marker.exists(), "the same quickstart again begins afresh"
+
+
+def test_a_key_given_by_mistake_is_not_printed(cli: Cli) -> None:
+    words = ["policy=http://127.0.0.1:1/v1", "endpoint.model=x", "endpoint.key_variable=sk-oops-1"]
+    refused = cli("evaluate", "exchange", *words)
+    assert refused.code == 2 and "key_variable" in refused.err
+    assert "sk-oops" not in refused.err
