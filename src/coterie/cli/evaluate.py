@@ -29,7 +29,7 @@ from coterie.recipes.optima import OptimaISFT
 from coterie.recipes.registry import settings as recipe_settings
 from coterie.rollout.voices import TextVoice, TokenVoice
 from coterie.runs.benchmark import BenchmarkSettings, evaluate, store_name
-from coterie.runs.folder import Run, Step, open_run, read_config
+from coterie.runs.folder import open_run, read_config
 from coterie.runs.held_out import Evaluation
 from coterie.training.checkpoint import weight_hash
 
@@ -162,7 +162,7 @@ def _candidates(told: ModelSettings, every: bool) -> Iterator[Candidate]:
     words = [f"engine.device={told.engine.device}"]
     recipe = OptimaISFT(recipe_settings(name, words, stored))
     with open_run(folder, name, recipe.settings, write=False) as run:
-        have = _versions(recipe, run)
+        have = recipe.versions(run)
         for version in have if every else have[-1:]:
             path = recipe.policy_path(run, version)
             yield Candidate(
@@ -173,12 +173,6 @@ def _candidates(told: ModelSettings, every: bool) -> Iterator[Candidate]:
                 partial(recipe.load_policy, run, version),
                 folder / "evaluations",
             )
-
-
-def _versions(recipe: OptimaISFT, run: Run) -> list[int]:
-    """The policies that a run has: the base, and what each finished training left."""
-    count = recipe.settings.iterations
-    return [0, *(i + 1 for i in range(count) if run.is_finished(Step(i, "train")))]
 
 
 def _urls(words: Sequence[str]) -> list[str]:

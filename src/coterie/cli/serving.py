@@ -12,7 +12,7 @@ from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.recipes.optima import OptimaISFT
 from coterie.recipes.registry import settings
-from coterie.runs.folder import Run, Step, open_run, read_config
+from coterie.runs.folder import Run, open_run, read_config
 
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept open, longer than most clients keep theirs."""
@@ -77,8 +77,7 @@ def _of_run(folder: Path, iteration: int | None, name: str, device: str | None) 
 
 def _version(recipe: OptimaISFT, run: Run, wanted: int | None) -> int:
     """The policy to serve; policy i + 1 is what the training of iteration i left."""
-    count = recipe.settings.iterations
-    have = [0, *(i + 1 for i in range(count) if run.is_finished(Step(i, "train")))]
+    have = recipe.versions(run)
     if wanted is None:
         return have[-1]
     if wanted not in have:

@@ -5,11 +5,14 @@ that outlives the steps, and load each new version.
 """
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Engine, EngineError
@@ -90,6 +93,7 @@ class RunEngines:
     async def _served(self, version: int, path: Path | str, renderer: ChatRenderer) -> ServerPool:
         adapter = is_adapter(path)
         if self._pool is None:
+            _free_memory()
             first = "unknown" if self.settings.vllm.urls else "0" if adapter else str(version)
             self._pool = await self._open.enter_async_context(
                 vllm_pool(
@@ -122,3 +126,10 @@ class RunEngines:
     async def _end(self) -> None:
         self._pool = None
         await self._open.aclose()
+
+
+def _free_memory() -> None:
+    """Give back what finished work in this process still holds of the devices."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -106,10 +106,11 @@ def found() -> Iterator[Found]:
     for config in [*sorted(packaged), *(file for file in converted if file.is_file())]:
         folder = config.parent
         context = json.loads(config.read_bytes())["max_position_embeddings"]
-        yield Found(folder.name, _weights(folder), context, folder, config not in converted)
+        yield Found(folder.name, count_weights(folder), context, folder, config not in converted)
 
 
-def _weights(folder: Path) -> int:
+def count_weights(folder: Path) -> int:
+    """How many weights the safetensors files of a folder hold, by their headers."""
     from safetensors import SafetensorError, safe_open
 
     total = 0
@@ -119,7 +120,8 @@ def _weights(folder: Path) -> int:
                 shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
         except SafetensorError as error:
             raise UserError(
-                f"{file} can't be read: {error}", f"run: coterie models get {folder.name}"
+                f"{file} can't be read: {error}",
+                f"save or download it again, or run: coterie models get {folder.name}",
             ) from error
         total += sum(math.prod(shape) for shape in shapes)
     return total

@@ -6,13 +6,11 @@ A name is a checkpoint packaged with coterie (``tiny-exchange``), one of ``model
 
 import json
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from safetensors import safe_open
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -24,7 +22,7 @@ from transformers import (
 )
 
 from coterie.errors import UserError
-from coterie.models.catalogue import converted_folder, packaged_folder
+from coterie.models.catalogue import converted_folder, count_weights, packaged_folder
 from coterie.models.chat import ChatRenderer
 
 ADAPTER_FILE = "adapter_config.json"
@@ -196,7 +194,7 @@ def _check_safetensors(source: str) -> None:
 
 def _check_memory(source: str, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse weights that do not fit the memory that is free."""
-    needed = sum(_weights(file) for file in Path(source).glob("*.safetensors")) * dtype.itemsize
+    needed = count_weights(Path(source)) * dtype.itemsize
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
     else:
@@ -207,12 +205,6 @@ def _check_memory(source: str, dtype: torch.dtype, device: torch.device) -> None
             f"memory are free on {device}",
             "use a smaller model, or a machine with more memory",
         )
-
-
-def _weights(file: Path) -> int:
-    """How many weights a safetensors file holds, by its header."""
-    with safe_open(file, framework="pt") as opened:
-        return sum(prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
 
 
 def _unreadable(source: str, what: str, error: Exception) -> UserError:

@@ -237,6 +237,11 @@ class OptimaISFT:
             self._engines = RunEngines(s.engine, s.model, run.folder / "servers")
         return self._engines
 
+    def versions(self, run: Run) -> list[int]:
+        """The policies that a run has: the base, and what each finished training left."""
+        count = self.settings.iterations
+        return [0, *(i + 1 for i in range(count) if run.is_finished(Step(i, "train")))]
+
     def policy_path(self, run: Run, version: int) -> Path | str:
         """Where policy ``version`` is: the base, or what training ``version - 1`` left."""
         return run.training_folder(version - 1) / "final" if version else self.settings.model
