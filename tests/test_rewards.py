@@ -36,11 +36,12 @@ def test_a_loss_of_zero_gives_a_finite_reward() -> None:
     assert found[0].loss == pytest.approx(1e6)
 
 
-def test_a_runaway_has_a_token_term_of_minus_one_and_sets_no_scale() -> None:
+def test_a_runaway_has_terms_of_minus_one_and_sets_no_scale() -> None:
     found = rewards(
         [sampled(0, 0.0, 900, 1.0, "runaway"), sampled(1, 1.0, 100, 1.0)], RewardSettings()
     )
     assert [r.tokens for r in found] == pytest.approx([-1.0, -0.6])
+    assert [r.loss for r in found] == pytest.approx([-1.0, 1.0])
 
 
 def test_talk_that_is_too_short_counts_as_a_runaway_does() -> None:

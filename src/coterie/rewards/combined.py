@@ -79,7 +79,7 @@ class Reward:
     tokens: float
     """-lambda_token * tokens / max tokens, or -1 of a runaway; at most 0."""
     loss: float
-    """lambda_loss / loss, at least 0."""
+    """lambda_loss / loss; -1 of a runaway, 0 of a dialogue that repeats itself."""
     leaks: float = 0.0
     """-leak_penalty for each leak, at most 0."""
 
@@ -120,6 +120,10 @@ def _token_term(sample: Sampled, most: int, settings: RewardSettings) -> float:
 
 
 def _loss_term(sample: Sampled, settings: RewardSettings) -> float:
-    if not settings.lambda_loss or (sample.repeats and settings.repeats_lose_loss):
+    if not settings.lambda_loss:
+        return 0.0
+    if sample.runaway:  # a loop that never ends is fluent: without this it would be trained on
+        return -1.0
+    if sample.repeats and settings.repeats_lose_loss:
         return 0.0
     return settings.lambda_loss / max(sample.loss, SMALLEST_LOSS)
