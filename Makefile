@@ -8,16 +8,20 @@ export GOMP_SPINCOUNT := 1000
 
 WITH_VLLM := .venv-vllm
 
-.PHONY: quickstart test test-crash test-vllm lint tiny tiny-check docs reproduce clean
+.PHONY: quickstart test test-crash test-faults test-vllm lint tiny tiny-check docs reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
 test: $(VENV)/.dev
-	$(PY) -m pytest -m "not slow and not vllm"
+	$(PY) -m pytest -m "not slow and not vllm and not faults"
 
 test-crash: $(VENV)/.dev
 	$(PY) -m pytest -m slow tests/crash
+
+# Servers that die, stall and lie, and what becomes of the dialogues on them.
+test-faults: $(VENV)/.dev
+	$(PY) -m pytest -m faults tests/faults
 
 # Real vLLM servers on the CPU; on a GPU machine the same pool runs with the vLLM of settings.python.
 test-vllm: $(WITH_VLLM)/.ready

@@ -4,6 +4,7 @@ import coterie  # noqa: F401 - before torch: it sets how torch's threads wait on
 
 # isort: split
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 torch.set_num_threads(2)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so started by a shell, in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SMALL = (
     "iterations=1", "rollout.tasks=4", "rollout.samples=2", "rollout.max_tokens=96",

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,12 @@ from tests.faults.dialogues import Played, play
 
 MODEL = "tiny-exchange"
 QUICK = PoolSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.faults)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from coterie.engines.protocol import Engine, Sampling
 from coterie.environments.exchange.environment import Exchange
 from coterie.models.loading import LoadedModel
 from coterie.rollout.episodes import Episode, Player
+from coterie.rollout.voices import TokenVoice
 
 SAMPLING = Sampling(temperature=1.2, top_p=0.98, max_tokens=64, timeout=60)
 TASKS = 4
@@ -32,7 +33,8 @@ async def play(engine: Engine, model: LoadedModel, long: int | None = None) -> P
         Episode(task, 0, 0, "rollout", "Talk on and on. " * 400 if index == long else None)
         for index, task in enumerate(tasks)
     ]
-    player = Player(environment, engine, model.renderer.render, SAMPLING, seed=5)
+    voice = TokenVoice(engine, model.renderer.render, SAMPLING, model.context_length)
+    player = Player(environment, voice, seed=5)
     played: Played = {}
     async for one in player.play_all(episodes):
         name = str([task.id for task in tasks].index(one.episode.task.id))

@@ -9,7 +9,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from coterie.engines.protocol import Sampling
+from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.servers import pool as pools
 from coterie.engines.servers.backend import CoterieBackend
 from coterie.engines.servers.client import ServerClient
@@ -126,11 +126,15 @@ def test_out_of_context_is_final_and_only_for_the_item(
         async with running_servers(
             CoterieBackend(), [server], None, model.renderer, QUICK, policy="talker", version="0"
         ) as pool:
-            return await play(pool, model, long=2), pool.stats
+            played = await play(pool, model, long=2)
+            too_long = [1] * (model.context_length - 3)
+            with pytest.raises(EngineError, match="context overflow"):
+                await pool.sample(too_long, [0], Sampling(max_tokens=4))
+            return played, pool.stats
 
     played, stats = asyncio.run(run())
     reason = played.pop("2")
-    assert isinstance(reason, str) and "context overflow" in reason
+    assert isinstance(reason, str) and "out of context" in reason
     assert stats.retries == 0 and stats.failures == 1
     assert played == {name: said for name, said in quiet.items() if name != "2"}
 
