@@ -60,7 +60,7 @@ def settings(
     """
     stored = stored or {}
     dataset = _asked(words) or stored.get("dataset") or FIRST
-    if stored.get("dataset") != dataset:
+    if stored.get("dataset", dataset) != dataset:
         stored = {}  # values for another data set: not to be laid over this one's preset
     return resolve(settings_type(name), [preset(name, dataset), over or {}, stored], words)
 
