@@ -14,9 +14,9 @@ from coterie.environments.dialogue import (
     DialogueState,
     messages,
     step,
-    window,
 )
 from coterie.environments.registry import DataSettings, environment
+from coterie.environments.rows import window
 from coterie.errors import UserError
 from coterie.recipes.plan import plan
 from coterie.recipes.registry import datasets, settings

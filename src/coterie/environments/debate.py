@@ -4,10 +4,10 @@ Optima's second setting (arXiv 2410.08115, section 4.1). Only the solver gives a
 over when it gives the same answer again after the critic has spoken.
 """
 
-from coterie.datasets.local import load_splits
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.dialogue import GRADER, Split, gold_answer, window
+from coterie.environments.dialogue import GRADER, Split, gold_answer
 from coterie.environments.extraction import boxed_number, number
+from coterie.environments.rows import Rows
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part
 
@@ -25,14 +25,11 @@ class Debate:
 
     def __init__(self, name: str, source: str) -> None:
         self.name = name
-        self.source = source
-        self._rows: dict[Split, list[QuestionRow]] | None = None
+        self._rows = Rows(name, source)
 
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
-        if self._rows is None:
-            self._rows = load_splits(self.name, self.source)
-        rows = window(self._rows[split], split, count, seed, iteration)
+        rows = self._rows.draw(split, count, seed, iteration)
         return [self._task(row) for row in rows]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:

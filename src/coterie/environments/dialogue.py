@@ -4,10 +4,8 @@ Used by ``rollout.episodes``. A world of this kind says who speaks next, what th
 and when the talk ends. States are frozen, so a branch of a tree is a copy of nothing.
 """
 
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import End
@@ -18,7 +16,6 @@ FORMAT_SOURCE = "format"
 GRADER = "grader"
 """The only role that may read a gold answer."""
 Split = Literal["train", "heldout"]
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +115,3 @@ async def step(
 def gold_answer(task: Task) -> str:
     """The right answer of a task, for graders and reports."""
     return task.secrets["answer"].reveal(GRADER)
-
-
-def window(rows: Sequence[Row], split: Split, count: int, seed: int, iteration: int) -> list[Row]:
-    """The rows of one iteration: held-out rows from the first on; training rows in an order drawn
-    by ``seed``, going on where the iteration before ended and beginning again after the last.
-
-    No row comes twice in an iteration, so there are at most ``len(rows)``.
-    """
-    if split == "heldout":
-        return list(rows[:count])
-    order = list(rows)
-    random.Random(f"order/{seed}").shuffle(order)
-    count = min(count, len(order))
-    start = iteration * count % len(order)
-    return (order[start:] + order[:start])[:count]

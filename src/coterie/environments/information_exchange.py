@@ -6,13 +6,13 @@ different notes; they must tell each other what they hold, and end by marking th
 
 from typing import Literal
 
-from coterie.datasets.local import load_splits
 from coterie.datasets.rows import HotpotRow, QuestionRow
 from coterie.environments.answers import f1
 from coterie.environments.contexts import deal_paragraphs
-from coterie.environments.dialogue import GRADER, Split, gold_answer, window
+from coterie.environments.dialogue import GRADER, Split, gold_answer
 from coterie.environments.extraction import marked_answer
 from coterie.environments.formats import FORMATS
+from coterie.environments.rows import Rows
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part
 
@@ -30,15 +30,12 @@ class InformationExchange:
 
     def __init__(self, name: str, source: str, context: Context) -> None:
         self.name = name
-        self.source = source
         self.context = context
-        self._rows: dict[Split, list[QuestionRow]] | None = None
+        self._rows = Rows(name, source)
 
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
-        if self._rows is None:
-            self._rows = load_splits(self.name, self.source)
-        rows = window(self._rows[split], split, count, seed, iteration)
+        rows = self._rows.draw(split, count, seed, iteration)
         return [self._task(row) for row in rows]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
