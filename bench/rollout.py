@@ -39,7 +39,7 @@ from coterie.models.loading import LoadedModel, load
 from coterie.rollout.episodes import Episode, Player
 from coterie.rollout.voices import Ask, Memory, Said, TokenVoice
 
-DIALOGUES, TURNS, MOST_TOKENS = 256, 6, 96
+DIALOGUES, TURNS, MOST_TOKENS = 512, 6, 96
 AT_A_TIME = 32
 """Sequences that either engine decodes at a time."""
 REPEATS = 3
