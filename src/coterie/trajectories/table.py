@@ -30,8 +30,8 @@ def records(tree: Tree) -> Iterator[Request | Turn]:
     """Turns in their order, each request before the first turn that needs it."""
     waiting = dict(tree.requests)
     for turn in tree.turns.values():
-        if turn.sample and turn.sample.request in waiting:
-            yield waiting.pop(turn.sample.request)
+        if turn.prompt is not None and turn.prompt in waiting:
+            yield waiting.pop(turn.prompt)
         yield turn
     yield from waiting.values()
 
@@ -162,13 +162,15 @@ def add_selection(
     db: sqlite3.Connection, key: ItemKey, position: int, selection: Selection
 ) -> None:
     """Write one thing that a finished item selected."""
-    item, leaf = item_row(db, key), selection.leaf
+    item = item_row(db, key)
     if item is None:
         raise ValueError(f"{key} of a selection is not finished")
-    if not db.execute("SELECT 1 FROM turn WHERE id = ?", (leaf,)).fetchone():
-        raise ValueError(f"leaf {leaf} of a selection is no turn of the store")
-    row = (leaf, selection.agent, selection.context, selection.weight)
-    db.execute("INSERT INTO selection VALUES (?, ?, ?, ?, ?, ?)", (item, position, *row))
+    for turn in (selection.leaf, selection.rejected):
+        find = "SELECT 1 FROM turn WHERE id = ?"
+        if turn is not None and not db.execute(find, (turn,)).fetchone():
+            raise ValueError(f"turn {turn} of a selection is no turn of the store")
+    row = (selection.leaf, selection.agent, selection.context, selection.weight, selection.rejected)
+    db.execute("INSERT INTO selection VALUES (?, ?, ?, ?, ?, ?, ?)", (item, position, *row))
 
 
 def tree_of(db: sqlite3.Connection, node: str) -> int | None:
@@ -212,10 +214,10 @@ def write_item(
 def _check_turn(db: sqlite3.Connection, tree: TreeRow, turn: Turn) -> None:
     """Refuse a turn that hangs nowhere, or whose sample answers nothing or is not its text."""
     _check_node(db, tree, turn.parent, f"parent of turn {turn.id}")
+    if turn.prompt is not None and not _has_request(db, tree, turn.prompt):
+        raise ValueError(f"request {turn.prompt} of turn {turn.id} is not in its tree")
     if turn.sample is None:
         return
-    if not _has_request(db, tree, turn.sample.request):
-        raise ValueError(f"request {turn.sample.request} of turn {turn.id} is not in its tree")
     if turn.sample.ids != turn.ids or len(turn.sample.logprobs) != len(turn.ids):
         raise ValueError(f"turn {turn.id}: its ids, its sample's and the log-probs differ")
 
@@ -237,10 +239,10 @@ def _insert_turn(
         json_of(turn.results),
         turn.author,
         turn.draw,
+        turn.prompt,
     )
     drawn = turn.sample
     sampled = drawn and (
-        drawn.request,
         logprobs_blob(drawn.logprobs),
         drawn.finish,
         drawn.policy,
@@ -249,8 +251,8 @@ def _insert_turn(
         drawn.temperature,
         drawn.top_p,
     )
-    places = ", ".join("?" * (len(row) + 8))
-    values = (*row, *(sampled or (None,) * 8))
+    places = ", ".join("?" * (len(row) + 7))
+    values = (*row, *(sampled or (None,) * 7))
     db.execute(f"INSERT INTO turn VALUES (NULL, {places})", values)
 
 
