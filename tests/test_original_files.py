@@ -6,6 +6,7 @@ The records here are our own words in the shape that the released code writes.
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from coterie.environments.dialogue import gold_answer
 from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.progress import Silent
-from coterie.recipes.optima import OptimaISFT
+from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.exporting import export_run, raw_lines
 from coterie.recipes.optima_files.importing import Imported, import_dialogues, survey
-from coterie.recipes.optima_files.pairs import imported, imported_pairs, pair_lines
+from coterie.recipes.optima_files.pairs import import_pairs, imported, imported_pairs, pair_lines
 from coterie.recipes.optima_files.records import Lines, PairsLine
 from coterie.recipes.optima_files.speech import Conversation, beginner, named, parse, unnamed
+from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
@@ -111,14 +113,15 @@ def wrote(path: Path, *lines: Any) -> Lines:
 def put_in(lines: Lines, folder: Path, *words: str, kind: str = "rewarded") -> Imported:
     """Import a file into a run at ``folder``."""
     found = survey(lines, rewarded=kind == "rewarded")
-    recipe = OptimaISFT(settings("optima/isft", [f"dataset={found.dataset}", *TINY, *words]))
+    recipe = Optima(settings("optima/isft", [f"dataset={found.dataset}", *TINY, *words]))
     return import_dialogues(
         lines, recipe, folder, Silent(), found=found, rewarded=kind == "rewarded"
     )
 
 
-def opened(folder: Path, *words: str) -> Iterator[tuple[OptimaISFT, Run]]:
-    recipe = OptimaISFT(settings("optima/isft", [*TINY, *words]))
+@contextmanager
+def opened(folder: Path, *words: str) -> Iterator[tuple[Optima, Run]]:
+    recipe = Optima(settings("optima/isft", [*TINY, *words]))
     with open_run(folder, recipe.name, recipe.settings) as run:
         yield recipe, run
 
@@ -162,7 +165,7 @@ def test_rewarded_dialogues_become_finished_rollouts_and_rewards(tmp_path: Path)
     lines = wrote(tmp_path / "theirs.jsonl", HOTPOT_LINE)
     assert lines.kind() == "rewarded"
     assert put_in(lines, tmp_path / "run") == Imported(1, 5, 2, 0)
-    for recipe, run in opened(tmp_path / "run", "dataset=hotpot_qa"):
+    with opened(tmp_path / "run", "dataset=hotpot_qa") as (recipe, run):
         assert run.is_finished(Step(0, "rollout")) and run.is_finished(Step(0, "reward"))
         (tree,) = run.store.trees(0, "rollout")
         found = [
@@ -188,7 +191,7 @@ def test_rewarded_dialogues_become_finished_rollouts_and_rewards(tmp_path: Path)
 
 def test_an_imported_dialogue_is_shown_as_our_own_would_be(tmp_path: Path) -> None:
     put_in(wrote(tmp_path / "theirs.jsonl", HOTPOT_LINE), tmp_path / "run")
-    for recipe, run in opened(tmp_path / "run", "dataset=hotpot_qa"):
+    with opened(tmp_path / "run", "dataset=hotpot_qa") as (recipe, run):
         (tree,) = run.store.trees(0, "rollout")
         task = run.store.task(tree.task)
         assert "Norway" not in str(task.secrets) and gold_answer(task) == "Norway"
@@ -217,7 +220,7 @@ def test_raw_dialogues_are_scored_rewarded_selected_and_trained(cli: Cli, tmp_pa
     ):
         said = cli(stage, "run", "--iteration", 0)
         assert said.code == 0 and result in said.out, said.err
-    for recipe, run in opened(tmp_path / "run", "dataset=gsm8k", *words):
+    with opened(tmp_path / "run", "dataset=gsm8k", *words) as (recipe, run):
         (tree,) = run.store.trees(0, "rollout")
         assert [(o.score, o.end) for o in tree.outcomes.values()] == [
             (1.0, "agreed"),
@@ -232,13 +235,13 @@ def test_raw_dialogues_are_scored_rewarded_selected_and_trained(cli: Cli, tmp_pa
 
 def test_rewards_of_a_file_can_be_left_aside(tmp_path: Path) -> None:
     put_in(wrote(tmp_path / "theirs.jsonl", HOTPOT_LINE), tmp_path / "run", kind="raw")
-    for recipe, run in opened(tmp_path / "run", "dataset=hotpot_qa"):
+    with opened(tmp_path / "run", "dataset=hotpot_qa") as (recipe, run):
         assert not run.is_finished(Step(0, "reward"))
         assert not any(recipe.rewards(run, 0).values())
 
 
 def test_held_out_questions_are_left_out(tmp_path: Path) -> None:
-    recipe = OptimaISFT(settings("optima/isft", ["dataset=gsm8k", *TINY]))
+    recipe = Optima(settings("optima/isft", ["dataset=gsm8k", *TINY]))
     task = recipe.heldout_tasks()[0]
     asked = {"question": f" {task.public['question']}".upper(), "answer": gold_answer(task)}
     same = {"task_id": 1, "results": [{**result, **asked} for result in GSM8K_LINE["results"]]}
@@ -294,10 +297,10 @@ def test_rewards_must_be_whole_and_add_up(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OptimaISFT, Run]]:
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Optima, Run]]:
     """A small run of ours up to its training, and its files."""
     own = settings("optima/isft", SMALL)
-    recipe = OptimaISFT(own)
+    recipe = Optima(own)
     with open_run(tmp_path_factory.mktemp("ours") / "run", recipe.name, own) as run:
         steps = [Step(0, stage) for stage in ("rollout", "reward", "select", "train")]
         run_steps(recipe, run, Silent(), steps)
@@ -305,7 +308,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OptimaISFT,
 
 
 def test_our_dialogues_go_round_and_train_the_same(
-    ours: tuple[OptimaISFT, Run], cli: Cli, tmp_path: Path
+    ours: tuple[Optima, Run], cli: Cli, tmp_path: Path
 ) -> None:
     recipe, run = ours
     files = export_run(recipe, run, tmp_path / "files", None)
@@ -345,9 +348,7 @@ def test_our_dialogues_go_round_and_train_the_same(
             assert one["context_first"] == other.context_first
 
 
-def test_an_export_says_what_the_original_would(
-    ours: tuple[OptimaISFT, Run], tmp_path: Path
-) -> None:
+def test_an_export_says_what_the_original_would(ours: tuple[Optima, Run], tmp_path: Path) -> None:
     recipe, run = ours
     _, file = export_run(recipe, run, tmp_path, 0)
     for number, line in enumerate(map(json.loads, file.read_text().splitlines())):
@@ -397,6 +398,26 @@ def test_pairs_become_siblings_with_values_and_train(cli: Cli, tmp_path: Path) -
     report = train(base.model, ready, own, tmp_path / "trained", objective=DPO(DPOSettings()))
     assert report.steps == 1 and report.last_loss == pytest.approx(0.6931, abs=1e-3), "log 2"
     assert lines == [PairsLine.model_validate({**PAIRS_LINE, "task_id": 0})]
+
+
+def test_pairs_of_a_tree_search_go_out_and_come_back(tmp_path: Path) -> None:
+    words = (
+        *SMALL, "iterations=2", "rollout.tasks=2", "dpo.tasks=2", "dpo.probe=2",
+        "dpo.search.searches=2", "dpo.select.theta_filter=-100", "dpo.select.theta_diff=0",
+    )  # fmt: skip
+    own = recipe_of(settings("optima/idpo", words))
+    with open_run(tmp_path / "run", own.name, own.settings) as run:
+        steps = [step for step in own.steps() if step.stage != "evaluate"]
+        run_steps(own, run, Silent(), steps[:-1])
+        files = export_run(own, run, tmp_path / "files", 1)
+        selected = run.store.selections(1, "select")
+        trees = {tree.task: tree for tree in run.store.trees(1, "rollout")}
+        texts = {s.leaf: trees[task].turns[s.leaf].text for task, s in selected}
+    assert [path.name for path in files][-1] == "iteration_1_dpo_format.jsonl"
+    import_pairs(Lines(files[-1]), own, tmp_path / "back", Silent())
+    with Store.open(tmp_path / "back/store.sqlite", read_only=True) as store:
+        found = [pair.tree.turns[pair.chosen].text for pair in imported(store)]
+    assert sorted(found) == sorted(texts[s.leaf] for _, s in selected) != []
 
 
 @pytest.mark.parametrize(

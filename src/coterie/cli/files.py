@@ -107,15 +107,14 @@ def export_optima(
 
         coterie export optima runs/optima-isft --out files --iteration 0
     """
-    from coterie.recipes.optima import OptimaISFT
     from coterie.recipes.optima_files.exporting import export_run
-    from coterie.recipes.registry import settings
+    from coterie.recipes.registry import recipe, settings
     from coterie.runs.folder import open_run, read_config
 
     name, stored = read_config(folder)
-    recipe = OptimaISFT(settings(name, (), stored))
-    with open_run(folder, name, recipe.settings, write=False) as run:
-        for path in export_run(recipe, run, out, iteration):
+    own = recipe(settings(name, (), stored))
+    with open_run(folder, name, own.settings, write=False) as run:
+        for path in export_run(own, run, out, iteration):
             print(path)
 
 
@@ -165,17 +164,16 @@ def _import_dialogues(
     *,
     rewarded: bool,
 ) -> None:
-    from coterie.recipes.optima import OptimaISFT
     from coterie.recipes.optima_files.importing import import_dialogues, survey
-    from coterie.recipes.registry import settings
+    from coterie.recipes.registry import recipe, settings
 
     found = survey(lines, rewarded=rewarded)
     _check_dataset(lines.path, found.dataset, words)
     sizes = [f"rollout.tasks={found.tasks}", f"rollout.samples={found.samples}"]
     known = [f"dataset={found.dataset}"] if found.dataset else []
-    recipe = OptimaISFT(settings(name, [*known, *sizes, *words]))
+    own = recipe(settings(name, [*known, *sizes, *words]))
     progress = ConsoleProgress(console)
-    done = import_dialogues(lines, recipe, folder, progress, found=found, rewarded=rewarded)
+    done = import_dialogues(lines, own, folder, progress, found=found, rewarded=rewarded)
     console.print(f"tasks: {done.tasks:,}, dialogues: {done.dialogues:,}")
     if done.failed:
         console.print(f"not whole, recorded as failed: {done.failed:,}")
@@ -190,13 +188,12 @@ def _import_dialogues(
 def _import_pairs(
     lines: "Lines", folder: Path, words: list[str], name: str, console: Console
 ) -> None:
-    from coterie.recipes.optima import OptimaISFT
     from coterie.recipes.optima_files.pairs import import_pairs
-    from coterie.recipes.registry import settings
+    from coterie.recipes.registry import recipe, settings
 
     _check_dataset(lines.path, None, words)
-    recipe = OptimaISFT(settings(name, words))
-    count = import_pairs(lines, recipe, folder, ConsoleProgress(console))
+    own = recipe(settings(name, words))
+    count = import_pairs(lines, own, folder, ConsoleProgress(console))
     console.print(f"pairs: {count:,}")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from coterie.environments.dialogue import gold_answer
 from coterie.errors import UserError
-from coterie.recipes.optima import OptimaISFT
+from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.pairs import PAIRS, imported, pair_lines, preferred
 from coterie.recipes.optima_files.records import (
     AGENTS,
@@ -34,7 +34,7 @@ from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import Turn
 
 
-def export_run(recipe: OptimaISFT, run: Run, out: Path, iteration: int | None) -> list[Path]:
+def export_run(recipe: Optima, run: Run, out: Path, iteration: int | None) -> list[Path]:
     """Write the files of one iteration, or of all that have something; returns their paths.
 
     Raises ``UserError`` if there is nothing to write, or a file exists.
@@ -53,7 +53,7 @@ def export_run(recipe: OptimaISFT, run: Run, out: Path, iteration: int | None) -
     return written
 
 
-def _export(recipe: OptimaISFT, run: Run, out: Path, iteration: int) -> Iterator[Path]:
+def _export(recipe: Optima, run: Run, out: Path, iteration: int) -> Iterator[Path]:
     if run.is_finished(Step(iteration, "rollout")):
         path = out / f"iteration_{iteration}.jsonl"
         write_lines(path, raw_lines(recipe, run, iteration))
@@ -72,7 +72,7 @@ def _export(recipe: OptimaISFT, run: Run, out: Path, iteration: int) -> Iterator
         yield path
 
 
-def raw_lines(recipe: OptimaISFT, run: Run, iteration: int) -> Iterator[TaskLine]:
+def raw_lines(recipe: Optima, run: Run, iteration: int) -> Iterator[TaskLine]:
     """A line for each task of an iteration, numbered in order; failed dialogues come last in theirs."""
     failed = Counter(k.task for k, _ in run.store.failures(iteration) if k.stage == "rollout")
     names = {task for task, _ in run.store.finished_keys(iteration, "rollout") if task}
@@ -87,7 +87,7 @@ def raw_lines(recipe: OptimaISFT, run: Run, iteration: int) -> Iterator[TaskLine
 
 
 def rewarded_lines(
-    recipe: OptimaISFT, run: Run, iteration: int, rewards: dict[str, list[Reward]]
+    recipe: Optima, run: Run, iteration: int, rewards: dict[str, list[Reward]]
 ) -> Iterator[TaskLine]:
     """A line for each task that has rewards; without the dialogues that failed."""
     for number, tree in enumerate(run.store.trees(iteration, "rollout")):
@@ -102,9 +102,7 @@ def rewarded_lines(
             yield TaskLine(task_id=number, results=results)
 
 
-def _result(
-    recipe: OptimaISFT, task: Task, tree: Tree, outcome: Outcome, path: list[Turn]
-) -> Result:
+def _result(recipe: Optima, task: Task, tree: Tree, outcome: Outcome, path: list[Turn]) -> Result:
     conversation = [named(turn.speaker.name, turn.text) for turn in path]
     systems = _systems(tree, path)
     return _blank(recipe, task).model_copy(
@@ -129,12 +127,12 @@ def _rewarded(result: Result, reward: Reward) -> Result:
     )
 
 
-def _failed(recipe: OptimaISFT, task: Task) -> Result:
+def _failed(recipe: Optima, task: Task) -> Result:
     """A dialogue of which nothing is recorded but that it failed."""
     return _blank(recipe, task).model_copy(update={"conversation": [ERROR]})
 
 
-def _blank(recipe: OptimaISFT, task: Task) -> Result:
+def _blank(recipe: Optima, task: Task) -> Result:
     original = ORIGINALS[recipe.settings.dataset]
     return Result(
         question=str(task.public["question"]),

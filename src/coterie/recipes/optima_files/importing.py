@@ -15,7 +15,7 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
-from coterie.recipes.optima import OptimaISFT
+from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.records import ERROR, Lines, Result, TaskLine
 from coterie.recipes.optima_files.speech import Conversation, beginner, check_agents, parse
 from coterie.recipes.optima_files.tasks import OURS, task_of
@@ -86,7 +86,7 @@ def survey(lines: Lines, *, rewarded: bool) -> Survey:
 
 def import_dialogues(
     lines: Lines,
-    recipe: OptimaISFT,
+    recipe: Optima,
     folder: Path,
     progress: Progress,
     *,
@@ -123,7 +123,7 @@ class _Import:
     def __init__(
         self,
         lines: Lines,
-        recipe: OptimaISFT,
+        recipe: Optima,
         run: Run,
         renderer: ChatRenderer,
         first: int,

@@ -14,7 +14,7 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
-from coterie.recipes.optima import OptimaISFT
+from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.records import Lines, PairRecord, PairsLine
 from coterie.recipes.optima_files.speech import beginner, named, parse
 from coterie.rollout.recorded import recorded
@@ -49,7 +49,7 @@ class Preferred:
     """By how much it is greater than that of the rejected one."""
 
 
-def import_pairs(lines: Lines, recipe: OptimaISFT, folder: Path, progress: Progress) -> int:
+def import_pairs(lines: Lines, recipe: Optima, folder: Path, progress: Progress) -> int:
     """Make a run folder of a file of pairs; it appears when it is whole. Returns how many there are.
 
     Raises ``UserError`` if the folder exists, or names the first line that is broken.
