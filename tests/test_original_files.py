@@ -20,8 +20,9 @@ from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.exporting import export_run, raw_lines
 from coterie.recipes.optima_files.importing import Imported, import_dialogues, survey
 from coterie.recipes.optima_files.pairs import import_pairs, imported, imported_pairs, pair_lines
-from coterie.recipes.optima_files.records import Lines, PairsLine
+from coterie.recipes.optima_files.records import Lines, PairsLine, Result
 from coterie.recipes.optima_files.speech import Conversation, beginner, named, parse, unnamed
+from coterie.recipes.optima_files.tasks import answers_of, content, task_of
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
@@ -31,6 +32,7 @@ from coterie.training.loop import train
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.store import Store
+from coterie.trajectories.task import Task
 from tests.conftest import SMALL, Cli
 
 TINY = ("model=tiny-exchange", "data.source=sample", "engine.device=cpu")
@@ -250,6 +252,24 @@ def test_held_out_questions_are_left_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="1 of 1 tasks are held out"):
         put_in(wrote(tmp_path / "same.jsonl", same), tmp_path / "none", kind="raw")
     assert not (tmp_path / "none").exists()
+
+
+def test_tasks_are_the_same_whatever_the_words_around_their_options() -> None:
+    ours, theirs = (
+        Task(str(number), {"question": f"What melts?\n{words}"})
+        for number, words in enumerate(
+            ("One of: ice, rock", "Please choose your answer from ice, rock")
+        )
+    )
+    assert content("arc_c", ours) == content("arc_c", theirs)
+    assert content("gsm8k", ours) != content("gsm8k", theirs)
+
+
+def test_all_right_answers_are_secrets_and_come_back() -> None:
+    line = {**HOTPOT, "conversation": ["Alice: x"], "answer": ["Norway", "Kingdom of Norway"]}
+    task = task_of("trivia_qa", "import-1", Result.model_validate(line))
+    assert answers_of(task) == line["answer"]
+    assert "Norway" not in str(task.secrets) and "Norway" not in str(task.public["question"])
 
 
 def changed(line: Any, **fields: Any) -> Any:

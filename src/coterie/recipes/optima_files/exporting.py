@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from coterie.environments.dialogue import gold_answer
 from coterie.errors import UserError
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.pairs import PAIRS, imported, pair_lines, preferred
@@ -25,7 +24,7 @@ from coterie.recipes.optima_files.records import (
     write_lines,
 )
 from coterie.recipes.optima_files.speech import check_agents, named
-from coterie.recipes.optima_files.tasks import ORIGINALS, notes_of
+from coterie.recipes.optima_files.tasks import ORIGINALS, answers_of, notes_of
 from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step
@@ -137,7 +136,7 @@ def _blank(recipe: Optima, task: Task) -> Result:
     return Result(
         question=str(task.public["question"]),
         conversation=[],
-        answer=gold_answer(task),
+        answer=answers_of(task),
         context_first=notes_of(task, AGENTS[0]),
         context_second=notes_of(task, AGENTS[1]),
         score_type=original.score_type,

@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coterie.environments.dialogue import DialogueState, gold_answer, messages, step
+from coterie.environments.dialogue import DialogueState, messages, step
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
@@ -18,7 +18,7 @@ from coterie.progress import Progress
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.records import ERROR, Lines, Result, TaskLine
 from coterie.recipes.optima_files.speech import Conversation, beginner, check_agents, parse
-from coterie.recipes.optima_files.tasks import OURS, task_of
+from coterie.recipes.optima_files.tasks import OURS, content, task_of
 from coterie.recipes.optima_reward import COUNTS, PARTS
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rollout.episodes import dialogue_tokens
@@ -140,13 +140,14 @@ class _Import:
 
     async def do(self, tasks: int, progress: Progress) -> Imported:
         """Import every line and mark the stages that are then finished."""
-        held_out = {_content(task) for task in self.recipe.heldout_tasks()}
+        dataset = self.recipe.settings.dataset
+        held_out = {content(dataset, task) for task in self.recipe.heldout_tasks()}
         kept = dialogues = failed = 0
         progress.start(tasks, f"import {self.lines.path.name}")
         for number, line in self.lines.read(TaskLine):
             task = self._task(number, line)
             progress.advance(1)
-            if _content(task) in held_out:
+            if content(dataset, task) in held_out:
                 continue
             kept, dialogues = kept + 1, dialogues + len(line.results)
             failed += await self._import(number, line, task)
@@ -259,9 +260,3 @@ def _parts(result: Result) -> tuple[float, float, float, float] | None:
         return None
     leaked = round(result.reward - (task + tokens + loss), 6)
     return (task, tokens, loss, min(leaked, 0.0)) if leaked <= 0 else None
-
-
-def _content(task: Task) -> tuple[str, str, str]:
-    """What makes two tasks the same: the question and its answer, and in ``exchange`` the facts."""
-    facts = str(sorted(task.public.get("facts", {}).items()))  # type: ignore[attr-defined]
-    return " ".join(str(task.public["question"]).casefold().split()), gold_answer(task), facts

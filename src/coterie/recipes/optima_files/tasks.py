@@ -1,10 +1,11 @@
 """Tasks out of the released code's records, and what of a task goes back into them."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coterie.environments.dialogue import GRADER
+from coterie.environments.dialogue import GRADER, gold_answer
 from coterie.recipes.optima_files.records import AGENTS, Result
 from coterie.trajectories.task import Secret, Task
 
@@ -32,6 +33,8 @@ ORIGINALS: Mapping[str, Original] = {
 """By our name; ``exchange`` is our own world, under its own name there too."""
 OURS = {original.name: name for name, original in ORIGINALS.items()}
 """Our name of a data set, by theirs."""
+WITH_OPTIONS = ("cbt", "arc_c", "mmlu")
+"""Sets in which a question's last line names the options, in other words here than there."""
 _FACT = re.compile(r"(\S+) (\S+): (.+)")
 
 
@@ -46,8 +49,24 @@ def task_of(dataset: str, id_: str, result: Result) -> Task:
         public["facts"] = {agent: [_fact(note) for note in notes[agent]] for agent in AGENTS}
     elif ORIGINALS[dataset].data_type == "qa":
         public["notes"] = notes
-    answer = Secret(result.golds[0].strip(), name="answer", readers=frozenset({GRADER}))
-    return Task(id_, public, {"answer": answer})
+    return Task(id_, public, _secrets([gold.strip() for gold in result.golds]))
+
+
+def answers_of(task: Task) -> str | list[str]:
+    """The right answer of a task, or all of them; the inverse of :func:`task_of`."""
+    aliases = task.secrets.get("aliases")
+    first = gold_answer(task)
+    return [first, *json.loads(aliases.reveal(GRADER))] if aliases else first
+
+
+def content(dataset: str, task: Task) -> tuple[str, str]:
+    """What makes two tasks of a data set the same: the question, in ``exchange`` with its facts."""
+    question = str(task.public["question"]).strip()
+    if dataset in WITH_OPTIONS:
+        question = question.rpartition("\n")[0] or question
+    return " ".join(question.casefold().split()), json.dumps(
+        task.public.get("facts"), sort_keys=True
+    )
 
 
 def notes_of(task: Task, agent: str) -> list[str]:
@@ -56,6 +75,16 @@ def notes_of(task: Task, agent: str) -> list[str]:
     notes: dict[str, list[str]] = task.public.get("notes", {})  # type: ignore[assignment]
     stated = [f"{subject} {relation}: {value}" for subject, relation, value in facts.get(agent, [])]
     return stated or list(notes.get(agent, []))
+
+
+def _secrets(golds: list[str]) -> dict[str, Secret]:
+    """The first right answer, and the others as its aliases."""
+    named = {"answer": golds[0]}
+    if golds[1:]:
+        named["aliases"] = json.dumps(golds[1:], ensure_ascii=False)
+    return {
+        name: Secret(text, name=name, readers=frozenset({GRADER})) for name, text in named.items()
+    }
 
 
 def _fact(note: str) -> list[str]:
