@@ -368,6 +368,25 @@ def test_our_dialogues_go_round_and_train_the_same(
             assert one["context_first"] == other.context_first
 
 
+def test_rewards_computed_anew_are_those_of_our_own_rollouts(
+    ours: tuple[Optima, Run], cli: Cli, tmp_path: Path
+) -> None:
+    recipe, run = ours
+    raw_file, _ = export_run(recipe, run, tmp_path / "files", 0)
+    for words in (
+        ("import", "optima", raw_file, "--folder", "theirs", *SMALL),
+        ("reward", "theirs"),
+    ):
+        said = cli(*words)
+        assert said.code == 0, said.err
+    with open_run(tmp_path / "theirs", recipe.name, recipe.settings) as back:
+        mine, theirs = (
+            [reward for found in recipe.rewards(one, 0).values() for reward in found]
+            for one in (run, back)
+        )
+    assert [r.total for r in theirs] == pytest.approx([r.total for r in mine], abs=1e-4)
+
+
 def test_an_export_says_what_the_original_would(ours: tuple[Optima, Run], tmp_path: Path) -> None:
     recipe, run = ours
     _, file = export_run(recipe, run, tmp_path, 0)
