@@ -197,7 +197,7 @@ def quickstart(
 
 @app.command()
 def reproduce(
-    recipe: RecipeName,
+    recipe: Annotated[str, typer.Argument(metavar="CLAIMS", help="optima, or optima/isft.")],
     scale: Annotated[str, typer.Option(help="Only `tiny` so far.")] = "tiny",
     folder: Annotated[Path | None, typer.Option(help="Folder of all its runs.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
@@ -205,16 +205,23 @@ def reproduce(
 ) -> None:
     """Test a paper's claims: runs the recipe and its controls, prints a table and one JSON line.
 
-    Example:
+    `optima` has all methods, ablations and self-consistency; `optima/isft` has iSFT against training
+    on rows that nothing selected.
 
-        coterie reproduce optima/isft --scale tiny
+    Examples:
+
+        coterie reproduce optima --scale tiny
+
+        coterie reproduce optima/isft --seeds 5
     """
-    from coterie.cli.reproduce import reproduce as test_claims
-    from coterie.recipes.registry import settings
-
     if scale != "tiny":
         raise UserError(f"--scale {scale} does not exist", "use --scale tiny")
-    settings(recipe, words or [])
+    if recipe not in ("optima", "optima/isft"):
+        raise UserError(f"there are no claims {recipe!r} to test", "use optima, or optima/isft")
+    if recipe == "optima":
+        from coterie.cli.reproduce_optima import reproduce as test_claims
+    else:
+        from coterie.cli.reproduce_isft import reproduce as test_claims
     folder = folder or Path("runs") / f"reproduce-{recipe.replace('/', '-')}"
     test_claims(folder, range(seeds), words or [], console, ConsoleProgress(console))
 
