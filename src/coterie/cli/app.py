@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.data import app as data_app
+from coterie.cli.files import export_app, import_app
 from coterie.cli.models import app as models_app
 from coterie.cli.progress import ConsoleProgress
 from coterie.cli.serve import app as serve_app
@@ -31,6 +32,8 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 app.add_typer(serve_app, name="serve")
+app.add_typer(export_app, name="export")
+app.add_typer(import_app, name="import")
 console = Console(stderr=True, soft_wrap=True)
 
 INTERRUPTED = 130
@@ -262,43 +265,6 @@ def doctor() -> None:
     Console().print(table)
     if not all(check.ok or check.optional for check in found):
         raise typer.Exit(1)
-
-
-@app.command("export")
-def export_run(
-    folder: Folder,
-    file: Annotated[Path, typer.Argument(help="JSONL file to write.")],
-    secrets: Annotated[bool, typer.Option(help="Also write privileged fields.")] = False,
-) -> None:
-    """Write a run's record as JSONL.
-
-    Example:
-
-        coterie export runs/optima-isft record.jsonl
-    """
-    from coterie.trajectories.jsonl import export
-    from coterie.trajectories.store import Store
-
-    with Store.open(folder / "store.sqlite", read_only=True) as store:
-        export(store, file, secrets=secrets)
-    print(file)
-
-
-@app.command("import")
-def import_run(
-    file: Annotated[Path, typer.Argument(help="JSONL file to read.")],
-    store: Annotated[Path, typer.Argument(help="Store to make, such as runs/mine/store.sqlite.")],
-) -> None:
-    """Make a store from JSONL; a broken line is named by its number and nothing is written.
-
-    Example:
-
-        coterie import record.jsonl imported.sqlite
-    """
-    from coterie.trajectories.jsonl import import_
-
-    import_(file, store)
-    print(store)
 
 
 def _refuse(what: str, todo: str) -> NoReturn:
