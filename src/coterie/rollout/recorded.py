@@ -6,7 +6,7 @@ prompt that the run's own model would have been given in its place, so that the 
 
 from coterie.models.chat import ChatRenderer
 from coterie.rollout.voices import Ask, Memory, Said
-from coterie.trajectories.turn import Message, Part, Request, Speaker, make_turn
+from coterie.trajectories.turn import Part, Request, Speaker, make_turn
 
 
 def recorded(ask: Ask, memory: Memory, text: str, author: str, renderer: ChatRenderer) -> Said:
@@ -24,7 +24,6 @@ def recorded(ask: Ask, memory: Memory, text: str, author: str, renderer: ChatRen
         draw=ask.draw,
         request=request.id,
     )
-    memory.turn = turn.id
-    memory.ids = prompt + turn.ids
-    memory.messages = (*ask.shown, Message("assistant", turn=turn.id))
-    return Said(turn, request, False, len(turn.ids))
+    said = Said(turn, request, False, len(turn.ids))
+    memory.hear(said, ask.shown)
+    return said
