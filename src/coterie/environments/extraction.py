@@ -37,3 +37,8 @@ def boxed_number(text: str) -> str | None:
     r"""The number in the last ``\boxed{...}``, in one spelling; what is no number, as it is."""
     box = boxed_answer(text)
     return None if box is None else (number(box) or box)
+
+
+def same_number(first: str, second: str) -> bool:
+    """Whether two answers state the same number; what states none equals its own text only."""
+    return (number(first) or first) == (number(second) or second)
