@@ -127,5 +127,6 @@ def prepare(
 
 def _say(manifest: "Manifest", console: Console) -> None:
     for split, known in (("train", manifest.train), ("heldout", manifest.heldout)):
-        dropped = f" ({known.dropped} repeated or held out, dropped)" * bool(known.dropped)
+        dropped = f" ({known.dropped} dropped: repeated, held out, or not to be asked)"
+        dropped *= bool(known.dropped)
         console.print(f"{split}: {known.rows:,} rows{dropped}")
