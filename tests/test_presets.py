@@ -1,10 +1,14 @@
 """The packaged values of three methods and eight data sets: those published, and all of them can run."""
 
+from pathlib import Path
+
 import pytest
 
 from coterie.recipes.optima_settings import OptimaDPOSettings, OptimaSettings
 from coterie.recipes.plan import plan
 from coterie.recipes.registry import datasets, settings
+from tests.conftest import Cli
+from tests.templates import model
 
 SETS = ("hotpot_qa", "2wiki", "trivia_qa", "cbt", "math", "gsm8k", "arc_c", "mmlu")
 METHODS = ("optima/isft", "optima/idpo", "optima/isft_dpo")
@@ -69,17 +73,29 @@ def test_presets_have_the_values_of_the_papers_table(method: str) -> None:
             assert own.dpo.percentile == (85 if method == "optima/idpo" else 80)
 
 
-SHORT = (
-    "model=tiny-exchange", "data.source=sample", "rollout.max_tokens=32", "train.max_length=1024",
-    "engine.device=cpu",
-)  # fmt: skip
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose context takes the published settings."""
+    made = model("chatml", context=16384)
+    folder = tmp_path_factory.mktemp("large") / "model"
+    made.model.save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("method", METHODS)
-def test_every_preset_can_be_planned_on_the_rows_that_ship(method: str, name: str) -> None:
-    dpo = [] if method == "optima/isft" else ["dpo.train.max_length=1024"]
-    own = settings(method, [f"dataset={name}", *SHORT, *dpo])
+def test_every_preset_can_be_planned_on_the_rows_that_ship(
+    method: str, name: str, large: Path
+) -> None:
+    own = settings(method, [f"dataset={name}", "data.source=sample", f"model={large}"])
     found = plan(own)
     assert found.iterations == 6
     assert found.dialogues > 0 and found.most_updates > 0 and found.longest_prompt > 50
+
+
+def test_a_dry_run_says_how_many_rows_there_are(cli: Cli, large: Path) -> None:
+    words = ("dataset=gsm8k", "data.source=sample", f"model={large}")
+    said = cli("run", "optima/isft", *words, "--dry-run")
+    assert said.code == 0
+    assert "52 a round of 7,000 asked for" in said.err
