@@ -8,6 +8,7 @@ from coterie.datasets.rows import QuestionRow
 from coterie.environments.dialogue import GRADER, Split, gold_answer
 from coterie.environments.extraction import boxed_number, number
 from coterie.environments.rows import Rows
+from coterie.environments.solo import solo_prompt
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part
 
@@ -46,7 +47,15 @@ class Debate:
 
     def score(self, task: Task, answer: str | None) -> float:
         """Whether the two numbers are equal, 0 or 1."""
-        return float(answer is not None and number(answer) == number(gold_answer(task)))
+        return 0.0 if answer is None else self.similarity(answer, gold_answer(task))
+
+    def similarity(self, answer: str, other: str) -> float:
+        """Whether the two numbers are equal, 0 or 1; what states no number equals its like only."""
+        return float((number(answer) or answer) == (number(other) or other))
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """The problem."""
+        return solo_prompt(str(task.public["question"]), r"\boxed{number}, a number with no unit")
 
     def _task(self, row: QuestionRow) -> Task:
         answer = Secret(row.answer, name="answer", readers=frozenset({GRADER}))

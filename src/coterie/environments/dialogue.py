@@ -5,7 +5,7 @@ and when the talk ends. States are frozen, so a branch of a tree is a copy of no
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import End
@@ -64,6 +64,27 @@ class DialogueEnvironment(Protocol):
         """The benchmark's metric for a final answer, in [0, 1]."""
         ...
 
+    def similarity(self, answer: str, other: str) -> float:
+        """How much two answers are the same, in [0, 1]: the metric of one if the other were right."""
+        ...
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """What an agent is told who holds all that the agents hold, and works alone."""
+        ...
+
+
+@runtime_checkable
+class OwnRules(Protocol):
+    """What an environment has besides if its agents do not simply talk until they agree."""
+
+    def heard(self, state: DialogueState, agent: str) -> tuple[Turn, ...]:
+        """The turns that ``agent`` is shown now, in the order in which it is shown them."""
+        ...
+
+    def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
+        """Bring answer and end up to date after the newest of ``state.turns``; ``cut`` as in :func:`step`."""
+        ...
+
 
 def next_agent(environment: DialogueEnvironment, state: DialogueState) -> str:
     """Whose turn it is: strict alternation, the first agent begins."""
@@ -73,15 +94,19 @@ def next_agent(environment: DialogueEnvironment, state: DialogueState) -> str:
 def messages(
     environment: DialogueEnvironment, state: DialogueState, agent: str
 ) -> tuple[Message, ...]:
-    """What ``agent`` is shown now: its system prompt, then every turn (own ones as assistant)."""
+    """What ``agent`` is shown now: its system prompt, then every turn (own ones as assistant).
+
+    An environment with rules of its own (:class:`OwnRules`) says which turns.
+    """
     parts = environment.system_parts(state.task, agent)
     if state.format is not None and agent in environment.format_agents:
         parts += (Part(f"\nFormat: {state.format}", source=FORMAT_SOURCE),)
+    heard = environment.heard(state, agent) if isinstance(environment, OwnRules) else state.turns
     return (
         Message("system", parts),
         *(
             Message("assistant" if turn.speaker.name == agent else "user", turn=turn.id)
-            for turn in state.turns
+            for turn in heard
         ),
     )
 
@@ -99,8 +124,11 @@ async def step(
     """The state after ``turn``; ``cut`` says that it ran to the limit of tokens.
 
     Ends when a newly given answer equals the one before it (Optima, section 3: both agents mark
-    the same answer), when a turn was cut, or when no turns are left.
+    the same answer), when a turn was cut, or when no turns are left; or by the environment's own
+    rules, if it has any (:class:`OwnRules`).
     """
+    if isinstance(environment, OwnRules):
+        return environment.settle(replace(state, turns=(*state.turns, turn)), cut=cut)
     answer = environment.answer(turn.text)
     end: End | None = None
     if cut:

@@ -13,6 +13,7 @@ from coterie.environments.dialogue import GRADER, Split, gold_answer
 from coterie.environments.extraction import marked_answer
 from coterie.environments.formats import FORMATS
 from coterie.environments.rows import Rows
+from coterie.environments.solo import solo_prompt
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part
 
@@ -71,6 +72,18 @@ class InformationExchange:
     def score(self, task: Task, answer: str | None) -> float:
         """F1 of the answer's words, the best over all right answers."""
         return f1(answer, [gold_answer(task)])
+
+    def similarity(self, answer: str, other: str) -> float:
+        """F1 of their words."""
+        return f1(answer, [other])
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """All notes, each once, and the question."""
+        notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
+        everything = dict.fromkeys(note for held in notes.values() for note in held)
+        return solo_prompt(
+            str(task.public["question"]), "<A>answer</A>, with nothing else in it", everything
+        )
 
     def _task(self, row: QuestionRow) -> Task:
         assert isinstance(row, HotpotRow), "information exchange needs a context to deal out"
