@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from coterie.environments.dialogue import drop_format
 from coterie.models.loading import load
 from coterie.progress import Silent
-from coterie.recipes.optima import NAME, OptimaISFT
+from coterie.recipes.optima import NAME, Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
@@ -25,7 +25,7 @@ def recorded_pairs() -> tuple[Pair, ...]:
 
     The reference log-probs are made up (about those of a random model of SmolLM2's vocabulary).
     """
-    recipe, rng = OptimaISFT(settings(NAME, WORDS)), random.Random(3)
+    recipe, rng = Optima(settings(NAME, WORDS)), random.Random(3)
     renderer = load("tiny-exchange").renderer
     found: list[Pair] = []
     with (

@@ -8,7 +8,7 @@ import pytest
 
 from coterie.environments.dialogue import FORMAT_SOURCE, drop_format
 from coterie.progress import Silent
-from coterie.recipes.optima import DROP_FORMAT, NAME, OptimaISFT
+from coterie.recipes.optima import DROP_FORMAT, NAME, Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
@@ -20,13 +20,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A finished run of two small iterations."""
     own = settings(NAME, [*SMALL, "iterations=2"])
     with open_run(tmp_path_factory.mktemp("optima") / "run", NAME, own) as opened:
-        run_steps(OptimaISFT(own), opened, Silent())
+        run_steps(Optima(own), opened, Silent())
         yield opened
 
 
-def recipe_of(run: Run) -> OptimaISFT:
+def recipe_of(run: Run) -> Optima:
     assert run.settings.__class__.__name__ == "OptimaSettings"
-    return OptimaISFT(run.settings)  # type: ignore[arg-type]
+    return Optima(run.settings)  # type: ignore[arg-type]
 
 
 def test_every_step_is_finished_and_measured(run: Run) -> None:
@@ -92,7 +92,7 @@ def test_reward_credit_adds_up_and_is_keyed_by_settings(run: Run) -> None:
         assert min(r.tokens for r in rewards) == pytest.approx(-recipe.settings.reward.lambda_token)
         assert all(r.loss > 0 for r in rewards)
     other = recipe.settings.reward.model_copy(update={"lambda_token": 0.1})
-    changed = OptimaISFT(recipe.settings.model_copy(update={"reward": other}))
+    changed = Optima(recipe.settings.model_copy(update={"reward": other}))
     assert not any(changed.rewards(run, 0).values()), "other settings have no credit yet"
 
 

@@ -10,7 +10,7 @@ from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.registry import environment
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.recipes.optima import OptimaISFT
+from coterie.recipes.optima import Optima
 from coterie.recipes.registry import settings
 from coterie.rollout.episodes import Episode, Player
 from coterie.rollout.voices import Ask, Memory, Said
@@ -91,7 +91,7 @@ def test_a_stage_that_was_begun_is_not_gone_on_with_under_other_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = settings("optima/isft", SMALL)
-    recipe = OptimaISFT(first)
+    recipe = Optima(first)
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -103,7 +103,7 @@ def test_a_stage_that_was_begun_is_not_gone_on_with_under_other_settings(
         assert not run.is_finished(Step(0, "evaluate"))
     other = settings("optima/isft", [*SMALL, "seed=1"])
     with open_run(tmp_path / "run", recipe.name, other) as run, pytest.raises(UserError) as refused:
-        run_steps(OptimaISFT(other), run, Silent())
+        run_steps(Optima(other), run, Silent())
     assert "begun under other settings" in refused.value.what
     assert "seed: 0 -> 1" in refused.value.what
 
@@ -117,7 +117,7 @@ def test_another_data_set_does_not_inherit_the_values_of_the_first() -> None:
 def test_what_samples_is_part_of_what_a_rollout_depends_on() -> None:
     base = ["engine.kind=vllm", "engine.device=cpu"]
     prints = {
-        OptimaISFT(settings("optima/isft", words)).fingerprint(Step(0, "rollout"))
+        Optima(settings("optima/isft", words)).fingerprint(Step(0, "rollout"))
         for words in (
             ["engine.device=cpu"],
             ["engine.device=cuda"],
@@ -128,7 +128,7 @@ def test_what_samples_is_part_of_what_a_rollout_depends_on() -> None:
     }
     assert len(prints) == 5
     same = settings("optima/isft", ["engine.device=cpu", "engine.max_batch=7"])
-    assert OptimaISFT(same).fingerprint(Step(0, "rollout")) in prints
+    assert Optima(same).fingerprint(Step(0, "rollout")) in prints
 
 
 def test_rows_that_changed_are_other_rows(tmp_path: Path) -> None:
@@ -137,12 +137,12 @@ def test_rows_that_changed_are_other_rows(tmp_path: Path) -> None:
     for split in ("train", "heldout"):
         (tmp_path / f"{split}.jsonl").write_bytes((packaged / f"{split}.jsonl").read_bytes())
     words = ["dataset=gsm8k", f"data.source={tmp_path}"]
-    before = OptimaISFT(settings("optima/isft", words)).fingerprint(Step(0, "rollout"))
+    before = Optima(settings("optima/isft", words)).fingerprint(Step(0, "rollout"))
     sample = settings("optima/isft", ["dataset=gsm8k", "data.source=sample"])
-    assert OptimaISFT(sample).fingerprint(Step(0, "rollout")) == before
+    assert Optima(sample).fingerprint(Step(0, "rollout")) == before
     lines = (tmp_path / "train.jsonl").read_text().splitlines()
     (tmp_path / "train.jsonl").write_text("\n".join(lines[1:]) + "\n")
-    assert OptimaISFT(settings("optima/isft", words)).fingerprint(Step(0, "rollout")) != before
+    assert Optima(settings("optima/isft", words)).fingerprint(Step(0, "rollout")) != before
 
 
 def test_a_folder_whose_splits_share_a_question_is_refused(cli: Cli, tmp_path: Path) -> None:

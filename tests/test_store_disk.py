@@ -63,7 +63,7 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path):
     for path, reason in [
         (foreign, "not a coterie store"),
         (text, "is not an SQLite file"),
-        (newer, "store schema 99; this coterie knows schema 1"),
+        (newer, "store schema 99; this coterie knows schema 2"),
         (tmp_path, "is a folder"),
         (tmp_path / "none" / "s.db", "does not exist"),
     ]:

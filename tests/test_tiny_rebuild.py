@@ -45,12 +45,12 @@ def test_the_model_has_the_packaged_shape(rebuilt: Path) -> None:
 
 def test_it_talks_in_form(rebuilt: Path, tmp_path: Path) -> None:
     from coterie.progress import Silent
-    from coterie.recipes.optima import NAME, OptimaISFT
+    from coterie.recipes.optima import NAME, Optima
     from coterie.runs.folder import Step, open_run
     from coterie.runs.loop import run_steps
 
     own = settings(NAME, [f"model={rebuilt}", "rollout.tasks=64", "rollout.samples=2"])
-    recipe = OptimaISFT(own)
+    recipe = Optima(own)
     with open_run(tmp_path / "run", NAME, own) as run:
         run_steps(recipe, run, Silent(), [Step(0, "rollout")])
         outcomes = [o for tree in run.store.trees(0, "rollout") for o, _ in tree.trajectories()]

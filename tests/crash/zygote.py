@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from coterie.progress import Silent
-from coterie.recipes.optima import NAME, OptimaISFT
+from coterie.recipes.optima import NAME, Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
@@ -75,7 +75,7 @@ class Killer:
         self.counting = self.counting or stage == self.stage
 
 
-class Watched(OptimaISFT):
+class Watched(Optima):
     """The recipe, telling the killer which stage begins."""
 
     killer: Killer
@@ -85,7 +85,7 @@ class Watched(OptimaISFT):
         return super().do(run, step, progress)
 
 
-def digest(recipe: OptimaISFT, run: Run) -> str:
+def digest(recipe: Optima, run: Run) -> str:
     """Hash of all training rows, weights and held-out results: all that a run is for."""
     found: list[object] = []
     for i in range(recipe.settings.iterations):

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.cli.running import run_all, summary
-from coterie.recipes.optima import NAME, OptimaISFT
+from coterie.recipes.optima import NAME, Optima
 from coterie.recipes.registry import FIRST, preset, settings, small
 from coterie.runs.folder import open_run, read_config
 from coterie.runs.held_out import evaluation
@@ -25,7 +25,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     began = time.monotonic()
     preset(NAME, dataset)
     words = [f"dataset={dataset}", *_engine(dataset), *words]
-    recipe = OptimaISFT(settings(NAME, words, over=small(dataset)))
+    recipe = Optima(settings(NAME, words, over=small(dataset)))
     recipe.check()
     _clear_if_finished(folder, recipe)
     with open_run(folder, NAME, recipe.settings) as run:
@@ -57,7 +57,7 @@ def _engine(dataset: str) -> list[str]:
     return ["engine.kind=vllm"] if there else []
 
 
-def _clear_if_finished(folder: Path, recipe: OptimaISFT) -> None:
+def _clear_if_finished(folder: Path, recipe: Optima) -> None:
     if not (folder / "config.yaml").is_file() or read_config(folder)[0] != NAME:
         return
     if read_config(folder)[1] != recipe.settings.model_dump(mode="json"):

@@ -19,7 +19,7 @@ from rich.table import Table
 from coterie.errors import UserError
 from coterie.evaluation.claims import Claim, HeldOut, better
 from coterie.progress import Progress
-from coterie.recipes.optima import NAME, OptimaISFT
+from coterie.recipes.optima import NAME, Optima
 from coterie.recipes.optima_controls import ScriptedControl
 from coterie.recipes.optima_settings import OptimaSettings
 from coterie.recipes.registry import FIRST, settings
@@ -96,7 +96,7 @@ def reproduce(
 
 def _isft(base: Path, own: OptimaSettings, progress: Progress, found: Findings) -> list[int]:
     """The recipe; gives how many dialogues each iteration selected."""
-    recipe = OptimaISFT(own)
+    recipe = Optima(own)
     recipe.check()
     with open_run(base / "isft", NAME, own) as run:
         run_steps(recipe, run, progress)
@@ -112,7 +112,7 @@ def _random(
 ) -> None:
     select = own.select.model_copy(update={"rule": "random", "counts": tuple(counts)})
     control = own.model_copy(update={"select": select})
-    recipe = OptimaISFT(control)
+    recipe = Optima(control)
     if not (base / "random").exists():  # the base's evaluation and the first rollouts are the same
         fork(recipe, base / "isft", base / "random", control)
     _control("random", recipe, base, progress, found)
@@ -124,9 +124,7 @@ def _scripted(
     _control("scripted", ScriptedControl(own, counts), base, progress, found)
 
 
-def _control(
-    method: str, recipe: OptimaISFT, base: Path, progress: Progress, found: Findings
-) -> None:
+def _control(method: str, recipe: Optima, base: Path, progress: Progress, found: Findings) -> None:
     with open_run(base / method, NAME, recipe.settings) as run:
         run_steps(recipe, run, progress)
         found.add(method, recipe.settings.seed, run, recipe.settings.iterations)

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from coterie.cli.progress import ConsoleProgress
 from coterie.errors import UserError
-from coterie.recipes.optima import STAGES, OptimaISFT
+from coterie.recipes.optima import STAGES, Optima
 from coterie.recipes.plan import plan
+from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.reports.optima import run_report
 from coterie.reports.page import write_page
@@ -30,7 +31,7 @@ def run_recipe(
     fork_to: Path | None = None,
 ) -> None:
     """Check, print the plan, then run (or resume) all steps and write the report."""
-    recipe = OptimaISFT(settings(name, words, _stored(name, folder)))
+    recipe = recipe_of(settings(name, words, _stored(name, folder)))
     _show_plan(recipe, console)
     if dry_run:
         return
@@ -44,7 +45,7 @@ def run_recipe(
         print(run.report)
 
 
-def run_all(recipe: OptimaISFT, run: Run, console: Console) -> None:
+def run_all(recipe: Optima, run: Run, console: Console) -> None:
     """Every step that is left, then the report."""
     began = time.monotonic()
     run_steps(recipe, run, ConsoleProgress(console))
@@ -63,7 +64,7 @@ def run_stage(
     """One stage of one iteration of a run folder, which is made if it is not there."""
     if (folder / "config.yaml").is_file():
         name = read_config(folder)[0]
-    recipe = OptimaISFT(settings(name, words, _stored(name, folder)))
+    recipe = recipe_of(settings(name, words, _stored(name, folder)))
     recipe.check()
     with open_run(folder, name, recipe.settings) as run:
         step = _wanted(recipe, run, stage, iteration)
@@ -75,13 +76,13 @@ def run_stage(
 def write_report(folder: Path) -> Path:
     """Write the page of a run folder; returns its path."""
     name, stored = read_config(folder)
-    recipe = OptimaISFT(settings(name, (), stored))
+    recipe = recipe_of(settings(name, (), stored))
     with open_run(folder, name, recipe.settings, write=False) as run:
         write_page(run_report(recipe, run), run.report)
         return run.report
 
 
-def summary(recipe: OptimaISFT, run: Run) -> Table:
+def summary(recipe: Optima, run: Run) -> Table:
     """Score and tokens by policy."""
     table = Table(title=f"{recipe.name} on {recipe.settings.dataset}", box=None)
     for title in ("policy", "score", "95% interval", "tokens", "n"):
@@ -98,7 +99,7 @@ def summary(recipe: OptimaISFT, run: Run) -> Table:
     return table
 
 
-def _wanted(recipe: OptimaISFT, run: Run, stage: str, iteration: int | None) -> Step:
+def _wanted(recipe: Optima, run: Run, stage: str, iteration: int | None) -> Step:
     assert stage in STAGES
     steps = [step for step in recipe.steps() if step.stage == stage]
     if iteration is None:
@@ -123,7 +124,7 @@ def _stored(name: str, folder: Path) -> dict[str, Any] | None:
     return stored
 
 
-def _show_plan(recipe: OptimaISFT, console: Console) -> None:
+def _show_plan(recipe: Optima, console: Console) -> None:
     table = Table(title=f"plan of {recipe.name}", box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")

@@ -10,7 +10,8 @@ from coterie.engines.serving.policies import Policies
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.loading import load
-from coterie.recipes.optima import OptimaISFT
+from coterie.recipes.optima import Optima
+from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, open_run, read_config
 
@@ -61,7 +62,7 @@ def run(policies: Policies, listener: socket.socket, *, allow_loading: bool) -> 
 def _of_run(folder: Path, iteration: int | None, name: str, device: str | None) -> Policies:
     recipe_name, stored = read_config(folder)
     words = [] if device is None else [f"engine.device={device}"]
-    recipe = OptimaISFT(settings(recipe_name, words, stored))
+    recipe = recipe_of(settings(recipe_name, words, stored))
     with open_run(folder, recipe_name, recipe.settings, write=False) as run:
         version = _version(recipe, run, iteration)
         engine = recipe.settings.engine
@@ -75,7 +76,7 @@ def _of_run(folder: Path, iteration: int | None, name: str, device: str | None) 
         )
 
 
-def _version(recipe: OptimaISFT, run: Run, wanted: int | None) -> int:
+def _version(recipe: Optima, run: Run, wanted: int | None) -> int:
     """The policy to serve; policy i + 1 is what the training of iteration i left."""
     have = recipe.versions(run)
     if wanted is None:

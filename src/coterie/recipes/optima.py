@@ -1,4 +1,5 @@
-"""Optima (arXiv 2410.08115): two agents learn to talk shorter and better. Method ``isft``.
+"""Optima (arXiv 2410.08115): agents learn to talk shorter and better. Method ``isft``, and what the
+others stand on (:mod:`coterie.recipes.optima_dpo`).
 
     policy_0 = base
     for i = 0 .. iterations-1:                                           (algorithm 1)
@@ -27,7 +28,7 @@ from coterie.errors import UserError
 from coterie.models.loading import LoadedModel, is_adapter, load, reload
 from coterie.progress import Progress
 from coterie.recipes.optima_reward import COUNTS, PARTS, Scored, reward_of, score
-from coterie.recipes.optima_settings import OptimaSettings
+from coterie.recipes.optima_settings import Kind, OptimaSettings
 from coterie.recipes.plan import plan
 from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import Episode, Player
@@ -38,6 +39,7 @@ from coterie.runs.play import play, summary
 from coterie.selection.demonstrations import best_demonstrations, random_demonstrations
 from coterie.training.checkpoint import weight_hash
 from coterie.training.loop import train
+from coterie.training.record import TrainingReport
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.store import ItemKey, Metrics, Selection
@@ -46,19 +48,18 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import digest
 from coterie.trajectories.view import View, recontext, view
 
-NAME = "optima/isft"
+NAME = OptimaSettings.recipe
 STAGES = ("evaluate", "rollout", "reward", "select", "train")
 DROP_FORMAT = "drop_format"
 TREES_IN_FLIGHT = 64
 
 
-class OptimaISFT:
-    """The recipe ``optima/isft`` under given settings."""
-
-    name = NAME
+class Optima:
+    """The recipe under given settings; those of ``optima/isft`` make every iteration one of SFT."""
 
     def __init__(self, settings: OptimaSettings) -> None:
         self.settings = settings
+        self.name = settings.recipe
         self.environment = environment(settings.dataset, settings.data)
         self._engines: RunEngines | None = None
 
@@ -68,6 +69,10 @@ class OptimaISFT:
         """Evaluate, rollout, reward, select, train; and once more evaluate at the end."""
         count = self.settings.iterations
         return [Step(i, s) for i in range(count) for s in STAGES] + [Step(count, "evaluate")]
+
+    def kind(self, iteration: int) -> Kind:
+        """What an iteration is."""
+        return self.settings.kinds()[iteration]
 
     def needs(self, step: Step) -> Step | None:
         """Rollouts and evaluation of iteration i need the training of i - 1."""
@@ -80,6 +85,11 @@ class OptimaISFT:
         """Hash of the settings that the step's own results depend on."""
         s = self.settings
         common = (s.model, s.dataset, s.data.context, self._content, s.seed)
+        return digest(step.stage, *common, *self.depends(step))[:16]
+
+    def depends(self, step: Step) -> tuple[object, ...]:
+        """The settings of a step that are its own."""
+        s = self.settings
         own: dict[str, tuple[object, ...]] = {
             "evaluate": (s.evaluate.fingerprint(), s.rollout.max_tokens, *s.engine.identity()),
             "rollout": (s.rollout.fingerprint(), *s.engine.identity()),
@@ -87,7 +97,7 @@ class OptimaISFT:
             "select": (s.select.fingerprint(),),
             "train": (s.train.identity(), s.from_initial),
         }
-        return digest(step.stage, *common, *own[step.stage])[:16]
+        return own[step.stage]
 
     @cached_property
     def _content(self) -> str:
@@ -183,15 +193,9 @@ class OptimaISFT:
                 "lower select.threshold with --fork FOLDER, or look at the rewards in the report",
             )
         folder = run.training_folder(iteration)
-        report = train(policy.model, trained, self._training(iteration), folder, progress=progress)
-        return {
-            "rows": report.rows,
-            "dropped": report.dropped_too_long + report.dropped_empty,
-            "trained_tokens": sum(row.target_count for row in trained) * self.settings.train.epochs,
-            "steps": report.steps,
-            "loss": report.last_loss,
-            "weights": weight_hash(folder / "final"),
-        }
+        own = self._seeded(self.settings.train, iteration)
+        report = train(policy.model, trained, own, folder, progress=progress)
+        return trained_metrics(report, sum(row.target_count for row in trained) * own.epochs)
 
     # -- its data -----------------------------------------------------------------------------
 
@@ -266,17 +270,23 @@ class OptimaISFT:
         progress: Progress,
     ) -> Metrics:
         iteration, stage = episodes[0].iteration, episodes[0].stage
+        voice = await self.voice(run, iteration, temperature, top_p)
+        player = Player(self.environment, voice, self.settings.seed)
+        stats = voice.engine.stats
+        await play(run.store, player, episodes, progress, lambda: stats.sampled_tokens)
+        return summary(run.store, iteration, stage)
+
+    async def voice(
+        self, run: Run, iteration: int, temperature: float, top_p: float = 1.0
+    ) -> TokenVoice:
+        """What the agents of policy ``iteration`` speak by."""
         most, timeout = self.settings.rollout.max_tokens, self.settings.engine.timeout
         sampling = Sampling(temperature, top_p, most, (), timeout)
         path = self.policy_path(run, iteration)
         policy = await self.engines(run).speak(
             iteration, path, lambda: self.load_policy(run, iteration)
         )
-        engine = policy.engine
-        voice = TokenVoice(engine, policy.renderer.render, sampling, policy.context_length)
-        player = Player(self.environment, voice, self.settings.seed)
-        await play(run.store, player, episodes, progress, lambda: engine.stats.sampled_tokens)
-        return summary(run.store, iteration, stage)
+        return TokenVoice(policy.engine, policy.renderer.render, sampling, policy.context_length)
 
     async def _score(self, engine: InProcessEngine, base: LoadedModel, tree: Tree) -> Scored:
         settings = self.fingerprint(Step(tree.iteration, "reward"))
@@ -289,9 +299,8 @@ class OptimaISFT:
             engine, tree, show, self.settings.reward, settings, self.environment.agents
         )
 
-    def _training(self, iteration: int) -> TrainingSettings:
-        """The training's settings with a seed of the run and the iteration."""
-        own = self.settings.train
+    def _seeded(self, own: TrainingSettings, iteration: int) -> TrainingSettings:
+        """A training's settings with a seed of the run and the iteration."""
         return own.model_copy(update={"seed": own.seed + self.settings.seed * 1000 + iteration})
 
     def _view(self, tree: Tree, selection: Selection, model: LoadedModel) -> View:
@@ -315,3 +324,15 @@ class OptimaISFT:
             return None
         key = digest("format", self.settings.seed, iteration, task.id, sample)
         return random.Random(key).choice(self.environment.formats)
+
+
+def trained_metrics(report: TrainingReport, trained_tokens: int) -> Metrics:
+    """What to remember of a training."""
+    return {
+        "rows": report.rows,
+        "dropped": report.dropped_too_long + report.dropped_empty,
+        "trained_tokens": trained_tokens,
+        "steps": report.steps,
+        "loss": report.last_loss,
+        "weights": weight_hash(report.final),
+    }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from coterie.environments.exchange.scripts import corpus
 from coterie.models.loading import LoadedModel
-from coterie.recipes.optima import OptimaISFT
+from coterie.recipes.optima import Optima
 from coterie.recipes.optima_settings import OptimaSettings
 from coterie.recipes.tiny import pretraining_rows
 from coterie.runs.folder import Run, Step
@@ -17,7 +17,7 @@ CORPUS_SEED = 900_000
 """Dialogues of the control come from this seed on: none that made the base."""
 
 
-class ScriptedControl(OptimaISFT):
+class ScriptedControl(Optima):
     """More pre-training: each iteration trains on as many scripted dialogues as iSFT selected."""
 
     def __init__(self, settings: OptimaSettings, counts: Sequence[int]) -> None:

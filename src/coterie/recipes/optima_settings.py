@@ -1,6 +1,6 @@
-"""Every setting of the ``optima`` recipe."""
+"""Every setting of the methods of ``optima``: ``isft``, ``idpo`` and ``isft_dpo``."""
 
-from typing import Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -8,8 +8,14 @@ from coterie.config.settings import Settings, key
 from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import DataSettings
 from coterie.rewards.combined import RewardSettings
+from coterie.rollout.search import SearchSettings
 from coterie.selection.demonstrations import SelectSettings
+from coterie.selection.pairs import PairSettings
+from coterie.training.dpo import DPOSettings
 from coterie.training.settings import TrainingSettings
+
+Kind = Literal["sft", "dpo"]
+"""What an iteration is: the best dialogues imitated, or pairs out of trees."""
 
 
 class RolloutSettings(Settings):
@@ -46,16 +52,21 @@ class EvaluateSettings(Settings):
 
 
 class OptimaSettings(Settings):
-    """Settings of ``optima/isft``."""
+    """Settings of ``optima/isft``: every iteration is one of SFT."""
+
+    recipe: ClassVar[str] = "optima/isft"
 
     model: str = key("tiny-exchange", "Packaged checkpoint, local folder or Hugging Face name.")
     dataset: str = key("exchange", "The tasks: the micro-world `exchange`, `hotpot_qa`, `gsm8k`.")
     data: DataSettings = DataSettings()
-    iterations: int = key(3, "Rounds of rollout, reward, select, train.", source="Optima: 6", ge=1)
+    iterations: int = key(
+        3, "Rounds of rollout, reward, select, train; each ends in a new policy.",
+        source="Optima: 6", ge=1,
+    )  # fmt: skip
     seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0)
     from_initial: bool = key(
         False,
-        "Train each iteration from the base model instead of from the last one.",
+        "SFT trains from the base model instead of from the last policy.",
         source="Optima: off for information exchange, on for debate",
     )
     rollout: RolloutSettings = RolloutSettings()
@@ -64,6 +75,10 @@ class OptimaSettings(Settings):
     train: TrainingSettings = TrainingSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
+
+    def kinds(self) -> list[Kind]:
+        """What each iteration is."""
+        return ["sft"] * self.iterations
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
@@ -96,3 +111,106 @@ class OptimaSettings(Settings):
         if self.select.rule == "random" and len(self.select.counts) < self.iterations:
             raise ValueError(f"select.counts needs {self.iterations} numbers, one an iteration")
         return self
+
+
+class TreeRewardSettings(RewardSettings):
+    """Weights of the parts of the reward in tree search."""
+
+    leak_penalty: float = key(
+        0.0, "Taken off for each utterance that speaks for another agent.", ge=0
+    )
+    leaks_lose_task: bool = key(
+        True,
+        "A dialogue with such an utterance has a task term of 0.",
+        source="Optima's code, in tree search",
+    )
+
+
+class RPOSettings(DPOSettings):
+    """The numbers of the objective."""
+
+    nll: float = key(
+        1.0,
+        "weight of the chosen side's mean -log p",
+        source="Optima section 3.3: 1 (iDPO), 0 (iSFT-DPO)",
+        ge=0,
+    )
+
+
+class PairTrainingSettings(TrainingSettings):
+    """How a policy is trained on pairs."""
+
+    learning_rate: float = key(5e-7, "peak learning rate", source="Optima's code", gt=0)
+    warmup_ratio: float = key(
+        0.1, "share of the steps in which the rate climbs", source="Optima's code", ge=0, lt=1
+    )
+    batch_rows: int = key(64, "pairs of one optimiser step", source="Optima's code", ge=1)
+
+
+class DPORoundSettings(Settings):
+    """An iteration of DPO: a tree of dialogues a task, sibling pairs, preference training."""
+
+    tasks: int = key(64, "Training tasks of each iteration; each gets a tree.", ge=1)
+    temperature: float = key(0.7, "Sampling temperature.", source="Optima's code (0.7)", gt=0, le=2)
+    probe: int = key(
+        100,
+        "Dialogues played beforehand to learn how long dialogues are.",
+        source="Optima's code: 100",
+        ge=1,
+    )
+    percentile: float = key(
+        85.0,
+        "The token term is relative to this percentile of their tokens, plus 1.",
+        source="Optima's code: 85 (iDPO), 80 (iSFT-DPO)",
+        gt=0,
+        le=100,
+    )
+    trees_in_flight: int = key(
+        128, "Trees that grow at a time: enough to keep the engine's batch full.", ge=1
+    )
+    search: SearchSettings = SearchSettings()
+    reward: TreeRewardSettings = TreeRewardSettings()
+    select: PairSettings = PairSettings()
+    objective: RPOSettings = RPOSettings()
+    train: PairTrainingSettings = PairTrainingSettings()
+
+
+class OptimaDPOSettings(OptimaSettings):
+    """Settings of the methods that have iterations of DPO too."""
+
+    dpo: DPORoundSettings = DPORoundSettings()
+
+    @model_validator(mode="after")
+    def _refuse_adapters(self) -> Self:
+        if "lora" in (self.train.method, self.dpo.train.method):
+            raise ValueError(
+                f"{self.recipe} trains each policy from the last one, and an adapter on an adapter "
+                "is not there yet; use method=full in train and in dpo.train"
+            )
+        return self
+
+
+class IDPOSettings(OptimaDPOSettings):
+    """Settings of ``optima/idpo``: one iteration of SFT from the base, then DPO."""
+
+    recipe: ClassVar[str] = "optima/idpo"
+
+    def kinds(self) -> list[Kind]:
+        """SFT once, to begin with."""
+        return ["dpo" if i else "sft" for i in range(self.iterations)]
+
+    @model_validator(mode="after")
+    def _refuse_no_dpo(self) -> Self:
+        if self.iterations < 2:
+            raise ValueError("iterations=1 of optima/idpo has no DPO in it; use at least 2")
+        return self
+
+
+class ISFTDPOSettings(OptimaDPOSettings):
+    """Settings of ``optima/isft_dpo``: SFT and DPO in turn."""
+
+    recipe: ClassVar[str] = "optima/isft_dpo"
+
+    def kinds(self) -> list[Kind]:
+        """SFT, DPO, SFT, ..."""
+        return ["dpo" if i % 2 else "sft" for i in range(self.iterations)]

@@ -9,7 +9,8 @@ from coterie.environments.dialogue import DialogueEnvironment, DialogueState, me
 from coterie.environments.registry import environment
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel, load
-from coterie.recipes.optima_settings import OptimaSettings
+from coterie.recipes.optima_settings import OptimaDPOSettings, OptimaSettings
+from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import check_tracker
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
@@ -59,7 +60,7 @@ class Plan:
             ("training dialogues", f"{self.dialogues:,}"),
             ("held-out dialogues", f"{self.evaluations:,}"),
             ("sampled tokens", f"at most {self.most_sampled_tokens:,}"),
-            ("training rows", f"at most {self.most_rows:,}"),
+            ("training rows or pairs", f"at most {self.most_rows:,}"),
             ("updates", f"at most {self.most_updates:,}"),
         ]
 
@@ -89,12 +90,9 @@ def plan(settings: OptimaSettings) -> Plan:
     weights = sum(parameter.numel() for parameter in base.model.parameters())
     memory = weights * BYTES_PER_WEIGHT[settings.train.method]
     _check_memory(memory, settings)
-    dialogues = settings.iterations * len(train) * settings.rollout.samples
+    sizes = [size(settings, i, len(train), len(world.agents)) for i in range(settings.iterations)]
+    dialogues = sum(one.dialogues for one in sizes)
     evaluations = (settings.iterations + 1) * len(heldout)
-    rows = round(len(train) * settings.select.top_share) * len(world.agents)
-    updates = -(-rows // settings.train.batch_rows) * settings.train.epochs
-    if settings.train.max_steps:
-        updates = min(updates, settings.train.max_steps)
     room = longest + world.max_turns * (settings.rollout.max_tokens + 8)
     return Plan(
         settings.iterations,
@@ -107,9 +105,37 @@ def plan(settings: OptimaSettings) -> Plan:
         dialogues,
         evaluations,
         (dialogues + evaluations) * world.max_turns * settings.rollout.max_tokens,
-        settings.iterations * rows,
-        settings.iterations * updates,
+        sum(one.rows for one in sizes),
+        sum(one.updates for one in sizes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What one iteration costs at most."""
+
+    dialogues: int
+    rows: int
+    """Rows, or pairs."""
+    updates: int
+
+
+def size(settings: OptimaSettings, iteration: int, tasks: int, agents: int) -> Size:
+    """The size of an iteration; ``tasks`` are those of one of SFT."""
+    if isinstance(settings, OptimaDPOSettings) and settings.kinds()[iteration] == "dpo":
+        s = settings.dpo
+        rollouts = s.search.searches * s.search.rollouts
+        # of siblings of one parent at most; or one of each parent that has several children
+        pairs = rollouts * (rollouts - 1) // 2 if s.select.rule == "all" else rollouts - 1
+        pairs = s.tasks * max(int(pairs * s.select.top_share), 1)
+        return Size(s.tasks * rollouts + s.probe, pairs, _updates(pairs, s.train))
+    rows = round(tasks * settings.select.top_share) * agents
+    return Size(tasks * settings.rollout.samples, rows, _updates(rows, settings.train))
+
+
+def _updates(rows: int, training: TrainingSettings) -> int:
+    updates = -(-rows // training.batch_rows) * training.epochs
+    return min(updates, training.max_steps or updates)
 
 
 def check_disjoint(train: list[Task], heldout: list[Task]) -> None:

@@ -1,17 +1,28 @@
-"""Recipes by name: their settings and presets."""
+"""Recipes by name: their settings, presets, and the recipe itself."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from coterie.config.resolve import resolve
 from coterie.errors import UserError
-from coterie.recipes.optima_settings import OptimaSettings
+from coterie.recipes.optima_settings import (
+    IDPOSettings,
+    ISFTDPOSettings,
+    OptimaDPOSettings,
+    OptimaSettings,
+)
 
-NAMES = ("optima/isft",)
+if TYPE_CHECKING:
+    from coterie.recipes.optima import Optima
+
+_SETTINGS: dict[str, type[OptimaSettings]] = {
+    settings.recipe: settings for settings in (OptimaSettings, IDPOSettings, ISFTDPOSettings)
+}
+NAMES = tuple(_SETTINGS)
 FIRST = "exchange"
 """The data set of a recipe for which none is given."""
 
@@ -22,7 +33,15 @@ def settings_type(name: str) -> type[OptimaSettings]:
         near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.3)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(f"no recipe is called {name!r}", f"{hint}there is: {', '.join(NAMES)}")
-    return OptimaSettings
+    return _SETTINGS[name]
+
+
+def recipe(settings: OptimaSettings) -> "Optima":
+    """The recipe under its settings, whose type says which it is."""
+    from coterie.recipes.optima import Optima  # not above: torch takes seconds to import
+    from coterie.recipes.optima_dpo import OptimaDPO
+
+    return OptimaDPO(settings) if isinstance(settings, OptimaDPOSettings) else Optima(settings)
 
 
 def datasets(name: str) -> list[str]:

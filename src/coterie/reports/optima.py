@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from coterie.config.resolve import flatten
 from coterie.environments.dialogue import gold_answer
 from coterie.models.loading import LoadedModel
-from coterie.recipes.optima import OptimaISFT
+from coterie.recipes.optima import Optima
 from coterie.recipes.optima_reward import PARTS
 from coterie.reports.data import (
     AgentFacts,
@@ -33,7 +33,7 @@ from coterie.trajectories.turn import Turn
 EXAMPLES = 12
 
 
-def run_report(recipe: OptimaISFT, run: Run) -> RunReport:
+def run_report(recipe: Optima, run: Run) -> RunReport:
     """All that the page shows of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
     trained = [run.metrics(step) for step in done if step.stage == "train"]
@@ -75,7 +75,7 @@ def _point(run: Run, version: int) -> IterationPoint:
 
 
 def _rewards(
-    recipe: OptimaISFT, run: Run, done: Sequence[Step]
+    recipe: Optima, run: Run, done: Sequence[Step]
 ) -> tuple[list[RewardMeans], list[RewardSample]]:
     means: list[RewardMeans] = []
     points: list[RewardSample] = []
@@ -115,7 +115,7 @@ def _failures(run: Run) -> tuple[Failure, ...]:
     )
 
 
-def _examples(recipe: OptimaISFT, run: Run, versions: Sequence[int]) -> tuple[Example, ...]:
+def _examples(recipe: Optima, run: Run, versions: Sequence[int]) -> tuple[Example, ...]:
     """Held-out tasks with the first and the last evaluated policy's dialogue, and at the end
     training tasks with a dialogue of which tokens were trained."""
     if not versions:
@@ -129,7 +129,7 @@ def _examples(recipe: OptimaISFT, run: Run, versions: Sequence[int]) -> tuple[Ex
     return tuple(found + _trained_examples(recipe, run, model))
 
 
-def _trained_examples(recipe: OptimaISFT, run: Run, model: LoadedModel) -> list[Example]:
+def _trained_examples(recipe: Optima, run: Run, model: LoadedModel) -> list[Example]:
     """Training tasks of the first iteration: a dialogue passed over beside the one trained."""
     found = []
     chosen = dict(run.store.selections(0, "select"))
@@ -166,7 +166,7 @@ def _dialogue(
 
 
 def _example(
-    recipe: OptimaISFT, task: Task, before: DialogueView | None, after: DialogueView | None
+    recipe: Optima, task: Task, before: DialogueView | None, after: DialogueView | None
 ) -> Example:
     facts = tuple(
         AgentFacts(

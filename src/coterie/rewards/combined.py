@@ -1,12 +1,14 @@
 """Optima's reward of a trajectory: task score, minus tokens, plus likelihood, minus penalties.
 
 R = R_task - lambda_token * tokens / max tokens + lambda_loss * 1 / R_loss
-(arXiv 2410.08115, equation 1); the maximum is over the samples of the same task. The penalties are
-those of the released code: see :class:`RewardSettings` and ``rewards.conduct``.
+(arXiv 2410.08115, equation 1); the maximum is over the samples of the same task, or given. The
+penalties are those of the released code: see :class:`RewardSettings` and ``rewards.conduct``.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from coterie.config.settings import Settings, key
 from coterie.trajectories.tree import Outcome
@@ -30,11 +32,22 @@ class RewardSettings(Settings):
         source="Optima table 8 (information exchange: 1.0)",
         ge=0,
     )
+    loss_term: Literal["inverse", "bounded"] = key(
+        "inverse",
+        "`inverse` is lambda_loss / loss, which has no bound: a fluent wrong dialogue may outweigh a "
+        "right one. `bounded` is lambda_loss * exp(-loss), at most lambda_loss.",
+        source="Optima equation 1; `bounded` is ours",
+    )
     leak_penalty: float = key(
         10.0,
         "Taken off for each utterance that speaks for another agent (`Bob: ...` in Alice's turn).",
         source="Optima's code",
         ge=0,
+    )
+    leaks_lose_task: bool = key(
+        False,
+        "A dialogue with such an utterance has a task term of 0.",
+        source="Optima's code: in tree search, instead of the penalty",
     )
     repeats_lose_loss: bool = key(
         True,
@@ -79,7 +92,7 @@ class Reward:
     tokens: float
     """-lambda_token * tokens / max tokens, or -1 of a runaway; at most 0."""
     loss: float
-    """lambda_loss / loss; -1 of a runaway, 0 of a dialogue that repeats itself."""
+    """lambda_loss / loss (or its bounded form); -1 of a runaway, 0 of a dialogue that repeats itself."""
     leaks: float = 0.0
     """-leak_penalty for each leak, at most 0."""
 
@@ -89,15 +102,21 @@ class Reward:
         return self.task + self.tokens + self.loss + self.leaks
 
 
-def rewards(samples: Sequence[Sampled], settings: RewardSettings) -> list[Reward]:
-    """Rewards of all samples of one task; runaways do not count for the most tokens."""
-    counts = [s.tokens for s in samples if not s.runaway] or [s.tokens for s in samples]
-    most = max(counts, default=1)
+def rewards(
+    samples: Sequence[Sampled], settings: RewardSettings, *, most: int | None = None
+) -> list[Reward]:
+    """Rewards of samples of one task.
+
+    Tokens are over ``most``, or over the most of the samples, runaways not counted.
+    """
+    if most is None:
+        counts = [s.tokens for s in samples if not s.runaway] or [s.tokens for s in samples]
+        most = max(counts, default=1)
     return [
         Reward(
             sample.outcome.leaf,
             sample.outcome.sample,
-            sample.outcome.score,
+            0.0 if sample.leaks and settings.leaks_lose_task else sample.outcome.score,
             _token_term(sample, most, settings),
             _loss_term(sample, settings),
             -settings.leak_penalty * sample.leaks,
@@ -126,4 +145,6 @@ def _loss_term(sample: Sampled, settings: RewardSettings) -> float:
         return -1.0
     if sample.repeats and settings.repeats_lose_loss:
         return 0.0
+    if settings.loss_term == "bounded":
+        return settings.lambda_loss * math.exp(-sample.loss)
     return settings.lambda_loss / max(sample.loss, SMALLEST_LOSS)

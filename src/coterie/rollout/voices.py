@@ -35,6 +35,13 @@ class Memory:
     ids: tuple[int, ...] = ()
     messages: tuple[Message, ...] = ()
 
+    def hear(self, said: "Said", shown: tuple[Message, ...]) -> None:
+        """Take in a turn of the agent's own, said when it was shown these messages."""
+        assert said.request is not None, "only turns with tokens are stored as deltas"
+        self.turn = said.turn.id
+        self.ids = self.ids[: said.request.keep] + said.request.ids + said.turn.ids
+        self.messages = (*shown, Message("assistant", turn=said.turn.id))
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -82,11 +89,23 @@ class TokenVoice:
 
     async def speak(self, ask: Ask, memory: Memory) -> Said:
         """One completion of the rendered messages, at most as long as the context has room."""
+        (said,) = await self.candidates(ask, memory, [ask.seed])
+        memory.hear(said, ask.shown)
+        return said
+
+    async def candidates(self, ask: Ask, memory: Memory, seeds: Sequence[int]) -> list[Said]:
+        """Several ways to say the turn, one for each seed; the prompt is read once.
+
+        ``memory`` stays as it is, for only some of them may be gone on from (:meth:`Memory.hear`).
+        """
         prompt = self.render(ask.shown, ask.tree, ask.agent)
         request = Request.make(
             ask.agent, ask.parent, memory.turn, prompt, ask.shown, memory.ids, memory.messages
         )
-        (completion,) = await self.engine.sample(prompt, [ask.seed], self._within(prompt))
+        completions = await self.engine.sample(prompt, seeds, self._within(prompt))
+        return [self._said(ask, request, completion) for completion in completions]
+
+    def _said(self, ask: Ask, request: Request, completion: Completion) -> Said:
         turn = make_turn(
             ask.parent,
             Speaker("agent", ask.agent),
@@ -94,9 +113,6 @@ class TokenVoice:
             sample=self._sample(request.id, completion),
             draw=ask.draw,
         )
-        memory.turn = turn.id
-        memory.ids = prompt + completion.ids
-        memory.messages = (*ask.shown, Message("assistant", turn=turn.id))
         return Said(turn, request, completion.finish == "length", len(completion.ids))
 
     def _within(self, prompt: Sequence[int]) -> Sampling:

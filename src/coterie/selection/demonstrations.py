@@ -34,6 +34,13 @@ class SelectSettings(Settings):
     threshold: float = key(
         0.5, "Least reward of a trained trajectory (theta_sft).", source="Optima table 8"
     )
+    least_score: float = key(
+        0.0,
+        "Gate: least task score of a trained trajectory, whatever its reward. 0 is the paper's rule, "
+        "by which only the reward counts; with 1 no wrong one is ever selected.",
+        ge=0,
+        le=1,
+    )
     counts: tuple[int, ...] = key(
         (),
         "For `random`: how many trajectories to take in each iteration, such as those that the run "
@@ -54,7 +61,10 @@ def best_demonstrations(
 
     Ties go to the earlier sample, then to the smaller task id.
     """
-    best = {task: min(rs, key=lambda r: (-r.total, r.sample)) for task, rs in rewards.items() if rs}
+    right = {
+        task: [r for r in rs if r.task >= settings.least_score] for task, rs in rewards.items()
+    }
+    best = {task: min(rs, key=lambda r: (-r.total, r.sample)) for task, rs in right.items() if rs}
     good = [(task, r) for task, r in best.items() if r.total >= settings.threshold]
     good.sort(key=lambda item: (-item[1].total, item[0]))
     return good[: round(len(good) * settings.top_share)]

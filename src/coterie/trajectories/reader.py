@@ -156,7 +156,7 @@ def selections(
     """Selections as (item, tree, the tree's task, selection), in the order they were stored."""
     where, values = _where("item", iteration=iteration, stage=stage)
     rows = db.execute(
-        "SELECT s.item, r.key, r.task, s.leaf, s.agent, s.context, s.weight "
+        "SELECT s.item, r.key, r.task, s.leaf, s.agent, s.context, s.weight, s.rejected "
         "FROM item CROSS JOIN selection s ON s.item = item.key JOIN turn t ON t.id = s.leaf "
         f"JOIN tree r ON r.key = t.tree {where} ORDER BY s.item, s.position",
         values,

@@ -11,7 +11,7 @@ from coterie.errors import UserError
 
 APPLICATION = 0x434F5445
 """The SQLite application id of a store (``COTE``)."""
-VERSION = 1
+VERSION = 2
 
 TABLES = """
 CREATE TABLE task (
@@ -109,6 +109,7 @@ CREATE TABLE selection (
     agent TEXT NOT NULL,
     context TEXT,
     weight REAL NOT NULL,
+    rejected TEXT,
     PRIMARY KEY (item, position)
 ) WITHOUT ROWID;
 """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """One agent's view of the path to a leaf, chosen for training."""
+    """One agent's view of the path to a leaf, chosen for training; or a turn preferred to another."""
 
     leaf: str
     """Id of the last turn of the path."""
@@ -13,3 +13,5 @@ class Selection:
     context: str | None = None
     """Name of the recontext rule to apply; ``None`` for the context as recorded."""
     weight: float = 1.0
+    rejected: str | None = None
+    """Id of the turn that ``leaf``, then the chosen one, is preferred to; ``None`` for no pair."""

@@ -37,6 +37,7 @@ class Store:
         self.path = path
         self._db = db
         self._lock = lock
+        self._joined = False
 
     @classmethod
     def open(cls, path: Path | str, *, read_only: bool = False) -> "Store":
@@ -86,8 +87,21 @@ class Store:
         """All writes to the connection, or none. For :mod:`table`'s functions; not nested."""
         if self._lock is None:
             raise UserError(f"{self.path} was opened to be read only", "open it for writing")
+        if self._joined:
+            yield self._db
+            return
         with self._within("BEGIN IMMEDIATE"):
             yield self._db
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Items that are finished within are one transaction: all are there, or none is."""
+        with self.transaction():
+            self._joined = True
+            try:
+                yield
+            finally:
+                self._joined = False
 
     @contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:

@@ -162,13 +162,15 @@ def add_selection(
     db: sqlite3.Connection, key: ItemKey, position: int, selection: Selection
 ) -> None:
     """Write one thing that a finished item selected."""
-    item, leaf = item_row(db, key), selection.leaf
+    item = item_row(db, key)
     if item is None:
         raise ValueError(f"{key} of a selection is not finished")
-    if not db.execute("SELECT 1 FROM turn WHERE id = ?", (leaf,)).fetchone():
-        raise ValueError(f"leaf {leaf} of a selection is no turn of the store")
-    row = (leaf, selection.agent, selection.context, selection.weight)
-    db.execute("INSERT INTO selection VALUES (?, ?, ?, ?, ?, ?)", (item, position, *row))
+    for turn in (selection.leaf, selection.rejected):
+        find = "SELECT 1 FROM turn WHERE id = ?"
+        if turn is not None and not db.execute(find, (turn,)).fetchone():
+            raise ValueError(f"turn {turn} of a selection is no turn of the store")
+    row = (selection.leaf, selection.agent, selection.context, selection.weight, selection.rejected)
+    db.execute("INSERT INTO selection VALUES (?, ?, ?, ?, ?, ?, ?)", (item, position, *row))
 
 
 def tree_of(db: sqlite3.Connection, node: str) -> int | None:

@@ -1,0 +1,174 @@
+"""The recipes ``optima/idpo`` and ``optima/isft_dpo`` end to end on the packaged model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.errors import UserError
+from coterie.progress import Silent
+from coterie.recipes.optima_dpo import OptimaDPO
+from coterie.recipes.optima_settings import OptimaDPOSettings
+from coterie.recipes.optima_trees import Growing, rollouts
+from coterie.recipes.registry import recipe, settings
+from coterie.rollout.search import node_values
+from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.loop import run_steps
+from tests.conftest import SMALL, Cli
+
+WORDS = (
+    *SMALL, "iterations=2", "dpo.tasks=3", "dpo.probe=4", "dpo.search.searches=3",
+    "dpo.select.theta_filter=-100", "dpo.select.theta_diff=0",
+)  # fmt: skip
+
+
+def opened(words: tuple[str, ...] = WORDS, name: str = "optima/idpo") -> OptimaDPO:
+    found = recipe(settings(name, words))
+    assert isinstance(found, OptimaDPO)
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A finished run of one iteration of SFT and one of DPO."""
+    own = opened()
+    with open_run(tmp_path_factory.mktemp("idpo") / "run", own.name, own.settings) as made:
+        run_steps(own, made, Silent())
+        yield made
+
+
+def test_each_method_has_its_order_of_iterations() -> None:
+    assert settings("optima/isft", ["iterations=3"]).kinds() == ["sft", "sft", "sft"]
+    assert settings("optima/idpo", ["iterations=3"]).kinds() == ["sft", "dpo", "dpo"]
+    assert settings("optima/isft_dpo", ["iterations=4"]).kinds() == ["sft", "dpo", "sft", "dpo"]
+
+
+def test_every_rollout_is_in_the_record_with_its_reward(run: Run) -> None:
+    metrics = run.metrics(Step(1, "rollout"))
+    assert metrics["n"] == 3 * 3 * 3 and metrics["trees"] == 3 and metrics["failed"] == 0
+    assert int(metrics["token_limit"]) > 1
+    for task, played in rollouts(run.store, 1).items():
+        tree = run.store.tree(1, "rollout", task)
+        assert {one.leaf for one in played} == set(tree.outcomes)
+
+
+def test_rewards_are_those_of_equation_1_relative_to_the_probe(run: Run) -> None:
+    own = opened()
+    limit = int(run.metrics(Step(1, "rollout"))["token_limit"])
+    found = own.rewards(run, 1)
+    for task, played in rollouts(run.store, 1).items():
+        tree = run.store.tree(1, "rollout", task)
+        total = {reward.leaf: reward.total for reward in found[task]}
+        tokens = {reward.leaf: reward.tokens for reward in found[task]}
+        for one in played:
+            assert one.leaf is not None
+            assert one.reward == pytest.approx(total[one.leaf])
+            if tree.outcomes[one.leaf].end != "runaway":
+                said = sum(len(turn.ids) for turn in tree.path(one.leaf))
+                assert tokens[one.leaf] == pytest.approx(-0.6 * said / limit)
+
+
+def test_values_in_the_record_are_means_over_rollouts(run: Run) -> None:
+    own = opened()
+    for task, played in rollouts(run.store, 1).items():
+        tree = run.store.tree(1, "rollout", task)
+        by_hand = node_values(tree, played)
+        assert own.values(run, tree) == by_hand
+        assert by_hand[tree.root].visits == 9
+
+
+def test_pairs_are_siblings_under_one_prompt_and_compare_the_last_turn_only(run: Run) -> None:
+    own = opened()
+    found = list(own.pairs(run, 1))
+    assert len(found) == run.metrics(Step(1, "select"))["selected"] > 0
+    assert run.metrics(Step(1, "train"))["rows"] == len(found)
+    for pair in found:
+        (chosen,), (rejected,) = pair.chosen, pair.rejected
+        (good,), (bad,) = chosen.targets, rejected.targets
+        tree = run.store.tree(1, "rollout", pair.group)
+        assert tree.turns[good.turn].parent == tree.turns[bad.turn].parent
+        assert chosen.ids[: good.start] == rejected.ids[: bad.start]
+        assert chosen.ids[good.start :] == tree.turns[good.turn].ids
+        assert good.writer == bad.writer == "policy@1"
+
+
+def test_training_moves_the_policy_and_starts_from_the_last_one(run: Run) -> None:
+    assert run.metrics(Step(1, "train"))["weights"] != run.metrics(Step(0, "train"))["weights"]
+    assert (run.training_folder(1) / "reference/reference.safetensors").is_file()
+    assert run.metrics(Step(2, "evaluate"))["n"] == 4
+
+
+class Interrupt(Exception):
+    pass
+
+
+def test_a_run_cut_off_between_searches_equals_one_that_was_not(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, whole = opened(), Growing.record
+    left = [4]
+
+    def record(self: Growing, *arguments: Any) -> None:
+        if not left[0]:
+            raise Interrupt
+        left[0] -= 1
+        whole(self, *arguments)
+
+    monkeypatch.setattr(Growing, "record", record)
+    with open_run(tmp_path / "cut", own.name, own.settings) as cut:
+        with pytest.raises(Interrupt):
+            run_steps(own, cut, Silent())
+        assert sum(len(played) for played in rollouts(cut.store, 1).values()) == 4 * 3
+        left[0] = 1000
+        run_steps(opened(), cut, Silent())
+        assert rollouts(cut.store, 1) == rollouts(run.store, 1)
+        for step in opened().steps():
+            mine, other = dict(cut.metrics(step)), dict(run.metrics(step))
+            assert mine | {"seconds": 0} == other | {"seconds": 0}, step
+
+
+def test_settings_of_a_tree_are_its_rollouts_and_those_of_pairs_are_not() -> None:
+    before = opened()
+    pairs = opened((*WORDS, "dpo.select.theta_diff=0.1"))
+    rewards = opened((*WORDS, "dpo.reward.lambda_token=0.1"))
+    rollout, select, first = Step(1, "rollout"), Step(1, "select"), Step(0, "rollout")
+    assert pairs.fingerprint(rollout) == before.fingerprint(rollout)
+    assert pairs.fingerprint(select) != before.fingerprint(select)
+    assert rewards.fingerprint(rollout) != before.fingerprint(rollout), "values steer the search"
+    assert rewards.fingerprint(first) == before.fingerprint(first)
+
+
+def test_no_pair_is_an_error_that_says_what_to_do(run: Run, tmp_path: Path) -> None:
+    own = opened((*WORDS, "dpo.select.theta_filter=1000"))
+    with open_run(tmp_path / "none", own.name, own.settings) as made:
+        with pytest.raises(UserError, match=r"theta_filter=1000") as error:
+            run_steps(own, made, Silent())
+        assert "--fork" in error.value.todo
+
+
+def test_isft_dpo_runs_both_kinds_and_reports(cli: Cli, tmp_path: Path) -> None:
+    said = cli("run", "optima/isft_dpo", *WORDS, "--folder", "both")
+    assert said.code == 0, said.err
+    assert (tmp_path / "both/report.html").is_file()
+    assert cli("evaluate", "exchange", "policy=both", "tasks=2", "--checkpoints", "all").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["iterations=1"], "has no DPO in it"),
+        (["train.method=lora"], "an adapter on an adapter"),
+        (["dpo.search.merge_distance=2"], "less than or equal to 1"),
+        (["dpo.objective.gamma=1"], "dpo.objective.gamma"),
+    ],
+)
+def test_what_cannot_work_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        settings("optima/idpo", words)
+
+
+def test_isft_has_no_keys_of_dpo() -> None:
+    with pytest.raises(UserError, match="dpo"):
+        settings("optima/isft", ["dpo.tasks=3"])
+    assert isinstance(settings("optima/idpo"), OptimaDPOSettings)
