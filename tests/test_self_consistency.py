@@ -1,6 +1,7 @@
 """Coverage and majority by number of dialogues: by hand, on a plot, and from the command line."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_the_plot_has_a_dot_with_its_band_for_each_doubling(most: int) -> None:
                 assert frame.left < dot.x < frame.width - frame.right
                 assert frame.top < dot.y < frame.height - frame.bottom
     steps = [dot.x for dot in by_number.series[0].dots][:6]
-    widths = [b - a for a, b in zip(steps, steps[1:], strict=False)]
+    widths = [b - a for a, b in pairwise(steps)]
     assert widths == pytest.approx([widths[0]] * len(widths), abs=0.21)
 
 

@@ -98,8 +98,8 @@ def _scores(title: str, figures: Sequence[Figures]) -> Table:
 
 def _curves(title: str, figures: Sequence[Figures]) -> Table:
     """Several dialogues a task: coverage and majority, where there are intervals."""
-    names = ("k", "coverage", "95%", "majority", "95%", "tokens", "n", "failed")
-    table = _table(f"{title}, k dialogues each", *names)
+    names = ("k", "coverage", "95%", "majority", "95%", "tokens", "failed")
+    table = _table(f"{title}, {figures[0].found.n} with k dialogues each", *names)
     for one in figures:
         assert isinstance(one.found, Consistency)
         for point in one.found.points:
@@ -112,7 +112,6 @@ def _curves(title: str, figures: Sequence[Figures]) -> Table:
                     f"{point.majority.mean:.3f}",
                     "{:.3f}-{:.3f}".format(*point.majority.interval),
                     f"{point.tokens:.1f}",
-                    f"{one.found.n}",
                     f"{one.found.failed}",
                 )
     return table
@@ -122,7 +121,7 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=None)
     table.add_column("policy")
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 

@@ -11,6 +11,8 @@
 Prompts are our own.
 """
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -97,7 +99,7 @@ class SingleAgent(Variant):
         """All turns."""
         return state.turns
 
-    def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
+    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
         """Over after the one message."""
         answer = self.answer(state.turns[-1].text)
         end: End = "runaway" if cut else "turn_limit" if answer is None else "answered"
@@ -116,8 +118,8 @@ class MultiAgentDebate(Variant):
         self.max_turns = ROUNDS * len(self.agents)
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The whole problem, and how the debate goes."""
-        return (*self.solo_parts(task, agent), Part(_DEBATE, source="task"))
+        """How the debate goes, and the whole problem."""
+        return (Part(_DEBATE, source="task"), *self.solo_parts(task, agent))
 
     def heard(self, state: DialogueState, agent: str) -> tuple[Turn, ...]:
         """The rounds that are over: of each the agent's own message, then the others'."""
@@ -127,39 +129,44 @@ class MultiAgentDebate(Variant):
         order = [sorted(one, key=lambda turn: turn.speaker.name != agent) for one in rounds]
         return tuple(turn for one in order for turn in one)
 
-    def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
+    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
         """Over when all have spoken in each round."""
         if len(state.turns) < self.max_turns:
             return state
-        last = {
+        answers = {
             turn.speaker.name: answer
             for turn in state.turns
             if (answer := self.answer(turn.text)) is not None
         }
-        vote = Vote(self.similarity)
-        for place, agent in enumerate(self.agents):
-            vote.add(place, last.get(agent))
-        if not vote.winners:
+        last = [answers.get(agent) for agent in self.agents]
+        winners = await asyncio.to_thread(self._voted, last)
+        if not winners:
             return replace(state, end="turn_limit")
-        end: End = "agreed" if len(vote.winners) == len(self.agents) else "answered"
-        return replace(state, answer=last[self.agents[vote.winners[0]]], end=end)
+        end: End = "agreed" if len(winners) == len(last) else "answered"
+        return replace(state, answer=last[winners[0]], end=end)
+
+    def _voted(self, answers: Sequence[str | None]) -> tuple[int, ...]:
+        """The agents whose answer wins. Comparing mathematics may take seconds."""
+        vote = Vote(self.similarity)
+        for place, answer in enumerate(answers):
+            vote.add(place, answer)
+        return vote.winners
 
 
 class AutoForm(Variant):
     """The environment's own dialogue, in a format that the agents choose themselves."""
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The environment's own prompt, and the request to choose a format."""
-        format_ = Part(f"\nFormat: {_CHOOSE}", source=FORMAT_SOURCE)
-        return (*self.world.system_parts(task, agent), format_)
+        """The request to choose a format, and the environment's own prompt."""
+        return (Part(_CHOOSE, source=FORMAT_SOURCE), *self.world.system_parts(task, agent))
 
 
 _DEBATE = (
-    "\nOthers answer it too. First answer by yourself. Then you see their messages: hold them "
-    "against your own steps, mend what was wrong, and answer again in the same form."
+    "Several of you answer the same question. First answer by yourself. Then you see the others' "
+    "messages: hold them against your own steps, mend what was wrong, and answer again.\n"
 )
 _CHOOSE = (
     "First choose the shortest form for what you have to say that is not plain sentences, such as "
     "a table, key = value pairs, logic, code, or one of your own. Name it at the beginning of your "
-    "first message, then write in it alone; only the mark of the answer stays as it is."
+    "first message, then write in it alone; only the mark of the answer stays as it is.\n"
 )

@@ -55,18 +55,19 @@ class Debate:
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """The problem."""
-        return solo_prompt(str(task.public["question"]), r"\boxed{number}, a number with no unit")
+        return solo_prompt(str(task.public["question"]), _ENDING)
 
     def _task(self, row: QuestionRow) -> Task:
         answer = Secret(row.answer, name="answer", readers=frozenset({GRADER}))
         return Task(f"{self.name}-{row.id}", {"question": row.question}, {"answer": answer})
 
 
+_ENDING = "End each message with \\boxed{number}: your answer, a number with no unit."
 _SOLVER = (
     f"You are {SOLVER} and good at arithmetic. {CRITIC} reads your work and may find mistakes in "
     "it; mend them.\n"
     "- Go step by step.\n"
-    "- End each message with \\boxed{number}: your answer, a number with no unit."
+    f"- {_ENDING}"
 )
 _CRITIC = (
     f"You are {CRITIC}. {SOLVER} solves a problem; you read the work and look for mistakes.\n"

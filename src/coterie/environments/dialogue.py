@@ -81,7 +81,7 @@ class OwnRules(Protocol):
         """The turns that ``agent`` is shown now, in the order in which it is shown them."""
         ...
 
-    def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
+    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
         """Bring answer and end up to date after the newest of ``state.turns``; ``cut`` as in :func:`step`."""
         ...
 
@@ -128,7 +128,7 @@ async def step(
     rules, if it has any (:class:`OwnRules`).
     """
     if isinstance(environment, OwnRules):
-        return environment.settle(replace(state, turns=(*state.turns, turn)), cut=cut)
+        return await environment.settle(replace(state, turns=(*state.turns, turn)), cut=cut)
     answer = environment.answer(turn.text)
     end: End | None = None
     if cut:

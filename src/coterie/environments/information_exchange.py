@@ -81,9 +81,8 @@ class InformationExchange:
         """All notes, each once, and the question."""
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
         everything = dict.fromkeys(note for held in notes.values() for note in held)
-        return solo_prompt(
-            str(task.public["question"]), "<A>answer</A>, with nothing else in it", everything
-        )
+        ending = "End each message with <A>answer</A> with nothing but the answer in it."
+        return solo_prompt(str(task.public["question"]), ending, everything)
 
     def _task(self, row: QuestionRow) -> Task:
         assert isinstance(row, HotpotRow), "information exchange needs a context to deal out"

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from coterie.trajectories.turn import Part
 
 
-def solo_prompt(question: str, mark: str, notes: Iterable[str] = ()) -> tuple[Part, ...]:
-    """What an agent is told who has the whole problem; ``mark`` is how its answer is to be written."""
+def solo_prompt(question: str, ending: str, notes: Iterable[str] = ()) -> tuple[Part, ...]:
+    """What an agent is told who has the whole problem; ``ending`` is the rule for its answer."""
     listed = tuple(Part(f"- {note}\n", source="task") for note in notes)
     rules = "Rules:\n- Think step by step, and write the steps down before the answer.\n"
     if listed:
         listed = (Part("Your notes:\n", source="task"), *listed)
         rules += "- Rely on the notes only.\n"
-    rules += f"- End with {mark}.\n"
+    rules += f"- {ending}\n"
     return (
         Part("You answer a question.\n", source="task"),
         *listed,

@@ -26,8 +26,11 @@ from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import digest
 
-PRESETS: dict[Method, dict[str, Any]] = {"cot_sc": {"samples": 8, "temperature": 0.5}}
-"""What a method sets if it is not said otherwise."""
+PRESETS: dict[Method, dict[str, Any]] = {
+    "cot_sc": {"samples": 8, "temperature": 0.5},
+    "mad": {"temperature": 0.5},
+}
+"""What a method sets if it is not said otherwise: agents that are told the same must differ somehow."""
 
 
 class BenchmarkSettings(Settings):

@@ -86,7 +86,7 @@ class ExchangeAlone(Exchange):
         """All turns."""
         return state.turns
 
-    def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
+    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
         """Ends with the first answer of the agent that holds the facts."""
         newest = state.turns[-1]
         mine = newest.speaker.name == self.agents[0]
