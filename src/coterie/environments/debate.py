@@ -137,7 +137,7 @@ class Debate:
 
 
 def asked(row: QuestionRow) -> str:
-    """The problem as agents are asked it: with its options, if it has some."""
+    """The problem as agents are asked it: with its options, if it has some, in a last line."""
     if not isinstance(row, ChoiceRow):
         return row.question
-    return "\n".join((row.question, "Options:", *(f"- {choice}" for choice in row.choices)))
+    return f"{row.question}\nOptions: {' | '.join(' '.join(one.split()) for one in row.choices)}"
