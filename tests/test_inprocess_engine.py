@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.llama import FusedLlama
+from coterie.engines.llama import CompiledLlama
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.engines.sampler import draw, uniforms
 from coterie.engines.sequence import Running
@@ -60,13 +60,13 @@ def run(
     return dict(zip(order, asyncio.run(all_of_them()), strict=True))
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "by Transformers"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "by Transformers"])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_a_completion_is_bitwise_the_same_in_any_company(
-    heads: int, fused: bool, monkeypatch: pytest.MonkeyPatch
+    heads: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not fused:
-        monkeypatch.setattr(FusedLlama, "of", lambda _: None)
+    if not compiled:
+        monkeypatch.setattr(CompiledLlama, "fits", lambda _: False)
     work = jobs(100)
     crowd = run(engine(heads=heads), work, list(range(100)), spread=0)
     shuffled = random.Random(1).sample(range(100), 100)

@@ -1,148 +1,155 @@
-"""The body of a Llama-shaped model on CPU in few operations, for models whose steps are small.
+"""Llama-shaped models in float32 on CPU, by compiled loops: their weights, packed, and threads.
 
-A decoding step of a small model is mostly the overhead of its operations. Here query, key and value
-are one product, gate and up are one, and the angles of rotary positions are looked up. Products are
-``weights @ inputs.T``: MKL divides a product among threads by its last dimension, and of a step the
-number of rows is small (2.4 times as fast at 32 rows and two threads). The joined weights are the
-storage of the model's own (which become views of it), so whatever is loaded into those is used here.
+Every call of torch or Transformers costs some microseconds and each product wakes the threads, which is
+most of a small model's step. Here a step is one call a thread (:mod:`coterie.engines.kernels`), of
+a share of the rows; the threads are Python's, for the loops run without the interpreter's lock. The
+packed weights are a copy: a model takes twice its memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from coterie.engines.attention import attend_keys
+from coterie.engines import kernels
 from coterie.engines.slots import Slots
 from coterie.models.logprobs import body
 
 KINDS = ("llama", "qwen2")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose angles do not depend on the length of the sequence."""
+TOKENS = 4096
+"""Tokens of prompts that go through the layers together."""
 
 
-class Joined:
-    """Several linear maps of one input as one."""
-
-    def __init__(self, parts: Sequence[nn.Linear]) -> None:
-        self.parts = parts
-        sizes = [part.out_features for part in parts]
-        self.weight = torch.cat([part.weight.detach() for part in parts])
-        self.bias = None
-        for part, view in zip(parts, self.weight.split(sizes), strict=True):
-            part.weight.data = view
-        if parts[0].bias is not None:
-            self.bias = torch.cat([part.bias.detach() for part in parts])
-            for part, view in zip(parts, self.bias.split(sizes), strict=True):
-                part.bias.data = view
-        self.at = [part.weight.data_ptr() for part in parts]
-
-    @property
-    def holds(self) -> bool:
-        """Whether the maps still are what was joined."""
-        return [part.weight.data_ptr() for part in self.parts] == self.at
-
-    def __call__(self, inputs_NW: Tensor) -> Tensor:
-        """All outputs, ``[outputs, N]``."""
-        outputs_WN = torch.mm(self.weight, inputs_NW.t())
-        return outputs_WN if self.bias is None else outputs_WN.add_(self.bias[:, None])
-
-
-class Layer:
-    """One decoder layer."""
-
-    def __init__(self, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        self.layer, self.linears = layer, _linears(layer)
-        self.before, self.between = layer.input_layernorm, layer.post_attention_layernorm
-        self.qkv = Joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.out = Joined([attention.o_proj])
-        self.gate_up = Joined([mlp.gate_proj, mlp.up_proj])
-        self.down = Joined([mlp.down_proj])
-        self.width = attention.head_dim
-        self.scaling = attention.scaling
-        self.sizes = [
-            part.out_features // self.width
-            for part in (attention.q_proj, attention.k_proj, attention.v_proj)
-        ]
-
-    @property
-    def holds(self) -> bool:
-        """Whether the layer's maps still are what was joined, and no adapter is around them."""
-        joined = (self.qkv, self.out, self.gate_up, self.down)
-        return _linears(self.layer) == self.linears and all(part.holds for part in joined)
-
-    def __call__(
-        self, x_NW: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor, slots: Slots, number: int
-    ) -> Tensor:
-        """``x_NW`` is ``[B * Q, width]``; ``turn`` cosines and signed sines ``[D, B, Q]``."""
-        queries, keys, _ = self.sizes
-        cos, sin = turn
-        joined_HDBQ = self.qkv(_norm(x_NW, self.before)).view(-1, *cos.shape)
-        turning, value = joined_HDBQ.split([queries + keys, keys])
-        turned = (turning * cos).addcmul_(turning.roll(self.width // 2, 1), sin)
-        query, key = turned.split([queries, keys])
-        seen = slots.update(key.permute(2, 0, 3, 1), value.permute(2, 0, 3, 1), number)
-        mixed_BQHD = attend_keys(query.permute(2, 0, 3, 1), *seen, mask, self.scaling)
-        x_NW = x_NW + self.out(mixed_BQHD.reshape(len(x_NW), -1)).t()
-        gate, up = self.gate_up(_norm(x_NW, self.between)).chunk(2)
-        return x_NW + self.down(functional.silu(gate).mul_(up).t()).t()
-
-
-class FusedLlama:
-    """What :func:`~coterie.models.logprobs.hidden_states` gives, for steps over slots."""
+class CompiledLlama:
+    """Steps over slots with a model's weights as they are when it is made."""
 
     def __init__(self, model: Any) -> None:
         inner = body(model)
-        self.embedding, self.norm = inner.embed_tokens, inner.norm
-        self.layers = [Layer(layer) for layer in inner.layers]
-        self.width = self.layers[0].width
-        everywhere = torch.arange(model.config.max_position_embeddings)[None]
-        cos, sin = inner.rotary_emb(self.embedding.weight, everywhere)
-        half = self.width // 2
-        self.cos_DT = cos[0].T.contiguous()
-        self.sin_DT = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1).T.contiguous()
-        self.head = model.get_output_embeddings()
+        attention = inner.layers[0].self_attn
+        self._model, self._made_of = model, _state(model)
+        self._vocabulary = model.config.vocab_size
+        self._weights = kernels.Weights(
+            **_products(inner.layers),
+            embedding=_array(inner.embed_tokens.weight),
+            before=np.stack([_array(layer.input_layernorm.weight) for layer in inner.layers]),
+            between=np.stack(
+                [_array(layer.post_attention_layernorm.weight) for layer in inner.layers]
+            ),
+            norm=_array(inner.norm.weight),
+            head=_panels(_array(model.get_output_embeddings().weight)),
+            **_angles(inner, model.config.max_position_embeddings),
+            epsilon=np.float32(inner.norm.variance_epsilon),
+            scaling=np.float32(attention.scaling),
+        )
+        self._threads = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(max(self._threads - 1, 1), "decode")
 
-    @classmethod
-    def of(cls, model: Any) -> "FusedLlama | None":
-        """For a model of that shape, in float32 on CPU and without adapters; else ``None``."""
+    @staticmethod
+    def fits(model: Any) -> bool:
+        """Whether a model has that shape, in float32 on CPU, and no adapters."""
         weight, config = model.get_input_embeddings().weight, model.config
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            return False
         if config.model_type not in KINDS or config.hidden_act != "silu":
-            return None
+            return False
         inner = body(model)
         linears = [m for layer in inner.layers for m in _linears(layer)]
         plain = all(type(m) is nn.Linear for m in (*linears, model.get_output_embeddings()))
+        even = inner.layers[0].self_attn.head_dim % kernels.SPAN == 0
         fixed = inner.rotary_emb.rope_type in FIXED_ROPE
-        small = weight.device.type == "cpu" and weight.dtype == torch.float32
-        return cls(model) if plain and fixed and small else None
+        return plain and even and fixed
 
     @property
     def holds(self) -> bool:
-        """Whether the model's weights still are where they were."""
-        return all(layer.holds for layer in self.layers)
+        """Whether the model's weights still are where they were, and nobody wrote to them."""
+        return _state(self._model) == self._made_of
 
-    def __call__(self, ids: Tensor, at: Tensor, mask: Tensor, slots: Slots) -> Tensor:
-        """Hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at places ``at`` ``[B or 1, Q]``.
+    def decode(self, ids: Sequence[int], places: Sequence[int], slots: Slots) -> Tensor:
+        """Logits ``[N, vocabulary]`` after one more token at its place in each of the first N rows."""
+        count = len(ids)
+        slots.reserve(count, max(places) + 1)
+        tokens, logits = self._tokens(ids, range(count), places, slots), self._logits(count)
 
-        ``mask`` is additive, ``[B or 1, 1, Q, T]``.
-        """
-        at = at.expand(ids.shape)
-        turn = self.cos_DT[:, at], self.sin_DT[:, at]
-        x_BQW = self.embedding(ids)
-        x_NW = x_BQW.flatten(0, 1)
-        for number, layer in enumerate(self.layers):
-            x_NW = layer(x_NW, turn, mask, slots, number)
-        return _norm(x_NW, self.norm).view_as(x_BQW)
+        def work(first: int, stop: int) -> None:
+            kernels.decode(self._weights, tokens, first, stop, logits)
 
-    def logits(self, hidden_NW: Tensor) -> Tensor:
-        """Logits ``[N, vocabulary]``."""
-        return torch.mm(self.head.weight, hidden_NW.t()).t().contiguous()
+        self._rows(count, work)
+        return torch.from_numpy(logits)[:, : self._vocabulary]
+
+    def read(
+        self,
+        prompts: Sequence[Sequence[int]],
+        begins: Sequence[int],
+        rows: Sequence[int],
+        slots: Slots,
+    ) -> Tensor:
+        """Logits ``[N, vocabulary]`` after each prompt; its row in slots, which have room, holds the
+        first ``begins`` tokens of it already, and then all."""
+        counts = [len(prompt) - begin for prompt, begin in zip(prompts, begins, strict=True)]
+        ids = np.concatenate([prompt[n:] for prompt, n in zip(prompts, begins, strict=True)])
+        at = np.concatenate([range(n, len(p)) for p, n in zip(prompts, begins, strict=True)])
+        owners, ends = np.repeat(rows, counts), np.cumsum(counts) - 1
+        hidden = np.empty((len(prompts), self._weights.embedding.shape[1]), np.float32)
+        for start in range(0, len(ids), TOKENS):
+            part = slice(start, start + TOKENS)
+            tokens = self._tokens(ids[part], owners[part], at[part], slots)
+            for layer in range(len(self._weights.before) + 1):
+                self._layer(tokens, layer)
+            here = (ends >= start) & (ends < start + TOKENS)
+            hidden[here] = tokens.hidden[ends[here] - start]
+        logits = self._logits(len(prompts))
+
+        def work(first: int, stop: int) -> None:
+            kernels.vocabulary(self._weights, hidden[first:stop], logits[first:stop])
+
+        self._rows(len(prompts), work)
+        return torch.from_numpy(logits)[:, : self._vocabulary]
+
+    def _tokens(self, ids: Any, rows: Any, places: Any, slots: Slots) -> kernels.Tokens:
+        weights = self._weights
+        return kernels.Tokens(
+            ids=np.array(ids, np.int64),
+            rows=np.array(rows, np.int64),
+            places=np.array(places, np.int64),
+            keys=slots.keys.numpy(),
+            values=slots.values.numpy(),
+            hidden=np.empty((len(ids), weights.embedding.shape[1]), np.float32),
+            joined=np.empty((len(ids), weights.qkv.shape[1] * kernels.PANEL), np.float32),
+        )
+
+    def _logits(self, rows: int) -> np.ndarray:
+        return np.empty((rows, self._weights.head.shape[0] * kernels.PANEL), np.float32)
+
+    def _rows(self, count: int, work: Callable[[int, int], None]) -> None:
+        """``work(first, stop)`` of all rows, a share to each thread."""
+        threads = min(self._threads, count)
+        ends = [count * n // threads for n in range(threads + 1)]
+        self._together([(work, *pair) for pair in pairwise(ends)])
+
+    def _layer(self, tokens: kernels.Tokens, layer: int) -> None:
+        """One layer of :func:`~coterie.engines.kernels.read`."""
+        threads = min(self._threads, -(-len(tokens.ids) // kernels.CHUNK))
+        told = kernels.read, self._weights, tokens, layer
+        self._together([(*told, share, threads) for share in range(threads)])
+
+    def _together(self, calls: Sequence[tuple[Any, ...]]) -> None:
+        """Call each ``(function, *arguments)`` in a thread of its own, the first in this one."""
+        others = [self._pool.submit(*call) for call in calls[1:]]
+        function, *arguments = calls[0]
+        try:
+            function(*arguments)
+        finally:
+            for other in others:
+                other.result()
 
 
-def _linears(layer: Any) -> list[nn.Module]:
+def _linears(layer: Any) -> list[nn.Linear]:
     attention, mlp = layer.self_attn, layer.mlp
     return [
         *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
@@ -150,5 +157,44 @@ def _linears(layer: Any) -> list[nn.Module]:
     ]
 
 
-def _norm(x_NW: Tensor, norm: Any) -> Tensor:
-    return functional.rms_norm(x_NW, norm.weight.shape, norm.weight, norm.variance_epsilon)
+def _state(model: Any) -> list[tuple[int, int]]:
+    """Where each weight is, and how often it was written to."""
+    return [(weight.data_ptr(), weight._version) for weight in model.parameters()]
+
+
+def _products(layers: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Packed products of all layers with their biases."""
+    found = {}
+    parts = {"qkv": slice(0, 3), "out": slice(3, 4), "gate_up": slice(4, 6), "down": slice(6, 7)}
+    for name, part in parts.items():
+        joined = [_linears(layer)[part] for layer in layers]
+        found[name] = np.stack(
+            [_panels(np.concatenate([_array(one.weight) for one in ones])) for ones in joined]
+        )
+        found[f"{name}_bias"] = np.stack(
+            [np.concatenate([_bias(one) for one in ones]) for ones in joined]
+        )
+    return found
+
+
+def _bias(linear: nn.Linear) -> np.ndarray:
+    return np.zeros(linear.out_features, np.float32) if linear.bias is None else _array(linear.bias)
+
+
+def _angles(inner: Any, places: int) -> dict[str, np.ndarray]:
+    cos, sin = inner.rotary_emb(inner.embed_tokens.weight, torch.arange(places)[None])
+    half = cos.shape[-1] // 2  # the other half repeats it
+    return {"cos": _array(cos[0, :, :half]), "sin": _array(sin[0, :, :half])}
+
+
+def _panels(weight: np.ndarray) -> np.ndarray:
+    """``weight [outputs, inputs]`` as ``[panels, inputs, PANEL]``, outputs filled up with zeros."""
+    outputs, inputs = weight.shape
+    panels = -(-outputs // kernels.PANEL)
+    filled = np.zeros((panels * kernels.PANEL, inputs), np.float32)
+    filled[:outputs] = weight
+    return np.ascontiguousarray(filled.reshape(panels, -1, inputs).transpose(0, 2, 1))
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(values.detach().numpy())

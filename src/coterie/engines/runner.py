@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.engines.attention import attending, use_rows
-from coterie.engines.llama import FusedLlama
+from coterie.engines.llama import CompiledLlama
 from coterie.engines.prefixes import PrefixCache
 from coterie.engines.slots import BLOCK, STEP, Slots, blocks, stepped
 from coterie.errors import UserError
@@ -35,7 +35,7 @@ class Runner:
         config = self.model.config
         _refuse_windows(config)
         self._rule = CostRule.of(self.model)
-        self._fused = FusedLlama.of(self.model)
+        self._compiled: CompiledLlama | None = None
         if self.model.device.type == "cpu":
             use_rows(self.model)
         weights = self.model.get_input_embeddings().weight
@@ -50,6 +50,7 @@ class Runner:
 
     def clear(self) -> None:
         """Forget all that was computed with the present weights."""
+        self._compiled = None
         self.slots.clear()
         self.prefixes.clear()
 
@@ -59,11 +60,33 @@ class Runner:
     ) -> tuple[Tensor, list[int]]:
         """Read each prompt into its row. Logits after it ``[N, V]``, and how many of its tokens were
         kept from earlier requests."""
-        if self._fused is not None and not self._fused.holds:
-            self._fused = FusedLlama.of(self.model)
+        self._follow()
         self.slots.reserve(max(rows) + 1, max(map(len, prompts)) + STEP)
         keys = [PrefixCache.keys(prompt) for prompt in prompts]
         known = [self._restore(row, key) for row, key in zip(rows, keys, strict=True)]
+        kept = [blocks * BLOCK for blocks in known]
+        if self._compiled is None:
+            return self._blocks(rows, prompts, keys, known), kept
+        logits = self._compiled.read(prompts, kept, rows, self.slots)
+        for row, its, first in zip(rows, keys, known, strict=True):
+            for block in range(first, len(its)):
+                self.prefixes.put(its[block], self.slots.read(row, block))
+        return logits, kept
+
+    def _follow(self) -> None:
+        """Compile the model as it is now: its weights may have changed, or adapters come or gone."""
+        if self._compiled is None or not self._compiled.holds:
+            fits = CompiledLlama.fits(self.model)
+            self._compiled = CompiledLlama(self.model) if fits else None
+
+    def _blocks(
+        self,
+        rows: Sequence[int],
+        prompts: Sequence[tuple[int, ...]],
+        keys: Sequence[Sequence[str]],
+        known: Sequence[int],
+    ) -> Tensor:
+        """Read prompts by blocks, from the first that its row does not hold. Logits after each."""
         last: list[Tensor] = [torch.empty(0)] * len(prompts)
         for block in range(max(blocks(len(prompt)) for prompt in prompts)):
             members = [i for i, p in enumerate(prompts) if known[i] <= block < blocks(len(p))]
@@ -75,12 +98,13 @@ class Runner:
                         self.prefixes.put(keys[i][block], self.slots.read(rows[i], block))
                     else:
                         last[i] = row[(len(prompts[i]) - 1) % BLOCK]
-        kept = [blocks * BLOCK for blocks in known]
-        return self._logits(torch.stack(last))[: len(prompts)], kept
+        return self._logits(torch.stack(last))[: len(prompts)]
 
     @torch.inference_mode()
     def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
         """Logits ``[N, V]`` after one more token in each of the first N rows."""
+        if self._compiled is not None:
+            return self._compiled.decode(tokens, places, self.slots)
         count = len(tokens)
         fill = [0] * (_padded(count) - count)
         ids = torch.tensor([[*tokens, *fill]], device=self.device).T
@@ -88,7 +112,7 @@ class Runner:
         length = stepped(max(places) + 1)
         mask = self._mask(torch.arange(length, device=self.device) <= at[:, None])
         hidden = self._hidden(ids, at[:, None], mask[:, None, None], self.slots.decode(at, length))
-        return self._vocabulary(hidden[:, 0])[:count]
+        return vocabulary_logits(self.model, hidden[:, 0])[:count]
 
     @torch.inference_mode()
     def score(self, sequences: Sequence[tuple[int, ...]], start: int) -> list[list[float]]:
@@ -123,21 +147,13 @@ class Runner:
 
     def _hidden(self, ids: Tensor, at: Tensor, mask: Tensor, slots: Slots) -> Tensor:
         """Hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at places ``at``, which slots then hold."""
-        if self._fused is not None:
-            return self._fused(ids, at, mask, slots)
         return hidden_states(
             self.model, ids, attention_mask=mask, position_ids=at, past_key_values=slots
         )
 
     def _logits(self, hidden: Tensor) -> Tensor:
         missing = _padded(len(hidden)) - len(hidden)
-        return self._vocabulary(torch.nn.functional.pad(hidden, (0, 0, 0, missing)))
-
-    def _vocabulary(self, hidden: Tensor) -> Tensor:
-        """Logits ``[N, V]`` in float32 of hidden states ``[N, width]``."""
-        if self._fused is not None:
-            return self._fused.logits(hidden)
-        return vocabulary_logits(self.model, hidden)
+        return vocabulary_logits(self.model, torch.nn.functional.pad(hidden, (0, 0, 0, missing)))
 
     def _mask(self, seen: Tensor) -> Tensor:
         """An additive mask of what is seen."""

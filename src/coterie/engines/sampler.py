@@ -39,7 +39,8 @@ def draw(
     cumulative = logprobs.double().exp_().cumsum(-1)
     at = noise[:, None] * cumulative[:, -1:]
     ids = torch.searchsorted(cumulative, at, right=True).squeeze(1)
-    ids = torch.where(greedy, logits.argmax(-1), ids)
+    if bool(greedy.any()):
+        ids = torch.where(greedy, logits.argmax(-1), ids)
     chosen = logprobs.gather(1, ids[:, None]).squeeze(1)
     return ids, chosen.masked_fill(greedy, 0.0)
 

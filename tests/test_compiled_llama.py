@@ -1,7 +1,8 @@
-"""Fused steps of Llama-shaped models: the numbers of Transformers, for the weights as they now are."""
+"""Compiled steps of Llama-shaped models: the numbers of Transformers, for the weights as they now are."""
 
 import asyncio
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -12,8 +13,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from coterie.engines import kernels
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.llama import FusedLlama
+from coterie.engines.llama import CompiledLlama
 from coterie.engines.protocol import Sampling
 from coterie.models.adapters import add_lora
 from coterie.models.loading import LoadedModel
@@ -23,13 +25,14 @@ from tests.training_models import SHAPE
 CHATML = {**SHAPE, "vocab_size": 300, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 SCALED = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-FUSED = {
+COMPILED = {
     "llama": LlamaConfig(**CHATML),
     "one key head a query head": LlamaConfig(**{**CHATML, "num_key_value_heads": 2}),
     "biases": LlamaConfig(**CHATML, attention_bias=True, mlp_bias=True),
     "tied": LlamaConfig(**CHATML, tie_word_embeddings=True),
     "scaled positions": LlamaConfig(**CHATML, rope_parameters=SCALED),
     "qwen2": Qwen2Config(**CHATML),
+    "wide heads that share keys": LlamaConfig(**{**CHATML, "num_attention_heads": 4}, head_dim=72),
 }
 PLAIN = {
     "qwen3": Qwen3Config(**CHATML, head_dim=8),
@@ -63,20 +66,20 @@ def recomputed(network: torch.nn.Module, ids: list[int]) -> list[float]:
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
 
 
-@pytest.mark.parametrize("kind", FUSED)
+@pytest.mark.parametrize("kind", COMPILED)
 def test_steps_give_the_logprobs_of_transformers(kind: str) -> None:
-    ids, logprobs = sampled(InProcessEngine(loaded(FUSED[kind]), policy="p", version="0"))
-    assert logprobs == pytest.approx(recomputed(loaded(FUSED[kind]).model, ids), abs=1e-4)
-    assert FusedLlama.of(loaded(FUSED[kind]).model) is not None
+    ids, logprobs = sampled(InProcessEngine(loaded(COMPILED[kind]), policy="p", version="0"))
+    assert logprobs == pytest.approx(recomputed(loaded(COMPILED[kind]).model, ids), abs=1e-4)
+    assert CompiledLlama.fits(loaded(COMPILED[kind]).model)
 
 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_what_has_another_shape_is_left_to_transformers(kind: str) -> None:
-    assert FusedLlama.of(loaded(PLAIN[kind]).model) is None
+    assert not CompiledLlama.fits(loaded(PLAIN[kind]).model)
 
 
 def test_weights_changed_in_place_are_those_used() -> None:
-    one = loaded(FUSED["biases"])
+    one = loaded(COMPILED["biases"])
     engine = InProcessEngine(one, policy="p", version="0")
     before = sampled(engine)
     with torch.no_grad():
@@ -91,7 +94,7 @@ def test_weights_changed_in_place_are_those_used() -> None:
 
 @pytest.mark.parametrize("change", ["an adapter", "other storage"])
 def test_weights_that_move_are_followed(change: str) -> None:
-    one = loaded(FUSED["llama"])
+    one = loaded(COMPILED["llama"])
     engine = InProcessEngine(one, policy="p", version="0")
     before = sampled(engine)
     if change == "an adapter":
@@ -106,3 +109,36 @@ def test_weights_that_move_are_followed(change: str) -> None:
     assert (ids, logprobs) != before
     one.model.set_attn_implementation("sdpa")
     assert logprobs == pytest.approx(recomputed(one.model, ids), abs=1e-4)
+
+
+def test_the_exponential_is_that_of_numpy() -> None:
+    for x in np.linspace(-86, 87, 2001, dtype=np.float32):
+        assert kernels.exp(x) == pytest.approx(np.exp(np.float64(x)), rel=3e-7)
+    assert 0 < kernels.exp(np.float32(-1e30)) < 2e-38
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 19])
+def test_a_product_is_bitwise_the_same_for_any_number_of_rows(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((19, 40), np.float32)
+    w = rng.standard_normal((3, 40, kernels.PANEL), np.float32)
+    y = np.empty((19, 3 * kernels.PANEL), np.float32)
+    kernels.multiply(x, w, y)
+    assert np.allclose(y, x @ np.concatenate(list(w), 1), atol=1e-5)
+    some = np.empty((rows, y.shape[1]), np.float32)
+    kernels.multiply(x[19 - rows :], w, some)
+    assert np.array_equal(some, y[19 - rows :])
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    found = []
+    threads = torch.get_num_threads()
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        try:
+            one = InProcessEngine(loaded(COMPILED["llama"]), policy="p", version="0")
+            told = Sampling(max_tokens=20)
+            found.append(asyncio.run(one.sample(PROMPT, list(range(7)), told)))
+        finally:
+            torch.set_num_threads(threads)
+    assert found[0] == found[1] == found[2]

@@ -1,0 +1,433 @@
+"""The compiled loops (numba) of a Llama-shaped model's steps on CPU in float32.
+
+:func:`decode` takes rows through the whole model, from ids to logits, and needs no other row: threads
+share nothing but weights and meet once a step. :func:`read` takes the tokens of prompts, which attend
+to each other, through one layer. Each number is summed in an order that its own sequence alone decides,
+so it is bitwise the same in any company and with any number of threads.
+
+Weights are packed in panels of ``PANEL`` outputs, ``[panels, inputs, PANEL]``, which :func:`product`
+reads from front to back. :mod:`coterie.engines.llama` packs them and calls. All is in one file, for
+numba keeps what it compiled for as long as the file of the function does not change.
+"""
+
+from typing import Any, NamedTuple
+
+import llvmlite.binding
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+_WIDE = llvmlite.binding.get_host_cpu_features().get("avx512f", False)
+LANES = 16 if _WIDE else 8
+"""Floats in a vector of a product."""
+PANEL = 2 * LANES
+TILE = 8 if _WIDE else 4
+"""Rows of a tile: with two vectors each, their sums stay in registers."""
+SPAN = 8
+"""Floats in a vector of one query's attention: a head's width is a multiple of it."""
+CHUNK = 32
+"""Tokens that a thread takes through a layer together: what they need stays in its cache."""
+
+_FLOAT, _INDEX = ir.FloatType(), ir.IntType(64)
+_FUSE = ("contract",)
+_FUSED, _ANY_ORDER = {"contract"}, {"contract", "reassoc"}
+"""A product and a sum are rounded once; a sum over one row may go by several partial sums."""
+_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
+
+
+class Weights(NamedTuple):
+    """A model's weights: ``L`` layers, products in panels, zeros where it has no bias."""
+
+    embedding: np.ndarray  # [vocabulary, width]
+    before: np.ndarray  # [L, width], the norm before attention
+    qkv: np.ndarray  # [L, panels, width, PANEL]
+    qkv_bias: np.ndarray  # [L, outputs]
+    out: np.ndarray  # [L, panels, heads * head width, PANEL]
+    out_bias: np.ndarray  # [L, width]
+    between: np.ndarray  # [L, width], the norm before the MLP
+    gate_up: np.ndarray  # [L, panels, width, PANEL]
+    gate_up_bias: np.ndarray  # [L, outputs]
+    down: np.ndarray  # [L, panels, MLP width, PANEL]
+    down_bias: np.ndarray  # [L, width]
+    norm: np.ndarray  # [width]
+    head: np.ndarray  # [panels, width, PANEL]
+    cos: np.ndarray  # [positions, head width / 2]
+    sin: np.ndarray  # [positions, head width / 2]
+    epsilon: np.float32
+    scaling: np.float32
+
+
+class Tokens(NamedTuple):
+    """``N`` new tokens; those of one row stand together and in order."""
+
+    ids: np.ndarray  # [N]
+    rows: np.ndarray  # [N], the slots that hold their sequences
+    places: np.ndarray  # [N], their index in those
+    keys: np.ndarray  # [L, rows, key heads, length, head width]
+    values: np.ndarray
+    hidden: np.ndarray  # [N, width]
+    joined: np.ndarray  # [N, panels * PANEL]: queries, keys and values of a layer
+
+
+def _pointer(context: Any, builder: Any, kind: Any, array: Any, start: Any) -> Any:
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [start])
+
+
+def _vector(builder: Any, pointer: Any, index: Any, lanes: int) -> Any:
+    """The address of ``lanes`` floats from ``pointer[index]`` on."""
+    kind = ir.VectorType(_FLOAT, lanes).as_pointer()
+    return builder.bitcast(builder.gep(pointer, [index]), kind)
+
+
+def _pick(builder: Any, vector: Any, lanes: list[int]) -> Any:
+    which = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), which)
+
+
+def _counted(builder: Any, depth: Any, step: int, zeros: list[Any], body: Any) -> list[Any]:
+    """A loop over k from 0 in ``step`` up to ``depth``, at least once: ``body(k, sums)`` gives the
+    next sums, which begin as ``zeros``."""
+    entry, loop, end = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    k, sums = builder.phi(_INDEX), [builder.phi(zero.type) for zero in zeros]
+    more = [*body(k, sums), builder.add(k, _INDEX(step))]
+    for phi, first, following in zip([*sums, k], [*zeros, _INDEX(0)], more, strict=True):
+        phi.add_incoming(first, entry)
+        phi.add_incoming(following, loop)
+    builder.cbranch(builder.icmp_signed("<", more[-1], depth), loop, end)
+    builder.position_at_end(end)
+    return more[:-1]
+
+
+def _tile(rows: int, vectors: int, lanes: int) -> Any:
+    """``y[r, :] = sum over k of x[r, k] * w[k, :]`` of ``rows`` rows and ``vectors * lanes`` columns:
+    sums stay in registers, and each is taken in the order of ``k``.
+
+    Arguments: of x, w and y an array, the index in it to begin at and the distance of rows (for w of
+    ``k``); then the number of ``k``, at least one.
+    """
+    zero = ir.Constant(ir.VectorType(_FLOAT, lanes), [0.0] * lanes)
+
+    @intrinsic
+    def tile(
+        _: Any, x: Any, x0: Any, dx: Any, w: Any, w0: Any, dw: Any, y: Any, y0: Any, dy: Any, depth: Any
+    ) -> Any:  # fmt: skip
+        index = types.intp
+        signature = types.void(x, index, index, w, index, index, y, index, index, index)
+
+        def generate(context: Any, b: Any, sig: Any, args: Any) -> Any:
+            x, w, y = (_pointer(context, b, sig.args[i], *args[i : i + 2]) for i in (0, 3, 6))
+            starts = [b.gep(x, [b.mul(args[2], _INDEX(r))]) for r in range(rows)]
+
+            def body(k: Any, sums: list[Any]) -> list[Any]:
+                at = b.gep(w, [b.mul(k, args[5])])
+                columns = [_vector(b, at, _INDEX(v * lanes), lanes) for v in range(vectors)]
+                weights = [b.load(column, align=4) for column in columns]
+                more = []
+                for r, start in enumerate(starts):
+                    one = b.load(b.gep(start, [k]))
+                    all_ = _pick(b, b.insert_element(zero, one, _INDEX(0)), [0] * lanes)
+                    for v, weight in enumerate(weights):
+                        part = b.fmul(all_, weight, flags=_FUSE)
+                        more.append(b.fadd(sums[r * vectors + v], part, flags=_FUSE))
+                return more
+
+            sums = _counted(b, args[9], 1, [zero] * rows * vectors, body)
+            for r in range(rows):
+                to = b.gep(y, [b.mul(args[8], _INDEX(r))])
+                for v in range(vectors):
+                    column = _vector(b, to, _INDEX(v * lanes), lanes)
+                    b.store(sums[r * vectors + v], column, align=4)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return tile
+
+
+def _dot_code(_: Any, x: Any, x0: Any, y: Any, y0: Any, depth: Any) -> Any:
+    """Sum of products of two runs of ``depth`` floats, a multiple of ``SPAN`` and not 0."""
+
+    def generate(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        ends = [_pointer(context, b, sig.args[i], *args[i : i + 2]) for i in (0, 2)]
+
+        def body(k: Any, sums: list[Any]) -> list[Any]:
+            one, other = (b.load(_vector(b, end, k, SPAN), align=4) for end in ends)
+            return [b.fadd(sums[0], b.fmul(one, other, flags=_FUSE), flags=_FUSE)]
+
+        zero = ir.Constant(ir.VectorType(_FLOAT, SPAN), [0.0] * SPAN)
+        (found,) = _counted(b, args[4], SPAN, [zero], body)
+        half = SPAN // 2
+        while half:  # fold it
+            low, high = list(range(half)), list(range(half, 2 * half))
+            found, half = b.fadd(_pick(b, found, low), _pick(b, found, high)), half // 2
+        return b.extract_element(found, _INDEX(0))
+
+    return types.float32(x, types.intp, y, types.intp, types.intp), generate
+
+
+def _as_float_code(_: Any, bits: Any) -> Any:
+    """The float32 of an int32's bits."""
+    return types.float32(types.int32), lambda _, b, __, args: b.bitcast(args[0], _FLOAT)
+
+
+_many, _two, _single = (_tile(rows, 2, LANES) for rows in (TILE, 2, 1))
+_narrow = _tile(1, 1, SPAN)
+_dot: Any = intrinsic(_dot_code)
+_as_float: Any = intrinsic(_as_float_code)
+_LOG2E = np.float32(1.44269504)
+_LN2 = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_POLYNOMIAL = tuple(
+    np.float32(c)
+    for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5, 1, 1)
+)  # fmt: skip
+
+
+@njit(cache=True, nogil=True, fastmath=_FUSED)
+def exp(x: np.float32) -> np.float32:
+    """e to the x (held to -87 ... 88) within some units of the last place: the polynomial of Cephes'
+    ``expf`` (S. Moshier), which unlike a call of the C library is done for many numbers at once."""
+    x = min(max(x, np.float32(-87)), np.float32(88))
+    whole = np.floor(x * _LOG2E + _HALF)
+    x = x - whole * _LN2[0] - whole * _LN2[1]
+    result = _POLYNOMIAL[0]
+    for coefficient in _POLYNOMIAL[1:]:
+        result = result * x + coefficient
+    return result * _as_float((np.int32(whole) + np.int32(127)) << np.int32(23))
+
+
+@njit(cache=True, nogil=True)
+def product(
+    x: np.ndarray, x0: int, dx: int, rows: int, w: np.ndarray, w0: int, dw: int,
+    y: np.ndarray, y0: int, dy: int, depth: int,
+) -> None:  # fmt: skip
+    """``PANEL`` columns of ``rows`` rows, arguments as in :func:`_tile`."""
+    row = 0
+    while row + TILE <= rows:
+        _many(x, x0 + row * dx, dx, w, w0, dw, y, y0 + row * dy, dy, depth)
+        row += TILE
+    while row + 2 <= rows:
+        _two(x, x0 + row * dx, dx, w, w0, dw, y, y0 + row * dy, dy, depth)
+        row += 2
+    if row < rows:
+        _single(x, x0 + row * dx, dx, w, w0, dw, y, y0 + row * dy, dy, depth)
+
+
+@njit(cache=True, nogil=True)
+def multiply(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
+    """``y = x @ w`` of packed ``w [panels, inputs, PANEL]``."""
+    panels, depth, _ = w.shape
+    for panel in range(panels):
+        at, to = panel * depth * PANEL, panel * PANEL
+        product(x, 0, x.shape[1], len(x), w, at, PANEL, y, to, y.shape[1], depth)
+
+
+@njit(cache=True, nogil=True, fastmath=_ANY_ORDER)
+def normalise(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, y: np.ndarray) -> None:
+    """``y = x / rms(x) * weight``, row by row (Zhang and Sennrich 2019, equation 4)."""
+    width = len(weight)
+    for row in range(len(x)):
+        own, to, squares = x[row], y[row], _ZERO
+        for i in range(width):
+            squares += own[i] * own[i]
+        scale = _ONE / np.sqrt(squares / np.float32(width) + epsilon)
+        for i in range(width):
+            to[i] = own[i] * scale * weight[i]
+
+
+@njit(cache=True, nogil=True, fastmath=_FUSED)
+def turn(vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
+    """Rotate queries and keys ``[heads * head width]`` by a place's angles (Su et al. 2021)."""
+    half = len(cos)
+    width = 2 * half
+    for first in range(0, len(vectors), width):
+        lows, highs = vectors[first : first + half], vectors[first + half : first + width]
+        for i in range(half):
+            low, high = lows[i], highs[i]
+            lows[i] = low * cos[i] - high * sin[i]
+            highs[i] = high * cos[i] + low * sin[i]
+
+
+@njit(cache=True, nogil=True, fastmath=_ANY_ORDER)
+def weigh(scores: np.ndarray, scaling: np.float32) -> np.float32:
+    """Replace scores by ``exp(scaling * (score - largest))``; their sum."""
+    largest, total = scores[0], _ZERO
+    for t in range(len(scores)):
+        largest = max(largest, scores[t])
+    for t in range(len(scores)):
+        scores[t] = exp((scores[t] - largest) * scaling)
+        total += scores[t]
+    return total
+
+
+@njit(cache=True, nogil=True)
+def mix(
+    scores: np.ndarray, rows: int, length: int, values: np.ndarray, start: int, width: int, y: np.ndarray, y0: int
+) -> None:  # fmt: skip
+    """Sums of ``length`` values of ``width``, from ``values[start]`` on, weighted by each row's scores."""
+    dx, dy, done = scores.shape[1], y.shape[1], 0
+    while done + PANEL <= width:
+        product(scores, 0, dx, rows, values, start + done, width, y, y0 + done, dy, length)
+        done += PANEL
+    while done < width:
+        for row in range(rows):
+            to = row * dy + y0 + done
+            _narrow(scores, row * dx, dx, values, start + done, width, y, to, dy, length)
+        done += SPAN
+
+
+@njit(cache=True, nogil=True)
+def turned_over(keys: np.ndarray, length: int, panels: np.ndarray) -> None:
+    """The first ``length`` keys ``[length, width]`` as ``panels [panels, width, PANEL]``."""
+    for t in range(length):
+        for i in range(keys.shape[1]):
+            panels[t // PANEL, i, t % PANEL] = keys[t, i]
+
+
+@njit(cache=True, nogil=True, fastmath=_FUSED)
+def attend(
+    joined: np.ndarray, places: np.ndarray, keys: np.ndarray, values: np.ndarray, scaling: np.float32,
+    alone: bool, mixed: np.ndarray,
+) -> None:  # fmt: skip
+    """Queries of tokens of one row over the keys and values ``[key heads, length, head width]`` up to
+    each one's place. The next token of a row comes ``alone``, and its keys are read as they lie; for a
+    prompt's tokens they are turned over, so that sums run over several keys and tokens at once.
+    """
+    shared, reach, width = keys.shape
+    heads, rows, length = mixed.shape[1] // width, len(places), places[-1] + 1
+    panels = np.zeros((-(-length // PANEL), width, PANEL), np.float32)
+    scores = np.empty((rows, len(panels) * PANEL), np.float32)
+    for head in range(heads):
+        first, group = head * width, head * shared // heads
+        start = group * reach * width
+        if alone:
+            for t in range(length):
+                scores[0, t] = _dot(joined, first, keys, start + t * width, width)
+        else:
+            if head * shared % heads == 0:  # the first of those that share a key head
+                turned_over(keys[group], length, panels)
+            for panel in range(len(panels)):
+                at, dx, dy = panel * width * PANEL, joined.shape[1], scores.shape[1]
+                product(
+                    joined, first, dx, rows, panels, at, PANEL, scores, panel * PANEL, dy, width
+                )
+        for row in range(rows):
+            seen = places[row] + 1
+            share = _ONE / weigh(scores[row, :seen], scaling)
+            for t in range(seen):
+                scores[row, t] *= share
+            scores[row, seen:] = _ZERO
+        mix(scores, rows, length, values, start, width, mixed, first)
+
+
+@njit(cache=True, nogil=True, fastmath=_FUSED, error_model="numpy")  # no branch for 1 / 0
+def gate(joined: np.ndarray, bias: np.ndarray, y: np.ndarray) -> None:
+    """``y = silu(gate) * up`` of rows that hold both."""
+    width = len(bias) // 2
+    gate_bias, up_bias = bias[:width], bias[width:]
+    for row in range(len(joined)):
+        gates, ups, to = joined[row, :width], joined[row, width:], y[row]
+        for i in range(width):
+            gated = gates[i] + gate_bias[i]
+            to[i] = gated / (_ONE + exp(-gated)) * (ups[i] + up_bias[i])
+
+
+@njit(cache=True, nogil=True)
+def add(x: np.ndarray, more: np.ndarray, bias: np.ndarray) -> None:
+    """``x += more + bias``, row by row."""
+    for row in range(len(x)):
+        own, added = x[row], more[row]
+        for i in range(len(bias)):
+            own[i] += added[i] + bias[i]
+
+
+@njit(cache=True, nogil=True)
+def enter(weights: Weights, tokens: Tokens, layer: int, first: int, stop: int) -> None:
+    """Queries, keys and values of tokens from ``first`` to ``stop``; the latter go to their slots."""
+    joined, hidden = tokens.joined[first:stop], tokens.hidden[first:stop]
+    normed = np.empty_like(hidden)
+    normalise(hidden, weights.before[layer], weights.epsilon, normed)
+    multiply(normed, weights.qkv[layer], joined)
+    bias, turning = weights.qkv_bias[layer], len(weights.qkv_bias[layer])
+    keys, values = tokens.keys[layer], tokens.values[layer]
+    shared, _, width = keys.shape[1:]
+    for i in range(stop - first):
+        own, row, place = joined[i], tokens.rows[first + i], tokens.places[first + i]
+        for j in range(len(bias)):
+            own[j] += bias[j]
+        value_from = turning - shared * width
+        turn(own[:value_from], weights.cos[place], weights.sin[place])
+        for head in range(shared):
+            value = value_from + head * width
+            key = value - shared * width
+            keys[row, head, place] = own[key : key + width]
+            values[row, head, place] = own[value : value + width]
+
+
+@njit(cache=True, nogil=True)
+def leave(weights: Weights, tokens: Tokens, layer: int, first: int, stop: int, alone: bool) -> None:
+    """What comes after: attention and the MLP."""
+    count, hidden, joined = stop - first, tokens.hidden[first:stop], tokens.joined[first:stop]
+    mixed = np.empty((count, weights.out.shape[2]), np.float32)
+    rows, places = tokens.rows[first:stop], tokens.places[first:stop]
+    begin = 0
+    for i in range(1, count + 1):
+        if i == count or rows[i] != rows[begin]:
+            keys, values = tokens.keys[layer, rows[begin]], tokens.values[layer, rows[begin]]
+            told = joined[begin:i], places[begin:i], keys, values, weights.scaling, alone
+            attend(*told, mixed[begin:i])
+            begin = i
+    back = np.empty((count, weights.out.shape[1] * PANEL), np.float32)
+    multiply(mixed, weights.out[layer], back)
+    add(hidden, back, weights.out_bias[layer])
+    normed = np.empty_like(hidden)
+    normalise(hidden, weights.between[layer], weights.epsilon, normed)
+    wide = np.empty((count, weights.gate_up.shape[1] * PANEL), np.float32)
+    multiply(normed, weights.gate_up[layer], wide)
+    gated = np.empty((count, weights.down.shape[2]), np.float32)
+    gate(wide, weights.gate_up_bias[layer], gated)
+    multiply(gated, weights.down[layer], back)
+    add(hidden, back, weights.down_bias[layer])
+
+
+@njit(cache=True, nogil=True)
+def embed(weights: Weights, tokens: Tokens, first: int, stop: int) -> None:
+    """What the first layer gets."""
+    for i in range(first, stop):
+        tokens.hidden[i] = weights.embedding[tokens.ids[i]]
+
+
+@njit(cache=True, nogil=True)
+def vocabulary(weights: Weights, hidden: np.ndarray, logits: np.ndarray) -> None:
+    """Logits ``[N, panels * PANEL]`` of what the last layer left; columns past the vocabulary are 0."""
+    normed = np.empty_like(hidden)
+    normalise(hidden, weights.norm, weights.epsilon, normed)
+    multiply(normed, weights.head, logits)
+
+
+@njit(cache=True, nogil=True)
+def read(weights: Weights, tokens: Tokens, layer: int, share: int, shares: int) -> None:
+    """End the layer before ``layer`` and begin ``layer`` (0 to L) for every ``shares``-th chunk of
+    tokens from the ``share``-th on. All shares of one layer are done before those of the next."""
+    for first in range(share * CHUNK, len(tokens.ids), shares * CHUNK):
+        stop = min(first + CHUNK, len(tokens.ids))
+        if layer:
+            leave(weights, tokens, layer - 1, first, stop, False)
+        else:
+            embed(weights, tokens, first, stop)
+        if layer < len(weights.before):
+            enter(weights, tokens, layer, first, stop)
+
+
+@njit(cache=True, nogil=True)
+def decode(weights: Weights, tokens: Tokens, first: int, stop: int, logits: np.ndarray) -> None:
+    """Logits after one more token in each row, of tokens from ``first`` to ``stop``."""
+    for start in range(first, stop, CHUNK):
+        end = min(start + CHUNK, stop)
+        embed(weights, tokens, start, end)
+        for layer in range(len(weights.before)):
+            enter(weights, tokens, layer, start, end)
+            leave(weights, tokens, layer, start, end, True)
+        vocabulary(weights, tokens.hidden[start:end], logits[start:end])
