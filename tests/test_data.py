@@ -26,7 +26,10 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 from tests.conftest import Cli
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+SHARED = next(
+    (up / "shared/data" for up in Path(__file__).parents if (up / "shared/data").is_dir()),
+    Path("shared/data"),
+)
 real_rows = pytest.mark.skipif(not SHARED.is_dir(), reason="no real rows on this machine")
 
 HOTPOT = {
@@ -83,10 +86,13 @@ def read(file: Path, row: type) -> list:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_sample_of_each_set_is_there_and_its_splits_are_disjoint(name: str) -> None:
     train, heldout = (load_rows(name, split, "sample") for split in SPLITS)
-    assert (len(train), len(heldout)) == (52, 48)
+    count = len(train) + len(heldout)
+    assert len(train) >= 24 and len(heldout) >= 20 and count <= 100
     assert {type(row) for row in train + heldout} == {find(name).row}
     assert (
-        len({row.key for row in train + heldout}) == len({row.id for row in train + heldout}) == 100
+        len({row.key for row in train + heldout})
+        == len({row.id for row in train + heldout})
+        == count
     )
     folder = sample_folder(find(name))
     assert all((folder / f"{split}.jsonl").stat().st_size < 500_000 for split in SPLITS)
@@ -289,7 +295,10 @@ def test_missing_data_says_both_ways_and_an_unknown_set_names_the_known(cli: Cli
     assert "coterie data download hotpot_qa" in error.value.todo
     assert "coterie data prepare hotpot_qa --from" in error.value.todo
     said = cli("data", "download", "hotpotqa")
-    assert said.code == 2 and "known sets: hotpot_qa, gsm8k" in said.err
+    assert (
+        said.code == 2
+        and "known sets: hotpot_qa, 2wiki, trivia_qa, cbt, gsm8k, math, arc_c, mmlu" in said.err
+    )
     listed = cli("data", "list")
     assert listed.code == 0 and "CC BY-SA 4.0" in listed.out and "90,447" in listed.out
 

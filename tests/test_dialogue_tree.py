@@ -247,6 +247,22 @@ def test_merging_makes_a_tree_narrower(tiny: LoadedModel) -> None:
     assert width[1] < width[0]
 
 
+def test_where_every_dialogue_ends_at_once_all_searches_begin_at_the_root(
+    tiny: LoadedModel,
+) -> None:
+    whole = talker(tiny)
+    brief = Sampling(0.9, 1.0, 2)  # every turn is cut, and a cut turn ends a dialogue
+    voice = TokenVoice(whole.engine, whole.render, brief, whole.context_length)
+    growing, _ = search(voice, SearchSettings(searches=3, rollouts=4))
+    tree = growing.tree
+    assert {r.start for r in growing.rollouts} == {tree.root} and len(growing.rollouts) == 12
+    assert all(o.end == "runaway" and o.score == 0 for o in tree.outcomes.values())
+    found = sibling_pairs(
+        tree, node_values(tree, growing.rollouts), PairSettings(theta_filter=-9, theta_diff=0)
+    )
+    assert found == [], "all are equally bad"
+
+
 class Breaking(TokenVoice):
     """A voice whose engine gives up on some utterances."""
 

@@ -18,8 +18,6 @@ from coterie.environments.dialogue import (
 from coterie.environments.registry import DataSettings, environment
 from coterie.environments.rows import window
 from coterie.errors import UserError
-from coterie.recipes.plan import plan
-from coterie.recipes.registry import datasets, settings
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part, Speaker, make_turn
 from tests.conftest import Cli
@@ -151,29 +149,6 @@ def large(folder: Path) -> Path:
     made.model.save_pretrained(folder)
     made.tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.mark.parametrize("dataset", SETS)
-def test_the_published_settings_make_a_plan(dataset: str, cli: Cli, tmp_path: Path) -> None:
-    words = [f"dataset={dataset}", "data.source=sample", f"model={large(tmp_path / 'large')}"]
-    own = settings("optima/isft", words)
-    published = {
-        "hotpot_qa": (10000, 10, 0.3, 0.6, 1.0, 0.5, 2e-5, 3, 32, False),
-        "gsm8k": (7000, 10, 0.7, 0.4, 0.9, 0.6, 2e-6, 3, 16, True),
-    }
-    assert (
-        own.rollout.tasks, own.rollout.samples, own.rollout.first_temperature,
-        own.reward.lambda_token, own.reward.lambda_loss, own.select.threshold,
-        own.train.learning_rate, own.train.epochs, own.train.batch_rows, own.from_initial,
-    ) == published[dataset]  # fmt: skip
-    assert plan(own).dialogues == 6 * 52 * 10
-    said = cli("run", "optima/isft", *words, "--dry-run")
-    assert said.code == 0
-    assert "52 a round of" in said.err
-
-
-def test_every_preset_is_of_a_known_data_set() -> None:
-    assert datasets("optima/isft") == ["exchange", "gsm8k", "hotpot_qa"]
 
 
 def test_an_unknown_data_set_is_refused(cli: Cli) -> None:

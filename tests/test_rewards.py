@@ -31,6 +31,22 @@ def test_a_weight_of_zero_removes_its_term() -> None:
     assert found[0].total == 1.0
 
 
+def test_the_bounded_loss_term_is_at_most_its_weight() -> None:
+    rule = RewardSettings(lambda_token=0, lambda_loss=2.0, loss_term="bounded")
+    found = rewards([sampled(0, 0.0, 10, 0.0), sampled(1, 0.0, 10, 1.0)], rule)
+    assert [r.loss for r in found] == pytest.approx([2.0, 2 / 2.718281828])
+
+
+def test_tokens_may_be_relative_to_a_given_number() -> None:
+    found = rewards([sampled(0, 1.0, 80, 1.0)], RewardSettings(lambda_loss=0), most=40)
+    assert found[0].tokens == pytest.approx(-1.2), "longer than the percentile of a probe"
+
+
+def test_in_trees_a_leak_loses_the_task_term() -> None:
+    rule = RewardSettings(leaks_lose_task=True, leak_penalty=0)
+    assert rewards([sampled(0, 1.0, 10, 1.0, leaks=1)], rule)[0].total == pytest.approx(0.4)
+
+
 def test_a_loss_of_zero_gives_a_finite_reward() -> None:
     found = rewards([sampled(0, 0.0, 10, 0.0)], RewardSettings())
     assert found[0].loss == pytest.approx(1e6)

@@ -31,6 +31,23 @@ def test_best_of_each_task_above_the_threshold_then_the_top_share() -> None:
     assert [r.leaf for _, r in chosen] == ["d/0", "a/1"]
 
 
+def test_the_easiest_can_be_left_out() -> None:
+    chosen = best_demonstrations(REWARDS, SelectSettings(top_share=1.0, skip_share=0.34))
+    assert [r.leaf for _, r in chosen] == ["a/1", "b/0"]
+    with pytest.raises(ValidationError, match="skip_share"):
+        SelectSettings(top_share=0.5, skip_share=0.5)
+
+
+def test_the_gate_keeps_wrong_trajectories_out_whatever_their_reward() -> None:
+    fluent = Reward("w", 0, 0.0, -0.1, 5.0)
+    right = Reward("r", 1, 1.0, -0.6, 0.2)
+    paper = best_demonstrations({"a": [fluent, right]}, SelectSettings())
+    assert [r.leaf for _, r in paper] == ["w"]
+    gated = best_demonstrations({"a": [fluent, right]}, SelectSettings(least_score=1.0))
+    assert [r.leaf for _, r in gated] == ["r"]
+    assert best_demonstrations({"a": [fluent]}, SelectSettings(least_score=1.0)) == []
+
+
 def test_random_takes_as_many_as_asked_one_a_task_and_repeats() -> None:
     chosen = random_demonstrations(REWARDS, 3, seed=1)
     assert chosen == random_demonstrations(REWARDS, 3, seed=1)

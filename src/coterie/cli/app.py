@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.data import app as data_app
+from coterie.cli.files import export_app, import_app
 from coterie.cli.models import app as models_app
 from coterie.cli.progress import ConsoleProgress
 from coterie.cli.serve import app as serve_app
@@ -31,6 +32,8 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 app.add_typer(serve_app, name="serve")
+app.add_typer(export_app, name="export")
+app.add_typer(import_app, name="import")
 console = Console(stderr=True, soft_wrap=True)
 
 INTERRUPTED = 130
@@ -194,7 +197,7 @@ def quickstart(
 
 @app.command()
 def reproduce(
-    recipe: RecipeName,
+    recipe: Annotated[str, typer.Argument(metavar="CLAIMS", help="optima, or optima/isft.")],
     scale: Annotated[str, typer.Option(help="Only `tiny` so far.")] = "tiny",
     folder: Annotated[Path | None, typer.Option(help="Folder of all its runs.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
@@ -202,16 +205,23 @@ def reproduce(
 ) -> None:
     """Test a paper's claims: runs the recipe and its controls, prints a table and one JSON line.
 
-    Example:
+    `optima` has all methods, ablations and self-consistency; `optima/isft` has iSFT against training
+    on rows that nothing selected.
 
-        coterie reproduce optima/isft --scale tiny
+    Examples:
+
+        coterie reproduce optima --scale tiny
+
+        coterie reproduce optima/isft --seeds 5
     """
-    from coterie.cli.reproduce import reproduce as test_claims
-    from coterie.recipes.registry import settings
-
     if scale != "tiny":
         raise UserError(f"--scale {scale} does not exist", "use --scale tiny")
-    settings(recipe, words or [])
+    if recipe not in ("optima", "optima/isft"):
+        raise UserError(f"there are no claims {recipe!r} to test", "use optima, or optima/isft")
+    if recipe == "optima":
+        from coterie.cli.reproduce_optima import reproduce as test_claims
+    else:
+        from coterie.cli.reproduce_isft import reproduce as test_claims
     folder = folder or Path("runs") / f"reproduce-{recipe.replace('/', '-')}"
     test_claims(folder, range(seeds), words or [], console, ConsoleProgress(console))
 
@@ -255,43 +265,6 @@ def doctor() -> None:
     Console().print(table)
     if not all(check.ok or check.optional for check in found):
         raise typer.Exit(1)
-
-
-@app.command("export")
-def export_run(
-    folder: Folder,
-    file: Annotated[Path, typer.Argument(help="JSONL file to write.")],
-    secrets: Annotated[bool, typer.Option(help="Also write privileged fields.")] = False,
-) -> None:
-    """Write a run's record as JSONL.
-
-    Example:
-
-        coterie export runs/optima-isft record.jsonl
-    """
-    from coterie.trajectories.jsonl import export
-    from coterie.trajectories.store import Store
-
-    with Store.open(folder / "store.sqlite", read_only=True) as store:
-        export(store, file, secrets=secrets)
-    print(file)
-
-
-@app.command("import")
-def import_run(
-    file: Annotated[Path, typer.Argument(help="JSONL file to read.")],
-    store: Annotated[Path, typer.Argument(help="Store to make, such as runs/mine/store.sqlite.")],
-) -> None:
-    """Make a store from JSONL; a broken line is named by its number and nothing is written.
-
-    Example:
-
-        coterie import record.jsonl imported.sqlite
-    """
-    from coterie.trajectories.jsonl import import_
-
-    import_(file, store)
-    print(store)
 
 
 def _refuse(what: str, todo: str) -> NoReturn:

@@ -1,5 +1,6 @@
 """``coterie data``: the data sets that recipes use."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,7 +126,44 @@ def prepare(
     print(folder_of(entry))
 
 
+class Talk(StrEnum):
+    """Which agents the formats are for."""
+
+    exchange = "exchange"
+    debate = "debate"
+
+
+@app.command("prompt-pool")
+def prompt_pool(
+    out: Annotated[Path, typer.Option(help="The JSONL file to write, or to go on with.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="endpoint.url=URL endpoint.model=NAME, and temperature=1.0."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many formats the file is to have.", min=1)] = 20,
+    setting: Annotated[
+        Talk, typer.Option(help="Agents that exchange what they know, or a debate's solver.")
+    ] = Talk.exchange,
+) -> None:
+    """Ask a chat model for formats that agents may speak in, one at a time.
+
+    The file is for `data.format_pool_file`. A run that was cut goes on; formats that are nearly the same
+    as one of the file or of the packaged pool are left out.
+
+    Examples:
+
+        coterie data prompt-pool --out pool.jsonl endpoint.url=http://127.0.0.1:8000/v1 endpoint.model=NAME
+
+        coterie data prompt-pool --out solver.jsonl --setting debate --count 30
+        endpoint.url=https://api.openai.com/v1 endpoint.model=NAME endpoint.key_variable=OPENAI_API_KEY
+    """
+    from coterie.cli.prompt_pool import write
+
+    print(write(out, words or [], count, setting.value, Console(stderr=True, soft_wrap=True)))
+
+
 def _say(manifest: "Manifest", console: Console) -> None:
     for split, known in (("train", manifest.train), ("heldout", manifest.heldout)):
-        dropped = f" ({known.dropped} repeated or held out, dropped)" * bool(known.dropped)
+        dropped = f" ({known.dropped} dropped: repeated, held out, or not to be asked)"
+        dropped *= bool(known.dropped)
         console.print(f"{split}: {known.rows:,} rows{dropped}")

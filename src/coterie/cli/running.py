@@ -31,7 +31,7 @@ def run_recipe(
     fork_to: Path | None = None,
 ) -> None:
     """Check, print the plan, then run (or resume) all steps and write the report."""
-    recipe = recipe_of(settings(name, words, _stored(name, folder)))
+    recipe = recipe_of(settings(name, words, _stored(name, folder, forked=fork_to is not None)))
     _show_plan(recipe, console)
     if dry_run:
         return
@@ -112,11 +112,16 @@ def _wanted(recipe: Optima, run: Run, stage: str, iteration: int | None) -> Step
     )
 
 
-def _stored(name: str, folder: Path) -> dict[str, Any] | None:
-    """The settings of a run folder, if it is one of this recipe."""
+def _stored(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] | None:
+    """The settings of a run folder, if it is one of this recipe.
+
+    A run of one recipe may be ``forked`` into one of another, under that one's own settings.
+    """
     if not (folder / "config.yaml").is_file():
         return None
     found, stored = read_config(folder)
+    if found != name and forked:
+        return None
     if found != name:
         raise UserError(
             f"{folder} is a run of {found}, not of {name}", "give another --folder, or that recipe"

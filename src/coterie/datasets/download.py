@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.config.home import home, sha256
-from coterie.datasets.catalogue import SPLITS, DataSet
+from coterie.datasets.catalogue import SPLITS, DataSet, find
 from coterie.datasets.prepared import (
     MANIFEST,
     Manifest,
     folder_of,
+    is_prepared,
     is_unchanged,
     prepare,
     read_manifest,
@@ -32,11 +33,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 def download(data_set: DataSet, progress: Progress) -> Manifest:
     """Download a set's files and prepare them, unless that has been done and is unchanged.
 
-    Raises ``UserError`` without a network, for a file with a wrong checksum and for a broken row.
+    A set whose questions this one must leave out is downloaded before, if it is not there. Raises
+    ``UserError`` without a network, for a file with a wrong checksum and for a broken row.
     """
     origin = f"https://huggingface.co/datasets/{data_set.repo}, revision {data_set.revision}"
     if (known := _present(data_set, origin)) is not None:
         return known
+    if data_set.without is not None and not is_prepared(find(data_set.without)):
+        download(find(data_set.without), progress)
     folder = home() / "downloads" / data_set.name
     files = [
         _fetch(data_set, name, folder, progress)
@@ -64,7 +68,7 @@ def _fetch(data_set: DataSet, name: str, folder: Path, progress: Progress) -> Pa
     from httpx2 import HTTPError
 
     url = hub.hf_hub_url(data_set.repo, name, repo_type="dataset", revision=data_set.revision)
-    file = folder / Path(name).name
+    file = folder / name.replace("/", "-")
     try:
         remote = hub.get_hf_file_metadata(url)
         if not file.is_file():
@@ -112,8 +116,8 @@ def _unreachable(data_set: DataSet, name: str, error: Exception) -> UserError:
         f"{name} of {data_set.repo} can't be had from the Hugging Face hub: "
         f"{str(error).splitlines()[0]}",
         "check the network and give the same command again (it resumes); or get "
-        f"{', '.join(files)} at revision {data_set.revision[:12]} on another machine, put them into a "
-        f"folder here, and run `coterie data prepare {data_set.name} --from FOLDER`",
+        f"{', '.join(files)} at revision {data_set.revision[:12]} on another machine, put them with "
+        f"their folders into one here, and run `coterie data prepare {data_set.name} --from FOLDER`",
     )
 
 

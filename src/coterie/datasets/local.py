@@ -5,7 +5,14 @@ from pathlib import Path
 
 from coterie.config.home import sha256
 from coterie.datasets.catalogue import SPLITS, DataSet, Split, find
-from coterie.datasets.prepared import MANIFEST, folder_of, is_unchanged, read_manifest, split_file
+from coterie.datasets.prepared import (
+    MANIFEST,
+    folder_of,
+    is_prepared,
+    is_unchanged,
+    read_manifest,
+    split_file,
+)
 from coterie.datasets.reading import SUFFIXES, read_rows
 from coterie.datasets.rows import QuestionRow
 from coterie.errors import UserError
@@ -20,8 +27,9 @@ def load_rows(name: str, split: Split, source: str | Path = PREPARED) -> list[Qu
 
     ``source`` is ``sample`` (at most 100 rows that come with coterie), ``prepared`` (what ``coterie
     data download`` or ``prepare`` made), a folder with ``train.jsonl`` and ``heldout.jsonl``, or one
-    file, whose rows are given for either split. Raises ``UserError`` for an unknown set, missing
-    data, a file that has changed since it was prepared, and a broken row (by file and line).
+    file, whose rows are given for either split. Rows that can't be asked are passed over. Raises
+    ``UserError`` for an unknown set, missing data, a file that has changed since it was prepared,
+    and a broken row (by file and line).
     """
     data_set = find(name)
     file = _file(data_set, split, source)
@@ -29,7 +37,7 @@ def load_rows(name: str, split: Split, source: str | Path = PREPARED) -> list[Qu
         raise UserError(f"there is no file {file}", _how(data_set))
     if (file.parent / MANIFEST).is_file() and file == split_file(file.parent, split):
         _check_unchanged(file.parent, split)
-    return list(read_rows(file, data_set.row, Silent()))
+    return [row for row in read_rows(file, data_set.row, Silent()) if row.usable]
 
 
 def load_splits(name: str, source: str | Path = PREPARED) -> dict[Split, list[QuestionRow]]:
@@ -75,10 +83,9 @@ def _file(data_set: DataSet, split: Split, source: str | Path) -> Path:
     if source == SAMPLE:
         return split_file(sample_folder(data_set), split)
     if source == PREPARED:
-        folder = folder_of(data_set)
-        if not (folder / MANIFEST).is_file():
+        if not is_prepared(data_set):
             raise UserError(f"{data_set.name} is not prepared on this machine", _how(data_set))
-        return split_file(folder, split)
+        return split_file(folder_of(data_set), split)
     path = Path(source).expanduser()
     return split_file(path, split) if path.is_dir() else path
 

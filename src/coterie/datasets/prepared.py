@@ -1,7 +1,8 @@
 """Data sets in canonical form: ``train.jsonl``, ``heldout.jsonl`` and ``manifest.json`` in one folder.
 
 ``prepare`` makes such a folder from upstream's files, whole or not at all. No question is in both
-splits: repeated rows are dropped, and so are training rows whose question is held out.
+splits: repeated rows are dropped, and so are training rows whose question is held out or belongs to a
+set that must be left out, and rows that can't be asked.
 """
 
 import hashlib
@@ -14,11 +15,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from coterie.config.home import home, new_folder, sha256
-from coterie.datasets.catalogue import SPLITS, DataSet, Split
+from coterie.datasets.catalogue import SPLITS, DataSet, Split, find
 from coterie.datasets.reading import SUFFIXES, read_rows
-from coterie.datasets.rows import QuestionRow
+from coterie.datasets.rows import QuestionRow, question_key
 from coterie.errors import UserError
-from coterie.progress import Progress
+from coterie.progress import Progress, Silent
 
 MANIFEST = "manifest.json"
 _WORDS: Mapping[Split, frozenset[str]] = {
@@ -35,7 +36,7 @@ class PreparedSplit(BaseModel):
 
     rows: int
     dropped: int
-    """Rows of the source that are not in it: repeated, or held out."""
+    """Rows of the source that are not in it: repeated, held out, left out, or not to be asked."""
     sha256: str
 
 
@@ -69,6 +70,11 @@ def folder_of(data_set: DataSet) -> Path:
 def split_file(folder: Path, split: Split) -> Path:
     """The file of one split in a prepared folder."""
     return folder / f"{split}.jsonl"
+
+
+def is_prepared(data_set: DataSet) -> bool:
+    """Whether the prepared form of a set is where it belongs."""
+    return (folder_of(data_set) / MANIFEST).is_file()
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -105,9 +111,10 @@ def prepare(
     Which split a file belongs to is read from its name, as in ``train.jsonl`` or
     ``dev_distractor_v1.json``. With ``heldout``, a share in (0, 1), the files are rows of one split
     and that share of their questions is held out. Raises ``UserError`` for a broken row (by file and
-    line) and for a split without rows.
+    line), for a split without rows, and if a set whose questions must be left out is not prepared.
     """
     files = list(_files(sources))
+    left_out = _left_out(data_set)
     if heldout is None:
         plan = _by_name(files)
         rule = f"upstream's: {data_set.train.name} is train, {data_set.heldout.name} is held out"
@@ -123,9 +130,11 @@ def prepare(
         rule = (
             f"a question is held out if its hash with seed {seed} falls into the lowest {heldout:g}"
         )
+    if data_set.without is not None:
+        rule += f"; training questions that {data_set.without} has are left out"
     with new_folder(target) as folder:
         rows = _assigned(data_set, plan, progress, heldout or 0.0, seed)
-        train, held = _write(rows, folder)
+        train, held = _write(rows, folder, left_out)
         manifest = Manifest(
             name=data_set.name,
             licence=data_set.licence,
@@ -141,11 +150,27 @@ def prepare(
     return manifest
 
 
+def _left_out(data_set: DataSet) -> frozenset[str]:
+    """Keys of the questions that a set's training rows must not have."""
+    if data_set.without is None:
+        return frozenset()
+    other = find(data_set.without)
+    if not is_prepared(other):
+        raise UserError(
+            f"training questions of {data_set.name} that {other.name} has are left out, and "
+            f"{other.name} is not prepared on this machine",
+            f"`coterie data download {other.name}`, or `coterie data prepare {other.name} --from "
+            "FILE...`, and this again",
+        )
+    files = (split_file(folder_of(other), split) for split in SPLITS)
+    rows = (row for file in files for row in read_rows(file, other.row, Silent()))
+    return frozenset(question_key(row.question) for row in rows)
+
+
 def _files(sources: Sequence[Path]) -> Iterator[Path]:
     for source in sources:
         if source.is_dir():
-            inside = sorted(file for file in source.iterdir() if file.suffix in SUFFIXES)
-            inside = [file for file in inside if file.name != MANIFEST]
+            inside = _data(source.iterdir()) or _data(source.rglob("*"))
             if not inside:
                 raise UserError(f"{source} has no {', '.join(SUFFIXES)} file", "check the path")
             yield from inside
@@ -153,6 +178,10 @@ def _files(sources: Sequence[Path]) -> Iterator[Path]:
             yield source
         else:
             raise UserError(f"there is no file or folder {source}", "check the path")
+
+
+def _data(files: Iterable[Path]) -> list[Path]:
+    return sorted(file for file in files if file.suffix in SUFFIXES and file.name != MANIFEST)
 
 
 def _split_of(file: Path) -> Split | None:
@@ -197,7 +226,7 @@ def _drawn(key: str, share: float, seed: int) -> Split:
 
 
 def _write(
-    rows: Iterable[tuple[Split, QuestionRow]], folder: Path
+    rows: Iterable[tuple[Split, QuestionRow]], folder: Path, left_out: frozenset[str]
 ) -> tuple[PreparedSplit, PreparedSplit]:
     """Write the first row of each question; returns what is known of train and held-out."""
     seen: set[str] = set()
@@ -209,7 +238,8 @@ def _write(
             for split in SPLITS
         }
         for split, row in rows:
-            if row.key in seen:
+            known = split == "train" and question_key(row.question) in left_out
+            if known or row.key in seen or not row.usable:
                 dropped[split] += 1
                 continue
             seen.add(row.key)
@@ -217,7 +247,11 @@ def _write(
             opened[split].write(row.model_dump_json() + "\n")
     for split in SPLITS:
         if not kept[split]:
-            raise UserError(f"no row is left for the {split} split", "give more rows")
+            raise UserError(
+                f"no row is left for the {split} split ({dropped[split]} were dropped: repeated, held "
+                "out, left out, or without what the question is asked about)",
+                "give more rows",
+            )
     train, held = (
         PreparedSplit(
             rows=kept[split], dropped=dropped[split], sha256=sha256(split_file(folder, split))

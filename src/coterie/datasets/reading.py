@@ -27,7 +27,7 @@ def read_rows(file: Path, row: type[R], progress: Progress) -> Iterator[R]:
         raise UserError(f"{file} is of an unknown format", f"give one of {', '.join(SUFFIXES)}")
     counted = "line" if file.suffix == ".jsonl" else "row"
     try:
-        for number, raw in _raw(file, progress):
+        for number, raw in _raw(file, progress, row.columns):
             yield _checked(raw, row, f"{file}, {counted} {number}")
             progress.advance(1)
     except UnicodeDecodeError as error:
@@ -54,10 +54,12 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(texts[:3])
 
 
-def _raw(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
+def _raw(
+    file: Path, progress: Progress, columns: tuple[str, ...] | None
+) -> Iterator[tuple[int, Any]]:
     """Numbered objects, not yet validated; lines and rows count from 1."""
     if file.suffix == ".parquet":
-        yield from _parquet(file, progress)
+        yield from _parquet(file, progress, columns)
     elif file.suffix == ".json":
         items = _parsed(file.read_text(encoding="utf-8"), str(file))
         if not isinstance(items, list):
@@ -80,7 +82,9 @@ def _parsed(text: str, where: str) -> Any:
         raise UserError(f"{where} is broken: no JSON ({error})", "mend or remove it") from error
 
 
-def _parquet(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
+def _parquet(
+    file: Path, progress: Progress, columns: tuple[str, ...] | None
+) -> Iterator[tuple[int, Any]]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
@@ -88,7 +92,7 @@ def _parquet(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
         with ParquetFile(file) as table:
             progress.start(table.metadata.num_rows, file.name)
             number = 0
-            for batch in table.iter_batches(batch_size=PARQUET_BATCH):
+            for batch in table.iter_batches(batch_size=PARQUET_BATCH, columns=columns):
                 for item in batch.to_pylist():
                     number += 1
                     yield number, item

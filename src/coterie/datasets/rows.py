@@ -6,10 +6,11 @@ which ``datasets.reading`` turns into an error that names file and line.
 """
 
 import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (  # fmt: skip
     AliasChoices,
@@ -34,6 +35,9 @@ class _Frozen(BaseModel):
 class QuestionRow(_Frozen):
     """What rows of every set have."""
 
+    columns: ClassVar[tuple[str, ...] | None] = None
+    """What is read of a parquet file, if it has much more than is wanted; all if ``None``."""
+
     id: Text = Field(validation_alias=AliasChoices("id", "_id"))
     """Unique in its set, and stable."""
     question: Text
@@ -44,6 +48,11 @@ class QuestionRow(_Frozen):
     def key(self) -> str:
         """A short hash of the question, equal for questions that differ only in case and spacing."""
         return question_key(self.question)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be asked. What upstream has without the context of a set is not."""
+        return True
 
 
 class Paragraph(_Frozen):
@@ -66,6 +75,8 @@ class HotpotRow(QuestionRow):
 
     context: tuple[Paragraph, ...] = Field(min_length=1)
     supporting_facts: tuple[SupportingFact, ...] = Field(min_length=1)
+    glue: ClassVar[str] = ""
+    """What stands between two sentences of a paragraph."""
 
     @field_validator("context", mode="before")
     @classmethod
@@ -83,6 +94,36 @@ class HotpotRow(QuestionRow):
         if not any(fact.title in titles for fact in self.supporting_facts):
             raise ValueError("none of the supporting facts' titles is among the paragraphs")
         return self
+
+
+class TwoWikiRow(HotpotRow):
+    """2WikiMultiHopQA: as HotpotQA, with supporting facts in the order of the reasoning.
+
+    The hub's copy keeps paragraphs and facts as JSON in a text. Its sentences have no spaces
+    before them; paragraphs without sentences are left out.
+    """
+
+    glue: ClassVar[str] = " "
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_upstream(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        value = dict(value)
+        for name in ("context", "supporting_facts"):
+            if isinstance(value.get(name), str):
+                try:
+                    value[name] = json.loads(value[name])
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{name} is a text, but no JSON ({error})") from error
+        if isinstance(value.get("context"), list):
+            value["context"] = [
+                pair
+                for pair in value["context"]
+                if not (isinstance(pair, list) and len(pair) == 2 and pair[1] == [])
+            ]
+        return value
 
 
 class Gsm8kRow(QuestionRow):

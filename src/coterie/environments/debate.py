@@ -1,30 +1,80 @@
-"""Debate on real problems: one agent solves, the other looks for mistakes.
+"""Debate on real problems: one agent solves, the others look for mistakes.
 
-Optima's second setting (arXiv 2410.08115, section 4.1). Only the solver gives answers; the talk is
-over when it gives the same answer again after the critic has spoken.
+Optima's second setting (arXiv 2410.08115, section 4.1; three agents: table 7). Only the solver gives
+answers; the talk is over when it gives the same answer again after the critics have spoken.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coterie.datasets.problem_rows import ChoiceRow
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.dialogue import GRADER, Split, gold_answer
-from coterie.environments.extraction import boxed_number, number
+from coterie.environments.agents import named, others
+from coterie.environments.dialogue import Split, gold_answer, secret_answers
+from coterie.environments.equality import same_mathematics, same_text
+from coterie.environments.extraction import (
+    boxed_answer,
+    boxed_number,
+    marked_answer,
+    same_number,
+)
 from coterie.environments.rows import Rows
-from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
 
-SOLVER, CRITIC = "Alice", "Bob"
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a debate is about: what the solver is told, how its answers are read and compared."""
+
+    skill: str
+    """What the solver is said to be good at."""
+    ending: str
+    """How it must give its answer."""
+    read: Callable[[str], str | None]
+    same: Callable[[str, str], bool]
+    """Whether an answer (second) is the same as the right one, or as the one before it (first)."""
+
+
+ARITHMETIC = Subject(
+    "arithmetic",
+    "End each message with \\boxed{number}: your answer, a number with no unit.",
+    boxed_number,
+    same_number,
+)
+MATHEMATICS = Subject(
+    "mathematics",
+    "End each message with \\boxed{answer}: your answer and nothing else, in LaTeX.",
+    boxed_answer,
+    same_mathematics,
+)
+CHOICE = Subject(
+    "answering questions with options",
+    "End each message with <A>answer</A>: the text of the option that you choose, word for word.",
+    marked_answer,
+    same_text,
+)
 
 
 class Debate:
-    """A solver and a critic on GSM8K (see ``environments.dialogue``)."""
+    """A solver and its critics (see ``environments.dialogue``)."""
 
-    agents: tuple[str, ...] = (SOLVER, CRITIC)
     max_turns = 10
     metric = "exact match"
-    formats: tuple[str, ...] = ()
-    format_agents: tuple[str, ...] = (SOLVER,)
 
-    def __init__(self, name: str, source: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        subject: Subject,
+        agents: Sequence[str],
+        formats: Sequence[str],
+    ) -> None:
         self.name = name
+        self.subject = subject
+        self.agents: tuple[str, ...] = tuple(agents)
+        self.formats: tuple[str, ...] = tuple(formats)
+        self.format_agents: tuple[str, ...] = self.agents[:1]
         self._rows = Rows(name, source)
 
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
@@ -34,34 +84,51 @@ class Debate:
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """The agent's role, and the problem."""
-        role = _SOLVER if agent == SOLVER else _CRITIC
+        role = self._solver() if agent == self.agents[0] else self._critic(agent)
         return (
             Part(role, audience=frozenset({agent}), source="task"),
             Part(f"\nProblem: {task.public['question']}", source="task"),
         )
 
     def answer(self, text: str) -> str | None:
-        r"""The number in the last ``\boxed{...}``."""
-        return boxed_number(text)
+        r"""What stands in the last ``\boxed{...}`` or ``<A>...</A>``."""
+        return self.subject.read(text)
+
+    def same(self, first: str, second: str) -> bool:
+        """Whether two answers are equal as numbers, as mathematics, or as texts."""
+        return self.subject.same(first, second)
 
     def score(self, task: Task, answer: str | None) -> float:
-        """Whether the two numbers are equal, 0 or 1."""
-        return float(answer is not None and number(answer) == number(gold_answer(task)))
+        """Whether the answer is the same as the right one, 0 or 1."""
+        return float(answer is not None and self.subject.same(gold_answer(task), answer))
+
+    def _solver(self) -> str:
+        solver, *critics = self.agents
+        read = "reads" if len(critics) == 1 else "read"
+        return (
+            f"You are {solver} and good at {self.subject.skill}. {named(critics)} {read} your work "
+            "and may find mistakes in it; mend them.\n"
+            "- Go step by step.\n"
+            f"- {self.subject.ending}"
+        )
+
+    def _critic(self, agent: str) -> str:
+        solver, *critics = self.agents
+        readers = named([*others(agent, critics), "you"])
+        return (
+            f"You are {agent}. {solver} solves a problem; {readers} read the work and look for "
+            "mistakes.\n"
+            "- Go through it step by step; name each mistake and say how to mend it.\n"
+            "- Never state the answer yourself.\n"
+            "- Tokens are dear: as few words as can be understood. If all is right, say only that."
+        )
 
     def _task(self, row: QuestionRow) -> Task:
-        answer = Secret(row.answer, name="answer", readers=frozenset({GRADER}))
-        return Task(f"{self.name}-{row.id}", {"question": row.question}, {"answer": answer})
+        return Task(f"{self.name}-{row.id}", {"question": asked(row)}, secret_answers(row))
 
 
-_SOLVER = (
-    f"You are {SOLVER} and good at arithmetic. {CRITIC} reads your work and may find mistakes in "
-    "it; mend them.\n"
-    "- Go step by step.\n"
-    "- End each message with \\boxed{number}: your answer, a number with no unit."
-)
-_CRITIC = (
-    f"You are {CRITIC}. {SOLVER} solves a problem; you read the work and look for mistakes.\n"
-    "- Go through it step by step; name each mistake and say how to mend it.\n"
-    "- Never state the answer yourself.\n"
-    "- Tokens are dear: as few words as can be understood. If all is right, say only that."
-)
+def asked(row: QuestionRow) -> str:
+    """The problem as agents are asked it: with its options, if it has some."""
+    if not isinstance(row, ChoiceRow):
+        return row.question
+    return "\n".join((row.question, "Options:", *(f"- {choice}" for choice in row.choices)))

@@ -4,10 +4,13 @@ Used by ``rollout.episodes``. A world of this kind says who speaks next, what th
 and when the talk ends. States are frozen, so a branch of a tree is a copy of nothing.
 """
 
+import asyncio
+import json
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from coterie.trajectories.task import Task
+from coterie.datasets.rows import QuestionRow
+from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import End
 from coterie.trajectories.turn import Message, Part, Turn
 
@@ -60,13 +63,19 @@ class DialogueEnvironment(Protocol):
         """The answer that an utterance gives, in one spelling; ``None`` if it gives none."""
         ...
 
+    def same(self, first: str, second: str) -> bool:
+        """Whether two answers that :meth:`answer` gave are the same one. May take seconds and is
+        called from any thread.
+        """
+        ...
+
     def score(self, task: Task, answer: str | None) -> float:
         """The benchmark's metric for a final answer, in [0, 1]."""
         ...
 
 
 def next_agent(environment: DialogueEnvironment, state: DialogueState) -> str:
-    """Whose turn it is: strict alternation, the first agent begins."""
+    """Whose turn it is: they speak in turn, the first agent begins."""
     return environment.agents[len(state.turns) % len(environment.agents)]
 
 
@@ -98,20 +107,42 @@ async def step(
 ) -> DialogueState:
     """The state after ``turn``; ``cut`` says that it ran to the limit of tokens.
 
-    Ends when a newly given answer equals the one before it (Optima, section 3: both agents mark
-    the same answer), when a turn was cut, or when no turns are left.
+    Ends when a newly given answer is the same as the one before it (Optima, section 3: both agents
+    mark the same answer), when a turn was cut, or when no turns are left.
     """
     answer = environment.answer(turn.text)
     end: End | None = None
     if cut:
         end = "runaway"
-    elif answer is not None and answer == state.answer:
+    elif await _same(environment, state.answer, answer):
         end = "agreed"
     elif len(state.turns) + 1 >= environment.max_turns:
         end = "turn_limit"
     return replace(state, turns=(*state.turns, turn), answer=answer or state.answer, end=end)
 
 
+async def _same(environment: DialogueEnvironment, before: str | None, answer: str | None) -> bool:
+    if before is None or answer is None or before == answer:
+        return answer is not None and before == answer
+    return await asyncio.to_thread(environment.same, before, answer)
+
+
+def secret_answers(row: QuestionRow, aliases: tuple[str, ...] = ()) -> dict[str, Secret]:
+    """The right answer of a row and its aliases, which only a grader may read."""
+    readers = frozenset({GRADER})
+    answer = Secret(row.answer, name="answer", readers=readers)
+    if not aliases:
+        return {"answer": answer}
+    text = json.dumps(aliases, ensure_ascii=False)
+    return {"answer": answer, "aliases": Secret(text, name="aliases", readers=readers)}
+
+
 def gold_answer(task: Task) -> str:
     """The right answer of a task, for graders and reports."""
     return task.secrets["answer"].reveal(GRADER)
+
+
+def gold_answers(task: Task) -> list[str]:
+    """All right answers of a task, for graders: the answer itself and its aliases."""
+    aliases = task.secrets.get("aliases")
+    return [gold_answer(task), *(json.loads(aliases.reveal(GRADER)) if aliases else ())]

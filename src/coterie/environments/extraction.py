@@ -7,29 +7,17 @@ numbers are those of Lewkowycz et al. 2022, appendix D, as far as numbers need t
 import re
 from decimal import Decimal
 
+from coterie.datasets.boxed import boxed_answer
+
 _MARKED = re.compile(r"<A>(.*?)</A", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?|-?\.\d+")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-BOX = r"\boxed{"
 
 
 def marked_answer(text: str) -> str | None:
     """The last ``<A>answer</A>`` of an utterance, stripped; ``None`` if there is none or it is empty."""
     found = _MARKED.findall(text)
     return (found[-1].strip() or None) if found else None
-
-
-def boxed_answer(text: str) -> str | None:
-    r"""The content of the last ``\boxed{...}``, braces matched, stripped; ``None`` if it is empty or never closed."""
-    start = text.rfind(BOX)
-    if start < 0:
-        return None
-    begin, depth = start + len(BOX), 1
-    for index in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[index], 0)
-        if depth == 0:
-            return text[begin:index].strip() or None
-    return None
 
 
 def number(text: str) -> str | None:
@@ -49,3 +37,8 @@ def boxed_number(text: str) -> str | None:
     r"""The number in the last ``\boxed{...}``, in one spelling; what is no number, as it is."""
     box = boxed_answer(text)
     return None if box is None else (number(box) or box)
+
+
+def same_number(first: str, second: str) -> bool:
+    """Whether two answers state the same number; what states none equals its own text only."""
+    return (number(first) or first) == (number(second) or second)

@@ -1,36 +1,46 @@
 """Information exchange on real questions: each agent holds a part of the context.
 
-Optima's first setting (arXiv 2410.08115, section 4.1). Both agents have the same instructions and
-different notes; they must tell each other what they hold, and end by marking the same answer.
+Optima's first setting (arXiv 2410.08115, section 4.1; three agents: table 7). All agents have the same
+instructions and different notes; they must tell each other what they hold, and end by marking the same
+answer.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
-from coterie.datasets.rows import HotpotRow, QuestionRow
+from coterie.datasets.context_rows import BLANK, CbtRow, TriviaRow
+from coterie.datasets.rows import QuestionRow
+from coterie.environments.agents import others
 from coterie.environments.answers import f1
-from coterie.environments.contexts import deal_paragraphs
-from coterie.environments.dialogue import GRADER, Split, gold_answer
+from coterie.environments.contexts import deal
+from coterie.environments.dialogue import Split, gold_answers, secret_answers
 from coterie.environments.extraction import marked_answer
-from coterie.environments.formats import FORMATS
 from coterie.environments.rows import Rows
-from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
 
 Context = Literal["paragraph", "first_sentence"]
 
 
 class InformationExchange:
-    """Two agents exchange what they know of a question (see ``environments.dialogue``)."""
+    """Agents exchange what they know of a question (see ``environments.dialogue``)."""
 
-    agents: tuple[str, ...] = ("Alice", "Bob")
     max_turns = 10
     metric = "F1"
-    formats = FORMATS
-    format_agents = agents
 
-    def __init__(self, name: str, source: str, context: Context) -> None:
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        context: Context,
+        agents: Sequence[str],
+        formats: Sequence[str],
+    ) -> None:
         self.name = name
         self.context = context
+        self.agents: tuple[str, ...] = tuple(agents)
+        self.formats: tuple[str, ...] = tuple(formats)
+        self.format_agents = self.agents
         self._rows = Rows(name, source)
 
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
@@ -39,28 +49,13 @@ class InformationExchange:
         return [self._task(row) for row in rows]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The agent's role and notes (which its partner may not see), the rules, the question."""
+        """The agent's role and notes (which its partners may not see), the rules, the question."""
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
         own = frozenset({agent})
-        partner = next(name for name in self.agents if name != agent)
         return (
-            Part(
-                f"You are {agent}. {partner} and you answer one question together. Each of you "
-                "has notes that the other can't see.\nYour notes:\n",
-                audience=own,
-                source="task",
-            ),
+            Part(_role(agent, others(agent, self.agents)), audience=own, source="task"),
             *(Part(f"- {note}\n", audience=own, source="task") for note in notes[agent]),
-            Part(
-                "Rules:\n"
-                "- Tell your partner what bears on the question and ask for what you lack; think "
-                "step by step.\n"
-                "- Rely on the notes of you two only.\n"
-                "- Tokens are dear: no small talk, as few words as your partner can understand.\n"
-                "- Once you know, write <A>answer</A> with nothing but the answer in it. The talk "
-                "is over when both of you have marked the same answer.\n",
-                source="task",
-            ),
+            Part(_rules(len(self.agents)), source="task"),
             Part(f"Question: {task.public['question']}", source="task"),
         )
 
@@ -68,15 +63,54 @@ class InformationExchange:
         """What stands in the last ``<A>...</A>``."""
         return marked_answer(text)
 
+    def same(self, first: str, second: str) -> bool:
+        """Whether the two texts are equal."""
+        return first == second
+
     def score(self, task: Task, answer: str | None) -> float:
         """F1 of the answer's words, the best over all right answers."""
-        return f1(answer, [gold_answer(task)])
+        return f1(answer, gold_answers(task))
 
     def _task(self, row: QuestionRow) -> Task:
-        assert isinstance(row, HotpotRow), "information exchange needs a context to deal out"
         id_ = f"{self.name}-{row.id}"
-        notes = deal_paragraphs(
-            row, self.agents, key=id_, first_sentence=self.context == "first_sentence"
-        )
-        answer = Secret(row.answer, name="answer", readers=frozenset({GRADER}))
-        return Task(id_, {"question": row.question, "notes": notes}, {"answer": answer})
+        notes = deal(row, self.agents, key=id_, first_sentence=self.context == "first_sentence")
+        aliases = row.aliases if isinstance(row, TriviaRow) else ()
+        public = {"question": asked(row), "notes": notes}
+        return Task(id_, public, secret_answers(row, aliases))
+
+
+def asked(row: QuestionRow) -> str:
+    """The question as agents are asked it: with its options, if it has some."""
+    if not isinstance(row, CbtRow):
+        return row.question
+    options = ", ".join(row.options)
+    return f"{row.question}\nWhich of these words does {BLANK} stand for: {options}?"
+
+
+def _role(agent: str, partners: Sequence[str]) -> str:
+    everybody = ", ".join(partners)
+    other = "other" if len(partners) == 1 else "others"
+    return (
+        f"You are {agent}. {everybody} and you answer one question together. Each of you "
+        f"has notes that the {other} can't see.\nYour notes:\n"
+    )
+
+
+def _rules(agents: int) -> str:
+    partner, you, all_of_you = (
+        ("partner", "you two", "both of you")
+        if agents == 2
+        else ("partners", f"you {_COUNTS[agents]}", "two of you")
+    )
+    return (
+        "Rules:\n"
+        f"- Tell your {partner} what bears on the question and ask for what you lack; think "
+        "step by step.\n"
+        f"- Rely on the notes of {you} only.\n"
+        f"- Tokens are dear: no small talk, as few words as your {partner} can understand.\n"
+        "- Once you know, write <A>answer</A> with nothing but the answer in it. The talk "
+        f"is over when {all_of_you} have marked the same answer.\n"
+    )
+
+
+_COUNTS = {3: "three"}

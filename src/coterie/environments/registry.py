@@ -1,18 +1,33 @@
 """Environments by the name of their data set, and where its rows are read from."""
 
+import hashlib
+from pathlib import Path
+
 from coterie.config.settings import Settings, key
 from coterie.datasets.local import checksum
-from coterie.environments.debate import Debate
+from coterie.environments.agents import NAMES as AGENTS
+from coterie.environments.debate import ARITHMETIC, CHOICE, MATHEMATICS, Debate
 from coterie.environments.dialogue import DialogueEnvironment
 from coterie.environments.exchange.environment import Exchange
+from coterie.environments.format_pool import read_pool
+from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.environments.information_exchange import Context, InformationExchange
 from coterie.errors import UserError
 
-NAMES = ("exchange", "hotpot_qa", "gsm8k")
+EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
+"""Data sets with a context to deal out."""
+SUBJECTS = {
+    "gsm8k": (ARITHMETIC, ()),
+    "math": (MATHEMATICS, ()),
+    "arc_c": (CHOICE, DEBATE_FORMATS),
+    "mmlu": (CHOICE, DEBATE_FORMATS),
+}
+"""Data sets to debate on: how, and the packaged pool of formats."""
+NAMES = ("exchange", *EXCHANGES, *SUBJECTS)
 
 
 class DataSettings(Settings):
-    """Where the rows of a data set come from, and what of them is shown."""
+    """Where the rows of a data set come from, what of them is shown, and to how many agents."""
 
     source: str = key(
         "prepared",
@@ -24,20 +39,57 @@ class DataSettings(Settings):
         "Of each paragraph of the context: all, or its first sentence only.",
         source="Optima's code: first_sentence (the supporting sentence is then often lost)",
     )
+    agents: int = key(
+        2,
+        "Agents that talk: 2, or 3 (a context is dealt to three; a debate has a second critic). "
+        "`exchange` has 2.",
+        source="Optima: 2; 3 in table 7",
+        ge=2,
+        le=3,
+    )
+    format_pool_file: str | None = key(
+        None,
+        "A file of formats (JSONL or YAML) instead of the packaged pool; `coterie data prompt-pool` "
+        "makes one. Debates on mathematics have no packaged pool.",
+        source="Optima section 3.1 and appendix H.3",
+    )
 
 
 def content(name: str, data: DataSettings) -> str:
-    """A hash of the rows of a data set; empty for a generated world, whose rows its seed makes."""
-    return "" if name == "exchange" else checksum(name, data.source)
+    """A hash of what a data set's tasks and formats are made of.
+
+    Empty for a generated world, whose rows its seed makes. It is that of the rows alone where there are
+    two agents and the packaged pool.
+    """
+    rows = "" if name == "exchange" else checksum(name, data.source)
+    more = [] if data.agents == 2 else [f"{data.agents} agents"]
+    if data.format_pool_file is not None:
+        pool = "\n".join(read_pool(Path(data.format_pool_file).expanduser()))
+        more.append(hashlib.sha256(pool.encode()).hexdigest())
+    return " ".join([rows, *more]) if more else rows
 
 
 def environment(name: str, data: DataSettings | None = None) -> DialogueEnvironment:
-    """The environment of the data set ``name``; raises :class:`UserError` if there is none."""
+    """The environment of the data set ``name``.
+
+    Raises ``UserError`` if there is none, for more agents than it can have, and for a broken pool of
+    formats.
+    """
     data = data or DataSettings()
-    if name == "exchange":
-        return Exchange()
-    if name == "hotpot_qa":
-        return InformationExchange(name, data.source, data.context)
-    if name == "gsm8k":
-        return Debate(name, data.source)
-    raise UserError(f"dataset={name!r} is not known", f"use one of: {', '.join(NAMES)}")
+    if name not in NAMES:
+        raise UserError(f"dataset={name!r} is not known", f"use one of: {', '.join(NAMES)}")
+    file = data.format_pool_file
+    pool = None if file is None else read_pool(Path(file).expanduser())
+    agents = AGENTS[: data.agents]
+    if name in EXCHANGES:
+        formats = EXCHANGE_FORMATS if pool is None else pool
+        return InformationExchange(name, data.source, data.context, agents, formats)
+    if name in SUBJECTS:
+        subject, packaged = SUBJECTS[name]
+        return Debate(name, data.source, subject, agents, packaged if pool is None else pool)
+    if data.agents != 2:
+        raise UserError(
+            f"data.agents={data.agents}: the world `exchange` is made for two agents",
+            f"use data.agents=2, or a data set such as {EXCHANGES[0]}",
+        )
+    return Exchange() if pool is None else Exchange(formats=pool)

@@ -47,8 +47,9 @@ class ChatRenderer:
         self._specials = [
             token.content for token in tokenizer.added_tokens_decoder.values() if token.special
         ]
-        ends = {*end_ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}
-        self.end_ids = frozenset(ends | self._template_end())
+        ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self._end = self._template_end() or tuple(ends)
+        self.end_ids = frozenset([*end_ids, *ends, *self._end])
 
     def render(
         self,
@@ -76,6 +77,13 @@ class ChatRenderer:
         return self._splice(marked + (prefill if generation else ""), own)
 
     __call__ = render
+
+    def written(self, text: str) -> tuple[int, ...]:
+        """Ids of a turn that nobody sampled: its text, and the token that ends a turn.
+
+        What spells a control token is taken apart, so that the text can't forge another turn.
+        """
+        return self._encode(self._defuse(text)) + self._end
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included."""
@@ -202,13 +210,13 @@ class ChatRenderer:
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
 
-    def _template_end(self) -> set[int]:
+    def _template_end(self) -> tuple[int, ...]:
         """The control token that the template writes after an assistant's turn, if it does."""
         sentinel = self._sentinel(0)
         chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": sentinel}]
         after = self._encode(self._template(chat, False).partition(sentinel)[2])
         added = self.tokenizer.added_tokens_decoder
-        return {after[0]} if after and after[0] in added and added[after[0]].special else set()
+        return after[:1] if after and after[0] in added and added[after[0]].special else ()
 
 
 def _own_turn(message: Message, tree: Tree, reader: str) -> Turn | None:

@@ -109,8 +109,8 @@ class Player:
 
 
 def dialogue_tokens(path: Sequence[Turn]) -> int:
-    """Tokens of a dialogue: those of its sampled turns, end-of-turn tokens included.
+    """Tokens of a dialogue: those of its turns, end-of-turn tokens included.
 
     Turns that came as text have none; what their endpoint counted is among the item's metrics.
     """
-    return sum(len(turn.ids) for turn in path if turn.sample)
+    return sum(len(turn.ids) for turn in path)

@@ -99,7 +99,8 @@ def check_finished(recipe: Recipe, run: Run) -> None:
 def fork(recipe: Recipe, source: Path, target: Path, settings: Settings) -> list[Step]:
     """Make a run at ``target`` with the finished steps of ``source`` that ``settings`` leave valid.
 
-    Returns the steps kept. The folder appears when it is whole. Raises :class:`UserError` if
+    The source may be a run of another recipe: steps that are the same in both are kept. Returns the
+    steps kept. The folder appears when it is whole. Raises :class:`UserError` if
     ``target`` exists.
     """
     if target.exists():
@@ -107,7 +108,7 @@ def fork(recipe: Recipe, source: Path, target: Path, settings: Settings) -> list
     staged = target.with_name(f".{target.name}.fork")
     shutil.rmtree(staged, ignore_errors=True)
     with (
-        open_run(source, recipe.name, settings, write=False) as old,
+        open_run(source, read_config(source)[0], settings, write=False) as old,
         open_run(staged, recipe.name, settings) as new,
     ):
         kept = _kept(recipe, old)

@@ -31,6 +31,13 @@ class SelectSettings(Settings):
         gt=0,
         le=1,
     )
+    skip_share: float = key(
+        0.0,
+        "Share of the selected tasks, those of the highest reward, to leave out as too easy.",
+        source="Optima's code: 0.1 on MATH",
+        ge=0,
+        lt=1,
+    )
     threshold: float = key(
         0.5, "Least reward of a trained trajectory (theta_sft).", source="Optima table 8"
     )
@@ -51,6 +58,8 @@ class SelectSettings(Settings):
     def _refuse_what_cannot_work(self) -> Self:
         if (self.rule == "random") != bool(self.counts):
             raise ValueError("select.counts goes with select.rule=random, and only with it")
+        if self.skip_share >= self.top_share:
+            raise ValueError("select.skip_share must be below select.top_share, or nothing is left")
         return self
 
 
@@ -67,7 +76,8 @@ def best_demonstrations(
     best = {task: min(rs, key=lambda r: (-r.total, r.sample)) for task, rs in right.items() if rs}
     good = [(task, r) for task, r in best.items() if r.total >= settings.threshold]
     good.sort(key=lambda item: (-item[1].total, item[0]))
-    return good[: round(len(good) * settings.top_share)]
+    first, stop = (round(len(good) * s) for s in (settings.skip_share, settings.top_share))
+    return good[first:stop]
 
 
 def random_demonstrations(

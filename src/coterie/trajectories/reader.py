@@ -206,10 +206,13 @@ def _turn(
     author: str,
     draw: int,
     request: str | None,
+    logprobs: bytes | None,
     *sampled: Any,
 ) -> Turn:
     ids = ids_of(blob)
-    sample = None if request is None else _sample(request, ids, *sampled)
+    sample = None
+    if request is not None and logprobs is not None:
+        sample = _sample(request, ids, logprobs, *sampled)
     return Turn(
         id_,
         parent,
@@ -221,6 +224,7 @@ def _turn(
         value_of(RESULTS, results),
         author,
         draw,
+        None if sample else request,
     )
 
 

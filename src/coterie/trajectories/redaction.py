@@ -1,9 +1,9 @@
 """A tree without its secrets, for a record that leaves the house.
 
 A prompt that shows a secret is taken out whole, for its ids spell the secret out, and so is every
-later prompt of that agent, which is stored as a delta on it. The turns sampled from such prompts
-stay, as text by ``POLICY@VERSION`` without a sample. What a role that knows a secret then *said* is
-conversation, and stays as it was said.
+later prompt of that agent, which is stored as a delta on it. The turns that answer such prompts
+stay, as text by their writer (``POLICY@VERSION`` of a sampled one) without a prompt. What a role
+that knows a secret then *said* is conversation, and stays as it was said.
 """
 
 from dataclasses import replace
@@ -33,15 +33,15 @@ def _shows_secret(tree: Tree, request: Request) -> bool:
     while link is not None:
         if any(_is_secret(part) for message in link.messages for part in message.parts):
             return True
-        sample = tree.turns[link.previous].sample if link.previous else None
-        link = tree.requests[sample.request] if sample else None
+        before = tree.turns[link.previous].prompt if link.previous else None
+        link = tree.requests[before] if before else None
     return False
 
 
 def _redacted(turn: Turn, hidden: set[str]) -> Turn:
-    """The turn without secret parts, and without its sample if its prompt is hidden."""
-    if turn.sample and turn.sample.request in hidden:
-        turn = replace(turn, sample=None, author=turn.writer)
+    """The turn without secret parts, and without sample and prompt if its prompt is hidden."""
+    if turn.prompt in hidden:
+        turn = replace(turn, sample=None, author=turn.writer, request=None)
     if any(_is_secret(part) for part in turn.parts):
         parts = tuple(
             Part(f"<{part.source}>", part.audience) if _is_secret(part) else part

@@ -25,7 +25,8 @@ class Row:
     ids: tuple[int, ...]
     targets: tuple[Target, ...]
     logprobs: tuple[float, ...] | None = None
-    """Behaviour log-probs at the targets, in order; ``None`` where the context was changed."""
+    """Behaviour log-probs at the targets, in order; ``None`` where the context was changed, or where
+    not all targets were sampled."""
     weight: float = 1.0
     context: str | None = None
     """Name of the recontext rule, ``None`` for the context as recorded."""
@@ -57,22 +58,23 @@ class Row:
 
 
 def rows(view: View, weight: float = 1.0) -> Iterator[Row]:
-    """The rows of a view: one per segment, the agent's own sampled turns as targets."""
+    """The rows of a view: one per segment, the agent's own turns as targets."""
     for index, segment in enumerate(view.segments):
         targets: list[Target] = []
         logprobs: list[float] = []
+        sampled = view.context is None
         position = 0
         for piece in segment.pieces:
             stop = position + len(piece.ids)
             if piece.turn is not None and piece.ids:
                 targets.append(Target(position, stop, piece.turn.writer, piece.turn.id))
-                if piece.turn.sample:
-                    logprobs.extend(piece.turn.sample.logprobs)
+                logprobs.extend(piece.turn.sample.logprobs if piece.turn.sample else ())
+                sampled = sampled and piece.turn.sample is not None
             position = stop
         yield Row(
             segment.ids,
             tuple(targets),
-            None if view.context else tuple(logprobs),
+            tuple(logprobs) if sampled else None,
             weight,
             view.context,
             f"{view.leaf}/{view.agent}/{index}",

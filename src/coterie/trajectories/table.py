@@ -30,8 +30,8 @@ def records(tree: Tree) -> Iterator[Request | Turn]:
     """Turns in their order, each request before the first turn that needs it."""
     waiting = dict(tree.requests)
     for turn in tree.turns.values():
-        if turn.sample and turn.sample.request in waiting:
-            yield waiting.pop(turn.sample.request)
+        if turn.prompt is not None and turn.prompt in waiting:
+            yield waiting.pop(turn.prompt)
         yield turn
     yield from waiting.values()
 
@@ -214,10 +214,10 @@ def write_item(
 def _check_turn(db: sqlite3.Connection, tree: TreeRow, turn: Turn) -> None:
     """Refuse a turn that hangs nowhere, or whose sample answers nothing or is not its text."""
     _check_node(db, tree, turn.parent, f"parent of turn {turn.id}")
+    if turn.prompt is not None and not _has_request(db, tree, turn.prompt):
+        raise ValueError(f"request {turn.prompt} of turn {turn.id} is not in its tree")
     if turn.sample is None:
         return
-    if not _has_request(db, tree, turn.sample.request):
-        raise ValueError(f"request {turn.sample.request} of turn {turn.id} is not in its tree")
     if turn.sample.ids != turn.ids or len(turn.sample.logprobs) != len(turn.ids):
         raise ValueError(f"turn {turn.id}: its ids, its sample's and the log-probs differ")
 
@@ -239,10 +239,10 @@ def _insert_turn(
         json_of(turn.results),
         turn.author,
         turn.draw,
+        turn.prompt,
     )
     drawn = turn.sample
     sampled = drawn and (
-        drawn.request,
         logprobs_blob(drawn.logprobs),
         drawn.finish,
         drawn.policy,
@@ -251,8 +251,8 @@ def _insert_turn(
         drawn.temperature,
         drawn.top_p,
     )
-    places = ", ".join("?" * (len(row) + 8))
-    values = (*row, *(sampled or (None,) * 8))
+    places = ", ".join("?" * (len(row) + 7))
+    values = (*row, *(sampled or (None,) * 7))
     db.execute(f"INSERT INTO turn VALUES (NULL, {places})", values)
 
 

@@ -94,9 +94,9 @@ class Tree:
         """All messages of a request, its deltas undone."""
         if request.previous is None:
             return request.messages
-        before = self.turns[request.previous].sample
-        assert before is not None, "a request follows a sampled turn"
-        kept = self.messages(self.requests[before.request])
+        before = self.turns[request.previous].prompt
+        assert before is not None, "a request follows a turn that has one"
+        kept = self.messages(self.requests[before])
         kept += (Message("assistant", turn=request.previous),)
         return kept[: request.keep_messages] + request.messages
 

@@ -84,9 +84,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The prompt of one sampled turn, stored as a delta on the agent's previous request.
+    """The prompt of one turn, stored as a delta on the agent's previous request.
 
-    The agent's *running tokens* are its previous prompt plus what it then sampled. The prompt is
+    The agent's *running tokens* are its previous prompt plus what it then said. The prompt is
     the first ``keep`` running tokens followed by ``ids``. Where ``keep`` is all of them the prompt
     extends the conversation; where it is less, history was rewritten.
     """
@@ -96,7 +96,7 @@ class Request:
     parent: str
     """Id of the node after which the request was made."""
     previous: str | None
-    """This agent's previous sampled turn on the path; ``None`` for its first request."""
+    """This agent's previous turn with a request on the path; ``None`` for its first request."""
     keep: int
     ids: tuple[int, ...]
     keep_messages: int
@@ -163,6 +163,13 @@ class Turn:
     """Who wrote an unsampled turn: ``script:NAME``, ``import:FILE``, ``environment``, ..."""
     draw: int = 0
     """Tells apart equal turns that were drawn separately."""
+    request: str | None = None
+    """Of an unsampled turn that may be trained on: id of the :class:`Request` that is its prompt."""
+
+    @property
+    def prompt(self) -> str | None:
+        """Id of the request that the turn answers; ``None`` if it has none and is only context."""
+        return self.sample.request if self.sample else self.request
 
     @property
     def text(self) -> str:
@@ -186,11 +193,13 @@ def make_turn(
     results: tuple[ToolResult, ...] = (),
     author: str = "",
     draw: int = 0,
+    request: str | None = None,
 ) -> Turn:
     """Build a turn; its id is a hash of (parent, speaker, ids, draw).
 
-    Where a turn has no ids, its content (text, calls, results) stands for them. Parallel tool
-    results are put in the order of ``call_id``, so their order of arrival changes nothing.
+    ``request`` is for turns that were not sampled. Where a turn has no ids, its content (text,
+    calls, results) stands for them. Parallel tool results are put in the order of ``call_id``, so
+    their order of arrival changes nothing.
     """
     parts = tuple(parts)
     results = tuple(sorted(results, key=lambda r: (r.call_id, r.text, r.error)))
@@ -201,7 +210,7 @@ def make_turn(
         [[r.call_id, r.text, r.error] for r in results],
     ]
     id_ = digest("turn", parent, speaker.kind, speaker.name, content, draw)
-    return Turn(id_, parent, speaker, parts, ids, sample, calls, results, author, draw)
+    return Turn(id_, parent, speaker, parts, ids, sample, calls, results, author, draw, request)
 
 
 def digest(*values: object) -> str:

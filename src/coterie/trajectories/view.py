@@ -2,7 +2,8 @@
 
 A request that extends the running tokens extends the last segment; any other (a template that
 rewrites history, a cut context) opens a new one. Each sampled token is in exactly one segment: the
-one in which it was sampled.
+one in which it was sampled. A turn that no policy sampled, and that came with a prompt, is as good an
+own turn as a sampled one; what has no prompt is only seen by others.
 
 :func:`recontext` is the only way to put sampled tokens under a context other than theirs.
 """
@@ -20,7 +21,7 @@ Edit = Callable[[tuple[Message, ...]], tuple[Message, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of tokens of a segment: prompt (``turn`` is ``None``) or a sampled turn."""
+    """A run of tokens of a segment: prompt (``turn`` is ``None``) or a turn of the agent's own."""
 
     ids: tuple[int, ...]
     turn: Turn | None = None
@@ -53,7 +54,7 @@ def view(tree: Tree, leaf: str, agent: str) -> View:
     running: tuple[int, ...] = ()
     prompts = []
     for turn in _own(tree, leaf, agent):
-        request = tree.requests[turn.sample.request]  # type: ignore[union-attr]
+        request = tree.requests[turn.prompt]  # type: ignore[index]
         prompt = running[: request.keep] + request.ids
         prompts.append((prompt, turn))
         running = prompt + turn.ids
@@ -68,13 +69,13 @@ def recontext(tree: Tree, leaf: str, agent: str, *, name: str, edit: Edit, rende
     """
     prompts = []
     for turn in _own(tree, leaf, agent):
-        messages = edit(tree.messages(tree.requests[turn.sample.request]))  # type: ignore[union-attr]
+        messages = edit(tree.messages(tree.requests[turn.prompt]))  # type: ignore[index]
         prompts.append((render(messages, tree, agent), turn))
     return View(agent, leaf, assemble(prompts), context=name)
 
 
 def assemble(prompts: Sequence[tuple[tuple[int, ...], Turn]]) -> tuple[Segment, ...]:
-    """Segments of a sequence of (prompt ids, sampled turn)."""
+    """Segments of a sequence of (prompt ids, own turn)."""
     segments: list[Segment] = []
     running: tuple[int, ...] = ()
     for prompt, turn in prompts:
@@ -88,9 +89,9 @@ def assemble(prompts: Sequence[tuple[tuple[int, ...], Turn]]) -> tuple[Segment, 
 
 
 def _own(tree: Tree, leaf: str, agent: str) -> list[Turn]:
-    """The sampled turns of ``agent`` on a path, oldest first."""
+    """The turns of ``agent`` on a path that have a prompt, oldest first."""
     return [
         turn
         for turn in tree.path(leaf)
-        if turn.speaker.kind == "agent" and turn.speaker.name == agent and turn.sample
+        if turn.speaker.kind == "agent" and turn.speaker.name == agent and turn.prompt
     ]

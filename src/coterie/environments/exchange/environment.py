@@ -17,6 +17,7 @@ from coterie.environments.extraction import marked_answer
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part
 
+FORMATS: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
 LEVELS = (1, 2, 2, 2)
 """How many facts the answers need, in turn: one question in four needs one, the others one of each."""
 
@@ -28,11 +29,13 @@ class Exchange:
     agents: tuple[str, ...] = AGENTS
     max_turns = MAX_TURNS
     metric = "exact match"
-    formats: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
     format_agents = agents
 
-    def __init__(self, levels: tuple[int, ...] = LEVELS) -> None:
+    def __init__(
+        self, levels: tuple[int, ...] = LEVELS, formats: tuple[str, ...] = FORMATS
+    ) -> None:
         self.levels = levels
+        self.formats = formats
 
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
         """Tasks of one split; train and held-out are disjoint by construction (see ``world``)."""
@@ -51,6 +54,10 @@ class Exchange:
     def answer(self, text: str) -> str | None:
         """What stands in the last ``<A>...</A>``."""
         return marked_answer(text)
+
+    def same(self, first: str, second: str) -> bool:
+        """Whether the two texts are equal."""
+        return first == second
 
     def score(self, task: Task, answer: str | None) -> float:
         """Exact match with the gold answer, 0 or 1."""

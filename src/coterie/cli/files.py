@@ -1,0 +1,208 @@
+"""``coterie import`` and ``coterie export``: our own record, and the files of published systems."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from coterie.cli.progress import ConsoleProgress
+from coterie.errors import UserError
+
+if TYPE_CHECKING:
+    from coterie.recipes.optima_files.records import Lines
+
+RECORD = "record"
+
+
+class _Group(TyperGroup):
+    """A group that takes a first word which is none of its commands as its command ``record``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command in front where it is left out."""
+        first = next((arg for arg in args if not arg.startswith("-")), None)
+        if first is not None and first not in self.commands:
+            args = [RECORD, *args]
+        return super().parse_args(ctx, args)
+
+
+export_app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Write a run as JSONL: `coterie export RUN FILE`, or in another system's form.",
+)
+import_app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Read JSONL: `coterie import FILE STORE`, or files of another system.",
+)
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+class Kind(StrEnum):
+    """What a file of Optima's released code holds."""
+
+    raw = "raw"
+    rewarded = "rewarded"
+    dpo = "dpo"
+
+
+@export_app.command(RECORD)
+def export_record(
+    folder: Run,
+    file: Annotated[Path, typer.Argument(help="JSONL file to write.")],
+    secrets: Annotated[bool, typer.Option(help="Also write privileged fields.")] = False,
+) -> None:
+    """Write a run's record as JSONL. The word `record` can be left out.
+
+    Example:
+
+        coterie export runs/optima-isft record.jsonl
+    """
+    from coterie.trajectories.jsonl import export
+    from coterie.trajectories.store import Store
+
+    with Store.open(folder / "store.sqlite", read_only=True) as store:
+        export(store, file, secrets=secrets)
+    print(file)
+
+
+@import_app.command(RECORD)
+def import_record(
+    file: Annotated[Path, typer.Argument(help="JSONL file to read.")],
+    store: Annotated[Path, typer.Argument(help="Store to make, such as runs/mine/store.sqlite.")],
+) -> None:
+    """Make a store from JSONL; a broken line is named by its number and nothing is written. The word
+    `record` can be left out.
+
+    Example:
+
+        coterie import record.jsonl imported.sqlite
+    """
+    from coterie.trajectories.jsonl import import_
+
+    import_(file, store)
+    print(store)
+
+
+@export_app.command("optima")
+def export_optima(
+    folder: Run,
+    out: Annotated[Path, typer.Option(help="Folder for the files.")],
+    iteration: Annotated[
+        int | None, typer.Option(help="Which iteration; default: all that are sampled.", min=0)
+    ] = None,
+) -> None:
+    """Write a run's dialogues, rewards and pairs as the files of Optima's released code.
+
+    The files hold right answers, as the originals do.
+
+    Examples:
+
+        coterie export optima runs/optima-isft --out files
+
+        coterie export optima runs/optima-isft --out files --iteration 0
+    """
+    from coterie.recipes.optima_files.exporting import export_run
+    from coterie.recipes.registry import recipe, settings
+    from coterie.runs.folder import open_run, read_config
+
+    name, stored = read_config(folder)
+    own = recipe(settings(name, (), stored))
+    with open_run(folder, name, own.settings, write=False) as run:
+        for path in export_run(own, run, out, iteration):
+            print(path)
+
+
+@import_app.command("optima")
+def import_optima(
+    file: Annotated[Path, typer.Argument(help="A raw, rewarded, cleaned or *_dpo_format file.")],
+    folder: Annotated[Path, typer.Option(help="Run folder to make.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the run.")
+    ] = None,
+    kind: Annotated[
+        Kind | None, typer.Option(help="What the file holds; default: what its first line says.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="Recipe of the run.")] = "optima/isft",
+) -> None:
+    """Make a run of a file of Optima's released code, to go on from.
+
+    Dialogues become the rollouts of iteration 0, rewards their rewards. A broken line is named by its
+    number, and nothing is made.
+
+    Examples:
+
+        coterie import optima rewarded_iteration_0.jsonl --folder runs/theirs model=smollm2
+
+        coterie import optima rewarded_iteration_0.jsonl --folder runs/anew --kind raw
+
+        coterie import optima iteration_1_dpo_format.jsonl --folder runs/pairs dataset=hotpot_qa
+    """
+    from coterie.recipes.optima_files.records import Lines
+
+    lines = Lines(file)
+    found = kind.value if kind else lines.kind()
+    console = Console(stderr=True, soft_wrap=True)
+    if found == "dpo":
+        _import_pairs(lines, folder, words or [], recipe, console)
+    else:
+        _import_dialogues(lines, folder, words or [], recipe, console, rewarded=found == "rewarded")
+    print(folder)
+
+
+def _import_dialogues(
+    lines: "Lines",
+    folder: Path,
+    words: list[str],
+    name: str,
+    console: Console,
+    *,
+    rewarded: bool,
+) -> None:
+    from coterie.recipes.optima_files.importing import import_dialogues, survey
+    from coterie.recipes.registry import recipe, settings
+
+    found = survey(lines, rewarded=rewarded)
+    _check_dataset(lines.path, found.dataset, words)
+    sizes = [f"rollout.tasks={found.tasks}", f"rollout.samples={found.samples}"]
+    known = [f"dataset={found.dataset}"] if found.dataset else []
+    own = recipe(settings(name, [*known, *sizes, *words]))
+    progress = ConsoleProgress(console)
+    done = import_dialogues(lines, own, folder, progress, found=found, rewarded=rewarded)
+    console.print(f"tasks: {done.tasks:,}, dialogues: {done.dialogues:,}")
+    if done.failed:
+        console.print(f"not whole, recorded as failed: {done.failed:,}")
+    if done.held_out:
+        console.print(f"left out, for they are held out in this run: {done.held_out:,} tasks")
+    following = "select" if rewarded else "reward"
+    console.print(
+        f"go on with: coterie {following} {folder}, or coterie run {name} --folder {folder}"
+    )
+
+
+def _import_pairs(
+    lines: "Lines", folder: Path, words: list[str], name: str, console: Console
+) -> None:
+    from coterie.recipes.optima_files.pairs import import_pairs
+    from coterie.recipes.registry import recipe, settings
+
+    _check_dataset(lines.path, None, words)
+    own = recipe(settings(name, words))
+    count = import_pairs(lines, own, folder, ConsoleProgress(console))
+    console.print(f"pairs: {count:,}")
+
+
+def _check_dataset(path: Path, found: str | None, words: list[str]) -> None:
+    """Refuse to guess a data set, and one other than the file's."""
+    asked = next((w.partition("=")[2] for w in reversed(words) if w.startswith("dataset=")), None)
+    if found is None and asked is None:
+        raise UserError(
+            f"{path} does not say which data set it is of", "add it, such as dataset=hotpot_qa"
+        )
+    if found is not None and asked not in (None, found):
+        raise UserError(f"{path} is of {found}, not of {asked}", f"leave out dataset={asked}")

@@ -1,0 +1,116 @@
+"""What every ``coterie reproduce`` collects and prints: results, claims, tables, one JSON object."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from coterie.errors import UserError
+from coterie.evaluation.claims import Claim, HeldOut
+from coterie.recipes.optima_settings import OptimaSettings
+from coterie.recipes.registry import FIRST, settings
+from coterie.runs.folder import Run, Step
+from coterie.runs.held_out import evaluation, held_out_results
+
+ENOUGH = 500
+"""Held-out tasks a seed that a claim needs."""
+Scores = dict[tuple[str, int], dict[str, HeldOut]]
+"""Held-out results by (method, seed) and task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One policy of one method and seed on the held-out tasks."""
+
+    method: str
+    seed: int
+    iteration: int
+    n: int
+    score: float
+    tokens: float
+    rows: int
+    """Training rows so far."""
+    steps: int
+    """Optimiser steps so far."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What has been measured so far."""
+
+    rows: list[Result] = field(default_factory=list)
+    tasks: Scores = field(default_factory=dict)
+    """Held-out results of each method's newest policy."""
+
+    def add(self, method: str, seed: int, run: Run, version: int) -> None:
+        """Take in one policy."""
+        self.rows.append(_result(method, seed, run, version))
+        self.tasks[method, seed] = held_out_results(run.store, version)
+
+
+def micro_world(name: str, words: Sequence[str]) -> OptimaSettings:
+    """A recipe's settings; refuses other data than that on which claims are tested."""
+    own = settings(name, words)
+    if own.dataset != FIRST:
+        raise UserError(
+            f"dataset={own.dataset}: claims are tested on the micro-world {FIRST}",
+            "leave dataset out; `coterie run` takes any",
+        )
+    return own
+
+
+def print_findings(folder: Path, found: Findings, claims: Sequence[Claim]) -> None:
+    """Write per-task results beside the runs; print tables and, as the last line, one JSON object."""
+    _write_tasks(folder / "held_out.jsonl", found.tasks)
+    Console().print(_table(found.rows))
+    Console().print(_claims_table(claims))
+    shown = {"claims": [asdict(claim) for claim in claims], "rows": [asdict(r) for r in found.rows]}
+    print(json.dumps(shown))
+
+
+def _result(method: str, seed: int, run: Run, version: int) -> Result:
+    point = evaluation(run.store, version)
+    trainings = [run.metrics(Step(i, "train")) for i in range(version)]
+    return Result(
+        method,
+        seed,
+        version,
+        point.n,
+        round(point.score, 4),
+        round(point.tokens, 2),
+        sum(int(metrics["rows"]) for metrics in trainings),
+        sum(int(metrics["steps"]) for metrics in trainings),
+    )
+
+
+def _write_tasks(path: Path, scores: Scores) -> None:
+    """Per-task scores, from which the claims can be computed again."""
+    with path.open("w") as file:
+        for (method, seed), tasks in scores.items():
+            for task, found in sorted(tasks.items()):
+                row = {"method": method, "seed": seed, "task": task, **asdict(found)}
+                file.write(json.dumps(row) + "\n")
+
+
+def _table(results: Sequence[Result]) -> Table:
+    few = any(result.n < ENOUGH for result in results)
+    note = f" (fewer than {ENOUGH} tasks: for trying out, not a test)" * few
+    table = Table(title=f"held-out results{note}", box=None)
+    for title in ("method", "seed", "iteration", "n", "score", "tokens", "rows", "steps"):
+        table.add_column(title, justify="left" if title == "method" else "right")
+    for r in results:
+        cells = (r.seed, r.iteration, r.n, f"{r.score:.3f}", f"{r.tokens:.1f}", r.rows, r.steps)
+        table.add_row(r.method, *map(str, cells))
+    return table
+
+
+def _claims_table(claims: Sequence[Claim]) -> Table:
+    table = Table(title="claims", box=None)
+    for title in ("claim", "holds", "effect", "p", "tried"):
+        table.add_column(title)
+    for c in claims:
+        table.add_row(c.claim, "yes" if c.holds else "NO", f"{c.effect:+.3f}", f"{c.p}", c.tried)
+    return table

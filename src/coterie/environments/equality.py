@@ -1,0 +1,130 @@
+r"""When two answers are the same: equal texts, or equal mathematics.
+
+Mathematics is compared by math-verify, in a process of its own (``math_worker``) that is ended if it
+takes too long. Most answers are settled before, by one spelling of their LaTeX.
+"""
+
+import atexit
+import contextlib
+import json
+import re
+import select
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import IO
+
+LIMIT = 12.0
+"""Seconds for a comparison; its own limits (see ``math_worker``) come earlier, but a signal waits for C code."""
+START = 120.0
+"""Seconds for the process to come up; it reads in sympy."""
+LONGEST = 1000
+"""Characters; an answer that is longer is equal to its own text only."""
+
+_SPELLINGS = (
+    (re.compile(r"\\[dt]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\(?:left|right)(?![a-zA-Z])"), ""),
+    (re.compile(r"\\(?:text|mathrm|textbf|mbox)\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\frac(\d)(\d)"), r"\\frac{\1}{\2}"),
+    (re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,)(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"\\[,;:! ]|[\s$]"), ""),
+)
+
+
+def same_text(first: str, second: str) -> bool:
+    """Equal texts, whatever their case and spacing."""
+    return first.casefold().split() == second.casefold().split()
+
+
+def spelling(latex: str) -> str:
+    """One spelling for answers that differ in spaces, sizes of brackets, and forms of commands."""
+    for pattern, instead in _SPELLINGS:
+        latex = pattern.sub(instead, latex)
+    return latex.removesuffix(".")
+
+
+def same_mathematics(gold: str, given: str) -> bool:
+    """Whether two answers in LaTeX are equal, such as ``\\frac{1}{2}`` and ``0.5``.
+
+    Takes milliseconds as a rule, seconds at the very worst; an answer that can't be read or takes too
+    long equals its own spelling only. May be called from any thread.
+    """
+    if spelling(gold) == spelling(given):
+        return True
+    return max(len(gold), len(given)) <= LONGEST and _compared(gold, given)
+
+
+@lru_cache(maxsize=65536)
+def _compared(gold: str, given: str) -> bool:
+    return _WORKER.equal(gold, given)
+
+
+class _Worker:
+    """The process that compares, one pair at a time; a new one after each that failed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = Lock()
+
+    def equal(self, gold: str, given: str) -> bool:
+        """What the process says; ``False`` if it says nothing in time."""
+        with self._lock:
+            try:
+                process = self._process or self._start()
+                assert process.stdin is not None and process.stdout is not None
+                process.stdin.write(json.dumps([gold, given]) + "\n")
+                process.stdin.flush()
+                return _line(process.stdout, LIMIT) == "true"
+            except (OSError, TimeoutError, EOFError):
+                self._end()
+                return False
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        with self._lock:
+            self._end()
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-P", str(Path(__file__).with_name("math_worker.py"))]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+        )
+        assert self._process.stdout is not None
+        try:
+            _line(self._process.stdout, START)
+        except (TimeoutError, EOFError) as error:
+            raise RuntimeError(
+                f"`{' '.join(command)}` does not start; run it by hand to see why (is math-verify "
+                "installed?)"
+            ) from error
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):  # it will not read what is buffered
+                        pipe.close()
+
+
+def _line(pipe: IO[str], seconds: float) -> str:
+    """The next line, without its end; raises ``TimeoutError`` or ``EOFError``."""
+    if not select.select([pipe], [], [], seconds)[0]:
+        raise TimeoutError
+    line = pipe.readline()
+    if not line:
+        raise EOFError
+    return line.strip()
+
+
+_WORKER = _Worker()
+atexit.register(_WORKER.close)

@@ -1,0 +1,131 @@
+"""More formats for a pool, asked of a chat model one at a time.
+
+Optima's authors had theirs written by a stronger model that was shown those there were (arXiv 2410.08115,
+section 3.1). Here each reply is checked before it is kept: not empty, not too long, not cut, and not nearly
+the same as another.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rapidfuzz import fuzz
+
+from coterie.engines.endpoint import Endpoint, Utterance
+from coterie.environments.format_pool import LONGEST, FormatLine, read_pool
+from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
+from coterie.errors import UserError
+
+Setting = Literal["exchange", "debate"]
+NEAR = 85.0
+"""Similarity in percent (the same words in any order are 100) from which two formats are one."""
+TRIES = 5
+"""Replies for each format that is wanted, before it is given up."""
+MAX_TOKENS = 200
+_FRAME = re.compile(r"^(?:[-*]|\d+[.)])\s+|^[\"'`]+|[\"'`]+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a reply was not kept."""
+
+    why: str
+
+
+def clean(reply: str, known: Sequence[str]) -> str | Refused:
+    """The format that a reply gives, on one line, without list marks and quotation marks."""
+    text = _FRAME.sub("", _FRAME.sub("", " ".join(reply.split())).strip()).strip()
+    if not text:
+        return Refused("it is empty")
+    if len(text) > LONGEST:
+        return Refused(f"it has {len(text)} characters, more than {LONGEST}")
+    for other in known:
+        if fuzz.token_sort_ratio(text.lower(), other.lower()) >= NEAR:
+            return Refused(f"it is nearly the same as {other!r}")
+    return text
+
+
+async def write_pool(
+    endpoint: Endpoint,
+    file: Path,
+    count: int,
+    setting: Setting,
+    temperature: float,
+    tell: Callable[[str], None],
+) -> list[str]:
+    """Bring a pool file up to ``count`` formats, written as they come; what is there is kept.
+
+    The packaged pool of the setting is shown too, and nothing near it is kept. Raises ``UserError`` for a
+    broken file and if the model gives no more that can be used, ``EngineError`` if it fails.
+    """
+    pool = _resumed(file)
+    packaged = EXCHANGE_FORMATS if setting == "exchange" else DEBATE_FORMATS
+    left = TRIES * (count - len(pool))
+    asked = len(pool)
+    while len(pool) < count:
+        if not left:
+            raise UserError(
+                f"{endpoint.settings.model} gave {len(pool)} of {count} formats that can be used",
+                f"they are in {file}; give the command again for more, with another model or a higher "
+                "temperature",
+            )
+        left -= 1
+        asked += 1
+        known = (*packaged, *pool)
+        reply = await endpoint.chat(
+            _request(setting, known), max_tokens=MAX_TOKENS, temperature=temperature, seed=asked
+        )
+        cut = reply.finish == "length"
+        found = Refused("it was cut") if cut else clean(reply.text, known)
+        if isinstance(found, Refused):
+            tell(f"left out: {found.why}")
+            continue
+        line = FormatLine(index=len(pool), format=found)
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write(json.dumps(line.model_dump(), ensure_ascii=False) + "\n")
+        pool.append(found)
+        tell(f"{len(pool)} of {count}: {found}")
+    return pool
+
+
+def _resumed(file: Path) -> list[str]:
+    """The formats of a file that may not be there yet, or end in half a line."""
+    if file.suffix != ".jsonl":
+        raise UserError(f"{file} can't be added to", "give a file whose name ends in .jsonl")
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return []
+    written = file.read_bytes()
+    whole = written[: written.rfind(b"\n") + 1]
+    if whole != written:
+        file.write_bytes(whole)
+    return list(read_pool(file)) if whole.strip() else []
+
+
+def _request(setting: Setting, known: Sequence[str]) -> list[Utterance]:
+    return [
+        Utterance("system", _TASK[setting]),
+        Utterance("user", "\n".join(["These are there:", *(f"- {one}" for one in known), _LAST])),
+    ]
+
+
+_TASK: dict[Setting, str] = {
+    "exchange": (
+        "Language models solve a task together: each knows a part of the facts, and they write short "
+        "messages to each other. You think of forms in which such messages can be written, shorter than "
+        "plain sentences and still understood by the reader."
+    ),
+    "debate": (
+        "A language model answers a question with options and shows its steps to another one, which "
+        "looks for mistakes. You think of forms in which the steps can be written, shorter than plain "
+        "sentences and still easy to check."
+    ),
+}
+_LAST = (
+    "Write one more instruction of one sentence for a form that is unlike all of these, with a tiny example "
+    "if it needs one. No codes that a reader must decipher, such as Morse or binary. Reply with the "
+    "instruction alone."
+)

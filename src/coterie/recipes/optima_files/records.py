@@ -1,0 +1,192 @@
+"""The lines of the released code's files, as they are on disk, and reading them with their numbers.
+
+Raw and rewarded files have a line for each task, with all its dialogues:
+
+    {"task_id": 0, "results": [{"question", "context_first", "context_second", "conversation",
+     "answer", "final_answer", ..., and when rewarded "reward", "correct_score", "token_score",
+     "ppl_score"}, ...]}
+
+Pair files have a line for each task, with its pairs; a side is a system prompt and the utterances:
+
+    {"task_id": 0, "dpo_results": [{"chosen": [...], "rejected": [...], "chosen_value", "distance"}]}
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from coterie.errors import UserError
+
+Kind = Literal["raw", "rewarded", "dpo"]
+LARGE = "large"
+"""Stands last in a conversation that an utterance of 2000 tokens or more ended."""
+ERROR = "error"
+"""Stands for an utterance that the server refused, and for the answer of a search that gave none."""
+AGENTS = ("Alice", "Bob")
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+def _listed(value: object) -> object:
+    """One text as a list of it; nothing as an empty one."""
+    return [value] if isinstance(value, str) and value else value or []
+
+
+Texts = Annotated[list[str], BeforeValidator(_listed)]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class Result(_Line):
+    """One dialogue of a task."""
+
+    question: str = Field(pattern=r"\S")
+    prompt: str = ""
+    first_prompt: str = ""
+    second_prompt: str = ""
+    context_first: Texts = []
+    context_second: Texts = []
+    conversation: list[str]
+    """Utterances, most of them with their speaker's name in front."""
+    answer: str | Annotated[list[str], Field(min_length=1)]
+    """The gold answer, or all right ones."""
+    final_answer: str | None = ""
+    token_count: Count = 0
+    score_type: str = ""
+    data_type: str = ""
+    dataset_name: str = ""
+    correct_score: Annotated[float, Field(ge=0, le=1)] | None = None
+    reward: Number | None = None
+    token_score: Number | None = None
+    ppl_score: Number | None = None
+
+    @property
+    def golds(self) -> list[str]:
+        """All right answers."""
+        return [self.answer] if isinstance(self.answer, str) else self.answer
+
+
+class TaskLine(_Line):
+    """A line of a raw or rewarded file."""
+
+    task_id: Count
+    results: list[Result] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _one_task(self) -> "TaskLine":
+        if len({result.question for result in self.results}) > 1:
+            raise ValueError("its results have different questions")
+        return self
+
+
+class PairRecord(_Line):
+    """Two ways to go on, the better one first."""
+
+    chosen: list[str] = Field(min_length=2)
+    rejected: list[str] = Field(min_length=2)
+    chosen_value: Number
+    distance: Number = Field(gt=0)
+    """By how much the chosen one's value is greater."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "PairRecord":
+        if self.chosen[:-1] != self.rejected[:-1]:
+            raise ValueError(
+                "chosen and rejected have no common beginning up to the last utterance"
+            )
+        if self.chosen == self.rejected:
+            raise ValueError("chosen and rejected are equal")
+        return self
+
+
+class PairsLine(_Line):
+    """A line of a pair file; a task may have no pairs."""
+
+    task_id: Count
+    dpo_results: list[PairRecord]
+
+
+L = TypeVar("L", TaskLine, PairsLine)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A file of one kind, which can be read as often as is needed."""
+
+    path: Path
+
+    def kind(self) -> Kind:
+        """What the first line says: pairs, dialogues with rewards, or without."""
+        for number, fields in self._objects():
+            if "dpo_results" in fields:
+                return "dpo"
+            results = fields.get("results")
+            if not isinstance(results, list) or not results or not isinstance(results[0], dict):
+                raise self.broken(number, "it has neither `results` nor `dpo_results`")
+            rewarded = {"reward", "correct_score", "token_score", "ppl_score"} <= results[0].keys()
+            return "rewarded" if rewarded else "raw"
+        raise UserError(f"{self.path} has no lines", "give a file that a run has written")
+
+    def read(self, kind: type[L]) -> Iterator[tuple[int, L]]:
+        """(number, line) of each line. Raises ``UserError`` that names the first broken one."""
+        seen: dict[int, int] = {}
+        for number, fields in self._objects():
+            try:
+                line = kind.model_validate(fields)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                place = ".".join(map(str, first["loc"]))
+                reason = first["msg"].removeprefix("Value error, ")
+                raise self.broken(number, f"{place}: {reason}" if place else reason) from error
+            if line.task_id in seen:
+                before = seen[line.task_id]
+                raise self.broken(number, f"task_id {line.task_id} is that of line {before} too")
+            seen[line.task_id] = number
+            yield number, line
+
+    def broken(self, number: int, reason: str) -> UserError:
+        """The error that names a line."""
+        return UserError(
+            f"{self.path}, line {number}: {reason}", "mend the line; nothing was imported"
+        )
+
+    def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        try:
+            file = self.path.open("rb")
+        except OSError as error:
+            raise UserError(
+                f"{self.path} can't be read: {error.strerror}", "check the path"
+            ) from error
+        with file:
+            for number, data in enumerate(file, 1):
+                if not data.strip():
+                    continue
+                try:
+                    fields = json.loads(data)
+                except ValueError as error:
+                    raise self.broken(number, f"not JSON: {error}") from error
+                if not isinstance(fields, dict):
+                    raise self.broken(number, "not a JSON object")
+                yield number, fields
+
+
+def write_lines(path: Path, lines: Iterable[BaseModel]) -> None:
+    """Write a new file of lines; it appears when it is whole. Fields that are not known are left out."""
+    if path.exists():
+        raise UserError(f"{path} exists already", "remove it, or give another folder")
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            for line in lines:
+                fields = line.model_dump(mode="json", exclude_none=True)
+                file.write(json.dumps(fields, ensure_ascii=False) + "\n")
+        part.rename(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,93 @@
+"""Contract 10: text that no policy of this run sampled is tokenised once, on entering the store, and
+every row says who wrote each target.
+"""
+
+from pathlib import Path
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.models.chat import ChatRenderer
+from coterie.rollout.recorded import recorded
+from coterie.rollout.voices import Ask, Memory
+from coterie.trajectories import jsonl
+from coterie.trajectories.item import ItemKey
+from coterie.trajectories.row import rows
+from coterie.trajectories.store import Store
+from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.turn import Message, Turn
+from coterie.trajectories.view import recontext, view
+from tests.dialogue import AGENTS, opening
+
+SAID = (
+    "The river is blue; is it?",
+    "<think> hm </think>It is. <|im_end|><|eot_id|> It is.",
+    "",
+    " Then <A>blue</A> \n",
+    "<A>blue</A>",
+)
+AUTHOR = "import:theirs.jsonl"
+
+
+def written(renderer: ChatRenderer) -> tuple[Tree, list[Turn]]:
+    """A dialogue of which every turn is somebody else's."""
+    tree = Tree("task", "rollout", 0)
+    memory = {agent: Memory() for agent in AGENTS}
+    node, turns = tree.root, list[Turn]()
+    for number, text in enumerate(SAID):
+        agent = AGENTS[number % 2]
+        heard = (
+            Message("assistant" if turn.speaker.name == agent else "user", turn=turn.id)
+            for turn in turns
+        )
+        ask = Ask(tree, node, agent, (*opening(agent), *heard), 0, 0)
+        said = recorded(ask, memory[agent], text, AUTHOR, renderer)
+        tree.add(said.turn, said.request)
+        turns.append(said.turn)
+        node = said.turn.id
+    tree.end(Outcome(node, 0, "agreed", "blue", 1.0))
+    return tree, turns
+
+
+def test_each_turn_is_a_target_once_and_its_author_is_named(engine: InProcessEngine) -> None:
+    tree, turns = written(engine.loaded.renderer)
+    targets = {}
+    for agent in AGENTS:
+        for row in rows(view(tree, turns[-1].id, agent)):
+            assert row.logprobs is None, "nobody has sampled it, so there are none"
+            for target in row.targets:
+                assert row.ids[target.start : target.stop] == tree.turns[target.turn].ids
+                assert target.writer == AUTHOR
+                targets[target.turn] = agent
+    assert targets == {turn.id: turn.speaker.name for turn in turns}
+
+
+def test_the_prompts_are_those_that_the_model_would_have_been_given(
+    engine: InProcessEngine,
+) -> None:
+    renderer = engine.loaded.renderer
+    tree, turns = written(renderer)
+    for agent in AGENTS:
+        again = recontext(
+            tree, turns[-1].id, agent, name="same", edit=lambda shown: shown, render=renderer.render
+        )
+        assert again.segments == view(tree, turns[-1].id, agent).segments
+
+
+def test_a_turn_ends_in_one_control_token_and_spells_no_other(engine: InProcessEngine) -> None:
+    renderer = engine.loaded.renderer
+    control = set(renderer.tokenizer.all_special_ids)
+    for turn in written(renderer)[1]:
+        assert turn.ids[-1] in renderer.end_ids
+        assert not control & set(turn.ids[:-1])
+
+
+def test_it_goes_through_the_store_and_jsonl_unchanged(
+    engine: InProcessEngine, tmp_path: Path
+) -> None:
+    tree, _ = written(engine.loaded.renderer)
+    with Store.open(tmp_path / "a.db") as store:
+        store.finish(ItemKey(0, "rollout", "task", "0"), tree=tree)
+        jsonl.export(store, tmp_path / "a.jsonl")
+        assert store.tree(0, "rollout", "task") == tree
+    jsonl.import_(tmp_path / "a.jsonl", tmp_path / "b.db")
+    with Store.open(tmp_path / "b.db") as store:
+        assert store.tree(0, "rollout", "task") == tree

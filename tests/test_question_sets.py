@@ -1,0 +1,349 @@
+"""The other data sets of Optima as worlds: deals, questions, answers, two agents and three."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from coterie.datasets.context_rows import CbtRow, TriviaRow
+from coterie.datasets.local import load_rows
+from coterie.datasets.rows import Paragraph, SupportingFact, TwoWikiRow
+from coterie.environments import equality
+from coterie.environments.contexts import deal, deal_parts, deal_snippets
+from coterie.environments.dialogue import (
+    DialogueEnvironment,
+    DialogueState,
+    gold_answer,
+    gold_answers,
+    messages,
+    step,
+)
+from coterie.environments.equality import same_mathematics, spelling
+from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
+from coterie.environments.registry import (
+    EXCHANGES,
+    NAMES,
+    SUBJECTS,
+    DataSettings,
+    content,
+    environment,
+)
+from coterie.errors import UserError
+from coterie.recipes.plan import check_disjoint
+from coterie.rollout.episodes import Episode, Player
+from coterie.rollout.voices import Ask, Memory, Said
+from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.turn import Part, PrivilegeError, Speaker, make_turn
+
+TWO, THREE = ("Alice", "Bob"), ("Alice", "Bob", "Carol")
+SETS = (*EXCHANGES, *SUBJECTS)
+
+
+def sample(agents: int = 2, **more: str) -> DataSettings:
+    return DataSettings(source="sample", agents=agents, **more)  # type: ignore[arg-type]
+
+
+# Deals
+
+
+def wiki(*facts: str) -> TwoWikiRow:
+    return TwoWikiRow(
+        id="w",
+        question="?",
+        answer="a",
+        context=tuple(
+            Paragraph(title=title, sentences=(f"{title} one.", f"{title} two."))
+            for title in ("P", "Q", "R", "S", "T", "U")
+        ),
+        supporting_facts=tuple(SupportingFact(title=title, sentence=0) for title in facts),
+    )
+
+
+def titles(notes: list[str]) -> str:
+    return "".join(note[0] for note in notes)
+
+
+def test_2wikis_facts_go_round_in_their_order() -> None:
+    for key in ("a", "b", "c"):
+        two = deal(wiki("S", "P", "R", "Q"), TWO, key=key)
+        assert [titles(two[agent]).replace("T", "").replace("U", "") for agent in TWO] == [
+            "RS",
+            "PQ",
+        ]
+        three = deal(wiki("S", "P", "R", "Q"), THREE, key=key)
+        found = [titles(three[agent]).replace("T", "").replace("U", "") for agent in THREE]
+        assert found == ["QS", "P", "R"], (
+            "S, P, R, and Q to the first again; in the context's order"
+        )
+        for dealt in (two, three):
+            assert sorted("".join(map(titles, dealt.values()))) == list("PQRSTU")
+    both = deal(wiki("P", "P"), TWO, key="a")
+    assert all("P" in titles(notes) for notes in both.values()), "it supports twice: both have it"
+
+
+def test_2wikis_sentences_are_set_apart() -> None:
+    notes = [note for notes in deal(wiki("P", "Q"), TWO, key="a").values() for note in notes]
+    assert "P: P one. P two." in notes
+    short = deal(wiki("P", "Q"), TWO, key="a", first_sentence=True)
+    assert "P: P one." in short["Alice"]
+
+
+def test_snippets_are_shuffled_and_dealt_in_turn() -> None:
+    snippets = [f"s{n}" for n in range(7)]
+    two, three = (deal_snippets(snippets, agents, key="k") for agents in (TWO, THREE))
+    assert [len(notes) for notes in two.values()] == [4, 3]
+    assert [len(notes) for notes in three.values()] == [3, 2, 2]
+    for dealt in (two, three):
+        assert sorted(note for notes in dealt.values() for note in notes) == snippets
+        assert all(notes == sorted(notes) for notes in dealt.values())
+    assert two == deal_snippets(snippets, TWO, key="k")
+    assert len({str(deal_snippets(snippets, TWO, key=str(n))) for n in range(20)}) > 10
+
+
+def test_a_page_is_cut_into_halves_or_thirds() -> None:
+    page = [str(n) for n in range(20)]
+    assert deal_parts(page, TWO) == {"Alice": page[:10], "Bob": page[10:]}
+    parts = deal_parts(page, THREE)
+    assert [len(part) for part in parts.values()] == [6, 7, 7]
+    assert [line for part in parts.values() for line in part] == page
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+@pytest.mark.parametrize("agents", [TWO, THREE])
+def test_every_sample_row_is_dealt_whole(name: str, agents: tuple[str, ...]) -> None:
+    for row in load_rows(name, "train", "sample"):
+        dealt = deal(row, agents, key=row.id)
+        held = {note for notes in dealt.values() for note in notes}
+        if isinstance(row, TriviaRow | CbtRow):
+            assert held == set(row.snippets if isinstance(row, TriviaRow) else row.sentences)
+        else:
+            assert isinstance(row, TwoWikiRow) or name == "hotpot_qa"
+            assert len(held) == len(row.context)  # type: ignore[attr-defined]
+
+
+# What agents are told
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("agents", [2, 3])
+def test_nobody_is_shown_anothers_notes_or_a_secret(name: str, agents: int) -> None:
+    world = environment(name, sample(agents))
+    assert world.agents == THREE[:agents]
+    for task in world.tasks("heldout", 5, 0):
+        notes: dict[str, list[str]] = task.public.get("notes", {})  # type: ignore[assignment]
+        for agent in world.agents:
+            parts = world.system_parts(task, agent)
+            assert all(part.visible_to(agent) for part in parts)
+            assert not any(part.source.startswith("secret") for part in parts)
+            shown = "".join(part.text for part in parts)
+            for other in set(notes) - {agent}:
+                assert not any(
+                    f"- {note}\n" in shown for note in set(notes[other]) - set(notes[agent])
+                )
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_two_agents_are_told_of_a_partner_and_three_of_partners(name: str) -> None:
+    exchange = name in EXCHANGES
+    for agents in (2, 3):
+        world = environment(name, sample(agents))
+        (task,) = world.tasks("heldout", 1, 0)
+        for agent in world.agents:
+            parts = world.system_parts(task, agent)
+            text = parts[0].text + (parts[-2].text if exchange else "")
+            assert all(name in text for name in world.agents)
+            assert ("Carol" in text) == (agents == 3)
+            if exchange:
+                assert ("your partners" in text) == (agents == 3)
+                assert ("your partner " in text) == (agents == 2)
+                assert ("both of you" in text) == (agents == 2)
+    solver = world.system_parts(task, "Alice")[0].text
+    if not exchange:
+        assert "Bob and Carol read your work" in solver
+        assert "Bob and you read the work" in world.system_parts(task, "Carol")[0].text
+
+
+def test_options_are_in_the_question() -> None:
+    for name in ("cbt", "arc_c", "mmlu"):
+        for task in environment(name, sample()).tasks("heldout", 5, 0):
+            assert gold_answer(task) in str(task.public["question"])
+    row = load_rows("cbt", "heldout", "sample")[0]
+    assert isinstance(row, CbtRow)
+    (task,) = environment("cbt", sample()).tasks("heldout", 1, 0)
+    assert all(option in str(task.public["question"]) for option in row.options)
+
+
+def test_only_the_solver_gets_a_format_and_mathematics_has_no_pool() -> None:
+    assert len(set(EXCHANGE_FORMATS)) >= 20 and len(set(DEBATE_FORMATS)) >= 20
+    for name in SETS:
+        world = environment(name, sample(3))
+        pool = EXCHANGE_FORMATS if name in EXCHANGES else DEBATE_FORMATS
+        assert world.formats == (() if name in ("gsm8k", "math") else pool)
+        state = DialogueState(world.tasks("heldout", 1, 0)[0], "in verse")
+        asked = [
+            a for a in world.agents if "in verse" in messages(world, state, a)[0].parts[-1].text
+        ]
+        assert asked == list(world.agents if name in EXCHANGES else ("Alice",))
+
+
+@pytest.mark.parametrize("agents", [0, 1, 4])
+def test_one_agent_and_four_are_refused(agents: int) -> None:
+    with pytest.raises(ValueError, match="agents"):
+        sample(agents)
+
+
+def test_the_micro_world_has_two_agents() -> None:
+    with pytest.raises(UserError, match="made for two agents"):
+        environment("exchange", sample(3))
+
+
+def test_what_tasks_are_made_of_is_hashed(tmp_path: Path) -> None:
+    pool = tmp_path / "pool.yaml"
+    pool.write_text("- in verse\n")
+    told = [sample(), sample(3), sample(format_pool_file=str(pool))]
+    found = [content("cbt", one) for one in told]
+    assert len(set(found)) == 3 and found[0] in found[1]
+    pool.write_text("- in prose\n")
+    assert content("cbt", told[2]) != found[2]
+    assert content("exchange", sample()) == ""
+
+
+# Answers
+
+
+def task(*golds: str) -> Task:
+    readers = frozenset({"grader"})
+    secrets = {"answer": Secret(golds[0], name="answer", readers=readers)}
+    if golds[1:]:
+        text = str(list(golds[1:])).replace("'", '"')
+        secrets["aliases"] = Secret(text, name="aliases", readers=readers)
+    return Task("t", {"question": "?"}, secrets)
+
+
+@pytest.mark.parametrize(
+    "name, golds, given, score",
+    [
+        ("trivia_qa", ("Saturn", "planet Saturn"), "the planet saturn", 1.0),
+        ("trivia_qa", ("Ringed giant", "planet Saturn"), "Saturn moon", 0.5),
+        ("trivia_qa", ("Saturn",), None, 0.0), ("2wiki", ("Free Guy",), "Guy", 2 / 3),
+        ("cbt", ("dog",), "the dog", 1.0), ("arc_c", ("Light energy.",), "light  ENERGY.", 1.0),
+        ("arc_c", ("Light energy.",), "B", 0.0), ("mmlu", ("0,1",), "0, 1", 0.0),
+        ("mmlu", ("True, False",), "true, false", 1.0), ("mmlu", ("4",), None, 0.0),
+        ("math", (r"\frac{1}{2}",), "0.5", 1.0), ("math", ("(1,2)",), r"\left( 1, 2 \right)", 1.0),
+        ("math", ("x^2+12x+27",), "(x+3)(x+9)", 1.0), ("math", ("5",), "6", 0.0),
+        ("math", ("5",), None, 0.0), ("math", (r"2+\sqrt{7}",), r"\sqrt7+2", 1.0),
+    ],
+)  # fmt: skip
+def test_scores(name: str, golds: tuple[str, ...], given: str | None, score: float) -> None:
+    assert environment(name, sample()).score(task(*golds), given) == pytest.approx(score)
+
+
+def test_aliases_are_secrets_and_count() -> None:
+    world = environment("trivia_qa", sample())
+    row = next(row for row in load_rows("trivia_qa", "heldout", "sample") if len(row.aliases) > 1)  # type: ignore[attr-defined]
+    found = next(t for t in world.tasks("heldout", 100, 0) if t.id == f"trivia_qa-{row.id}")
+    assert gold_answers(found) == [row.answer, *row.aliases]  # type: ignore[attr-defined]
+    assert world.score(found, row.aliases[1]) == 1.0  # type: ignore[attr-defined]
+    with pytest.raises(PrivilegeError):
+        found.secrets["aliases"].reveal("Alice")
+
+
+def test_one_spelling_of_latex() -> None:
+    assert spelling(r"\dfrac{1}{2}") == spelling(r"$\frac12$") == r"\frac{1}{2}"
+    assert spelling(r"\left( 3, \frac{\pi}{2} \right)") == r"(3,\frac{\pi}{2})"
+    assert spelling(r"\text{Monday}.") == "Monday"
+    assert spelling(r"\leftarrow") == r"\leftarrow"
+    assert spelling("12{,}345") == "12345"
+
+
+def test_an_answer_that_takes_too_long_is_wrong_and_the_next_is_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert same_mathematics("7", r"\frac{14}{2}")
+    monkeypatch.setattr(equality, "LIMIT", 0.3)
+    start = time.monotonic()
+    assert not same_mathematics("7", "9^{9^{9^{9}}}")
+    assert time.monotonic() - start < 2
+    monkeypatch.undo()
+    assert same_mathematics("7", r"\frac{21}{3}"), "by a new process"
+
+
+def test_a_models_answer_is_never_evaluated(tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    for text in (f"__import__('os').system('touch {touched}')", f"open('{touched}','w')"):
+        assert not same_mathematics("7", text)
+        assert not same_mathematics(text, "7")
+    assert not touched.exists()
+
+
+async def talk(world: DialogueEnvironment, *said: str) -> DialogueState:
+    state = DialogueState(Task("t", {"question": "?"}, {}), None)
+    for index, text in enumerate(said):
+        assert state.end is None, f"over before {text!r}"
+        speaker = Speaker("agent", world.agents[index % len(world.agents)])
+        turn = make_turn("", speaker, [Part(text)], draw=index)
+        state = await step(world, state, turn, cut=False)
+    return state
+
+
+def test_the_same_answer_again_ends_a_talk() -> None:
+    maths, science = environment("math", sample(3)), environment("arc_c", sample(3))
+    book = environment("cbt", sample(3))
+    ends = [
+        (maths, (r"\boxed{\frac{1}{2}}", "no", "no", r"\boxed{0.5}"), "agreed"),
+        (maths, (r"\boxed{\frac{1}{2}}", "no", "no", r"\boxed{0.6}"), None),
+        (science, ("<A>Light energy</A>", "no", "no", "<A>light energy</A>"), "agreed"),
+        (book, ("<A>dog</A>", "<A>cat</A>", "<A>dog</A>"), None),
+        (book, ("hm", "<A>dog</A>", "<A>dog</A>"), "agreed"),
+    ]
+    for world, said, end in ends:
+        assert asyncio.run(talk(world, *said)).end == end, said
+
+
+# Whole dialogues
+
+
+class Script:
+    """A voice that says what it was given, in turn."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = list(lines)
+        self.prompts: list[tuple[str, str]] = []
+
+    async def speak(self, ask: Ask, memory: Memory) -> Said:
+        first = ask.shown[0]
+        self.prompts.append((ask.agent, "".join(part.text for part in first.parts)))
+        text = self.lines[len(self.prompts) - 1]
+        speaker = Speaker("agent", ask.agent)
+        return Said(make_turn(ask.parent, speaker, [Part(text)], draw=ask.draw), None, False, 3)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("agents", [2, 3])
+def test_a_dialogue_of_each_sample_set_is_played_to_the_end(name: str, agents: int) -> None:
+    world = environment(name, sample(agents))
+    train, heldout = (world.tasks(split, 100, 0) for split in ("train", "heldout"))  # type: ignore[arg-type]
+    check_disjoint(train, heldout)
+    for one in heldout[:3]:
+        gold = gold_answer(one)
+        mark = (
+            f"<A>{gold}</A>"
+            if name in EXCHANGES or name in ("arc_c", "mmlu")
+            else rf"\boxed{{{gold}}}"
+        )
+        lines = [mark, *["one mistake"] * (agents - 1), f"still {mark}"]
+        voice = Script(*lines)
+        played = asyncio.run(Player(world, voice, 0).play(Episode(one, 0, 0, "rollout")))
+        assert played.tree is not None
+        (outcome,) = played.tree.outcomes.values()
+        assert (outcome.end, outcome.score) == ("agreed", 1.0)
+        assert [agent for agent, _ in voice.prompts] == [*world.agents, "Alice"]
+        assert all(str(one.public["question"]) in prompt for _, prompt in voice.prompts)
+
+
+def test_every_benchmark_has_a_world() -> None:
+    for name in NAMES:
+        assert environment(name, sample()).name == name
+    with pytest.raises(UserError, match="trivia_qa, cbt, gsm8k, math, arc_c, mmlu"):
+        environment("triviaqa")
