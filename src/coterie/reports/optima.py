@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from coterie.config.resolve import flatten
-from coterie.environments.dialogue import gold_answer
+from coterie.environments.dialogue import gold_answers
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_reward import PARTS
@@ -202,5 +202,5 @@ def _example(
         )
         for agent in recipe.environment.agents
     )
-    gold = (gold_answer(task),)
-    return Example(task.id, str(task.public["question"]), gold, facts, before, after)
+    question, gold = str(task.public["question"]), tuple(gold_answers(task))
+    return Example(task.id, question, gold, facts, before, after)

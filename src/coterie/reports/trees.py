@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from coterie.environments.dialogue import gold_answer
+from coterie.environments.dialogue import gold_answers
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_dpo import OptimaDPO
 from coterie.reports.data import Ending, Sibling, TaskTree, TreeTurn
@@ -43,7 +43,7 @@ def _task_tree(
         iteration,
         task_id,
         str(task.public["question"]),
-        (gold_answer(task),),
+        tuple(gold_answers(task)),
         recipe.environment.agents,
         root.mean if root else None,
         root.visits if root else 0,
