@@ -76,6 +76,27 @@ def load_renderer(name_or_path: str | Path) -> tuple[ChatRenderer, int]:
     return renderer, config.max_position_embeddings
 
 
+def weights_of(name_or_path: str | Path) -> int:
+    """How many weights a model has, by its config. Raises ``UserError`` for what :func:`load` can't
+    read; of local weights only the headers are looked at, of the hub's nothing."""
+    source = resolve(name_or_path)
+    config = _config(source)
+    _check_safetensors(source)
+    count_weights(Path(source))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device. Raises ``UserError`` for a GPU that is not there."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"there is no device {device} on this machine", "use auto or cpu")
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
 def reload(loaded: LoadedModel, path: str | Path) -> None:
     """Replace a model's weights, in place, by those at ``path``: a checkpoint or a LoRA adapter.
 
@@ -195,10 +216,7 @@ def _check_safetensors(source: str) -> None:
 def _check_memory(source: str, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse weights that do not fit the memory that is free."""
     needed = count_weights(Path(source)) * dtype.itemsize
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-    else:
-        free = psutil.virtual_memory().available
+    free = free_memory(device)
     if needed > free:
         raise UserError(
             f"the weights of {source} take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
