@@ -4,8 +4,10 @@ A name is a checkpoint packaged with coterie (``tiny-exchange``), one of ``model
 (``smollm2``), a folder, or a model on the Hugging Face hub. What can't work is refused before any weights are read.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,18 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from coterie.config.home import sha256
 from coterie.errors import UserError
 from coterie.models.catalogue import converted_folder, count_weights, packaged_folder
 from coterie.models.chat import ChatRenderer
 
 ADAPTER_FILE = "adapter_config.json"
 """What PEFT writes beside an adapter's weights."""
+TOKENIZER_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "chat_template*", "*.model", "generation_config.json",
+)  # fmt: skip
+"""What of a model's folder makes prompts and ends turns."""
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 SCALED_LOGITS = ("logit_scale", "logits_scaling")
 
@@ -142,6 +150,27 @@ def resolve(name_or_path: str | Path) -> str:
     if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"there is no folder {folder}", "check the path of the model")
     return name
+
+
+def identity(name_or_path: str | Path) -> str:
+    """What a model is, wherever it lies: its name, or a hash of what a local folder holds."""
+    folder = Path(resolve(name_or_path)).resolve()
+    name = str(name_or_path)
+    if packaged_folder(name) or converted_folder(name) or not folder.is_dir():
+        return name
+    patterns = ("*.safetensors", "config.json", *TOKENIZER_FILES)
+    files = sorted({file for pattern in patterns for file in folder.glob(pattern)})
+    found = hashlib.sha256()
+    for file in files:
+        seen = file.stat()
+        found.update(f"{file.name} {_checksum(file, seen.st_mtime_ns, seen.st_size)}\n".encode())
+    return found.hexdigest()
+
+
+@cache
+def _checksum(file: Path, modified: int, size: int) -> str:
+    """Of a file's bytes, read once as long as the file stays as it is."""
+    return sha256(file)
 
 
 def check_context(context_length: int, needed: int, name: str = "the model") -> None:

@@ -27,11 +27,7 @@ from transformers.utils import logging
 
 from coterie.errors import UserError
 from coterie.models.adapters import save_adapter
-
-_TOKENIZER_FILES = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-    "chat_template*", "*.model", "generation_config.json",
-)  # fmt: skip
+from coterie.models.loading import TOKENIZER_FILES
 
 
 @contextmanager
@@ -138,7 +134,7 @@ def save_final(
         return
     with published(folder) as temporary:
         if tokenizer_from is not None:
-            for pattern in _TOKENIZER_FILES:
+            for pattern in TOKENIZER_FILES:
                 for path in sorted(tokenizer_from.glob(pattern)):
                     shutil.copy2(path, temporary)
         if isinstance(model, PeftModel):
