@@ -154,7 +154,9 @@ def test_a_model_in_a_folder_is_its_content_and_not_its_place(cli: Cli, tmp_path
     shutil.copytree(packaged, tmp_path / "first")
     assert cli("evaluate", "mine", *SMALL, "model=first").code == 0
     (tmp_path / "first").rename(tmp_path / "second")
-    assert cli("evaluate", "mine", "--iteration", 0, "model=second").code == 0, "moved, and nothing else"
+    assert cli("evaluate", "mine", "--iteration", 0, "model=second").code == 0, (
+        "moved, and nothing else"
+    )
     (tmp_path / "second/README.md").write_text("another one")
     assert cli("evaluate", "mine", "--iteration", 0).code == 0
     weights = load_file(tmp_path / "second/model.safetensors")

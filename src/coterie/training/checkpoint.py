@@ -25,6 +25,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import logging
 
+from coterie.config.folders import whole_folder
 from coterie.errors import UserError
 from coterie.models.adapters import save_adapter
 from coterie.models.loading import TOKENIZER_FILES
@@ -32,21 +33,14 @@ from coterie.models.loading import TOKENIZER_FILES
 
 @contextmanager
 def published(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``folder``, whole and on disk, when the block ends well."""
-    temporary = folder.with_name(f".{folder.name}.partial")
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    temporary.mkdir(parents=True)
+    """A :func:`~coterie.config.folders.whole_folder`; a full disk is an ``OSError`` that says so."""
     try:
-        yield temporary
+        with whole_folder(folder) as temporary:
+            yield temporary
     except SafetensorError as error:
         if f"os error {errno.ENOSPC}" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
         raise
-    for path in [*temporary.rglob("*"), temporary]:
-        sync(path)
-    temporary.rename(folder)
-    sync(folder.parent)
 
 
 def save_checkpoint(
@@ -253,12 +247,3 @@ def _without_bar() -> Iterator[None]:
 
 def _checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*"))
-
-
-def sync(path: Path) -> None:
-    """Flush a file or the entries of a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
