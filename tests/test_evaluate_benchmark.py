@@ -45,6 +45,18 @@ def test_a_model_and_a_server_of_it_have_equal_figures(cli: Cli, url: str) -> No
     assert "requests" in json.loads(said.out.splitlines()[-1])["usage"]
 
 
+def test_several_samples_and_baselines_of_a_server(cli: Cli, url: str) -> None:
+    """By text: the samples differ, and a server that is asked again is sampled anew."""
+    words = ("evaluate", "exchange", f"policy={url}", "endpoint.model=tiny-exchange", "tasks=4")
+    first, second = rows(cli(*words, "samples=2", "temperature=1", "max_tokens=64"))
+    assert (first["k"], second["k"]) == (1, 2)
+    assert second["tokens"] > first["tokens"] > 0
+    (alone,) = rows(cli(*words, "method=cot", "max_tokens=64"))
+    (model,) = rows(cli("evaluate", "exchange", "policy=tiny-exchange", "method=cot", "tasks=4",
+                        "max_tokens=64", "engine.device=cpu"))  # fmt: skip
+    assert (alone["score"], alone["tokens"]) == (model["score"], model["tokens"])
+
+
 def test_an_evaluation_that_is_done_is_only_read(cli: Cli) -> None:
     first = rows(cli("evaluate", "exchange", "policy=tiny-exchange", *FEW))
     said = cli("evaluate", "exchange", "policy=tiny-exchange", *FEW)

@@ -1,5 +1,6 @@
 """The recipes ``optima/idpo`` and ``optima/isft_dpo`` end to end on the packaged model."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ def test_settings_of_a_tree_are_its_rollouts_and_those_of_pairs_are_not() -> Non
 
 
 def test_no_pair_is_an_error_that_says_what_to_do(run: Run, tmp_path: Path) -> None:
-    own = opened((*WORDS, "dpo.select.theta_filter=1000"))
+    own = opened((*WORDS, "dpo.select.theta_filter=1000", "rollout.max_tokens=16"))
     with open_run(tmp_path / "none", own.name, own.settings) as made:
         with pytest.raises(UserError, match=r"theta_filter=1000") as error:
             run_steps(own, made, Silent())
@@ -214,3 +215,22 @@ def test_isft_has_no_keys_of_dpo() -> None:
     with pytest.raises(UserError, match="dpo"):
         settings("optima/isft", ["dpo.tasks=3"])
     assert isinstance(settings("optima/idpo"), OptimaDPOSettings)
+
+
+def test_reproduce_has_every_method_and_claim(cli: Cli) -> None:
+    words = [*WORDS, "iterations=2", "evaluate.tasks=2", "rollout.max_tokens=16"]
+    said = cli("reproduce", "optima", "--seeds", 1, *words)
+    assert said.code == 0, said.err
+    result = json.loads(said.out.splitlines()[-1])
+    assert {claim["id"]: claim["must"] for claim in result["claims"]} == {
+        "isft_over_base": True, "idpo_over_base": True, "isft_dpo_over_base": True,
+        "half_the_tokens": True, "token_term": True, "majority": True, "majority_best": False,
+        "loss_term": False,
+    }  # fmt: skip
+    rows = {row["method"]: row for row in result["rows"]}
+    methods = {"base", "ceiling", "isft", "idpo", "isft_dpo", "no_tokens", "no_loss"}
+    assert methods < set(rows) and {"base x 1", "base x 8"} < set(rows)
+    assert rows["base x 1"]["tokens"] < rows["base x 8"]["tokens"]
+    assert rows["idpo"]["steps"] == 2, "one of SFT and one of DPO"
+    again = cli("reproduce", "optima", "--seeds", 1, *words)
+    assert json.loads(again.out.splitlines()[-1]) == result, "nothing is done twice"

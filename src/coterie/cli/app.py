@@ -135,6 +135,10 @@ def evaluate(
 
         coterie evaluate gsm8k policy=smollm2 tasks=100 data.source=sample
 
+        coterie evaluate exchange policy=runs/mine samples=50 temperature=0.5
+
+        coterie evaluate exchange policy=tiny-exchange method=cot
+
         coterie evaluate gsm8k policy=https://api.openai.com/v1 endpoint.model=NAME
         endpoint.key_variable=OPENAI_API_KEY
 

@@ -1,36 +1,33 @@
 """``coterie evaluate BENCHMARK policy=...``: one table over policies, and one JSON object.
 
 A policy is a run folder (its newest checkpoint, or all of them), a model, or the URL of an
-OpenAI-compatible server. The last line printed is {"benchmark", "rows": [{"policy", "version", "n",
-"failed", "score", "score_ci", "tokens"}]}, and ``"usage"`` for an endpoint.
+OpenAI-compatible server. What is printed is in ``cli.figures``.
 """
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from coterie.cli.figures import Figures, show
 from coterie.cli.progress import ConsoleProgress
 from coterie.config.resolve import resolve
 from coterie.config.settings import key
 from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.run_engines import RunEngines
 from coterie.engines.settings import EngineSettings
-from coterie.environments.registry import environment
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
 from coterie.recipes.optima import Optima
 from coterie.recipes.registry import settings as recipe_settings
 from coterie.rollout.voices import TextVoice, TokenVoice
-from coterie.runs.benchmark import BenchmarkSettings, evaluate, store_name
+from coterie.runs.benchmark import PRESETS, BenchmarkSettings, evaluate, store_name
 from coterie.runs.folder import open_run, read_config
-from coterie.runs.held_out import Evaluation
 from coterie.training.checkpoint import weight_hash
 
 FOLDER = Path("runs/evaluations")
@@ -70,50 +67,33 @@ def evaluate_benchmark(
     benchmark: str, words: Sequence[str], *, every: bool, console: Console
 ) -> None:
     """Evaluate, print the table, and one JSON object as the last line."""
-    usage: str | None = None
+    preset = _preset(words)
     if urls := _urls(words):
         if every:
             raise UserError("--checkpoints all: a server has none", "give a run folder as policy=")
-        server = resolve(ServerSettings, [{"endpoint": {"url": urls[-1]}}], words)
-        rows, usage = asyncio.run(_by_endpoint(benchmark, server, console))
+        server = resolve(ServerSettings, [preset, {"endpoint": {"url": urls[-1]}}], words)
+        found, usage = asyncio.run(_by_endpoint(benchmark, server, console))
+        show(benchmark, server, [found], usage)
     else:
-        model = resolve(ModelSettings, [], words)
-        environment(benchmark, model.data).tasks("heldout", 1, model.seed)
-        rows = _by_models(benchmark, model, every, console)
-    Console().print(_table(benchmark, rows))
-    shown = [
-        {
-            "policy": label,
-            "version": found.version,
-            "n": found.n,
-            "failed": found.failed,
-            "score": round(found.score, 4),
-            "score_ci": [round(found.low, 4), round(found.high, 4)],
-            "tokens": round(found.tokens, 2),
-        }
-        for label, found in rows
-    ]
-    result = {"benchmark": benchmark, "rows": shown}
-    print(json.dumps(result | ({} if usage is None else {"usage": usage})))
+        model = resolve(ModelSettings, [preset], words)
+        model.world(benchmark).tasks("heldout", 1, model.seed)
+        show(benchmark, model, _by_models(benchmark, model, every, console), None)
 
 
-def _by_models(
-    benchmark: str, told: ModelSettings, every: bool, console: Console
-) -> list[tuple[str, Evaluation]]:
+def _by_models(benchmark: str, told: ModelSettings, every: bool, console: Console) -> list[Figures]:
     found = []
     for one in _candidates(told, every):
         engines = RunEngines(told.engine, one.base, one.folder / "servers")
         try:
-            result = engines.run(_by_engine(benchmark, told, one, engines, console))
+            found.append(engines.run(_by_engine(benchmark, told, one, engines, console)))
         finally:
             engines.close()
-        found.append((one.label, _versioned(result, one.version)))
     return found
 
 
 async def _by_engine(
     benchmark: str, told: ModelSettings, one: Candidate, engines: RunEngines, console: Console
-) -> Evaluation:
+) -> Figures:
     weights = weight_hash(Path(one.path)) if Path(one.path).is_dir() else str(one.path)
     path = one.folder / store_name(benchmark, _plain(told), f"{weights} {told.engine.identity()}")
     policy = await engines.speak(one.version, one.path, one.load)
@@ -126,12 +106,12 @@ async def _by_engine(
     )
     if not engine.stats.requests:
         console.print(f"{one.label}: done before, read from {path}")
-    return found
+    return Figures(one.label, one.version, found, path)
 
 
 async def _by_endpoint(
     benchmark: str, told: ServerSettings, console: Console
-) -> tuple[list[tuple[str, Evaluation]], str]:
+) -> tuple[Figures, str]:
     server = told.endpoint
     async with Endpoint(server) as endpoint:
         path = FOLDER / store_name(benchmark, _plain(told), f"{server.url} {server.model}")
@@ -144,7 +124,7 @@ async def _by_endpoint(
             lambda: endpoint.usage.completion_tokens,
             again=True,
         )
-        return [(server.model, found)], str(endpoint.usage)
+        return Figures(server.model, 0, found, path), str(endpoint.usage)
 
 
 def _candidates(told: ModelSettings, every: bool) -> Iterator[Candidate]:
@@ -181,29 +161,13 @@ def _urls(words: Sequence[str]) -> list[str]:
     return [url for url in found if url.startswith(("http://", "https://"))]
 
 
+def _preset(words: Sequence[str]) -> Mapping[str, Any]:
+    """What the method that is asked for sets by itself."""
+    asked = [word.partition("=")[2] for word in words if word.startswith("method=")]
+    return next((values for method, values in PRESETS.items() if method in asked[-1:]), {})
+
+
 def _plain(told: BenchmarkSettings) -> BenchmarkSettings:
     """The settings that figures depend on, whatever the policy."""
     names = BenchmarkSettings.model_fields
     return BenchmarkSettings(**{name: getattr(told, name) for name in names})
-
-
-def _versioned(found: Evaluation, version: int) -> Evaluation:
-    return Evaluation(
-        version, found.n, found.failed, found.score, found.low, found.high, found.tokens
-    )
-
-
-def _table(benchmark: str, rows: Sequence[tuple[str, Evaluation]]) -> Table:
-    table = Table(title=f"{benchmark}, held-out tasks", box=None)
-    for title in ("policy", "score", "95% interval", "tokens", "n", "failed"):
-        table.add_column(title, justify="left" if title == "policy" else "right")
-    for label, found in rows:
-        table.add_row(
-            label,
-            f"{found.score:.3f}",
-            f"{found.low:.3f} to {found.high:.3f}",
-            f"{found.tokens:.1f}",
-            f"{found.n}",
-            f"{found.failed}",
-        )
-    return table

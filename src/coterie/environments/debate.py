@@ -19,6 +19,7 @@ from coterie.environments.extraction import (
     same_number,
 )
 from coterie.environments.rows import Rows
+from coterie.environments.solo import solo_prompt
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
 
@@ -102,6 +103,14 @@ class Debate:
         """Whether the answer is the same as the right one, 0 or 1."""
         return float(answer is not None and self.subject.same(gold_answer(task), answer))
 
+    def similarity(self, answer: str, other: str) -> float:
+        """Whether the two answers are the same, 0 or 1."""
+        return float(self.subject.same(other, answer))
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """The problem."""
+        return solo_prompt(str(task.public["question"]), self.subject.ending)
+
     def _solver(self) -> str:
         solver, *critics = self.agents
         read = "reads" if len(critics) == 1 else "read"
@@ -128,7 +137,7 @@ class Debate:
 
 
 def asked(row: QuestionRow) -> str:
-    """The problem as agents are asked it: with its options, if it has some."""
+    """The problem as agents are asked it: with its options, if it has some, in a last line."""
     if not isinstance(row, ChoiceRow):
         return row.question
-    return "\n".join((row.question, "Options:", *(f"- {choice}" for choice in row.choices)))
+    return f"{row.question}\nOptions: {' | '.join(' '.join(one.split()) for one in row.choices)}"

@@ -7,7 +7,7 @@ and when the talk ends. States are frozen, so a branch of a tree is a copy of no
 import asyncio
 import json
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from coterie.datasets.rows import QuestionRow
 from coterie.trajectories.task import Secret, Task
@@ -73,6 +73,27 @@ class DialogueEnvironment(Protocol):
         """The benchmark's metric for a final answer, in [0, 1]."""
         ...
 
+    def similarity(self, answer: str, other: str) -> float:
+        """How much two answers are the same, in [0, 1]: the metric of one if the other were right."""
+        ...
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """What an agent is told who holds all that the agents hold, and works alone."""
+        ...
+
+
+@runtime_checkable
+class OwnRules(Protocol):
+    """What an environment has besides if its agents do not simply talk until they agree."""
+
+    def heard(self, state: DialogueState, agent: str) -> tuple[Turn, ...]:
+        """The turns that ``agent`` is shown now, in the order in which it is shown them."""
+        ...
+
+    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
+        """Bring answer and end up to date after the newest of ``state.turns``; ``cut`` as in :func:`step`."""
+        ...
+
 
 def next_agent(environment: DialogueEnvironment, state: DialogueState) -> str:
     """Whose turn it is: they speak in turn, the first agent begins."""
@@ -82,15 +103,19 @@ def next_agent(environment: DialogueEnvironment, state: DialogueState) -> str:
 def messages(
     environment: DialogueEnvironment, state: DialogueState, agent: str
 ) -> tuple[Message, ...]:
-    """What ``agent`` is shown now: its system prompt, then every turn (own ones as assistant)."""
+    """What ``agent`` is shown now: its system prompt, then every turn (own ones as assistant).
+
+    An environment with rules of its own (:class:`OwnRules`) says which turns.
+    """
     parts = environment.system_parts(state.task, agent)
     if state.format is not None and agent in environment.format_agents:
         parts += (Part(f"\nFormat: {state.format}", source=FORMAT_SOURCE),)
+    heard = environment.heard(state, agent) if isinstance(environment, OwnRules) else state.turns
     return (
         Message("system", parts),
         *(
             Message("assistant" if turn.speaker.name == agent else "user", turn=turn.id)
-            for turn in state.turns
+            for turn in heard
         ),
     )
 
@@ -108,8 +133,11 @@ async def step(
     """The state after ``turn``; ``cut`` says that it ran to the limit of tokens.
 
     Ends when a newly given answer is the same as the one before it (Optima, section 3: both agents
-    mark the same answer), when a turn was cut, or when no turns are left.
+    mark the same answer), when a turn was cut, or when no turns are left; or by the environment's own
+    rules, if it has any (:class:`OwnRules`).
     """
+    if isinstance(environment, OwnRules):
+        return await environment.settle(replace(state, turns=(*state.turns, turn)), cut=cut)
     answer = environment.answer(turn.text)
     end: End | None = None
     if cut:
@@ -119,6 +147,13 @@ async def step(
     elif len(state.turns) + 1 >= environment.max_turns:
         end = "turn_limit"
     return replace(state, turns=(*state.turns, turn), answer=answer or state.answer, end=end)
+
+
+async def scored(environment: DialogueEnvironment, state: DialogueState) -> float:
+    """The score of a dialogue that has ended; 0 for a runaway. Comparing mathematics may take seconds."""
+    if state.end == "runaway":
+        return 0.0
+    return await asyncio.to_thread(environment.score, state.task, state.answer)
 
 
 async def _same(environment: DialogueEnvironment, before: str | None, answer: str | None) -> bool:

@@ -16,6 +16,7 @@ from coterie.environments.contexts import deal
 from coterie.environments.dialogue import Split, gold_answers, secret_answers
 from coterie.environments.extraction import marked_answer
 from coterie.environments.rows import Rows
+from coterie.environments.solo import solo_prompt
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
 
@@ -70,6 +71,17 @@ class InformationExchange:
     def score(self, task: Task, answer: str | None) -> float:
         """F1 of the answer's words, the best over all right answers."""
         return f1(answer, gold_answers(task))
+
+    def similarity(self, answer: str, other: str) -> float:
+        """F1 of their words."""
+        return f1(answer, [other])
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """All notes, each once, and the question."""
+        notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
+        everything = dict.fromkeys(note for held in notes.values() for note in held)
+        ending = "End each message with <A>answer</A> with nothing but the answer in it."
+        return solo_prompt(str(task.public["question"]), ending, everything)
 
     def _task(self, row: QuestionRow) -> Task:
         id_ = f"{self.name}-{row.id}"

@@ -4,40 +4,25 @@ Two sizes: a wide chart for what changed over iterations, and panels that share 
 mean the same everywhere: the accent is the policy or what was selected, grey is everything sampled.
 """
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from coterie.reports.axes import (
+    PANEL,
+    WIDE,
+    Frame,
+    Scale,
+    Tick,
+    axis,
+    iteration_axis,
+    log_axis,
+    polyline,
+)
 from coterie.reports.data import IterationPoint, RewardMeans, RewardSample, subsample
 from coterie.reports.format import number
 
 Tone = Literal["accent", "grey"]
-Scale = Callable[[float], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Size of a chart and of the margins around its plot, in SVG units."""
-
-    width: int
-    height: int
-    left: int
-    right: int
-    top: int
-    bottom: int
-
-
-WIDE = Frame(440, 224, 44, 14, 26, 36)
-PANEL = Frame(260, 206, 42, 10, 28, 44)
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """A labelled position on an axis."""
-
-    at: float
-    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +71,8 @@ class Chart:
 def score_chart(points: Sequence[IterationPoint], metric: str, planned: int) -> Chart:
     """Score by iteration with its interval, from 0 to 1, with room for the iterations to come."""
     frame = WIDE
-    x, x_ticks = _iteration_axis([*(p.iteration for p in points), planned], frame)
-    y, y_ticks = _axis(0.0, 1.0, frame.height - frame.bottom, frame.top)
+    x, x_ticks = iteration_axis([*(p.iteration for p in points), planned], frame)
+    y, y_ticks = axis(0.0, 1.0, frame.height - frame.bottom, frame.top)
     dots = tuple(
         Dot(
             x(p.iteration),
@@ -102,7 +87,7 @@ def score_chart(points: Sequence[IterationPoint], metric: str, planned: int) -> 
     else:
         around = [(x(p.iteration), y(p.score_high)) for p in points]
         around += [(x(p.iteration), y(p.score_low)) for p in reversed(points)]
-    series = Series(metric, "accent", dots, _path((d.x, d.y) for d in dots), _path(around))
+    series = Series(metric, "accent", dots, polyline((d.x, d.y) for d in dots), polyline(around))
     summary = f"{metric} by iteration: " + "; ".join(dot.title for dot in dots)
     return Chart(
         "score",
@@ -126,13 +111,13 @@ def _corners(point: IterationPoint) -> tuple[tuple[float, float], ...]:
 def tokens_chart(points: Sequence[IterationPoint], planned: int) -> Chart:
     """Mean tokens of a dialogue by iteration, from 0, with room for the iterations to come."""
     frame = WIDE
-    x, x_ticks = _iteration_axis([*(p.iteration for p in points), planned], frame)
-    y, y_ticks = _axis(0.0, max(p.tokens for p in points), frame.height - frame.bottom, frame.top)
+    x, x_ticks = iteration_axis([*(p.iteration for p in points), planned], frame)
+    y, y_ticks = axis(0.0, max(p.tokens for p in points), frame.height - frame.bottom, frame.top)
     dots = tuple(
         Dot(x(p.iteration), y(p.tokens), f"iteration {p.iteration}: {p.tokens:.1f} tokens")
         for p in points
     )
-    series = Series("tokens", "accent", dots, _path((d.x, d.y) for d in dots))
+    series = Series("tokens", "accent", dots, polyline((d.x, d.y) for d in dots))
     summary = "Tokens per dialogue by iteration: " + "; ".join(dot.title for dot in dots)
     return Chart(
         "tokens",
@@ -157,9 +142,9 @@ def reward_charts(rewards: Sequence[RewardMeans]) -> tuple[Chart, ...]:
     names = ["total", *dict.fromkeys(part.name for means in rewards for part in means.parts)]
     values = [_mean(means, name) for means in rewards for name in names]
     known = [value for value in values if value is not None]
-    x, x_ticks = _iteration_axis([means.iteration for means in rewards], PANEL)
+    x, x_ticks = iteration_axis([means.iteration for means in rewards], PANEL)
     bottom = PANEL.height - PANEL.bottom
-    y, y_ticks = _axis(min(0.0, *known), max(0.0, *known), bottom, PANEL.top, 6)
+    y, y_ticks = axis(min(0.0, *known), max(0.0, *known), bottom, PANEL.top, 6)
     charts = []
     for index, name in enumerate(names):
         grey = _reward_line([m for m in rewards if m.over == "all"], name, "grey", x, y)
@@ -196,7 +181,7 @@ def _reward_line(
         if mean is not None:
             title = f"iteration {means.iteration}: {means.over} {number(mean, 2)}"
             dots.append(Dot(x(means.iteration), y(mean), title))
-    return Series(name, tone, tuple(dots), _path((dot.x, dot.y) for dot in dots))
+    return Series(name, tone, tuple(dots), polyline((dot.x, dot.y) for dot in dots))
 
 
 def _mean(means: RewardMeans, name: str) -> float | None:
@@ -214,9 +199,9 @@ def scatter_charts(samples: Sequence[RewardSample], seed: int) -> tuple[Chart, .
     if not samples:
         return ()
     rewards, tokens = [s.reward for s in samples], [s.tokens for s in samples]
-    x, x_ticks = _log_axis(min(tokens), max(tokens), PANEL.left, PANEL.width - PANEL.right)
+    x, x_ticks = log_axis(min(tokens), max(tokens), PANEL.left, PANEL.width - PANEL.right)
     bottom = PANEL.height - PANEL.bottom
-    y, y_ticks = _axis(min(0.0, *rewards), max(0.0, *rewards), bottom, PANEL.top, 6)
+    y, y_ticks = axis(min(0.0, *rewards), max(0.0, *rewards), bottom, PANEL.top, 6)
     charts = []
     for iteration, shown in subsample(samples, seed=seed).items():
         group = [sample for sample in samples if sample.iteration == iteration]
@@ -257,58 +242,3 @@ def _clouds(group: Sequence[RewardSample], x: Scale, y: Scale) -> tuple[Series, 
         Series("not selected", "grey", tuple(dots[False])),
         Series("selected", "accent", tuple(dots[True])),
     )
-
-
-def _axis(
-    low: float, high: float, start: float, stop: float, count: int = 5
-) -> tuple[Scale, tuple[Tick, ...]]:
-    """A linear scale from round numbers around [low, high] to [start, stop], and its ticks."""
-    step = _round_step((high - low) / count if high > low else 1.0)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    last = max(last, first + 1)
-
-    def scale(value: float) -> float:
-        share = (value / step - first) / (last - first)
-        return round(start + share * (stop - start), 1)
-
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    ticks = (Tick(scale(i * step), number(i * step, digits)) for i in range(first, last + 1))
-    return scale, tuple(ticks)
-
-
-def _log_axis(low: float, high: float, start: float, stop: float) -> tuple[Scale, tuple[Tick, ...]]:
-    """A logarithmic scale of positive numbers; anything below 1 is put at 1."""
-    low, high = max(1.0, low) / 1.1, max(2.0, high) * 1.1
-
-    def scale(value: float) -> float:
-        share = math.log(max(1.0, value) / low) / math.log(high / low)
-        return round(start + share * (stop - start), 1)
-
-    powers = [10**power for power in range(math.floor(math.log10(high)) + 1)]
-    steps = (1,) if high / low > 1000 else (1, 3)
-    labels = [step * power for power in powers for step in steps]
-    return scale, tuple(Tick(scale(i), number(i)) for i in labels if low <= i <= high)
-
-
-def _round_step(step: float) -> float:
-    """The least of 1, 2 or 5 times a power of ten that is not below ``step``."""
-    power = 10.0 ** math.floor(math.log10(step))
-    return next(m * power for m in (1, 2, 5, 10) if m * power >= step * (1 - 1e-9))
-
-
-def _iteration_axis(iterations: Sequence[int], frame: Frame) -> tuple[Scale, tuple[Tick, ...]]:
-    """Whole iterations with room at both ends; at most about ten labels."""
-    first, last = min(iterations), max(iterations)
-    left, right = frame.left, frame.width - frame.right
-    room = (right - left) / (last - first + 1)
-    every = math.ceil((last - first + 1) / 10)
-
-    def scale(iteration: float) -> float:
-        return round(left + room * (iteration - first + 0.5), 1)
-
-    return scale, tuple(Tick(scale(i), str(i)) for i in range(first, last + 1, every))
-
-
-def _path(points: Iterable[tuple[float, float]]) -> str:
-    """A polyline through points, as SVG path data."""
-    return "".join(f"{'L' if i else 'M'}{x:g} {y:g}" for i, (x, y) in enumerate(points))

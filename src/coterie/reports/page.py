@@ -7,6 +7,7 @@ through could not run or load anything.
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -46,7 +47,14 @@ class TimingTable:
 
 def write_page(report: RunReport, path: Path) -> None:
     """Write the page. Equal reports give equal bytes."""
-    text = _environment().get_template("page.html.j2").render(_context(report))
+    write_template("page.html.j2", _context(report), path)
+
+
+def write_template(name: str, context: Mapping[str, object], path: Path) -> None:
+    """Write a page from one of this package's templates, which gets the style besides ``context``."""
+    style = _asset("page.css")
+    head = {"style": style, "style_hash": _hash(style)}
+    text = _environment().get_template(name).render(head | dict(context))
     # Half a surrogate pair can't be encoded; a model's text may hold one.
     path.write_bytes(text.encode("utf-8", errors="replace"))
 
@@ -71,7 +79,7 @@ def _context(report: RunReport) -> dict[str, object]:
     """What the template reads."""
     points = sorted(report.iterations, key=lambda point: point.iteration)
     rewards = sorted(report.rewards, key=lambda means: means.iteration)
-    style, script = _asset("page.css"), _asset("page.js")
+    script = _asset("page.js")
     return {
         "report": report,
         "points": points,
@@ -81,8 +89,6 @@ def _context(report: RunReport) -> dict[str, object]:
         "reward_charts": charts.reward_charts(rewards),
         "scatter_charts": charts.scatter_charts(report.samples, report.seed),
         "timing": _timing(report.timings),
-        "style": style,
-        "style_hash": _hash(style),
         "script": script,
         "script_hash": _hash(script),
     }

@@ -25,6 +25,7 @@ from coterie.environments.dialogue import (
     DialogueState,
     messages,
     next_agent,
+    scored,
     step,
 )
 from coterie.rollout.search import Rollout, SearchSettings, choose, node_values
@@ -209,8 +210,7 @@ class DialogueTree:
     async def _outcome(self, leaf: str, rollout: Rollout) -> Outcome:
         state = (await self._stand(leaf)).state
         assert state.end is not None, "a rollout is played to the end"
-        runaway = state.end == "runaway"
-        score = 0.0 if runaway else self.environment.score(self.task, state.answer)
+        score = await scored(self.environment, state)
         sample = rollout.search * self.settings.rollouts + rollout.number
         return Outcome(leaf, sample, state.end, state.answer, score)
 

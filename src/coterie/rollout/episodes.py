@@ -14,6 +14,7 @@ from coterie.environments.dialogue import (
     DialogueState,
     messages,
     next_agent,
+    scored,
     step,
 )
 from coterie.rollout.flight import in_flight
@@ -90,9 +91,7 @@ class Player:
             tree.add(said.turn, said.request)
             tokens += said.tokens
             state = await step(self.environment, state, said.turn, cut=said.cut)
-        score = (
-            self.environment.score(episode.task, state.answer) if state.end != "runaway" else 0.0
-        )
+        score = await scored(self.environment, state)
         leaf = state.turns[-1].id
         tree.end(Outcome(leaf, episode.sample, state.end, state.answer, score))
         return Finished(episode, tree, tokens=tokens)

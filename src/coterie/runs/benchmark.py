@@ -1,36 +1,89 @@
 """Evaluates any policy on a benchmark's held-out tasks: a run's checkpoints, a model, an endpoint.
 
-Each policy has a small store of its own, so that an evaluation that was cut off goes on, and one that
-is done is only read.
+Each policy has a small store of its own, so that an evaluation that was cut off goes on, one that
+is done is only read, and one of more samples plays only those that are new.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
 from coterie.engines.protocol import Sampling
+from coterie.environments.baselines import Method, by_method
+from coterie.environments.dialogue import DialogueEnvironment
 from coterie.environments.registry import DataSettings, content, environment
+from coterie.evaluation.self_consistency import Point, scaling
 from coterie.progress import Progress
 from coterie.rollout.episodes import Episode, Player
 from coterie.rollout.voices import Voice
-from coterie.runs.held_out import STAGE, Evaluation, evaluation
+from coterie.runs.held_out import STAGE, Evaluation, evaluation, failed_keys, held_out_draws
 from coterie.runs.play import play
 from coterie.trajectories.store import Store
+from coterie.trajectories.task import Task
 from coterie.trajectories.turn import digest
+
+PRESETS: dict[Method, dict[str, Any]] = {
+    "cot_sc": {"samples": 8, "temperature": 0.5},
+    "mad": {"temperature": 0.5},
+}
+"""What a method sets if it is not said otherwise: agents that are told the same must differ somehow."""
 
 
 class BenchmarkSettings(Settings):
     """How a benchmark is run. The same values on all policies make their figures comparable."""
 
     tasks: int = key(500, "Held-out tasks.", source="Optima: 1000 (exchange), all (debate)", ge=1)
+    method: Method = key(
+        "dialogue",
+        "`dialogue` is the benchmark's own; baselines: `cot` (one agent with all facts), `cot_sc` "
+        "(8 of these and a majority), `mad` (multi-agent debate), `autoform` (a dialogue in a form "
+        "that the agents choose).",
+        source="Optima table 1",
+    )
+    samples: int = key(
+        1,
+        "Dialogues a task; more than one gives coverage and majority by their number.",
+        source="Optima section 3.3: 50 at temperature 0.5",
+        ge=1,
+        le=9999,
+    )
     temperature: float = key(0.0, "0 is greedy.", source="Optima section 6", ge=0, le=2)
     max_tokens: int = key(256, "Most tokens of one turn.", source="Optima: 2000", ge=1)
     seed: int = key(0, "Seed of generated tasks and of sampling.", ge=0)
     data: DataSettings = DataSettings()
 
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"samples={self.samples} at temperature=0 would be one dialogue {self.samples} "
+                "times; give temperature=0.5"
+            )
+        return self
+
     def sampling(self, timeout: float) -> Sampling:
         """How turns are sampled; one that takes more than ``timeout`` seconds fails."""
         return Sampling(self.temperature, 1.0, self.max_tokens, (), timeout)
+
+    def world(self, benchmark: str) -> DialogueEnvironment:
+        """Where the tasks are played. Raises ``UserError`` for an unknown benchmark."""
+        return by_method(environment(benchmark, self.data), self.method)
+
+
+@dataclass(frozen=True, slots=True)
+class Consistency:
+    """A policy with several dialogues on each held-out task."""
+
+    n: int
+    """Tasks."""
+    failed: int
+    """Dialogues that failed for good; each counts with a score of 0 and has no vote."""
+    points: tuple[Point, ...]
+    """For 1, 2, ... dialogues a task."""
 
 
 async def evaluate(
@@ -42,25 +95,43 @@ async def evaluate(
     sampled_tokens: Callable[[], int],
     *,
     again: bool = False,
-) -> Evaluation:
+) -> Evaluation | Consistency:
     """Play the benchmark with a policy into the store at ``path``, or the rest of it.
 
     ``again`` plays it anew if it is done there, as for a server whose weights may have changed.
     Raises ``UserError`` for an unknown benchmark, missing data, or if every dialogue fails.
     """
-    world = environment(benchmark, settings.data)
+    world = settings.world(benchmark)
     path.parent.mkdir(parents=True, exist_ok=True)
     with Store.open(path) as store:
         tasks = world.tasks("heldout", settings.tasks, settings.seed)
         attempt = 0
-        while again and len(store.finished_keys(attempt, STAGE)) == len(tasks):
+        episodes = _episodes(tasks, settings.samples, attempt)
+        while again and _keys(episodes) <= store.finished_keys(attempt, STAGE):
             attempt += 1
-        episodes = [Episode(task, 0, attempt, STAGE) for task in tasks]
+            episodes = _episodes(tasks, settings.samples, attempt)
         await play(store, Player(world, voice, settings.seed), episodes, progress, sampled_tokens)
-        return evaluation(store, attempt)
+        if settings.samples == 1:
+            return evaluation(store, attempt)
+        draws = held_out_draws(store, attempt, settings.samples)
+        failed = sum(int(key.sample) < settings.samples for key in failed_keys(store, attempt))
+        return Consistency(len(draws), failed, tuple(scaling(draws, world.similarity)))
+
+
+def _episodes(tasks: Sequence[Task], samples: int, attempt: int) -> list[Episode]:
+    """Samples of one task are neighbours: they start together, so that their prompt is read once."""
+    return [Episode(task, i, attempt, STAGE) for task in tasks for i in range(samples)]
+
+
+def _keys(episodes: Sequence[Episode]) -> set[tuple[str, str]]:
+    return {(episode.key.task, episode.key.sample) for episode in episodes}
 
 
 def store_name(benchmark: str, settings: BenchmarkSettings, policy: str) -> str:
-    """A file name for the store of a policy (its weights' hash, or an endpoint's model)."""
+    """A file name for the store of a policy (its weights' hash, or an endpoint's model).
+
+    It is the same for any number of samples: a store holds those that were played so far.
+    """
     rows = content(benchmark, settings.data)
-    return f"{benchmark}-{digest(policy, settings.fingerprint(), rows)[:12]}.sqlite"
+    same = settings.model_copy(update={"samples": 1})
+    return f"{benchmark}-{digest(policy, same.fingerprint(), rows)[:12]}.sqlite"

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from coterie.evaluation.claims import HeldOut
+from coterie.evaluation.self_consistency import Draw
 from coterie.evaluation.statistics import bootstrap_interval
+from coterie.trajectories.item import ItemKey
 from coterie.trajectories.store import Store
 
 STAGE = "evaluate"
@@ -26,19 +28,36 @@ class Evaluation:
     """Mean tokens of a dialogue's turns."""
 
 
-def held_out_results(store: Store, version: int) -> dict[str, HeldOut]:
-    """Results of a policy by task; a failed dialogue scores 0."""
+def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[Draw]]:
+    """The first dialogues of a policy on each task, in the order of their samples.
+
+    A dialogue that failed scores 0, and neither it nor a runaway has an answer.
+    """
     metrics = store.metrics(version, STAGE)
-    tokens = {key.task: int(found.get("tokens", 0)) for key, found in metrics.items()}
-    results = {
-        tree.task: HeldOut(outcome.score, tokens[tree.task])
-        for tree in store.trees(version, STAGE)
-        for outcome, _ in tree.trajectories()
+    draws = {
+        key: Draw(None, 0.0, 0) for key in failed_keys(store, version) if int(key.sample) < samples
     }
-    for key, _ in store.failures(version):
-        if key.stage == STAGE:
-            results[key.task] = HeldOut(0.0, 0)
-    return results
+    for tree in store.trees(version, STAGE):
+        for outcome, _ in tree.trajectories():
+            if outcome.sample < samples:
+                key = ItemKey(version, STAGE, tree.task, f"{outcome.sample:04d}")
+                answer = None if outcome.end == "runaway" else outcome.answer
+                draws[key] = Draw(answer, outcome.score, int(metrics[key].get("tokens", 0)))
+    found: dict[str, list[Draw]] = {}
+    for key in sorted(draws):
+        found.setdefault(key.task, []).append(draws[key])
+    return found
+
+
+def held_out_results(store: Store, version: int) -> dict[str, HeldOut]:
+    """Results of a policy by task, of the first dialogue of each; a failed one scores 0."""
+    draws = held_out_draws(store, version, samples=1)
+    return {task: HeldOut(first.score, first.tokens) for task, (first,) in draws.items()}
+
+
+def failed_keys(store: Store, version: int) -> list[ItemKey]:
+    """The dialogues that failed for good."""
+    return [key for key, _ in store.failures(version) if key.stage == STAGE]
 
 
 def evaluation(store: Store, version: int) -> Evaluation:
@@ -47,6 +66,6 @@ def evaluation(store: Store, version: int) -> Evaluation:
     scores = [result.score for result in results]
     low, high = bootstrap_interval(scores, seed=0)
     n = len(scores)
-    failed = sum(key.stage == STAGE for key, _ in store.failures(version))
+    failed = sum(int(key.sample) == 0 for key in failed_keys(store, version))
     tokens = sum(result.tokens for result in results) / n
     return Evaluation(version, n, failed, sum(scores) / n, low, high, tokens)

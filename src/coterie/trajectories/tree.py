@@ -9,8 +9,9 @@ from typing import Literal
 
 from coterie.trajectories.turn import Message, Request, Turn, digest
 
-End = Literal["agreed", "turn_limit", "runaway", "failed"]
-"""How a dialogue ended: agreement, no turns left, a turn without end, a recorded failure."""
+End = Literal["agreed", "answered", "turn_limit", "runaway", "failed"]
+"""How a dialogue ended: agreement, one answer where one is enough, no turns left, a turn without end,
+a recorded failure."""
 
 
 @dataclass(frozen=True, slots=True)

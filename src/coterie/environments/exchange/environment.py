@@ -3,8 +3,10 @@
 The recipe ``optima`` runs on it; `world` makes the tasks and `prompts` the words.
 """
 
+from dataclasses import replace
+
 from coterie.environments.answers import exact_match
-from coterie.environments.dialogue import GRADER, Split, gold_answer
+from coterie.environments.dialogue import GRADER, DialogueState, Split, gold_answer
 from coterie.environments.exchange.prompts import FORMAT_POOL, system_prompt
 from coterie.environments.exchange.world import (
     AGENTS,
@@ -15,7 +17,8 @@ from coterie.environments.exchange.world import (
 )
 from coterie.environments.extraction import marked_answer
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.turn import Part
+from coterie.trajectories.tree import End
+from coterie.trajectories.turn import Part, Turn
 
 FORMATS: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
 LEVELS = (1, 2, 2, 2)
@@ -44,11 +47,18 @@ class Exchange:
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """The agent's instructions, its own facts (which its partner may not see), the question."""
-        facts: dict[str, list[list[str]]] = task.public["facts"]  # type: ignore[assignment]
+        return self._told(task, agent, (agent,))
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """The same with the facts of both."""
+        return self._told(task, agent, self.agents)
+
+    def _told(self, task: Task, agent: str, holders: tuple[str, ...]) -> tuple[Part, ...]:
+        """An agent's prompt with the facts of ``holders``."""
+        dealt: dict[str, list[list[str]]] = task.public["facts"]  # type: ignore[assignment]
+        facts = [Fact(*fact) for holder in holders for fact in dealt[holder]]
         partner = next(name for name in self.agents if name != agent)
-        pieces = system_prompt(
-            agent, partner, str(task.public["question"]), [Fact(*fact) for fact in facts[agent]]
-        )
+        pieces = system_prompt(agent, partner, str(task.public["question"]), facts)
         return tuple(Part(text, audience=audience, source="task") for text, audience in pieces)
 
     def answer(self, text: str) -> str | None:
@@ -62,6 +72,40 @@ class Exchange:
     def score(self, task: Task, answer: str | None) -> float:
         """Exact match with the gold answer, 0 or 1."""
         return exact_match(answer, [gold_answer(task)])
+
+    def similarity(self, answer: str, other: str) -> float:
+        """Whether they are equal, 0 or 1."""
+        return exact_match(answer, [other])
+
+
+class ExchangeAlone(Exchange):
+    """One agent that holds all facts, beside a partner who holds none and whose answers don't count.
+
+    The ceiling of the world: the partner is there since the packaged model knows only dialogues of
+    two, whose first speaker may ask for what it holds itself. Over with the holder's first answer.
+    """
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """The world's own prompt: with all facts, or with none."""
+        return self._told(task, agent, self.agents if agent == self.agents[0] else ())
+
+    def heard(self, state: DialogueState, agent: str) -> tuple[Turn, ...]:
+        """All turns."""
+        return state.turns
+
+    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
+        """Ends with the first answer of the agent that holds the facts."""
+        newest = state.turns[-1]
+        mine = newest.speaker.name == self.agents[0]
+        answer = self.answer(newest.text) if mine else None
+        end: End | None = None
+        if cut:
+            end = "runaway"
+        elif answer is not None:
+            end = "answered"
+        elif len(state.turns) >= self.max_turns:
+            end = "turn_limit"
+        return replace(state, answer=answer, end=end)
 
 
 def as_task(task: ExchangeTask) -> Task:

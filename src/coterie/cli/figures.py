@@ -1,0 +1,141 @@
+"""What ``coterie evaluate BENCHMARK`` prints: a table, pages of plots, and one JSON object.
+
+With one dialogue a task, the last line printed is {"benchmark", "rows": [{"policy", "version",
+"method", "n", "failed", "score", "score_ci", "tokens"}]}; with more, rows are by their number k:
+{"policy", "version", "method", "k", "n", "failed", "coverage", "coverage_ci", "majority",
+"majority_ci", "tokens"}, the intervals at powers of two and at the last k, else null. For an
+endpoint there is also ``"usage"``.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coterie.evaluation.self_consistency import Estimate
+from coterie.reports.scaling import ScalingReport, write_scaling_page
+from coterie.runs.benchmark import BenchmarkSettings, Consistency
+from coterie.runs.held_out import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one policy came to."""
+
+    label: str
+    version: int
+    found: Evaluation | Consistency
+    store: Path
+    """Where its dialogues are; a page of plots is written beside it."""
+
+
+def show(
+    benchmark: str, told: BenchmarkSettings, figures: Sequence[Figures], usage: str | None
+) -> None:
+    """Print the table, where the pages are, and the JSON object as the last line."""
+    console = Console()
+    title = f"{benchmark}, held-out tasks"
+    title += "" if told.method == "dialogue" else f", {told.method}"
+    console.print(_curves(title, figures) if told.samples > 1 else _scores(title, figures))
+    for one in figures:
+        if isinstance(one.found, Consistency):
+            page = one.store.with_suffix(".html")
+            write_scaling_page(_report(benchmark, told, one, one.found), page)
+            console.print(f"{one.label}: plot in {page}", soft_wrap=True)
+    rows = [{"method": told.method, **row} for one in figures for row in _rows(one)]
+    result = {"benchmark": benchmark, "rows": rows}
+    print(json.dumps(result | ({} if usage is None else {"usage": usage})))
+
+
+def _rows(one: Figures) -> list[dict[str, Any]]:
+    found = one.found
+    common = {"policy": one.label, "version": one.version, "n": found.n, "failed": found.failed}
+    if isinstance(found, Evaluation):
+        score = {
+            "score": round(found.score, 4),
+            "score_ci": [round(found.low, 4), round(found.high, 4)],
+            "tokens": round(found.tokens, 2),
+        }
+        return [common | score]
+    return [
+        common
+        | {
+            "k": point.k,
+            "coverage": round(point.coverage.mean, 4),
+            "coverage_ci": _rounded(point.coverage),
+            "majority": round(point.majority.mean, 4),
+            "majority_ci": _rounded(point.majority),
+            "tokens": round(point.tokens, 2),
+        }
+        for point in found.points
+    ]
+
+
+def _rounded(estimate: Estimate) -> list[float] | None:
+    return estimate.interval and [round(end, 4) for end in estimate.interval]
+
+
+def _scores(title: str, figures: Sequence[Figures]) -> Table:
+    """One dialogue a task."""
+    table = _table(title, "score", "95% interval", "tokens", "n", "failed")
+    for one in figures:
+        assert isinstance(one.found, Evaluation)
+        found = one.found
+        table.add_row(
+            one.label,
+            f"{found.score:.3f}",
+            f"{found.low:.3f} to {found.high:.3f}",
+            f"{found.tokens:.1f}",
+            f"{found.n}",
+            f"{found.failed}",
+        )
+    return table
+
+
+def _curves(title: str, figures: Sequence[Figures]) -> Table:
+    """Several dialogues a task: coverage and majority, where there are intervals."""
+    names = ("k", "coverage", "95%", "majority", "95%", "tokens", "failed")
+    table = _table(f"{title}, {figures[0].found.n} with k dialogues each", *names)
+    for one in figures:
+        assert isinstance(one.found, Consistency)
+        for point in one.found.points:
+            if point.coverage.interval and point.majority.interval:
+                table.add_row(
+                    one.label,
+                    f"{point.k}",
+                    f"{point.coverage.mean:.3f}",
+                    "{:.3f}-{:.3f}".format(*point.coverage.interval),
+                    f"{point.majority.mean:.3f}",
+                    "{:.3f}-{:.3f}".format(*point.majority.interval),
+                    f"{point.tokens:.1f}",
+                    f"{one.found.failed}",
+                )
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, box=None)
+    table.add_column("policy")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _report(
+    benchmark: str, told: BenchmarkSettings, one: Figures, found: Consistency
+) -> ScalingReport:
+    """What the page of one policy shows."""
+    return ScalingReport(
+        benchmark=benchmark,
+        policy=one.label,
+        method=told.method,
+        metric=told.world(benchmark).metric,
+        temperature=told.temperature,
+        n=found.n,
+        failed=found.failed,
+        points=found.points,
+    )

@@ -1,0 +1,176 @@
+"""The baselines that agents who talk are compared with, over any environment and its metric.
+
+* ``cot``: chain of thought; one agent that holds what all agents hold answers in one message.
+* ``cot_sc``: several such answers and a majority (Wang et al. 2023, "Self-Consistency Improves
+  Chain of Thought Reasoning in Language Models"); the same environment, sampled several times.
+* ``mad``: multi-agent debate (Du et al. 2023, "Improving Factuality and Reasoning in Language
+  Models through Multiagent Debate").
+* ``autoform``: AutoForm (Chen et al. 2024, "Beyond Natural Language: LLMs Leveraging Alternative
+  Formats for Enhanced Reasoning and Communication").
+
+Prompts are our own.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from coterie.environments.dialogue import (
+    FORMAT_SOURCE,
+    DialogueEnvironment,
+    DialogueState,
+    Split,
+)
+from coterie.environments.exchange.environment import Exchange, ExchangeAlone
+from coterie.environments.votes import Vote
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import End
+from coterie.trajectories.turn import Part, Turn
+
+Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform"]
+"""How a benchmark's tasks are played: the benchmark's own dialogue, or a baseline."""
+ROUNDS = 2
+"""Messages of each agent of a debate (Du et al., section 3.1)."""
+
+
+def by_method(world: DialogueEnvironment, method: Method) -> DialogueEnvironment:
+    """The environment in which a benchmark's tasks are played by a method."""
+    if method == "dialogue":
+        return world
+    if method == "mad":
+        return MultiAgentDebate(world)
+    if method == "autoform":
+        return AutoForm(world)
+    return single_agent(world)
+
+
+def single_agent(world: DialogueEnvironment) -> DialogueEnvironment:
+    """The environment's tasks for one agent that holds everything: the ceiling of a dialogue."""
+    return ExchangeAlone(world.levels) if isinstance(world, Exchange) else SingleAgent(world)
+
+
+class Variant:
+    """The tasks, answers and scores of an environment, to be played in another way."""
+
+    def __init__(self, world: DialogueEnvironment) -> None:
+        self.world = world
+        self.name = world.name
+        self.agents: tuple[str, ...] = world.agents
+        self.max_turns = world.max_turns
+        self.metric = world.metric
+        self.formats: tuple[str, ...] = ()
+        self.format_agents: tuple[str, ...] = ()
+
+    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+        """As the environment's own."""
+        return self.world.tasks(split, count, seed, iteration)
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """As the environment's own, for an agent that works alone."""
+        return self.solo_parts(task, agent)
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """As the environment's own."""
+        return self.world.solo_parts(task, agent)
+
+    def answer(self, text: str) -> str | None:
+        """As the environment's own."""
+        return self.world.answer(text)
+
+    def same(self, first: str, second: str) -> bool:
+        """As the environment's own."""
+        return self.world.same(first, second)
+
+    def score(self, task: Task, answer: str | None) -> float:
+        """As the environment's own."""
+        return self.world.score(task, answer)
+
+    def similarity(self, answer: str, other: str) -> float:
+        """As the environment's own."""
+        return self.world.similarity(answer, other)
+
+
+class SingleAgent(Variant):
+    """One agent, one message: steps, then the answer."""
+
+    def __init__(self, world: DialogueEnvironment) -> None:
+        super().__init__(world)
+        self.agents = world.agents[:1]
+        self.max_turns = 1
+
+    def heard(self, state: DialogueState, agent: str) -> tuple[Turn, ...]:
+        """All turns."""
+        return state.turns
+
+    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
+        """Over after the one message."""
+        answer = self.answer(state.turns[-1].text)
+        end: End = "runaway" if cut else "turn_limit" if answer is None else "answered"
+        return replace(state, answer=answer, end=end)
+
+
+class MultiAgentDebate(Variant):
+    """Each agent holds everything and answers alone, then sees the others' answers and answers anew.
+
+    The last answers of the agents are voted on; if none has a majority, the first agent's group
+    among the largest wins. A message that was cut gives the answer that is in it, if any.
+    """
+
+    def __init__(self, world: DialogueEnvironment) -> None:
+        super().__init__(world)
+        self.max_turns = ROUNDS * len(self.agents)
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """How the debate goes, and the whole problem."""
+        return (Part(_DEBATE, source="task"), *self.solo_parts(task, agent))
+
+    def heard(self, state: DialogueState, agent: str) -> tuple[Turn, ...]:
+        """The rounds that are over: of each the agent's own message, then the others'."""
+        count = len(self.agents)
+        turns = state.turns[: len(state.turns) // count * count]
+        rounds = [turns[start : start + count] for start in range(0, len(turns), count)]
+        order = [sorted(one, key=lambda turn: turn.speaker.name != agent) for one in rounds]
+        return tuple(turn for one in order for turn in one)
+
+    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
+        """Over when all have spoken in each round."""
+        if len(state.turns) < self.max_turns:
+            return state
+        answers = {
+            turn.speaker.name: answer
+            for turn in state.turns
+            if (answer := self.answer(turn.text)) is not None
+        }
+        last = [answers.get(agent) for agent in self.agents]
+        winners = await asyncio.to_thread(self._voted, last)
+        if not winners:
+            return replace(state, end="turn_limit")
+        end: End = "agreed" if len(winners) == len(last) else "answered"
+        return replace(state, answer=last[winners[0]], end=end)
+
+    def _voted(self, answers: Sequence[str | None]) -> tuple[int, ...]:
+        """The agents whose answer wins. Comparing mathematics may take seconds."""
+        vote = Vote(self.similarity)
+        for place, answer in enumerate(answers):
+            vote.add(place, answer)
+        return vote.winners
+
+
+class AutoForm(Variant):
+    """The environment's own dialogue, in a format that the agents choose themselves."""
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """The request to choose a format, and the environment's own prompt."""
+        return (Part(_CHOOSE, source=FORMAT_SOURCE), *self.world.system_parts(task, agent))
+
+
+_DEBATE = (
+    "Several of you answer the same question. First answer by yourself. Then you see the others' "
+    "messages: hold them against your own steps, mend what was wrong, and answer again.\n"
+)
+_CHOOSE = (
+    "First choose the shortest form for what you have to say that is not plain sentences, such as "
+    "a table, key = value pairs, logic, code, or one of your own. Name it at the beginning of your "
+    "first message, then write in it alone; only the mark of the answer stays as it is.\n"
+)

@@ -1,0 +1,107 @@
+"""What more than one dialogue a task is worth: coverage and majority by number of dialogues.
+
+Self-consistency of several agents, as in Optima (arXiv 2410.08115, section 3.3): of the first k
+dialogues of each task,
+
+* *coverage* is the best score, as if somebody could tell which one is right;
+* *majority* is the score of the answer that most of them give;
+* *tokens* are those of all k.
+
+Each is a mean over tasks, for k = 1, 2, ..., K. How answers are grouped is in
+``environments.votes``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coterie.environments.votes import Similarity, Vote
+from coterie.evaluation.statistics import bootstrap_interval
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One dialogue of a task, as far as votes go."""
+
+    answer: str | None
+    """``None`` if it ended without one: it has no vote."""
+    score: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPoint:
+    """What the first k dialogues of one task come to."""
+
+    coverage: float
+    majority: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over tasks; its 95% bootstrap interval where it was computed."""
+
+    mean: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What k dialogues a task come to, over all tasks."""
+
+    k: int
+    coverage: Estimate
+    majority: Estimate
+    tokens: float
+
+
+def task_curve(draws: Sequence[Draw], similarity: Similarity) -> list[TaskPoint]:
+    """Points for k = 1 to ``len(draws)`` of one task.
+
+    The majority's score is the mean score of the dialogues whose answers are in the winning group;
+    0 as long as no dialogue has an answer.
+    """
+    vote = Vote(similarity)
+    points: list[TaskPoint] = []
+    best, tokens = 0.0, 0
+    for index, draw in enumerate(draws):
+        vote.add(index, draw.answer)
+        best, tokens = max(best, draw.score), tokens + draw.tokens
+        scores = [draws[winner].score for winner in vote.winners]
+        points.append(TaskPoint(best, sum(scores) / len(scores) if scores else 0.0, tokens))
+    return points
+
+
+def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list[Point]:
+    """Points for k = 1 to K over tasks that have K dialogues each, with intervals at :func:`marks`.
+
+    Raises ``ValueError`` if there are no tasks, or some have more dialogues than others.
+    """
+    sizes = {len(draws) for draws in tasks.values()}
+    if len(sizes) != 1:
+        raise ValueError(f"need tasks with equally many dialogues; got {sorted(sizes)}")
+    curves = [task_curve(draws, similarity) for draws in tasks.values()]
+    most = sizes.pop()
+    shown = set(marks(most))
+    return [
+        Point(
+            k,
+            _estimate([curve[k - 1].coverage for curve in curves], k in shown),
+            _estimate([curve[k - 1].majority for curve in curves], k in shown),
+            float(np.mean([curve[k - 1].tokens for curve in curves])),
+        )
+        for k in range(1, most + 1)
+    ]
+
+
+def marks(most: int) -> list[int]:
+    """The numbers of dialogues to show: powers of two up to ``most``, and ``most``."""
+    powers = [2**power for power in range(most.bit_length())]
+    return powers if powers[-1] == most else [*powers, most]
+
+
+def _estimate(values: list[float], with_interval: bool) -> Estimate:
+    interval = bootstrap_interval(values, seed=0) if with_interval else None
+    return Estimate(float(np.mean(values)), interval)

@@ -1,0 +1,187 @@
+"""Chain of thought, multi-agent debate and AutoForm: prompts, who hears what, ends, and the command."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from coterie.environments.baselines import (
+    AutoForm,
+    Method,
+    MultiAgentDebate,
+    SingleAgent,
+    by_method,
+    single_agent,
+)
+from coterie.environments.dialogue import (
+    DialogueEnvironment,
+    DialogueState,
+    gold_answer,
+    messages,
+    next_agent,
+    step,
+)
+from coterie.environments.exchange.environment import Exchange
+from coterie.environments.registry import NAMES, DataSettings, environment
+from coterie.trajectories.task import Task
+from coterie.trajectories.turn import Part, Speaker, make_turn
+from tests.conftest import Cli
+
+SAMPLE = DataSettings(source="sample")
+
+
+def world(name: str) -> DialogueEnvironment:
+    return environment(name, SAMPLE)
+
+
+def prompt(played: DialogueEnvironment, task: Task, agent: str) -> str:
+    """The system prompt of an agent, all of which it may see."""
+    parts = played.system_parts(task, agent)
+    assert all(part.visible_to(agent) for part in parts)
+    return "".join(part.text for part in parts)
+
+
+def talk(played: DialogueEnvironment, said: Sequence[str], cut: bool = False) -> DialogueState:
+    """The state after these messages; each is checked to be asked for."""
+
+    async def play() -> DialogueState:
+        state = DialogueState(played.tasks("heldout", 1, 0)[0], None)
+        for draw, text in enumerate(said):
+            assert state.end is None
+            speaker = Speaker("agent", next_agent(played, state))
+            turn = make_turn(
+                state.turns[-1].id if state.turns else "", speaker, [Part(text)], draw=draw
+            )
+            state = await step(played, state, turn, cut=cut)
+        return state
+
+    return asyncio.run(play())
+
+
+def heard(played: DialogueEnvironment, said: Sequence[str], agent: str) -> list[tuple[str, str]]:
+    """Role and text of what an agent is shown after these messages, besides its system prompt."""
+    state = talk(played, said)
+    texts = {turn.id: turn.text for turn in state.turns}
+    return [(m.role, texts[m.turn]) for m in messages(played, state, agent) if m.turn]
+
+
+def test_a_single_agent_holds_every_note_once_and_not_the_answer() -> None:
+    alone = single_agent(world("hotpot_qa"))
+    for task in alone.tasks("heldout", 48, 0):
+        notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
+        text = prompt(alone, task, "Alice")
+        assert all(text.count(f"- {note}\n") == 1 for held in notes.values() for note in held)
+        assert str(task.public["question"]) in text
+        assert "<A>answer</A>" in text and "step by step" in text
+        assert not any(part.source.startswith("secret:") for part in alone.solo_parts(task, ""))
+
+
+def test_a_single_agent_of_a_problem_is_told_its_mark() -> None:
+    alone = single_agent(world("gsm8k"))
+    (task,) = alone.tasks("heldout", 1, 0)
+    assert r"\boxed{number}" in prompt(alone, task, "Alice")
+    assert "notes" not in prompt(alone, task, "Alice")
+
+
+def test_chain_of_thought_is_one_message() -> None:
+    alone = SingleAgent(world("gsm8k"))
+    state = talk(alone, [r"2 + 3 = 5, so \boxed{5}"])
+    assert (state.answer, state.end) == ("5", "answered")
+    assert talk(alone, ["I give up"]).end == "turn_limit"
+    assert talk(alone, [r"\boxed{5} and on and on"], cut=True).end == "runaway"
+
+
+def test_alone_in_the_micro_world_means_all_facts_in_one_hand_and_its_own_prompt() -> None:
+    alone, own = single_agent(Exchange()), Exchange()
+    for task in alone.tasks("heldout", 20, 0):
+        facts: dict[str, list[list[str]]] = task.public["facts"]  # type: ignore[assignment]
+        first, second = (prompt(alone, task, agent).splitlines() for agent in alone.agents)
+        dealt = [f"- {s} {r}: {v}" for agent in own.agents for s, r, v in facts[agent]]
+        *head, question = (prompt(own, task, "Alice").splitlines()[i] for i in (0, 1, -1))
+        assert first == [*head, *dealt, question]
+        head = prompt(own, task, "Bob").splitlines()[:2]
+        assert second == [*head, question]
+
+
+def test_in_the_micro_world_only_the_holder_of_the_facts_answers() -> None:
+    alone = single_agent(Exchange())
+    state = talk(alone, ["Mia pet > ?", "<A>cat</A>"])
+    assert (state.answer, state.end) == (None, None)
+    state = talk(alone, ["Mia pet > ?", "<A>cat</A>", "Mia pet > dog; <A>dog</A>"])
+    assert (state.answer, state.end) == ("dog", "answered")
+    assert talk(alone, ["Mia pet > ?"] * 8).end == "turn_limit"
+
+
+def test_in_a_debate_the_first_answers_are_given_alone() -> None:
+    debate = MultiAgentDebate(world("gsm8k"))
+    one, two, three = r"a \boxed{1}", r"b \boxed{2}", r"c \boxed{2}"
+    assert heard(debate, [one], "Bob") == []
+    assert heard(debate, [one, two], "Alice") == [("assistant", one), ("user", two)]
+    assert heard(debate, [one, two, three], "Bob") == [("assistant", two), ("user", one)]
+
+
+@pytest.mark.parametrize(
+    "said, answer, end",
+    [((r"\boxed{1}", r"\boxed{2}", r"\boxed{2}", r"\boxed{2.0}"), "2", "agreed"),
+     ((r"\boxed{1}", r"\boxed{2}", r"\boxed{3}", r"\boxed{2}"), "3", "answered"),
+     ((r"\boxed{1}", "none", "none", "none"), "1", "answered"),
+     (("none", "none", "none", "none"), None, "turn_limit")],
+)  # fmt: skip
+def test_a_debate_ends_after_two_rounds_with_a_vote(
+    said: Sequence[str], answer: str | None, end: str
+) -> None:
+    state = talk(MultiAgentDebate(world("gsm8k")), said)
+    assert (state.answer, state.end) == (answer, end)
+
+
+def test_three_agents_of_a_debate_outvote_the_first() -> None:
+    base = world("gsm8k")
+    base.agents = ("Alice", "Bob", "Carol")
+    said = ["a", "b", "c", r"\boxed{1}", r"\boxed{2}", r"\boxed{2.0}"]
+    debate = MultiAgentDebate(base)
+    assert talk(debate, said).answer == "2"
+    order = heard(debate, said[:3], "Bob")
+    assert order == [("assistant", "b"), ("user", "a"), ("user", "c")]
+
+
+def test_all_agents_choose_a_format_of_their_own() -> None:
+    for name in NAMES:
+        own, choosing = world(name), AutoForm(world(name))
+        (task,) = own.tasks("heldout", 1, 0)
+        for agent in own.agents:
+            asked, *rest = choosing.system_parts(task, agent)
+            assert "choose the shortest form" in asked.text
+            assert tuple(rest) == own.system_parts(task, agent)
+
+
+@pytest.mark.parametrize("method", ["cot", "cot_sc", "mad", "autoform"])
+@pytest.mark.parametrize("name", NAMES)
+def test_tasks_scores_and_marks_are_the_benchmarks_own(name: str, method: Method) -> None:
+    own = world(name)
+    played = by_method(own, method)
+    tasks = played.tasks("heldout", 3, 0)
+    assert [task.id for task in tasks] == [task.id for task in own.tasks("heldout", 3, 0)]
+    for task in tasks:
+        assert played.score(task, gold_answer(task)) == 1
+        assert played.score(task, None) == 0
+    for text in (r"so \boxed{7}", "so <A>seven</A>", "so"):
+        assert played.answer(text) == own.answer(text)
+
+
+@pytest.mark.parametrize(
+    "method, ks", [("cot", []), ("cot_sc", [1, 2, 3]), ("mad", []), ("autoform", [])]
+)
+def test_the_command_plays_every_method(cli: Cli, method: str, ks: list[int]) -> None:
+    words = ["policy=tiny-exchange", "tasks=3", "max_tokens=64", "engine.device=cpu"]
+    said = cli("evaluate", "exchange", *words, f"method={method}", *(["samples=3"] if ks else []))
+    assert said.code == 0, said.err
+    rows = json.loads(said.out.splitlines()[-1])["rows"]
+    assert [row.get("k") for row in rows] == (ks or [None])
+    assert all(row["method"] == method and row["n"] == 3 and row["tokens"] > 0 for row in rows)
+
+
+def test_a_method_of_no_kind_is_refused(cli: Cli) -> None:
+    said = cli("evaluate", "exchange", "policy=tiny-exchange", "method=cott")
+    assert said.code == 2
+    assert "'cot'" in said.err

@@ -1,0 +1,176 @@
+"""Coverage and majority by number of dialogues: by hand, on a plot, and from the command line."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.environments.answers import exact_match, f1
+from coterie.environments.dialogue import DialogueEnvironment
+from coterie.environments.registry import DataSettings, environment
+from coterie.environments.votes import Vote
+from coterie.evaluation.self_consistency import Draw, Estimate, Point, marks, scaling, task_curve
+from coterie.reports.scaling import ScalingReport, scaling_charts, write_scaling_page
+from tests.conftest import Cli, Said
+from tests.test_report_page import HOSTILE, Page
+
+TEN = "a1 b2 c3 d4 e5 f6 g7 h8 i9 j10"
+
+
+def words(count: int) -> str:
+    """The first words of TEN."""
+    return " ".join(TEN.split()[:count])
+
+
+def equal(answer: str, other: str) -> float:
+    return exact_match(answer, [other])
+
+
+def by_f1(answer: str, other: str) -> float:
+    return f1(answer, [other])
+
+
+def test_by_hand_with_equal_answers() -> None:
+    draws = [
+        Draw("cat", 0.0, 10),
+        Draw(None, 0.0, 5),
+        Draw("Dog", 1.0, 7),
+        Draw("the dog", 1.0, 8),
+        Draw("Cat", 0.0, 1),
+    ]
+    points = task_curve(draws, equal)
+    assert [point.coverage for point in points] == [0, 0, 1, 1, 1]
+    assert [point.majority for point in points] == [0, 0, 0, 1, 0]  # ties go to the cat
+    assert [point.tokens for point in points] == [10, 15, 22, 30, 31]
+
+
+def test_by_hand_with_f1() -> None:
+    """18/19 and 16/17 are near enough, 16/18 is not: the third joins by the second, not the first."""
+    assert by_f1(words(10), words(8)) == pytest.approx(16 / 18)
+    draws = [
+        Draw(words(10), 1.0, 1),
+        Draw("something else", 0.0, 1),
+        Draw(words(9), 18 / 19, 1),
+        Draw(words(8), 16 / 18, 1),
+    ]
+    majority = [point.majority for point in task_curve(draws, by_f1)]
+    assert majority == pytest.approx([1, 1, (1 + 18 / 19) / 2, (1 + 18 / 19 + 16 / 18) / 3])
+    vote = Vote(by_f1)
+    for voter, draw in enumerate([draws[0], draws[3]]):  # without the one between them
+        vote.add(voter, draw.answer)
+    assert vote.winners == (0,)
+
+
+def test_without_any_answer_a_majority_scores_nothing() -> None:
+    points = task_curve([Draw(None, 0.0, 4)] * 3, equal)
+    assert {point.majority for point in points} == {0.0}
+    assert [point.tokens for point in points] == [4, 8, 12]
+
+
+def test_means_over_tasks_with_intervals_at_powers_of_two_and_the_last() -> None:
+    right, wrong = Draw("a", 1.0, 2), Draw("b", 0.0, 4)
+    points = scaling({"t": [wrong, right, right], "u": [right, wrong, wrong]}, equal)
+    assert [point.coverage.mean for point in points] == [0.5, 1, 1]
+    assert [point.majority.mean for point in points] == [0.5, 0.5, 0.5]
+    assert [point.tokens for point in points] == [3, 6, 9]
+    assert points[0].coverage.interval == (0, 1) and points[1].coverage.interval == (1, 1)
+    assert [marks(most) for most in (1, 3, 8, 50)] == [
+        [1], [1, 2, 3], [1, 2, 4, 8], [1, 2, 4, 8, 16, 32, 50],
+    ]  # fmt: skip
+    more = scaling({"t": [right] * 6}, equal)
+    assert [point.coverage.interval is None for point in more] == [False, False, True, False, True, False]  # fmt: skip
+    with pytest.raises(ValueError, match="equally many"):
+        scaling({"t": [right], "u": [right, right]}, equal)
+
+
+@pytest.mark.parametrize(
+    "name, answer, other, alike",
+    [("exchange", "Cat", "cat", 1), ("exchange", "cat", "cats", 0),
+     ("gsm8k", "1,000", "1000.0", 1), ("gsm8k", "10", "11", 0),
+     ("gsm8k", "many", "few", 0), ("gsm8k", "many", "many", 1),
+     ("hotpot_qa", "New York City", "New York", 0.8), ("hotpot_qa", "York", "the York", 1)],
+)  # fmt: skip
+def test_each_benchmark_says_when_answers_are_alike(
+    name: str, answer: str, other: str, alike: float
+) -> None:
+    world: DialogueEnvironment = environment(name, DataSettings(source="sample"))
+    assert world.similarity(answer, other) == world.similarity(other, answer)
+    assert world.similarity(answer, other) == pytest.approx(alike)
+
+
+def report(most: int, policy: str = "runs/mine 2") -> ScalingReport:
+    """Made-up points that rise."""
+    shown = marks(most)
+
+    def estimate(k: int, mean: float) -> Estimate:
+        return Estimate(mean, (mean - 0.05, mean + 0.05) if k in shown else None)
+
+    points = tuple(
+        Point(k, estimate(k, 0.9 - 0.4 / k), estimate(k, 0.7 - 0.2 / k), 35.5 * k)
+        for k in range(1, most + 1)
+    )
+    return ScalingReport("exchange", policy, "dialogue", "exact match", 0.5, 100, 3, points)
+
+
+@pytest.mark.parametrize("most", [2, 50])
+def test_the_plot_has_a_dot_with_its_band_for_each_doubling(most: int) -> None:
+    by_number, by_tokens = scaling_charts(report(most))
+    frame = by_number.frame
+    for chart in (by_number, by_tokens):
+        assert [series.name for series in chart.series] == ["coverage", "majority"]
+        for series in chart.series:
+            assert len(series.dots) == len(marks(most))
+            assert series.path.count("L") == most - 1
+            assert series.band.count("L") == 2 * len(marks(most)) - 1
+            for dot in series.dots:
+                assert frame.left < dot.x < frame.width - frame.right
+                assert frame.top < dot.y < frame.height - frame.bottom
+    steps = [dot.x for dot in by_number.series[0].dots][:6]
+    widths = [b - a for a, b in pairwise(steps)]
+    assert widths == pytest.approx([widths[0]] * len(widths), abs=0.21)
+
+
+def test_the_page_is_well_formed_and_nothing_in_it_runs(tmp_path: Path) -> None:
+    write_scaling_page(report(50, HOSTILE), tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text("utf-8")
+    page = Page(html)
+    assert page.open == []
+    assert page.tags["svg"] == 2 and page.tags["script"] == 0 and page.tags["img"] == 0
+    assert page.tags["circle"] == 2 * 2 * len(marks(50))
+    assert HOSTILE in page.text["h1"][0]
+    assert "http" not in html.replace("http-equiv", "")
+    assert page.text["td"][-1] == "1,775.0"
+
+
+def rows(said: Said) -> list[dict[str, Any]]:
+    assert said.code == 0, said.err
+    found: list[dict[str, Any]] = json.loads(said.out.splitlines()[-1])["rows"]
+    return found
+
+
+def test_more_samples_go_on_from_fewer_and_the_plot_is_beside_the_store(cli: Cli) -> None:
+    command = ("evaluate", "exchange", "policy=tiny-exchange", "tasks=6", "temperature=0.7",
+               "engine.device=cpu", "max_tokens=96")  # fmt: skip
+    first = rows(cli(*command, "samples=2"))
+    said = cli(*command, "samples=5")
+    more = rows(said)
+    assert [row["k"] for row in more] == [1, 2, 3, 4, 5]
+    assert "18/18" in said.err  # the rest only: 6 tasks, 3 new samples
+    for one, other in zip(first, more, strict=False):
+        assert one == other
+    assert all(row["majority"] <= row["coverage"] for row in more)
+    assert [row["coverage"] for row in more] == sorted(row["coverage"] for row in more)
+    assert more[0]["coverage"] == more[0]["majority"]
+    (store,) = Path("runs/evaluations").glob("*.sqlite")
+    assert str(store.with_suffix(".html")) in said.out
+    assert store.with_suffix(".html").read_text().count("<svg") == 2
+    (single,) = rows(cli(*command))  # the first sample of each task, which is there
+    assert (single["score"], single["tokens"]) == (more[0]["coverage"], more[0]["tokens"])
+
+
+def test_equal_dialogues_are_not_sampled_twice(cli: Cli) -> None:
+    said = cli("evaluate", "exchange", "policy=tiny-exchange", "samples=4")
+    assert said.code == 2
+    assert "temperature=0.5" in said.err
