@@ -81,13 +81,7 @@ def plan(settings: OptimaSettings) -> Plan:
     check_disjoint(train, heldout)
     renderer, context = load_renderer(settings.model)
     longest = _longest_prompt(world, renderer, train + heldout)
-    check_context(context, longest + settings.rollout.max_tokens, settings.model)
-    if settings.train.max_length > context:
-        raise UserError(
-            f"train.max_length={settings.train.max_length} is more than the model's context of "
-            f"{context} tokens",
-            f"use train.max_length={context} or less",
-        )
+    _check_lengths(settings, longest, context)
     weights = weights_of(settings.model)
     memory = weights * BYTES_PER_WEIGHT[settings.train.method]
     _check_memory(memory, settings)
@@ -161,6 +155,16 @@ def _longest_prompt(world: DialogueEnvironment, renderer: ChatRenderer, tasks: l
             tree = Tree(task.id, "plan", 0)
             lengths.append(len(renderer.render(shown, tree, agent)))
     return max(lengths)
+
+
+def _check_lengths(settings: OptimaSettings, longest_prompt: int, context: int) -> None:
+    check_context(context, longest_prompt + settings.rollout.max_tokens, settings.model)
+    if settings.train.max_length > context:
+        raise UserError(
+            f"train.max_length={settings.train.max_length} is more than the model's context of "
+            f"{context} tokens",
+            f"use train.max_length={context} or less",
+        )
 
 
 def _check_memory(needed: int, settings: OptimaSettings) -> None:
