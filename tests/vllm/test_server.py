@@ -43,6 +43,13 @@ def test_behaviour_logprobs_are_those_of_the_same_model_in_process(
             assert apart(said.logprobs, behaviour(model, prompt, said, sampling)) < TOLERANCE
 
 
+@pytest.mark.usefixtures("pool")
+def test_the_model_runs_in_the_engine_process_and_none_spins_beside_it() -> None:
+    running = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    assert any("EngineCore" in words for words in running)
+    assert not any("VLLM::Worker" in words for words in running)
+
+
 def test_a_greedy_completion_is_that_of_the_model_in_process_and_certain(
     runner: asyncio.Runner, pool: ServerPool, model: LoadedModel
 ) -> None:

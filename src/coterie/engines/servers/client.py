@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from coterie.engines.limits import retry_after
 from coterie.engines.protocol import Completion, Sampling
 from coterie.engines.sequence import Decode, ending
+from coterie.engines.servers.connections import Connections
 from coterie.engines.servers.faults import FinalFault, TransientFault
 from coterie.engines.servers.wire import (
     CacheReset,
@@ -61,7 +62,7 @@ class ServerClient:
         self._http = httpx.AsyncClient(
             base_url=self.url,
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEPT_SECONDS),
+            transport=Connections(KEPT_SECONDS),
             trust_env=False,
         )
 

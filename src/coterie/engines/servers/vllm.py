@@ -41,6 +41,13 @@ FIXED: dict[str, Value] = {
 WITHOUT_DEVICES: dict[str, Value] = {"enable-chunked-prefill": False}
 """On CPU vLLM 0.32 dies ("CPU Generator does not use offset") when it reads a seeded request's prompt in
 two chunks, so prompts are read whole there."""
+IN_ITS_PROCESS: dict[str, Value] = {"distributed-executor-backend": "uni"}
+"""On CPU vLLM 0.32 has the model in a child of its engine process, which spins while it waits for each step and
+leaves its thread that takes in new requests hardly any time with Python's lock: 10 a second on two busy cores, each
+sampled by itself. In one process nothing spins."""
+IN_ITS_PROCESS_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""Without this the choice is not taken on CPU; ``vllm serve`` does nothing else with it."""
+THREADS = "OMP_NUM_THREADS"
 
 
 class VLLMSettings(PoolSettings):
@@ -139,6 +146,7 @@ class VLLMBackend:
         self._settings = settings
         self._devices = devices
         self._interpreter = interpreter(settings.python)
+        self._in_one_process = not devices and settings.tensor_parallel_size == 1
 
     def command(self, model: str, name: str, port: int) -> Sequence[str]:
         """The command line."""
@@ -154,6 +162,8 @@ class VLLMBackend:
         }
         if not self._devices:
             options |= WITHOUT_DEVICES
+        if self._in_one_process:
+            options |= IN_ITS_PROCESS
         if rank := self._settings.lora_rank:
             room = next(size for size in LORA_RANKS if size >= rank)
             options |= {"enable-lora": True, "max-lora-rank": room}
@@ -169,12 +179,15 @@ class VLLMBackend:
         return words
 
     def environment(self, index: int) -> Mapping[str, str]:
-        """Its devices; routes to load weights and adapters (it listens on this machine only)."""
+        """Its devices or threads; routes to load weights and adapters (it listens on this machine only)."""
         found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if self._settings.lora_rank:
             found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if self._devices:
             found[DEVICES] = self._devices[index]
+        if self._in_one_process:
+            found |= IN_ITS_PROCESS_ENVIRONMENT
+            found[THREADS] = os.environ.get(THREADS) or str(threads(self._settings.servers))
         return found
 
     async def reload(self, client: ServerClient, path: str, version: str) -> None:
@@ -225,6 +238,11 @@ def dashed(name: str) -> str:
 def interpreter(python: str | None) -> str:
     """The interpreter to run vLLM with."""
     return sys.executable if python is None else str(Path(python).expanduser().absolute())
+
+
+def threads(servers: int) -> int:
+    """Threads of each of ``servers`` on CPU: one core is left to whoever asks them."""
+    return max(1, (torch.get_num_threads() - 1) // servers)
 
 
 def visible_devices() -> list[str]:
