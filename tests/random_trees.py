@@ -4,7 +4,7 @@ import random
 
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Outcome, Tree, merge
+from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import (
     Message,
     Part,
@@ -43,7 +43,14 @@ def episodes(seed: int, task: str, samples: int = 3) -> list[Tree]:
 
 def whole(seed: int, task: str, samples: int = 3) -> Tree:
     """The tree of all samples, merged in order."""
-    return merge(episodes(seed, task, samples))
+    first, *rest = episodes(seed, task, samples)
+    for tree in rest:
+        first.requests |= tree.requests
+        for turn in tree.turns.values():
+            first.add(turn)
+        for outcome in tree.outcomes.values():
+            first.end(outcome)
+    return first
 
 
 def key(task: str, sample: int = 0) -> ItemKey:

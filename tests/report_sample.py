@@ -5,9 +5,10 @@ import re
 
 from coterie.reports.data import (
     AgentFacts,
-    Claim,
+    Conduct,
     Counts,
     DialogueView,
+    Ending,
     Example,
     Failure,
     IterationPoint,
@@ -16,8 +17,11 @@ from coterie.reports.data import (
     RewardSample,
     RunReport,
     Setting,
+    Sibling,
     StageTime,
+    TaskTree,
     TokenPiece,
+    TreeTurn,
     TurnView,
 )
 
@@ -42,14 +46,15 @@ def sample_report(iterations: int = 4, samples: int = 800, failures: bool = True
         planned=4,
         counts=Counts(200, samples * iterations, 214 * iterations, 9_551 * iterations),
         settings=_settings(),
-        claims=_claims(tested=iterations > 0),
         iterations=tuple(
             IterationPoint(i, SCORES[i], SCORES[i] - 0.04, SCORES[i] + 0.035, TOKENS[i], 500)
             for i in (0, *done)
         ),
         rewards=tuple(means for i in done for means in _rewards(i)),
+        conduct=tuple(Conduct(i, samples - i, 3 * i, 5, 1_204 + i, i) for i in done),
         samples=tuple(points),
         examples=tuple(examples()),
+        trees=(task_tree(),),
         failures=_failures() if failures else (),
         timings=tuple(times),
     )
@@ -148,6 +153,23 @@ def examples() -> list[Example]:
     ]
 
 
+def task_tree(text: str = "Nora friend > Omar; Omar pet > ?") -> TaskTree:
+    """Two ways to begin; the first parts again after two turns, and its ends make a pair too."""
+    right, wrong = Ending("agreed", "tortoise", 1.0), Ending("turn_limit", None, 0.0)
+    ends = (
+        TreeTurn(1, "Alice", "<A>tortoise</A>", 0.9, 2, (Sibling(2, 1.15),), (), right),
+        TreeTurn(2, "Alice", "Is it?", -0.25, 1, (), (Sibling(1, 1.15),), wrong),
+    )
+    bob = TreeTurn(1, "Bob", "Omar pet > tortoise; <A>tortoise</A>", 0.52, 3, children=ends)
+    guess = TreeTurn(1, "Bob", "As you say.", None, 0)
+    first = (
+        TreeTurn(1, "Alice", text, 0.52, 3, (Sibling(2, 0.3),), children=(bob,)),
+        TreeTurn(2, "Alice", "It is cocoa.", 0.22, 1, (), (Sibling(1, 0.3),), children=(guess,)),
+    )
+    question, agents = "What is the pet of the friend of Nora?", ("Alice", "Bob")
+    return TaskTree(2, "train-2-L2-5", question, ("tortoise",), agents, 0.445, 4, 2, first)
+
+
 def _samples(iteration: int, count: int) -> list[RewardSample]:
     rng = random.Random(iteration)
     points = []
@@ -173,12 +195,6 @@ def _rewards(iteration: int) -> list[RewardMeans]:
         total = sum(part.mean for part in parts)
         rows.append(RewardMeans(iteration, over, parts, total))  # type: ignore[arg-type]
     return rows
-
-
-def _claims(tested: bool) -> tuple[Claim, ...]:
-    text = "iSFT needs at most half the tokens of the policy before training, at no lower score."
-    must = "score effect above −0.02 with p < 0.05, tokens ratio at most 0.5"
-    return (Claim(text, must, True, 0.32, 0.0001) if tested else Claim(text, must),)
 
 
 def _settings() -> tuple[Setting, ...]:

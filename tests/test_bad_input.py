@@ -8,7 +8,10 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+import torch
 
+from coterie.models import loading
+from coterie.recipes import plan as plan_of_run
 from coterie.runs import folder as run_folder
 from tests.conftest import SMALL, Cli
 
@@ -53,6 +56,35 @@ def test_a_tokenizer_without_a_chat_template(cli: Cli, tmp_path: Path) -> None:
     values.pop("chat_template", None)
     config.write_text(json.dumps(values))
     assert "chat template" in refused(cli, "run", "optima/isft", "model=mute")
+
+
+def test_more_memory_than_there_is(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_of_run, "free_memory", lambda device: 2**20)
+    said = refused(cli, "run", "optima/isft", "engine.device=cpu")
+    assert "0.0 GiB are free on cpu" in said and "train.method=lora" in said
+
+
+def test_more_memory_than_the_gpu_has(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**24 * device.index, 2**33))
+    assert "free on cuda:1" in refused(cli, "run", "optima/isft", "engine.device=cuda:1")
+    assert "no device cuda:2" in refused(cli, "run", "optima/isft", "engine.device=cuda:2")
+
+
+def test_a_plan_reads_no_weights(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*words: object, **more: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", read)
+    said = cli("run", "optima/isft", "--dry-run")
+    assert said.code == 0 and "1,987,392 weights" in said.err
+
+
+def test_weights_that_were_cut_off_are_refused_before_the_start(cli: Cli, tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "cut")
+    weights = tmp_path / "cut/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert "model.safetensors can't be read" in refused(cli, "run", "optima/isft", "model=cut")
 
 
 def test_a_context_longer_than_the_models(cli: Cli) -> None:

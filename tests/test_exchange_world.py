@@ -13,7 +13,6 @@ from coterie.environments.exchange.styles import GUESS, STYLES, WITHOUT_HINT
 from coterie.environments.exchange.world import (
     AGENTS,
     MAX_TURNS,
-    assert_disjoint,
     canonical_key,
     generate_tasks,
     split_of,
@@ -42,15 +41,8 @@ def test_splits_are_disjoint_by_construction():
     splits = {name: generate_tasks(name, 600, 1) for name in ("train", "heldout", "corpus")}
     for name, tasks in splits.items():
         assert {split_of(task) for task in tasks} == {name}
-    assert_disjoint(splits["train"], splits["heldout"])
-    assert_disjoint(splits["train"], splits["corpus"])
-    assert_disjoint(splits["heldout"], splits["corpus"])
-
-
-def test_a_shared_key_is_reported_with_an_example():
-    tasks = generate_tasks("train", 4, 0)
-    with pytest.raises(ValueError, match=re.escape(canonical_key(tasks[0]))):
-        assert_disjoint(tasks[:1], tasks)
+    keys = [{canonical_key(task) for task in tasks} for tasks in splits.values()]
+    assert len(set().union(*keys)) == sum(map(len, keys))
 
 
 def test_unknown_splits_and_levels_are_refused():

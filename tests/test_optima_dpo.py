@@ -13,9 +13,13 @@ from coterie.recipes.optima_dpo import OptimaDPO
 from coterie.recipes.optima_settings import OptimaDPOSettings
 from coterie.recipes.optima_trees import Growing, rollouts
 from coterie.recipes.registry import recipe, settings
+from coterie.reports.data import TreeTurn
+from coterie.reports.optima import run_report
 from coterie.rollout.search import node_values
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Turn
 from tests.conftest import SMALL, Cli
 
 WORDS = (
@@ -98,6 +102,44 @@ def test_training_moves_the_policy_and_starts_from_the_last_one(run: Run) -> Non
     assert run.metrics(Step(1, "train"))["weights"] != run.metrics(Step(0, "train"))["weights"]
     assert (run.training_folder(1) / "reference/reference.safetensors").is_file()
     assert run.metrics(Step(2, "evaluate"))["n"] == 4
+
+
+def test_the_report_shows_the_dialogues_and_the_turns_that_were_chosen(run: Run) -> None:
+    own = opened()
+    report = run_report(own, run)
+    pairs = [s for _, s in run.store.selections(1, "select")]
+    through = sum(
+        any(turn.id in {pair.leaf for pair in pairs} for turn in path)
+        for tree in run.store.trees(1, "rollout")
+        for _, path in tree.trajectories()
+    )
+    assert sum(point.selected for point in report.samples if point.iteration == 1) == through > 0
+    assert sum(p.selected for p in report.samples if p.iteration == 0) == 4, "one a task, by SFT"
+    assert sum(tree.pairs for tree in report.trees) == len(pairs)
+    for tree in report.trees:
+        turns = list(everything(tree.turns))
+        sides = [side for turn in turns for side in turn.chosen_over]
+        assert len(sides) == sum(len(turn.rejected_for) for turn in turns) == tree.pairs
+        assert all(side.difference > 0 for side in sides)
+        record = run.store.tree(1, "rollout", tree.task)
+        assert [turn.text for turn in turns] == [t.text.strip() for t in depth_first(record)]
+        assert {turn.ending.score for turn in turns if turn.ending} == {
+            outcome.score for outcome in record.outcomes.values()
+        }
+    assert [row.iteration for row in report.conduct] == [0, 1]
+    assert report.conduct[0].dialogues == 8
+
+
+def everything(turns: tuple[TreeTurn, ...]) -> Iterator[TreeTurn]:
+    for turn in turns:
+        yield turn
+        yield from everything(turn.children)
+
+
+def depth_first(tree: Tree, node: str | None = None) -> Iterator[Turn]:
+    for turn in tree.children(node or tree.root):
+        yield turn
+        yield from depth_first(tree, turn.id)
 
 
 class Interrupt(Exception):

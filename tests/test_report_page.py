@@ -12,9 +12,9 @@ from html.parser import HTMLParser
 import pytest
 
 from coterie.reports.data import Failure, RewardSample, Setting, subsample
-from coterie.reports.format import duration, number, p_value, signed
+from coterie.reports.format import duration, number, signed
 from coterie.reports.page import write_page
-from tests.report_sample import dialogue, empty_report, examples, sample_report
+from tests.report_sample import dialogue, empty_report, examples, sample_report, task_tree
 
 HOSTILE = "</p></script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 VOID = {"meta", "link", "img", "br", "input", "hr"}
@@ -64,6 +64,7 @@ def hostile_report():
         title=HOSTILE,
         metric=HOSTILE,
         examples=(example, example),
+        trees=(dataclasses.replace(task_tree(HOSTILE), question=HOSTILE, task=HOSTILE),),
         failures=(Failure(1, HOSTILE, HOSTILE, 1, HOSTILE),),
         settings=(Setting(HOSTILE, HOSTILE),),
     )
@@ -111,11 +112,10 @@ def test_a_run_that_has_only_begun_says_so_in_every_section(tmp_path):
         assert text in said
 
 
-def test_a_run_before_training_shows_one_number_and_claims_no_change(tmp_path):
+def test_a_run_before_training_shows_one_number_and_no_change(tmp_path):
     html = render(sample_report(0), tmp_path)
     assert "0.612" in html
     assert "before training" in html
-    assert "not tested" in html
     assert 'class="before"' not in html
 
 
@@ -126,6 +126,24 @@ def test_marks_are_exactly_the_trained_tokens(tmp_path):
     page = Page(render(report, tmp_path))
     assert page.text["mark"][0] == "Marked"  # the legend
     assert page.text["mark"][1:] == [piece.text for piece in pieces if piece.trained]
+
+
+def test_a_tree_is_an_outline_with_values_pairs_and_ends(tmp_path):
+    page = Page(render(sample_report(), tmp_path))
+    assert page.open == []
+    said = " ".join(" ".join(" ".join(page.text[tag]) for tag in ("span", "p", "b")).split())
+    for text in ("value −0.25, 1 dialogue", "value 0.90, 2 dialogues", "no value, 0 dialogues",
+                 "4 dialogues, mean reward 0.45, 2 pairs",
+                 "(turn limit)", "As you say."):  # fmt: skip
+        assert text in said, text
+    assert page.text["h2"].count("A tree of dialogues") == 1
+    assert "A tree of dialogues" not in render(empty_report(), tmp_path)
+
+
+def test_what_was_penalised_is_counted_by_iteration(tmp_path):
+    page = Page(render(sample_report(iterations=2, samples=800), tmp_path))
+    cells = " ".join(page.text["td"])
+    assert "799 3 5 1,205 1 798 6 5 1,206 2" in cells
 
 
 def test_what_models_and_people_wrote_is_only_text(tmp_path):
@@ -166,7 +184,6 @@ def test_numbers_read_as_on_paper():
         "3 min 05 s",
         "2 h 14 min",
     ]
-    assert (p_value(0.0321), p_value(0.0001)) == ("p = 0.032", "p < 0.001")
 
 
 @pytest.fixture(scope="module")
@@ -269,14 +286,26 @@ def test_trained_tokens_are_seen_as_marked(open_page):
     assert "rgba(0, 0, 0, 0)" not in colours
 
 
-def test_claims_that_fail_look_unlike_claims_that_hold(open_page):
-    held = sample_report(1, 20)
-    failed = dataclasses.replace(held.claims[0], holds=False)
-    page = open_page(dataclasses.replace(held, claims=(*held.claims, failed)))
-    badges = page.locator(".badge")
-    assert badges.all_inner_texts() == ["✓ holds", "✗ does not hold"]
-    colours = {badges.nth(i).evaluate("e => getComputedStyle(e).color") for i in range(2)}
-    assert len(colours) == 2
+def test_a_tree_shows_what_leads_to_pairs_and_folds_by_keyboard(open_page):
+    page = open_page(sample_report())
+    outline = page.locator("#trees .outline").first
+    assert [s.strip() for s in page.locator("#trees .side").all_inner_texts()] == [
+        "chosen over 2 (+0.30)",
+        "chosen over 2 (+1.15)",
+        "rejected for 1 (+1.15)",
+        "rejected for 1 (+0.30)",
+    ]
+    shown = page.locator("#trees .says:visible")
+    assert shown.count() == 5, "all but what was said after a turn that leads to no pair"
+    summary = outline.locator("summary").first
+    summary.focus()
+    page.keyboard.press("Enter")
+    assert shown.count() == 2
+    page.keyboard.press("Enter")
+    assert shown.count() == 5
+    colours = {page.locator(f"#trees {c}").first.evaluate("e => getComputedStyle(e).color")
+               for c in (".chosen", ".rejected", ".muted")}  # fmt: skip
+    assert len(colours) == 3
 
 
 def test_hostile_text_does_nothing_and_reads_as_written(open_page):

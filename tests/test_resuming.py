@@ -1,14 +1,17 @@
 """What a run refuses to go on with, what it keeps, and what it plays again."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.registry import environment
 from coterie.errors import UserError
+from coterie.models.catalogue import packaged_folder
 from coterie.progress import Silent
 from coterie.recipes.optima import Optima
 from coterie.recipes.registry import settings
@@ -143,6 +146,25 @@ def test_rows_that_changed_are_other_rows(tmp_path: Path) -> None:
     lines = (tmp_path / "train.jsonl").read_text().splitlines()
     (tmp_path / "train.jsonl").write_text("\n".join(lines[1:]) + "\n")
     assert Optima(settings("optima/isft", words)).fingerprint(Step(0, "rollout")) != before
+
+
+def test_a_model_in_a_folder_is_its_content_and_not_its_place(cli: Cli, tmp_path: Path) -> None:
+    packaged = packaged_folder("tiny-exchange")
+    assert packaged is not None
+    shutil.copytree(packaged, tmp_path / "first")
+    assert cli("evaluate", "mine", *SMALL, "model=first").code == 0
+    (tmp_path / "first").rename(tmp_path / "second")
+    assert cli("evaluate", "mine", "--iteration", 0, "model=second").code == 0, (
+        "moved, and nothing else"
+    )
+    (tmp_path / "second/README.md").write_text("another one")
+    assert cli("evaluate", "mine", "--iteration", 0).code == 0
+    weights = load_file(tmp_path / "second/model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, tmp_path / "second/model.safetensors", {"format": "pt"})
+    said = cli("rollout", "mine")
+    assert said.code == 2 and "files that the settings name have changed" in said.err
+    assert cli("rollout", "mine", "model=tiny-exchange").code == 2
 
 
 def test_a_folder_whose_splits_share_a_question_is_refused(cli: Cli, tmp_path: Path) -> None:

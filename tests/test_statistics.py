@@ -3,22 +3,7 @@
 import numpy as np
 import pytest
 
-from coterie.evaluation.statistics import bootstrap_interval, paired_bootstrap, wilson_interval
-
-
-def test_wilson_interval_has_its_known_values():
-    # z = 1.959964, z^2 = 3.841459. 8 of 10: centre (0.8 + 0.192073) / 1.384146 = 0.716740,
-    # half 1.959964 / 1.384146 * sqrt(0.016 + 0.00960365) = 0.226577.
-    assert wilson_interval(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-5)
-    # 0 of 10: (0, z^2 / (n + z^2)) = (0, 3.841459 / 13.841459)
-    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.277533), abs=1e-5)
-    assert wilson_interval(10, 10)[1] == 1.0
-
-
-@pytest.mark.parametrize(("successes", "n"), [(0, 0), (3, 2), (-1, 5)])
-def test_wilson_refuses_impossible_counts(successes, n):
-    with pytest.raises(ValueError, match="successes"):
-        wilson_interval(successes, n)
+from coterie.evaluation.statistics import bootstrap_interval, paired_bootstrap
 
 
 def test_bootstrap_interval_of_a_constant_is_that_constant():

@@ -15,6 +15,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from coterie.config import folders
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora
 from coterie.training import checkpoint
@@ -235,8 +236,10 @@ class StopAt:
     def close(self): ...
 
 
-@pytest.mark.parametrize("broken", ["save_file", "sync"])
-def test_a_checkpoint_that_was_not_finished_leaves_the_old_one(tmp_path, monkeypatch, broken):
+@pytest.mark.parametrize(("module", "broken"), [(checkpoint, "save_file"), (folders, "flush")])
+def test_a_checkpoint_that_was_not_finished_leaves_the_old_one(
+    tmp_path, monkeypatch, module, broken
+):
     settings = with_(save_every_steps=1)
 
     def killed(*_):
@@ -245,7 +248,7 @@ def test_a_checkpoint_that_was_not_finished_leaves_the_old_one(tmp_path, monkeyp
     with pytest.raises(Stop):
         train(tiny_llama(), some_rows(), settings, tmp_path, progress=StopAt(4))
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, broken, killed)
+        patch.setattr(module, broken, killed)
         with pytest.raises(Stop):
             train(tiny_llama(), some_rows(), settings, tmp_path)
     assert checkpoint.newest_checkpoint(tmp_path).name == "checkpoint-00000004"

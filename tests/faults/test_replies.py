@@ -9,8 +9,8 @@ from email.utils import format_datetime
 
 import pytest
 
+from coterie.engines import limits
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.servers import pool as pools
 from coterie.engines.servers.backend import CoterieBackend
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import FinalFault
@@ -87,7 +87,7 @@ def test_a_reply_that_is_bad_for_now_changes_nothing(
     quiet: Played,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pools, "LONGEST_ASKED", 1.0)
+    monkeypatch.setattr(limits, "LONGEST_WAIT", 1.0)
 
     def plan(number: int, body: Body) -> Bad | None:
         return FAULTS[name] if number in (OPENING, OPENING + 5) else None

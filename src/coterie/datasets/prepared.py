@@ -119,14 +119,7 @@ def prepare(
         plan = _by_name(files)
         rule = f"upstream's: {data_set.train.name} is train, {data_set.heldout.name} is held out"
     else:
-        if not 0 < heldout < 1:
-            raise UserError(f"--heldout {heldout} is no share", "give a number such as 0.2")
-        if len({_split_of(file) for file in files}) > 1:
-            raise UserError(
-                "these files are of several splits, and --heldout divides the rows of one",
-                "leave --heldout out, or give files of one split",
-            )
-        plan = [(None, file) for file in files]
+        plan = _by_share(files, heldout)
         rule = (
             f"a question is held out if its hash with seed {seed} falls into the lowest {heldout:g}"
         )
@@ -205,6 +198,18 @@ def _by_name(files: Iterable[Path]) -> list[tuple[Split | None, Path]]:
             words = ", ".join(sorted(_WORDS[wanted]))
             raise UserError(f"no file of the {wanted} split ({words})", "give one" + share)
     return sorted(plan, key=lambda item: item[0] == "train")
+
+
+def _by_share(files: Sequence[Path], share: float) -> list[tuple[Split | None, Path]]:
+    """Files of one split, whose rows are divided."""
+    if not 0 < share < 1:
+        raise UserError(f"--heldout {share} is no share", "give a number such as 0.2")
+    if len({_split_of(file) for file in files}) > 1:
+        raise UserError(
+            "these files are of several splits, and --heldout divides the rows of one",
+            "leave --heldout out, or give files of one split",
+        )
+    return [(None, file) for file in files]
 
 
 def _assigned(

@@ -1,12 +1,11 @@
-"""Intervals and tests for scores: how sure we may be of a mean, a rate, or a difference.
+"""Intervals and tests for scores: how sure we may be of a mean, or of a difference.
 
 Everything random takes a seed; equal arguments give equal results. Intervals are percentile
-bootstrap intervals (Efron & Tibshirani 1993, chapter 13), and Wilson's for rates.
+bootstrap intervals (Efron & Tibshirani 1993, chapter 13).
 """
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -78,17 +77,6 @@ def paired_bootstrap(
     # Rounding must not decide a tie: an effect of exactly the margin is not above it.
     at_most = int(np.count_nonzero(means <= margin + 1e-12))
     return PairedTest(effect, (1 + at_most) / (1 + resamples), low, high)
-
-
-def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of a rate of ``successes`` in ``n`` trials (Wilson 1927); sound near 0 and 1 too."""
-    if not 0 <= successes <= n or n == 0:
-        raise ValueError(f"need 0 <= successes <= n and n > 0; got {successes} of {n}")
-    z = NormalDist().inv_cdf(0.5 + _checked(confidence) / 2)
-    rate, z2n = successes / n, z * z / n
-    centre = (rate + z2n / 2) / (1 + z2n)
-    half = z / (1 + z2n) * (rate * (1 - rate) / n + z2n / (4 * n)) ** 0.5
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _floats(values: ArrayLike, name: str) -> Floats:

@@ -4,8 +4,10 @@ A name is a checkpoint packaged with coterie (``tiny-exchange``), one of ``model
 (``smollm2``), a folder, or a model on the Hugging Face hub. What can't work is refused before any weights are read.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,18 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from coterie.config.home import sha256
 from coterie.errors import UserError
 from coterie.models.catalogue import converted_folder, count_weights, packaged_folder
 from coterie.models.chat import ChatRenderer
 
 ADAPTER_FILE = "adapter_config.json"
 """What PEFT writes beside an adapter's weights."""
+TOKENIZER_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "chat_template*", "*.model", "generation_config.json",
+)  # fmt: skip
+"""What of a model's folder makes prompts and ends turns."""
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 SCALED_LOGITS = ("logit_scale", "logits_scaling")
 
@@ -76,6 +84,27 @@ def load_renderer(name_or_path: str | Path) -> tuple[ChatRenderer, int]:
     return renderer, config.max_position_embeddings
 
 
+def weights_of(name_or_path: str | Path) -> int:
+    """How many weights a model has, by its config. Raises ``UserError`` for what :func:`load` can't
+    read; of local weights only the headers are looked at, of the hub's nothing."""
+    source = resolve(name_or_path)
+    config = _config(source)
+    _check_safetensors(source)
+    count_weights(Path(source))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device. Raises ``UserError`` for a GPU that is not there."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"there is no device {device} on this machine", "use auto or cpu")
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
 def reload(loaded: LoadedModel, path: str | Path) -> None:
     """Replace a model's weights, in place, by those at ``path``: a checkpoint or a LoRA adapter.
 
@@ -121,6 +150,27 @@ def resolve(name_or_path: str | Path) -> str:
     if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"there is no folder {folder}", "check the path of the model")
     return name
+
+
+def identity(name_or_path: str | Path) -> str:
+    """What a model is, wherever it lies: its name, or a hash of what a local folder holds."""
+    folder = Path(resolve(name_or_path)).resolve()
+    name = str(name_or_path)
+    if packaged_folder(name) or converted_folder(name) or not folder.is_dir():
+        return name
+    patterns = ("*.safetensors", "config.json", *TOKENIZER_FILES)
+    files = sorted({file for pattern in patterns for file in folder.glob(pattern)})
+    found = hashlib.sha256()
+    for file in files:
+        seen = file.stat()
+        found.update(f"{file.name} {_checksum(file, seen.st_mtime_ns, seen.st_size)}\n".encode())
+    return found.hexdigest()
+
+
+@cache
+def _checksum(file: Path, modified: int, size: int) -> str:
+    """Of a file's bytes, read once as long as the file stays as it is."""
+    return sha256(file)
 
 
 def check_context(context_length: int, needed: int, name: str = "the model") -> None:
@@ -195,10 +245,7 @@ def _check_safetensors(source: str) -> None:
 def _check_memory(source: str, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse weights that do not fit the memory that is free."""
     needed = count_weights(Path(source)) * dtype.itemsize
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-    else:
-        free = psutil.virtual_memory().available
+    free = free_memory(device)
     if needed > free:
         raise UserError(
             f"the weights of {source} take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "

@@ -25,7 +25,7 @@ from coterie.engines.run_engines import RunEngines
 from coterie.environments.dialogue import drop_format
 from coterie.environments.registry import content, environment
 from coterie.errors import UserError
-from coterie.models.loading import LoadedModel, is_adapter, load, reload
+from coterie.models.loading import LoadedModel, identity, is_adapter, load, reload
 from coterie.progress import Progress
 from coterie.recipes.optima_reward import COUNTS, PARTS, Scored, reward_of, score
 from coterie.recipes.optima_settings import Kind, OptimaSettings
@@ -84,7 +84,7 @@ class Optima:
     def fingerprint(self, step: Step) -> str:
         """Hash of the settings that the step's own results depend on."""
         s = self.settings
-        common = (s.model, s.dataset, s.data.context, self._content, s.seed)
+        common = (self._model, s.dataset, s.data.context, self._content, s.seed)
         return digest(step.stage, *common, *self.depends(step))[:16]
 
     def depends(self, step: Step) -> tuple[object, ...]:
@@ -98,6 +98,11 @@ class Optima:
             "train": (s.train.identity(), s.from_initial),
         }
         return own[step.stage]
+
+    @cached_property
+    def _model(self) -> str:
+        """What the base model is, wherever it lies."""
+        return identity(self.settings.model)
 
     @cached_property
     def _content(self) -> str:

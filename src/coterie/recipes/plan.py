@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-import psutil
+import torch
 
 from coterie.engines.servers.vllm import check_vllm
 from coterie.environments.dialogue import DialogueEnvironment, DialogueState, messages
 from coterie.environments.registry import environment
 from coterie.errors import UserError
-from coterie.models.loading import LoadedModel, load
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import check_context, free_memory, load_renderer, weights_of
 from coterie.recipes.optima_settings import OptimaDPOSettings, OptimaSettings
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import check_tracker
@@ -78,16 +79,10 @@ def plan(settings: OptimaSettings) -> Plan:
     train = world.tasks("train", settings.rollout.tasks, settings.seed)
     heldout = world.tasks("heldout", settings.evaluate.tasks, settings.seed)
     check_disjoint(train, heldout)
-    base = load(settings.model)
-    longest = _longest_prompt(world, base, train + heldout)
-    base.check_context(longest + settings.rollout.max_tokens)
-    if settings.train.max_length > base.context_length:
-        raise UserError(
-            f"train.max_length={settings.train.max_length} is more than the model's context of "
-            f"{base.context_length} tokens",
-            f"use train.max_length={base.context_length} or less",
-        )
-    weights = sum(parameter.numel() for parameter in base.model.parameters())
+    renderer, context = load_renderer(settings.model)
+    longest = _longest_prompt(world, renderer, train + heldout)
+    _check_lengths(settings, longest, context)
+    weights = weights_of(settings.model)
     memory = weights * BYTES_PER_WEIGHT[settings.train.method]
     _check_memory(memory, settings)
     sizes = [size(settings, i, len(train), len(world.agents)) for i in range(settings.iterations)]
@@ -98,7 +93,7 @@ def plan(settings: OptimaSettings) -> Plan:
         settings.iterations,
         f"{len(train):,} a round of {settings.rollout.tasks:,} asked for",
         f"{len(heldout):,} of {settings.evaluate.tasks:,} asked for",
-        room > base.context_length,
+        room > context,
         weights,
         memory,
         longest,
@@ -150,7 +145,7 @@ def check_disjoint(train: list[Task], heldout: list[Task]) -> None:
             )
 
 
-def _longest_prompt(world: DialogueEnvironment, model: LoadedModel, tasks: list[Task]) -> int:
+def _longest_prompt(world: DialogueEnvironment, renderer: ChatRenderer, tasks: list[Task]) -> int:
     hint = max(world.formats, key=len, default=None)
     lengths = []
     wordiest = sorted(tasks, key=lambda task: len(str(task.public)), reverse=True)
@@ -158,15 +153,26 @@ def _longest_prompt(world: DialogueEnvironment, model: LoadedModel, tasks: list[
         for agent in world.agents:
             shown = messages(world, DialogueState(task, hint), agent)
             tree = Tree(task.id, "plan", 0)
-            lengths.append(len(model.renderer.render(shown, tree, agent)))
+            lengths.append(len(renderer.render(shown, tree, agent)))
     return max(lengths)
 
 
+def _check_lengths(settings: OptimaSettings, longest_prompt: int, context: int) -> None:
+    check_context(context, longest_prompt + settings.rollout.max_tokens, settings.model)
+    if settings.train.max_length > context:
+        raise UserError(
+            f"train.max_length={settings.train.max_length} is more than the model's context of "
+            f"{context} tokens",
+            f"use train.max_length={context} or less",
+        )
+
+
 def _check_memory(needed: int, settings: OptimaSettings) -> None:
-    free = psutil.virtual_memory().available
-    if settings.engine.device_name == "cpu" and needed > free:
+    device = settings.engine.device_name
+    free = free_memory(torch.device(device))
+    if needed > free:
         raise UserError(
             f"training {settings.model} needs about {needed / 2**30:.1f} GiB for weights and "
-            f"optimiser, and {free / 2**30:.1f} GiB are free",
+            f"optimiser, and {free / 2**30:.1f} GiB are free on {device}",
             "use a smaller model, or train.method=lora",
         )

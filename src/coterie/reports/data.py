@@ -24,20 +24,6 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """What the run is expected to show, and whether it does."""
-
-    text: str
-    """The claim as a sentence."""
-    must: str
-    """What has to be measured for it to hold (``effect > 0, p < 0.05``)."""
-    holds: bool | None = None
-    """``None`` as long as it is not tested."""
-    effect: float | None = None
-    p: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class IterationPoint:
     """The policy of one iteration on the held-out tasks."""
 
@@ -84,6 +70,23 @@ class RewardSample:
     tokens: int
     score: float
     selected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """What an iteration's dialogues were penalised for besides being wrong."""
+
+    iteration: int
+    dialogues: int
+    """How many got a reward; those of a tree that say the same count once."""
+    runaways: int
+    """Dialogues that ended in a turn without end."""
+    leaks: int
+    """Utterances that spoke for another agent, over all dialogues that hold them."""
+    repeats: int
+    """Utterances that repeated an earlier one, over all dialogues that hold them."""
+    failed: int
+    """Dialogues that failed while they were played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,84 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
+class Sibling:
+    """The other side of a preference pair: a turn after the same turns."""
+
+    number: int
+    difference: float
+    """Of the two values, above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the dialogue that ends in a turn came out."""
+
+    end: str
+    """``agreed``, ``turn_limit``, ``runaway``."""
+    answer: str | None
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class TreeTurn:
+    """A turn of a tree of dialogues, and all that was said after it."""
+
+    number: int
+    """Which of the turns after the same turns, from 1."""
+    speaker: str
+    text: str
+    value: float | None
+    """Mean reward of the dialogues through it; ``None`` if none has a reward."""
+    visits: int
+    """How many dialogues went through it."""
+    chosen_over: tuple[Sibling, ...] = ()
+    """Turns that it was preferred to in training."""
+    rejected_for: tuple[Sibling, ...] = ()
+    """Turns that were preferred to it in training."""
+    ending: Ending | None = None
+    children: tuple["TreeTurn", ...] = ()
+
+    @property
+    def chain(self) -> tuple["TreeTurn", ...]:
+        """This turn and those after it, up to the next one that has not exactly one child."""
+        turns = [self]
+        while len(turns[-1].children) == 1:
+            turns += turns[-1].children
+        return tuple(turns)
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether it is a side of a preference pair."""
+        return bool(self.chosen_over or self.rejected_for)
+
+    @property
+    def leads_to_pairs(self) -> bool:
+        """Whether a turn after it is a side of a preference pair."""
+        return any(child.is_paired or child.leads_to_pairs for child in self.children)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTree:
+    """The tree of dialogues on one task in an iteration of preference training."""
+
+    iteration: int
+    task: str
+    """The task's id."""
+    question: str
+    gold: tuple[str, ...]
+    """The right answer and its aliases."""
+    agents: tuple[str, ...]
+    value: float | None
+    """Mean reward of all its dialogues."""
+    visits: int
+    """How many dialogues it has."""
+    pairs: int
+    """How many preference pairs were made of it."""
+    turns: tuple[TreeTurn, ...]
+    """The first turns."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Items of one stage that failed for the same reason."""
 
@@ -184,12 +265,13 @@ class RunReport:
     """How many iterations of training the run is to have."""
     counts: Counts
     settings: tuple[Setting, ...] = ()
-    claims: tuple[Claim, ...] = ()
     iterations: tuple[IterationPoint, ...] = ()
     rewards: tuple[RewardMeans, ...] = ()
+    conduct: tuple[Conduct, ...] = ()
     samples: tuple[RewardSample, ...] = ()
     """All samples; the page draws a :func:`subsample` of them."""
     examples: tuple[Example, ...] = ()
+    trees: tuple[TaskTree, ...] = ()
     failures: tuple[Failure, ...] = ()
     timings: tuple[StageTime, ...] = ()
 

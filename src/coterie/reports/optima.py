@@ -1,14 +1,16 @@
 """From the store of an ``optima`` run to what its report page shows."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from coterie.config.resolve import flatten
-from coterie.environments.dialogue import gold_answer
+from coterie.environments.dialogue import gold_answers
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_reward import PARTS
 from coterie.reports.data import (
     AgentFacts,
+    Conduct,
     Counts,
     DialogueView,
     Example,
@@ -23,6 +25,8 @@ from coterie.reports.data import (
     TokenPiece,
     TurnView,
 )
+from coterie.reports.trees import task_trees
+from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step
 from coterie.runs.held_out import evaluation
@@ -55,8 +59,10 @@ def run_report(recipe: Optima, run: Run) -> RunReport:
         settings=tuple(Setting(name, str(value)) for name, value in settings.items()),
         iterations=tuple(_point(run, step.iteration) for step in done if step.stage == "evaluate"),
         rewards=tuple(means),
+        conduct=tuple(_conduct(run, step.iteration) for step in done if step.stage == "reward"),
         samples=tuple(samples),
         examples=_examples(recipe, run, [s.iteration for s in done if s.stage == "evaluate"]),
+        trees=task_trees(recipe, run),
         failures=_failures(run),
         timings=tuple(
             StageTime(s.iteration, s.stage, float(run.metrics(s)["seconds"])) for s in done
@@ -83,26 +89,43 @@ def _rewards(
         if step.stage != "reward":
             continue
         i = step.iteration
-        chosen = {selection.leaf for _, selection in run.store.selections(i, "select")}
-        found = recipe.rewards(run, i)
-        everything = [reward for rewards in found.values() for reward in rewards]
-        for over in ("all", "selected"):
-            some = [r for r in everything if over == "all" or r.leaf in chosen]
-            if some:
-                parts = [
-                    RewardPart(name, sum(getattr(r, name) for r in some) / len(some))
-                    for name in PARTS
-                ]
-                total = sum(part.mean for part in parts)
-                means.append(RewardMeans(i, over, tuple(parts), total))
-        totals = {reward.leaf: reward.total for reward in everything}
+        turns = {selection.leaf for _, selection in run.store.selections(i, "select")}
+        found = {r.leaf: r for rewards in recipe.rewards(run, i).values() for r in rewards}
+        chosen: list[Reward] = []
         for tree in run.store.trees(i, "rollout"):
-            points += [
-                RewardSample(i, totals[o.leaf], dialogue_tokens(path), o.score, o.leaf in chosen)
-                for o, path in tree.trajectories()
-                if o.leaf in totals
-            ]
+            for outcome, path in tree.trajectories():
+                reward = found.get(outcome.leaf)
+                if reward is None:
+                    continue
+                # All of the dialogue, or in an iteration of pairs a turn of it.
+                selected = any(turn.id in turns for turn in path)
+                chosen += [reward] * selected
+                points.append(
+                    RewardSample(i, reward.total, dialogue_tokens(path), outcome.score, selected)
+                )
+        means += [_means(i, "all", list(found.values()))] if found else []
+        means += [_means(i, "selected", chosen)] if chosen else []
     return means, points
+
+
+def _means(iteration: int, over: Literal["all", "selected"], rewards: list[Reward]) -> RewardMeans:
+    parts = [
+        RewardPart(name, sum(getattr(r, name) for r in rewards) / len(rewards)) for name in PARTS
+    ]
+    return RewardMeans(iteration, over, tuple(parts), sum(part.mean for part in parts))
+
+
+def _conduct(run: Run, iteration: int) -> Conduct:
+    found = run.metrics(Step(iteration, "reward"))
+    failed = run.metrics(Step(iteration, "rollout")).get("failed", 0)
+    return Conduct(
+        iteration,
+        dialogues=int(found["trajectories"]),
+        runaways=int(found["runaways"]),
+        leaks=int(found["leaks"]),
+        repeats=int(found["repeats"]),
+        failed=int(failed),
+    )
 
 
 def _failures(run: Run) -> tuple[Failure, ...]:
@@ -179,5 +202,5 @@ def _example(
         )
         for agent in recipe.environment.agents
     )
-    gold = (gold_answer(task),)
-    return Example(task.id, str(task.public["question"]), gold, facts, before, after)
+    question, gold = str(task.public["question"]), tuple(gold_answers(task))
+    return Example(task.id, question, gold, facts, before, after)

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from coterie.reports import charts
 from coterie.reports.data import IterationPoint, RunReport, StageTime
-from coterie.reports.format import duration, number, p_value, signed
+from coterie.reports.format import duration, number, signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,6 @@ def _environment() -> Environment:
         "number": number,
         "signed": signed,
         "duration": duration,
-        "p_value": p_value,
     }
     return environment
 
@@ -121,7 +120,7 @@ def _headlines(points: list[IterationPoint], metric: str, planned: int) -> tuple
             number(first.tokens, 1),
             number(last.tokens, 1) if trained else None,
             tokens_change,
-            "mean number of sampled tokens, both agents, on the same tasks",
+            "mean number of sampled tokens, all agents, on the same tasks",
             charts.tokens_chart(points, planned),
         ),
     )

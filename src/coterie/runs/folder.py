@@ -6,7 +6,6 @@ FOLDER/training/iteration-00/     a training in progress, and its final weights
 FOLDER/report.html
 """
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from coterie.config.folders import flush
 from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings
 from coterie.errors import UserError
@@ -112,11 +112,9 @@ def write_config(run: Run) -> None:
     """Write the recipe's name and settings, atomically."""
     values = {"recipe": run.recipe, **run.settings.model_dump(mode="json")}
     temporary = run.folder / ".config.yaml.partial"
-    with temporary.open("w") as file:
-        file.write(yaml.safe_dump(values, sort_keys=False))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, run.folder / "config.yaml")
+    temporary.write_text(yaml.safe_dump(values, sort_keys=False))
+    flush(temporary)
+    temporary.replace(run.folder / "config.yaml")
 
 
 def read_config(folder: Path) -> tuple[str, dict[str, object]]:

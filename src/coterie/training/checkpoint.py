@@ -25,32 +25,22 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import logging
 
+from coterie.config.folders import whole_folder
 from coterie.errors import UserError
 from coterie.models.adapters import save_adapter
-
-_TOKENIZER_FILES = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-    "chat_template*", "*.model", "generation_config.json",
-)  # fmt: skip
+from coterie.models.loading import TOKENIZER_FILES
 
 
 @contextmanager
 def published(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``folder``, whole and on disk, when the block ends well."""
-    temporary = folder.with_name(f".{folder.name}.partial")
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    temporary.mkdir(parents=True)
+    """A :func:`~coterie.config.folders.whole_folder`; a full disk is an ``OSError`` that says so."""
     try:
-        yield temporary
+        with whole_folder(folder) as temporary:
+            yield temporary
     except SafetensorError as error:
         if f"os error {errno.ENOSPC}" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
         raise
-    for path in [*temporary.rglob("*"), temporary]:
-        sync(path)
-    temporary.rename(folder)
-    sync(folder.parent)
 
 
 def save_checkpoint(
@@ -138,7 +128,7 @@ def save_final(
         return
     with published(folder) as temporary:
         if tokenizer_from is not None:
-            for pattern in _TOKENIZER_FILES:
+            for pattern in TOKENIZER_FILES:
                 for path in sorted(tokenizer_from.glob(pattern)):
                     shutil.copy2(path, temporary)
         if isinstance(model, PeftModel):
@@ -257,12 +247,3 @@ def _without_bar() -> Iterator[None]:
 
 def _checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*"))
-
-
-def sync(path: Path) -> None:
-    """Flush a file or the entries of a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

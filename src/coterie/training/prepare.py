@@ -21,29 +21,9 @@ def prepared(model: Any, settings: TrainingSettings, adapter: str | None = None)
     ``adapter`` is the one of several that is trained. A fresh adapter is taken off again: its weights
     are in the training's ``final`` folder.
     """
-    with_adapter = isinstance(model, PeftModel)
-    if adapter is not None and not with_adapter:
-        raise UserError(f"this model has no adapter {adapter!r} to train", "add it first")
-    if with_adapter and settings.method == "full":
-        raise UserError(
-            "method=full was asked for a model with a LoRA adapter",
-            "merge the adapter first (merge_and_unload), or use method=lora",
-        )
     frozen = {name: not weight.requires_grad for name, weight in model.named_parameters()}
     base = model
-    if settings.method == "full":
-        model.requires_grad_(True)
-    elif not with_adapter:
-        assert settings.lora_r is not None and settings.lora_alpha is not None
-        model = add_lora(
-            model,
-            r=settings.lora_r,
-            alpha=settings.lora_alpha,
-            target_modules=settings.lora_targets,
-        )
-    else:
-        activate(model, adapter or model.active_adapter)
-        model.set_adapter(model.active_adapter)  # trainable, and no other one is
+    model = _with_trainable(model, settings, adapter)
     try:
         _refuse_dropout(model)
         _refuse_low_precision(model)
@@ -59,6 +39,27 @@ def prepared(model: Any, settings: TrainingSettings, adapter: str | None = None)
             base = model.unload()
         for name, weight in base.named_parameters():
             weight.requires_grad_(not frozen[name])
+
+
+def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None) -> Any:
+    """The model, or for lora without an adapter a wrapper of it, of which what trains needs gradients."""
+    with_adapter = isinstance(model, PeftModel)
+    if adapter is not None and not with_adapter:
+        raise UserError(f"this model has no adapter {adapter!r} to train", "add it first")
+    if settings.method == "full":
+        if with_adapter:
+            raise UserError(
+                "method=full was asked for a model with a LoRA adapter",
+                "merge the adapter first (merge_and_unload), or use method=lora",
+            )
+        return model.requires_grad_(True)
+    if with_adapter:
+        activate(model, adapter or model.active_adapter)
+        model.set_adapter(model.active_adapter)  # trainable, and no other one is
+        return model
+    assert settings.lora_r is not None and settings.lora_alpha is not None
+    r, alpha, targets = settings.lora_r, settings.lora_alpha, settings.lora_targets
+    return add_lora(model, r=r, alpha=alpha, target_modules=targets)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import nn
 
+from coterie.config.folders import flush
 from coterie.errors import UserError
 from coterie.training import checkpoint
 from coterie.training.batches import Plan
@@ -141,7 +142,7 @@ class Record:
         if not _agreed(due, self._accelerator) or step == self.total:
             return
         if write := self._accelerator.is_main_process:
-            checkpoint.sync(self._metrics)
+            flush(self._metrics)
         facts = {
             "identity": self._identity,
             "tokens": self._tokens,

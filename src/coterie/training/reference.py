@@ -15,12 +15,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from coterie.config.folders import flush
 from coterie.errors import UserError
 from coterie.models.adapters import using
 from coterie.models.packed import checked_rule
 from coterie.models.splitting import Splitter
 from coterie.progress import Progress, Silent
-from coterie.training.checkpoint import hash_items, hash_tensors, sync
+from coterie.training.checkpoint import hash_items, hash_tensors
 from coterie.training.forward import row_logprobs
 from coterie.training.prepare import longest_row
 from coterie.training.settings import TrainingSettings
@@ -100,7 +101,7 @@ def _store(folder: Path, sums: torch.Tensor, identity: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{FILE}.{os.getpid()}.partial"
     save_file({"sums": sums}, temporary, metadata=identity)
-    sync(temporary)
+    flush(temporary)
     temporary.replace(folder / FILE)
 
 

@@ -3,7 +3,7 @@
 Branches share their beginnings. A leaf has an :class:`Outcome`; the way to it is a path.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -70,10 +70,6 @@ class Tree:
         """Turns right after ``node`` (a turn's id, or ``root``), in the order they were added."""
         return [self.turns[child] for child in self._children.get(node, ())]
 
-    def siblings(self, node: str) -> list[Turn]:
-        """The other children of the parent of ``node``."""
-        return [turn for turn in self.children(self.turns[node].parent) if turn.id != node]
-
     def leaves(self) -> list[Turn]:
         """Turns that nothing follows."""
         return [turn for turn in self.turns.values() if not self._children.get(turn.id)]
@@ -105,17 +101,3 @@ class Tree:
 def root_id(iteration: int, stage: str, task: str) -> str:
     """Id of the root of a tree."""
     return digest("root", iteration, stage, task)
-
-
-def merge(trees: Iterable[Tree]) -> Tree:
-    """One tree of several of the same task, stage and iteration."""
-    first, *rest = trees
-    for tree in rest:
-        if tree.root != first.root:
-            raise ValueError(f"trees of {first.task} and {tree.task} do not belong together")
-        first.requests.update(tree.requests)
-        for turn in tree.turns.values():
-            first.add(turn)
-        for outcome in tree.outcomes.values():
-            first.end(outcome)
-    return first

@@ -9,12 +9,12 @@ Every reply is validated before anyone sees it. What fails is a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from coterie.engines.limits import retry_after
 from coterie.engines.protocol import Completion, Sampling
 from coterie.engines.sequence import Decode, ending
 from coterie.engines.servers.connections import Connections
@@ -182,7 +182,8 @@ class ServerClient:
             return response
         said = f"{self.url}{path} answered {status}: {_message(response)}"
         if status >= 500 or status in AGAIN:
-            raise TransientFault(said, _retry_after(response.headers))
+            headers = response.headers
+            raise TransientFault(said, retry_after(headers.get("retry-after"), headers.get("date")))
         raise FinalFault(said)
 
 
@@ -224,17 +225,3 @@ def _message(response: httpx.Response) -> str:
         return ErrorReply.model_validate_json(response.content).error.message
     except ValidationError:
         return response.text[:500]
-
-
-def _retry_after(headers: httpx.Headers) -> float | None:
-    """Seconds that a server asks us to wait; a date is read against the server's own clock."""
-    asked = headers.get("retry-after")
-    if asked is None:
-        return None
-    try:
-        if asked.strip().isdigit():
-            return float(asked)
-        until, now = parsedate_to_datetime(asked), parsedate_to_datetime(headers["date"])
-        return max(0.0, (until - now).total_seconds())
-    except (ValueError, TypeError, KeyError):
-        return None

@@ -27,8 +27,6 @@ from coterie.models.loading import is_adapter, resolve
 Result = TypeVar("Result")
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
-LONGEST_ASKED = 60.0
-"""Seconds: a server that asks for a longer pause is asked again all the same."""
 POLL_SECONDS = 0.1
 
 
@@ -259,7 +257,7 @@ class ServerPool:
     def _pause(self, attempt: int, fault: TransientFault) -> float:
         """Seconds before an attempt: what the server asked for, or twice as long each time."""
         if fault.retry_after is not None:
-            return min(fault.retry_after, LONGEST_ASKED)
+            return fault.retry_after
         pause = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE)
         return pause * self._jitter.uniform(0.5, 1.0)
 

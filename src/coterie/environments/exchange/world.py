@@ -10,7 +10,6 @@ facts occur together in another. Single facts, words and distractors are shared 
 
 import hashlib
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,13 +69,6 @@ def split_of(task: ExchangeTask) -> Split:
     """The one split that may contain this task, by the hash of its canonical key."""
     residue = int.from_bytes(hashlib.sha256(canonical_key(task).encode()).digest()[:8]) % 100
     return next(name for name, residues in SPLIT_SHARES.items() if residue in residues)
-
-
-def assert_disjoint(a: Iterable[ExchangeTask], b: Iterable[ExchangeTask]) -> None:
-    """Raise `ValueError` if a canonical key occurs in both collections."""
-    common = {canonical_key(task) for task in a} & {canonical_key(task) for task in b}
-    if common:
-        raise ValueError(f"{len(common)} tasks occur in both splits, for instance {min(common)!r}")
 
 
 def generate_tasks(
