@@ -36,7 +36,8 @@ def token_logprobs(
     they are enabled, with each chunk's logits computed again in the backward pass.
     """
     hidden = hidden_states(model, ids, attention_mask=attention_mask, position_ids=position_ids)
-    wanted = hidden.flatten(0, 1)[at]
+    # Not hidden[at]: siblings share a parent, and on CPU its gradient is then summed in any order.
+    wanted = hidden.flatten(0, 1).index_select(0, at)
     chunk = max(1, CHUNK_ELEMENTS // model.config.vocab_size)
     pieces = []
     for start in range(0, len(at), chunk):

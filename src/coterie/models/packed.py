@@ -104,7 +104,7 @@ def sequence_logprobs(
         attention_mask=batch.mask,
         position_ids=batch.positions,
     )
-    return [logprobs_N[row] for row in batch.rows]
+    return [logprobs_N.index_select(0, row) for row in batch.rows]
 
 
 def checked_rule(model: Any) -> CostRule:
