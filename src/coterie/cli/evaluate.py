@@ -32,6 +32,7 @@ from coterie.training.checkpoint import weight_hash
 
 FOLDER = Path("runs/evaluations")
 """Where evaluations of models and endpoints go; those of a run go into its folder."""
+KEYS = "docs/howto/evaluate.md has the keys; `coterie evaluate --help` has examples"
 
 
 class ModelSettings(BenchmarkSettings):
@@ -71,11 +72,13 @@ def evaluate_benchmark(
     if urls := _urls(words):
         if every:
             raise UserError("--checkpoints all: a server has none", "give a run folder as policy=")
-        server = resolve(ServerSettings, [preset, {"endpoint": {"url": urls[-1]}}], words)
+        server = resolve(
+            ServerSettings, [preset, {"endpoint": {"url": urls[-1]}}], words, where=KEYS
+        )
         found, usage = asyncio.run(_by_endpoint(benchmark, server, console))
         show(benchmark, server, [found], usage)
     else:
-        model = resolve(ModelSettings, [preset], words)
+        model = resolve(ModelSettings, [preset], words, where=KEYS)
         model.world(benchmark).tasks("heldout", 1, model.seed)
         show(benchmark, model, _by_models(benchmark, model, every, console), None)
 

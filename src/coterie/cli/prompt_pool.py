@@ -14,6 +14,8 @@ from coterie.engines.protocol import EngineError
 from coterie.environments.format_writer import write_pool
 from coterie.errors import UserError
 
+KEYS = "`coterie data prompt-pool --help` has examples"
+
 
 class PoolSettings(Settings):
     """Who writes the formats."""
@@ -30,7 +32,7 @@ def write(
     console: Console,
 ) -> Path:
     """Bring the file up to ``count`` formats; raises ``UserError`` if that can't be done."""
-    told = resolve(PoolSettings, [], words)
+    told = resolve(PoolSettings, [], words, where=KEYS)
 
     async def ask() -> str:
         async with Endpoint(told.endpoint) as endpoint:

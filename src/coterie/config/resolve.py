@@ -16,6 +16,8 @@ from coterie.config.settings import Settings
 from coterie.errors import UserError
 
 S = TypeVar("S", bound=Settings)
+NEEDED = "(needed)"
+RECIPE_KEYS = "`coterie config RECIPE` lists every key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,22 @@ class Key:
     quiet: bool
     """Whether errors leave its value out."""
 
+    @property
+    def needed(self) -> bool:
+        """Whether it has no default."""
+        return self.default == NEEDED
 
-def resolve(settings: type[S], layers: Sequence[Mapping[str, Any]], words: Iterable[str] = ()) -> S:
+
+def resolve(
+    settings: type[S],
+    layers: Sequence[Mapping[str, Any]],
+    words: Iterable[str] = (),
+    *,
+    where: str = RECIPE_KEYS,
+) -> S:
     """Settings from nested mappings (later ones win) and ``key=value`` words (which win over all).
 
+    ``where`` says to a person where the keys are listed.
     Raises :class:`UserError` for an unknown key (naming the nearest right one), a word without
     ``=``, a value out of range, or a combination that can't work.
     """
@@ -45,12 +59,12 @@ def resolve(settings: type[S], layers: Sequence[Mapping[str, Any]], words: Itera
         path, equals, text = word.partition("=")
         if not equals:
             raise UserError(f"{word!r} is not a setting", "write key=value, such as iterations=2")
-        _check_known(path, known)
+        _check_known(path, known, where)
         _put(values, path, _value(path, text))
     try:
         return settings.model_validate(values)
     except ValidationError as error:
-        raise UserError(_explain(error, known), "`coterie config RECIPE` lists every key") from None
+        raise UserError(_explain(error, known), where) from None
 
 
 def keys(settings: type[Settings], prefix: str = "") -> Iterator[Key]:
@@ -61,7 +75,7 @@ def keys(settings: type[Settings], prefix: str = "") -> Iterator[Key]:
             yield from keys(kind, f"{prefix}{name}.")
             continue
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        default = "(needed)" if field.is_required() else _shown(field.get_default())
+        default = NEEDED if field.is_required() else _shown(field.get_default())
         yield Key(
             f"{prefix}{name}",
             _type_name(kind),
@@ -94,13 +108,13 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _check_known(path: str, known: Mapping[str, Key]) -> None:
+def _check_known(path: str, known: Mapping[str, Key], where: str) -> None:
     if path in known:
         return
     leaves = {key.rsplit(".", 1)[-1]: key for key in known}
     near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
     near = near or [leaves[m] for m in difflib.get_close_matches(path, leaves, n=1, cutoff=0.5)]
-    todo = f"did you mean {near[0]!r}?" if near else "`coterie config RECIPE` lists every key"
+    todo = f"did you mean {near[0]!r}?" if near else where
     raise UserError(f"unknown key {path!r}", todo)
 
 
@@ -121,6 +135,9 @@ def _explain(error: ValidationError, known: Mapping[str, Key]) -> str:
             near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             lines.append(f"unknown key {path!r}{hint}")
+        elif item["type"] == "missing":
+            inner = [key for key, k in known.items() if key.startswith(f"{path}.") and k.needed]
+            lines.append(f"{' and '.join(inner or [path])} must be given")
         elif path:
             quiet = path in known and known[path].quiet
             lines.append(
