@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.llama import CompiledLlama
 from coterie.engines.protocol import Completion, EngineError, Sampling
-from coterie.engines.sampler import draw, uniforms
+from coterie.engines.sampler import draw, draw_by_torch, uniforms
 from coterie.engines.sequence import Running
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, save_adapter
@@ -127,7 +129,8 @@ def test_greedy_takes_the_likeliest_token() -> None:
     assert set(said.logprobs) == {0.0}
 
 
-def test_draws_follow_the_distribution_and_top_p_cuts_its_tail() -> None:
+@pytest.mark.parametrize("draw", [draw, draw_by_torch])
+def test_draws_follow_the_distribution_and_top_p_cuts_its_tail(draw: Callable[..., Any]) -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4000, 4)
     noise = torch.tensor(uniforms(7, 4000), dtype=torch.float64)
     hot = torch.ones(4000)
@@ -139,6 +142,20 @@ def test_draws_follow_the_distribution_and_top_p_cuts_its_tail() -> None:
     ids, logprobs = draw(logits, hot, hot * 0.7, noise)
     assert set(ids.tolist()) == {0, 1}
     assert torch.allclose(logprobs.exp(), torch.tensor([0.625, 0.375])[ids])
+
+
+def test_draws_are_those_of_torch() -> None:
+    rows = 60
+    logits = torch.randn(rows, 300, generator=torch.Generator().manual_seed(0)) * 4
+    told = (
+        torch.tensor([0.0, 0.5, 1.0, 2.0]).repeat(rows // 4),
+        torch.tensor([1.0, 0.9, 0.3]).repeat_interleave(rows // 3),
+        torch.tensor(uniforms(1, rows), dtype=torch.float64),
+    )
+    ids, logprobs = draw(logits, *told)
+    theirs, their_logprobs = draw_by_torch(logits, *told)
+    assert torch.equal(ids, theirs)
+    assert torch.allclose(logprobs, their_logprobs, atol=1e-5)
 
 
 def test_a_stop_string_across_tokens_ends_it_and_only_its_text_is_cut() -> None:

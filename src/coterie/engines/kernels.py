@@ -431,3 +431,39 @@ def decode(weights: Weights, tokens: Tokens, first: int, stop: int, logits: np.n
             enter(weights, tokens, layer, start, end)
             leave(weights, tokens, layer, start, end, True)
         vocabulary(weights, tokens.hidden[start:end], logits[start:end])
+
+
+@njit(cache=True, nogil=True)
+def nucleus(chances: np.ndarray, top_p: float) -> None:
+    """Drop (to 0) all but the smallest set of likeliest whose share reaches ``top_p``."""
+    total, before = 0.0, 0.0
+    for i in range(len(chances)):
+        total += chances[i]
+    for i in np.argsort(-chances, kind="mergesort"):
+        chance = chances[i]
+        if before >= top_p * total:
+            chances[i] = _ZERO
+        before += chance
+
+
+@njit(cache=True, nogil=True)
+def draw(
+    logits: np.ndarray, temperature: np.ndarray, top_p: np.ndarray, noise: np.ndarray,
+    ids: np.ndarray, logprobs: np.ndarray,
+) -> None:  # fmt: skip
+    """What :func:`~coterie.engines.sampler.draw` says, of ``logits [N, V]`` into ``ids, logprobs [N]``."""
+    for row in range(len(logits)):
+        chances, total, at = logits[row].copy(), 0.0, 0.0
+        if temperature[row] == 0:
+            ids[row], logprobs[row] = np.argmax(chances), _ZERO
+            continue
+        weigh(chances, _ONE / temperature[row])
+        if top_p[row] < 1:
+            nucleus(chances, top_p[row])
+        for i in range(len(chances)):
+            total += chances[i]
+        for i in range(len(chances)):
+            at += chances[i]
+            if at > noise[row] * total:
+                ids[row], logprobs[row] = i, np.log(chances[i] / total)
+                break

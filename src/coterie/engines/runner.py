@@ -1,8 +1,9 @@
 """Model steps of the in-process engine: reading prompts, the next token, scores of given tokens.
 
-Everything runs in shapes under which a sequence's numbers do not depend on its neighbours (on CPU
-in float32, with a fixed number of threads): rows padded to a multiple of 8 and at least 16, keys to
-a multiple of 64, prompts read in blocks of 32 tokens that attend to whole blocks.
+A sequence's numbers do not depend on its neighbours (on CPU in float32). Llama-shaped models have compiled
+loops for that (:mod:`coterie.engines.llama`). Others run, with a fixed number of threads, in shapes under
+which it is so: rows padded to a multiple of 8 and at least 16, keys to a multiple of 64, prompts read in
+blocks of 32 tokens that attend to whole blocks.
 """
 
 from collections.abc import Sequence

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.engines import kernels
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
 
@@ -30,6 +32,19 @@ def draw(
     Temperature 0 takes the likeliest token, whose log-prob is then 0. Top-p keeps the smallest set
     of likeliest tokens whose probability reaches ``top_p`` (Holtzman et al. 2020).
     """
+    if logits.device.type != "cpu":
+        return draw_by_torch(logits, temperature, top_p, noise)
+    ids, logprobs = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
+    rows = np.ascontiguousarray(logits.numpy())
+    heat, share, uniform = (each.contiguous().numpy() for each in (temperature, top_p, noise))
+    kernels.draw(rows, heat, share, uniform, ids, logprobs)
+    return torch.from_numpy(ids), torch.from_numpy(logprobs)
+
+
+def draw_by_torch(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same on a GPU. On CPU its many small operations would wait for threads to wake."""
     greedy = temperature == 0
     logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
     logprobs = torch.log_softmax(logits, -1)
@@ -39,8 +54,7 @@ def draw(
     cumulative = logprobs.double().exp_().cumsum(-1)
     at = noise[:, None] * cumulative[:, -1:]
     ids = torch.searchsorted(cumulative, at, right=True).squeeze(1)
-    if bool(greedy.any()):
-        ids = torch.where(greedy, logits.argmax(-1), ids)
+    ids = torch.where(greedy, logits.argmax(-1), ids)
     chosen = logprobs.gather(1, ids[:, None]).squeeze(1)
     return ids, chosen.masked_fill(greedy, 0.0)
 
