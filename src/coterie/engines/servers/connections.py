@@ -1,6 +1,6 @@
 """Connections to a server, found in constant time however many are open.
 
-httpx's own pool looks at every connection whenever a request begins and whenever one ends. With 512 requests open that
+httpx's own pool looks at every connection whenever a request begins and whenever one ends. With 384 dialogues that
 was two thirds of this process's time (``bench/results/rollout-2026-11-21.md``). Here each request takes an idle
 connection, or opens one, and gives it back.
 """

@@ -42,9 +42,9 @@ WITHOUT_DEVICES: dict[str, Value] = {"enable-chunked-prefill": False}
 """On CPU vLLM 0.32 dies ("CPU Generator does not use offset") when it reads a seeded request's prompt in
 two chunks, so prompts are read whole there."""
 IN_ITS_PROCESS: dict[str, Value] = {"distributed-executor-backend": "uni"}
-"""On CPU vLLM 0.32 has the model in a child of its engine process, which spins while it waits for each step and
-leaves its thread that takes in new requests hardly any time with Python's lock: 10 a second on two busy cores, each
-sampled by itself. In one process nothing spins."""
+"""On CPU vLLM 0.32 has the model in a child of its engine process, which spins while it waits for each step. On two
+busy cores its thread that takes in new requests then got hardly any through, for seconds at a time
+(``bench/results/rollout-2026-11-21.md``). In one process nothing spins."""
 IN_ITS_PROCESS_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """Without this the choice is not taken on CPU; ``vllm serve`` does nothing else with it."""
 THREADS = "OMP_NUM_THREADS"
