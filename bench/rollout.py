@@ -156,7 +156,6 @@ async def served(model: str, loaded: LoadedModel, python: str) -> AsyncIterator[
         python=python,
         dtype="float32",
         enforce_eager=True,
-        requests_per_server=4096,
         arguments={"max_num_seqs": AT_A_TIME},
     )
     with tempfile.TemporaryDirectory() as logs:
