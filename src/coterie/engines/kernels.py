@@ -168,6 +168,21 @@ def _dot_code(_: Any, x: Any, x0: Any, y: Any, y0: Any, depth: Any) -> Any:
     return types.float32(x, types.intp, y, types.intp, types.intp), generate
 
 
+def _fetch_code(_: Any, x: Any, at: Any) -> Any:
+    """Tell the processor that ``x[at]`` and its neighbours are wanted soon; it may not exist."""
+
+    def generate(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        address = b.bitcast(_pointer(context, b, sig.args[0], *args), ir.IntType(8).as_pointer())
+        flags = [ir.IntType(32)] * 3
+        kind = ir.FunctionType(ir.VoidType(), [address.type, *flags])
+        name = "llvm.prefetch.p0"
+        fetch = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+        b.call(fetch, [address, *(flag(n) for flag, n in zip(flags, (0, 2, 1), strict=True))])
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp), generate
+
+
 def _as_float_code(_: Any, bits: Any) -> Any:
     """The float32 of an int32's bits."""
     return types.float32(types.int32), lambda _, b, __, args: b.bitcast(args[0], _FLOAT)
@@ -175,6 +190,7 @@ def _as_float_code(_: Any, bits: Any) -> Any:
 
 _many, _two, _single = (_tile(rows, 2, LANES) for rows in (TILE, 2, 1))
 _narrow = _tile(1, 1, SPAN)
+_fetch: Any = intrinsic(_fetch_code)
 _dot: Any = intrinsic(_dot_code)
 _as_float: Any = intrinsic(_as_float_code)
 _LOG2E = np.float32(1.44269504)
@@ -303,7 +319,10 @@ def attend(
         first, group = head * width, head * shared // heads
         start = group * reach * width
         if alone:
-            for t in range(length):
+            for t in range(length):  # and on the way fetch values, and the keys of the next head
+                for ahead in range(0, width, 16):
+                    _fetch(values, start + t * width + ahead)
+                    _fetch(keys, start + (reach + t) * width + ahead)
                 scores[0, t] = _dot(joined, first, keys, start + t * width, width)
         else:
             if head * shared % heads == 0:  # the first of those that share a key head
