@@ -45,7 +45,9 @@ AT_A_TIME = 32
 """Sequences that either engine decodes at a time."""
 REPEATS = 3
 VLLM_PYTHON = Path(__file__).parents[1] / ".venv-vllm/bin/python"
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB; by itself vLLM takes much of the machine
+os.environ.setdefault(
+    "VLLM_CPU_KVCACHE_SPACE", "4"
+)  # GiB; by itself vLLM takes much of the machine
 
 
 @dataclass(frozen=True)
