@@ -116,6 +116,28 @@ def f():
     assert result.value[:4] == [["kept"], "42\n", (2,), 3] and "note.txt" in result.value[4]
 
 
+LEAVING = {
+    "a file": "open('left', 'w').write('1')",
+    "a hidden folder": "os.mkdir('.left')",
+    "an attribute": "os.setxattr('.', 'user.left', b'1')",
+    "a mode": "os.chmod('.', 0o711)",
+    "a time": "os.utime('.', (1, 1))",
+    "a file made and removed": "open('left', 'w').close(); os.remove('left')",
+}
+LOOK = "[os.listdir('.'), os.listxattr('.'), oct(os.stat('.').st_mode), os.stat('.').st_mtime > 1]"
+
+
+def test_the_next_answer_finds_nothing_in_the_folder() -> None:
+    async def work(sandbox: Sandbox) -> list[Any]:
+        found = [(await sandbox.run("import os", [LOOK]))[0].value]
+        for statement in LEAVING.values():
+            await sandbox.run(f"import os\ntry: {statement}\nexcept OSError: pass", ["1"])
+            found.append((await sandbox.run("import os", [LOOK]))[0].value)
+        return found
+
+    assert inside(work) == [[[], [], "0o40700", True]] * (1 + len(LEAVING))
+
+
 def test_what_an_answer_sees_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTERIE_TEST_SECRET", "hunter2")
     source = """

@@ -4,11 +4,12 @@
         graded = await sandbox.grade(source, ["double(2)"], [4])
 
 **How.** Each worker is a jail made by bubblewrap: namespaces of its own (processes, mounts, network, IPC, host
-name), no network, an empty environment, and nothing of the machine's files but the interpreter, its
-standard library and system libraries, read-only. In it a zygote, which never runs model code, forks a fresh process for each answer; this one is
-the first of a process tree of its own, has an empty folder in memory, drops all rights, changes to an
-unprivileged user where we are root, and has limits on time, memory, processes, files and output. When it is done, or
-out of time, the kernel ends the tree and drops the folder, and only then is the next answer taken.
+name), no network, an empty environment, and nothing of the machine's files but the interpreter, its standard
+library and system libraries, read-only. In it a zygote, which never runs model code, forks a fresh process for each
+answer; this one is the first of a process tree of its own, has an empty folder in memory, drops all rights, changes
+to an unprivileged user where we are root, and has limits on time, memory, processes, files and output. When it is
+done, or out of time, the kernel ends the tree and drops the folder's content, and only then is the next answer
+taken.
 
 **What is guaranteed.** An answer's process can do anything to itself, also to our code in it, and can write
 anything to its own channel. So nothing there is relied upon:

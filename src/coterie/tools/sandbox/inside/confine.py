@@ -1,7 +1,7 @@
 """What a forked process gives up before it runs an answer: files, rights, resources, system calls. Linux only.
 
-Called in order by ``zygote``: ``first_to_die``, ``own_files``, ``limits``, ``give_up_rights``. Each raises
-``OSError`` if the kernel refuses, and then the answer isn't run.
+The zygote prepares with ``hide_processes`` and ``clean_folder``; the forked process calls ``limits`` and
+``give_up_rights``. Each raises ``OSError`` if the kernel refuses, and then the answer isn't run.
 """
 
 import ctypes
@@ -9,18 +9,23 @@ import os
 import platform
 import resource
 import struct
+import time
+from functools import cache
+from typing import BinaryIO
 
 from coterie.tools.sandbox.inside.syscalls import NUMBERS, Numbers
 
-CLONE_NEWNS = 0x00020000
 CLONE_NEWPID = 0x20000000
 CLONE_NEW_ANY = 0x7E020080
 """All flags of ``clone`` that make a namespace."""
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME = 1, 2, 4, 8, 1024
+MNT_DETACH = 2
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 38, 22, 24, 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 CAPABILITY_VERSION = 0x20080522
 EPERM, EACCES, ENOSYS, EINVAL = 1, 13, 38, 22
+TICK = 0.011
+"""Seconds; longer than the coarsest step of a file's times (a hundredth)."""
 WORK = "/tmp"
 """The answer's folder, and the only one where it can write."""
 
@@ -43,18 +48,54 @@ def back_to(namespace: int) -> None:
     _must(_libc.setns(namespace, CLONE_NEWPID), "setns")
 
 
-def first_to_die() -> None:
-    """Should the machine run out of memory, the kernel is to end this process and no other."""
+_proc = -1
+"""The zygote's own view of processes, as a descriptor; answers' processes close it."""
+_stamp: tuple[int, ...] = ()
+"""State of the empty folder."""
+
+
+def hide_processes() -> None:
+    """Keep ``/proc`` for this process, which stays, and hide it from all that are forked from it.
+
+    Should the machine run out of memory, the kernel is to end something here.
+    """
+    global _proc
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
-
-
-def own_files(mebibytes: int, uid: int, gid: int) -> None:
-    """An empty folder in memory that goes with the process tree; no ``/proc``."""
-    _must(_libc.unshare(CLONE_NEWNS), "unshare(CLONE_NEWNS)")
+    _proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     _mount("/proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=555")
+
+
+def processes() -> int:
+    """A descriptor of the folder of processes."""
+    return _proc
+
+
+def process_file(name: str) -> BinaryIO:
+    """Open a file in the folder of processes."""
+    return open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=_proc))
+
+
+def clean_folder(mebibytes: int, uid: int, gid: int) -> None:
+    """See that the answers' folder is as new: a new one is mounted if anything at all was done to the last.
+
+    Whatever is created, removed or changed in a folder, and its mode, owner or attributes, moves its change time,
+    which no process can set. It moves in ticks, so the first answer waits until one has passed.
+    """
+    global _stamp
+    if _stamp == _state():
+        return
+    if _stamp:
+        _must(_libc.umount2(WORK.encode(), MNT_DETACH), f"unmount {WORK}")
     options = f"size={mebibytes}m,nr_inodes=4096,mode=700,uid={uid},gid={gid}"
-    _mount(WORK, MS_NOSUID | MS_NODEV, options)
+    _mount(WORK, MS_NOSUID | MS_NODEV | MS_NOATIME, options)
+    time.sleep(TICK)
+    _stamp = _state()
+
+
+def _state() -> tuple[int, ...]:
+    of = os.stat(WORK)
+    return of.st_dev, of.st_ino, of.st_mode, of.st_uid, of.st_nlink, of.st_mtime_ns, of.st_ctime_ns
 
 
 def _mount(where: str, flags: int, options: str) -> None:
@@ -92,10 +133,16 @@ def give_up_rights(uid: int, gid: int) -> None:
     _must(_libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
     header = struct.pack("Ii", CAPABILITY_VERSION, 0)
     _must(_libc.capset(header, bytes(24)), "capset")
-    code = filter_program(*NUMBERS[platform.machine()])
+    code = system_calls()
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
     _must(_libc.prctl(PR_SET_SECCOMP, 2, program, 0, 0), "seccomp")
+
+
+@cache
+def system_calls() -> bytes:
+    """The filter for this machine."""
+    return filter_program(*NUMBERS[platform.machine()])
 
 
 def filter_program(audit: int, numbers: Numbers) -> bytes:

@@ -77,6 +77,7 @@ class Attempt:
         self._read = 0
         self._used = 0.0
         self._pipe, pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
         confine.new_process_tree()
         self.pid = os.fork()
         if self.pid == 0:
@@ -86,31 +87,33 @@ class Attempt:
 
     def watch(self) -> str | None:
         """Read until all is told; why it was cut short, or ``None``."""
-        started = looked = time.monotonic()
+        started = time.monotonic()
         poll = select.poll()
-        poll.register(self._pipe, select.POLLIN)
-        while len(self.records) < self.wanted and self.failed_to_load is None:
-            if poll.poll(TICK * 1000):
-                data = os.read(self._pipe, 1 << 16)
-                if not data:
-                    return "ended"
-                before = self._told()
-                reason = self._take(data)
-                if reason is not None:
-                    return reason
-                if self._told() > before:
-                    started, self._used = time.monotonic(), processes_use()[0]
+        poll.register(
+            self._pipe, 0
+        )  # wakes when the answer's process has ended, not for each result
+        while True:
+            over = bool(poll.poll(TICK * 1000))
+            before = self._told()
+            reason = self._read_all()
+            if reason is not None:
+                return reason
+            if self.failed_to_load is not None:
+                return None
+            if len(self.records) == self.wanted:
+                return "garbled" if self._buffer else None
+            if over:
+                return "ended"
             now = time.monotonic()
+            seconds, resident = processes_use()
+            if self._told() > before:
+                started, self._used = now, seconds
             if now > self.until or now - started > self.job.wall_seconds:
                 return "timeout"
-            if now - looked >= TICK:
-                looked = now
-                seconds, resident = processes_use()
-                if seconds - self._used > self.job.cpu_seconds:
-                    return "timeout"
-                if resident > self.job.memory_mib << 20:
-                    return "memory"
-        return "garbled" if self._buffer else None
+            if seconds - self._used > self.job.cpu_seconds:
+                return "timeout"
+            if resident > self.job.memory_mib << 20:
+                return "memory"
 
     def end(self) -> str:
         """Kill every process of the answer; how the first one ended."""
@@ -124,6 +127,14 @@ class Attempt:
 
     def _told(self) -> int:
         return len(self.records) + self.loaded
+
+    def _read_all(self) -> str | None:
+        with suppress(BlockingIOError):
+            while data := os.read(self._pipe, 1 << 16):
+                reason = self._take(data)
+                if reason is not None:
+                    return reason
+        return None
 
     def _take(self, data: bytes) -> str | None:
         self._read += len(data)
@@ -165,8 +176,6 @@ def _answer(job: Job, first: int, pipe: int) -> None:
 
 
 def _confine(job: Job, first: int) -> None:
-    confine.first_to_die()
-    confine.own_files(job.file_mib, job.uid, job.gid)
     confine.limits(
         memory_mib=job.memory_mib,
         file_mib=job.file_mib,
@@ -179,10 +188,10 @@ def _confine(job: Job, first: int) -> None:
 def processes_use() -> tuple[float, int]:
     """CPU seconds and resident bytes of all processes here but this one."""
     seconds, resident = 0.0, 0
-    for name in os.listdir("/proc"):
+    for name in os.listdir(confine.processes()):
         if name.isdigit() and name != "1":
             with suppress(OSError):
-                with open(f"/proc/{name}/stat", "rb") as file:
+                with confine.process_file(f"{name}/stat") as file:
                     fields = file.read().rpartition(b")")[2].split()
                 seconds += sum(map(int, fields[11:15])) / _CLOCK
                 resident += int(fields[21]) * _PAGE
@@ -199,6 +208,7 @@ def run(job: Job, own: int) -> list[Record]:
     while len(records) < len(job.calls):
         if time.monotonic() > until:
             return _rest(records, job, "timeout", "no time was left for this call")
+        confine.clean_folder(job.file_mib, job.uid, job.gid)
         attempt = Attempt(job, len(records), own, until)
         reason = attempt.watch()
         ending = attempt.end()
@@ -249,6 +259,8 @@ def main() -> None:
     for name in WARM:
         importlib.import_module(name)
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    confine.hide_processes()
+    confine.system_calls()  # made once, before the forks
     gc.collect()
     gc.freeze()
     _write(replies, b"ready")
