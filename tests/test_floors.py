@@ -13,6 +13,7 @@ FLOORS = [
     "trajectories",
     "models",
     "engines",
+    "tools",
     "environments",
     "rollout",
     "rewards",

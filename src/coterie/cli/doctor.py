@@ -1,5 +1,6 @@
 """``coterie doctor``: what this machine has."""
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import platform
@@ -15,6 +16,8 @@ import torch
 from coterie.engines.keys import configured
 from coterie.errors import UserError
 from coterie.models.loading import load
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.store import Store
 
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "pydantic")
@@ -42,6 +45,7 @@ def checks() -> list[Check]:
         Check("disk", True, f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free here"),
         _gpu(),
         _store(),
+        _sandbox(),
         _model("tiny-exchange"),
     ]
     for name in TRACKERS:
@@ -66,6 +70,19 @@ def _store() -> Check:
     except (UserError, OSError) as error:
         return Check("run folders here", False, str(error))
     return Check("run folders here", True, "a store can be made and locked")
+
+
+def _sandbox() -> Check:
+    async def tried() -> None:
+        async with Sandbox(SandboxSettings(workers=1)):
+            pass
+
+    what = "sandbox for model code"
+    try:
+        asyncio.run(tried())
+    except UserError as error:
+        return Check(what, False, str(error), optional=True)
+    return Check(what, True, "starts and runs an answer", optional=True)
 
 
 def _model(name: str) -> Check:

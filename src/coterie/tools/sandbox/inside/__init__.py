@@ -1,0 +1,1 @@
+"""What runs inside the jail: standard library only, and bound there by itself."""

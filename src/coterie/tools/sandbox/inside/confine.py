@@ -1,0 +1,171 @@
+"""What a forked process gives up before it runs an answer: files, rights, resources, system calls. Linux only.
+
+The zygote prepares with ``hide_processes`` and ``clean_folder``; the forked process calls ``limits`` and
+``give_up_rights``. Each raises ``OSError`` if the kernel refuses, and then the answer isn't run.
+"""
+
+import ctypes
+import os
+import platform
+import resource
+import struct
+import time
+from functools import cache
+from typing import BinaryIO
+
+from coterie.tools.sandbox.inside.syscalls import NUMBERS, Numbers
+
+CLONE_NEWPID = 0x20000000
+CLONE_NEW_ANY = 0x7E020080
+"""All flags of ``clone`` that make a namespace."""
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME = 1, 2, 4, 8, 1024
+MNT_DETACH = 2
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 38, 22, 24, 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+CAPABILITY_VERSION = 0x20080522
+EPERM, EACCES, ENOSYS, EINVAL = 1, 13, 38, 22
+TICK = 0.011
+"""Seconds; longer than the coarsest step of a file's times (a hundredth)."""
+WORK = "/tmp"
+"""The answer's folder, and the only one where it can write."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _must(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def new_process_tree() -> None:
+    """The next forked child is the first process of a tree that ends with it (a pid namespace)."""
+    _must(_libc.unshare(CLONE_NEWPID), "unshare(CLONE_NEWPID)")
+
+
+def back_to(namespace: int) -> None:
+    """Further children belong to the pid namespace of this descriptor again."""
+    _must(_libc.setns(namespace, CLONE_NEWPID), "setns")
+
+
+_proc = -1
+"""The zygote's own view of processes, as a descriptor; answers' processes close it."""
+_stamp: tuple[int, ...] = ()
+"""State of the empty folder."""
+
+
+def hide_processes() -> None:
+    """Keep ``/proc`` for this process, which stays, and hide it from all that are forked from it.
+
+    Should the machine run out of memory, the kernel is to end something here.
+    """
+    global _proc
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    _proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    _mount("/proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=555")
+
+
+def processes() -> int:
+    """A descriptor of the folder of processes."""
+    return _proc
+
+
+def process_file(name: str) -> BinaryIO:
+    """Open a file in the folder of processes."""
+    return open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=_proc))
+
+
+def clean_folder(mebibytes: int, uid: int, gid: int) -> None:
+    """See that the answers' folder is as new: a new one is mounted if anything at all was done to the last.
+
+    Whatever is created, removed or changed in a folder, and its mode, owner or attributes, moves its change time,
+    which no process can set. It moves in ticks, so the first answer waits until one has passed.
+    """
+    global _stamp
+    if _stamp == _state():
+        return
+    if _stamp:
+        _must(_libc.umount2(WORK.encode(), MNT_DETACH), f"unmount {WORK}")
+    options = f"size={mebibytes}m,nr_inodes=4096,mode=700,uid={uid},gid={gid}"
+    _mount(WORK, MS_NOSUID | MS_NODEV | MS_NOATIME, options)
+    time.sleep(TICK)
+    _stamp = _state()
+
+
+def _state() -> tuple[int, ...]:
+    of = os.stat(WORK)
+    return of.st_dev, of.st_ino, of.st_mode, of.st_uid, of.st_nlink, of.st_mtime_ns, of.st_ctime_ns
+
+
+def _mount(where: str, flags: int, options: str) -> None:
+    call = _libc.mount
+    call.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
+    _must(call(b"tmpfs", where.encode(), b"tmpfs", flags, options.encode()), f"mount {where}")
+
+
+def limits(*, memory_mib: int, file_mib: int, processes: int, cpu_seconds: int) -> None:
+    """Set resource limits that can't be raised again."""
+    values = {
+        resource.RLIMIT_AS: memory_mib << 20,
+        resource.RLIMIT_FSIZE: file_mib << 20,
+        resource.RLIMIT_NPROC: processes,
+        resource.RLIMIT_CPU: cpu_seconds,
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 1 << 16,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_RTPRIO: 0,
+        resource.RLIMIT_SIGPENDING: 1024,
+    }
+    for name, value in values.items():
+        resource.setrlimit(name, (value, value))
+
+
+def give_up_rights(uid: int, gid: int) -> None:
+    """Become ``uid``, go to its folder, drop all capabilities, refuse system calls that no answer needs."""
+    if os.getuid() != uid:
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    os.chdir(WORK)
+    _must(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _must(_libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
+    header = struct.pack("Ii", CAPABILITY_VERSION, 0)
+    _must(_libc.capset(header, bytes(24)), "capset")
+    code = system_calls()
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
+    _must(_libc.prctl(PR_SET_SECCOMP, 2, program, 0, 0), "seccomp")
+
+
+@cache
+def system_calls() -> bytes:
+    """The filter for this machine."""
+    return filter_program(*NUMBERS[platform.machine()])
+
+
+def filter_program(audit: int, numbers: Numbers) -> bytes:
+    """A seccomp filter in classic BPF: refuse ``numbers.refused``, new namespaces, and all but Unix sockets.
+
+    Of ``numbers``: ``audit`` is the machine's constant in ``linux/audit.h``. Another machine's calls (32-bit ones on
+    x86-64) end the process.
+    """
+    load, equal, at_least, any_bit, done = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, kill, refuse = 0x7FFF0000, 0x80000000, 0x00050000
+    lines: list[tuple[int, int, int, int]] = [
+        (load, 0, 0, 4), (equal, 1, 0, audit), (done, 0, 0, kill),
+        (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (done, 0, 0, kill),
+    ]  # fmt: skip
+    for number in numbers.refused:
+        lines += [(equal, 0, 1, number), (done, 0, 0, refuse | EPERM)]
+    lines += [
+        # glibc goes on with clone if clone3, whose flags are out of a filter's sight, isn't there
+        (equal, 0, 1, numbers.clone3), (done, 0, 0, refuse | ENOSYS),
+        (equal, 0, 4, numbers.clone), (load, 0, 0, 16), (any_bit, 0, 1, CLONE_NEW_ANY),
+        (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
+        (equal, 0, 4, numbers.socket), (load, 0, 0, 16), (equal, 1, 0, 1),
+        (done, 0, 0, refuse | EACCES), (done, 0, 0, allow),
+        (done, 0, 0, allow),
+    ]  # fmt: skip
+    return b"".join(struct.pack("HBBI", *line) for line in lines)

@@ -1,0 +1,47 @@
+"""Numbers of the system calls that an answer has no honest use for, by machine.
+
+Tracing and reading other processes; namespaces and mounts; keyrings and System V objects, which would outlive the
+answer; memory that no limit counts (``memfd_create``); large parts of the kernel that need no exposure (bpf,
+io_uring, perf, userfaultfd); the administration of the machine.
+"""
+
+from typing import NamedTuple
+
+
+class Numbers(NamedTuple):
+    """System calls of one machine."""
+
+    refused: tuple[int, ...]
+    clone: int
+    socket: int
+    clone3: int = 435
+
+
+_EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 438, 440, 442, 447)
+"""pidfd_send_signal, io_uring (3), open_tree, move_mount, fsopen, fsconfig, fsmount, fspick, pidfd_open,
+pidfd_getfd, process_madvise, mount_setattr, memfd_secret."""
+
+_X86_64 = (
+    29, 30, 31, 67, 64, 65, 66, 220, 68, 69, 70, 71,  # shm, sem, msg
+    101, 103, 135, 153, 155, 159, 161, 163, 164, 165, 166,  # ptrace, syslog, personality, vhangup, pivot_root,
+    # adjtimex, chroot, acct, settimeofday, mount, umount2
+    167, 168, 169, 170, 171, 172, 173, 175, 176, 179,  # swap, reboot, names, ports, modules, quotactl
+    227, 240, 241, 242, 243, 244, 245, 246, 248, 249, 250,  # clock_settime, mq, kexec_load, keys
+    238, 256, 272, 279, 298, 300, 303, 304, 305, 308,  # NUMA, unshare, perf, fanotify, handles, clock, setns
+    310, 311, 312, 313, 319, 320, 321, 323,  # other processes' memory, modules, memfd, kexec, bpf, userfaultfd
+)  # fmt: skip
+_AARCH64 = (
+    186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196, 197,  # msg, sem, shm
+    39, 40, 41, 51, 58, 60, 89, 92, 97, 104, 105, 106,  # umount2, mount, pivot_root, chroot, vhangup, quotactl,
+    # acct, personality, unshare, kexec_load, modules
+    112, 116, 117, 142, 161, 162, 170, 171,  # clock_settime, syslog, ptrace, reboot, names, time
+    180, 181, 182, 183, 184, 185, 217, 218, 219, 224, 225,  # mq, keys, swap
+    237, 238, 239, 241, 262, 264, 265, 266, 268,  # NUMA, perf, fanotify, handles, clock, setns
+    270, 271, 272, 273, 279, 280, 282, 294,  # other processes' memory, modules, memfd, bpf, userfaultfd, kexec
+)  # fmt: skip
+
+NUMBERS: dict[str, tuple[int, Numbers]] = {
+    "x86_64": (0xC000003E, Numbers(_X86_64 + _EVERYWHERE, clone=56, socket=41)),
+    "aarch64": (0xC00000B7, Numbers(_AARCH64 + _EVERYWHERE, clone=220, socket=198)),
+}
+"""By ``platform.machine()``: the constant of ``linux/audit.h`` and the calls."""

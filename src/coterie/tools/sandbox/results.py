@@ -1,0 +1,121 @@
+"""What came of an answer's calls, and of grading it."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from coterie.tools.sandbox.compare import equal, same
+from coterie.tools.sandbox.inside.plain import NotPlain, Wire, check, decode
+from coterie.tools.sandbox.inside.zygote import Record
+
+Mode = Literal["module", "legacy"]
+"""How an answer's source and calls are run: in one module's namespace; or, as SWEET-RL's grader did, with separate
+globals and locals, so that an answer with helpers, imports at its top, constants or recursion fails."""
+FAILURES = {
+    "error": "it raised an exception",
+    "not plain": "what it returned is not plain data",
+    "timeout": "it took too long",
+    "memory": "it used too much memory",
+    "output": "its results are too long",
+    "ended": "its process ended",
+    "garbled": "what its process told is not a result",
+    "open": "the sandbox could not be closed around it, so it was not run",
+    "lost": "the sandbox's worker was lost, twice",
+}
+LONGEST_WHY = 600
+"""Characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """What one call gave: a plain value, or why there is none."""
+
+    call: str
+    wire: Wire | None = None
+    """The value as ``inside.plain`` writes it; ``None`` if the call failed."""
+    failed: str = ""
+    """One of ``FAILURES``, empty if the call gave a value."""
+    why: str = ""
+    """More about the failure, in part in words of the answer's own."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the call gave a plain value."""
+        return self.wire is not None
+
+    @property
+    def value(self) -> Any:
+        """The value; raises ``ValueError`` for a call that failed."""
+        if self.wire is None:
+            raise ValueError(f"`{self.call}` gave no value: {self.reason}")
+        return decode(self.wire)
+
+    @property
+    def reason(self) -> str:
+        """Why the call failed, for a person; empty if it didn't."""
+        if not self.failed:
+            return ""
+        return FAILURES[self.failed] + (f" ({self.why})" if self.why else "")
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """One test: a call, what it should give and what it gave."""
+
+    __test__ = False  # not for pytest to collect
+    result: CallResult
+    expected: Wire
+    passed: bool
+
+    @property
+    def reason(self) -> str:
+        """Why the test failed, for a person; empty if it passed."""
+        if self.passed:
+            return ""
+        return self.result.reason or "the value is another"
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """An answer's tests, in the order of its calls."""
+
+    tests: tuple[TestResult, ...]
+
+    @property
+    def fraction(self) -> float:
+        """Share of tests that passed."""
+        return sum(test.passed for test in self.tests) / len(self.tests)
+
+    @property
+    def success(self) -> bool:
+        """Whether all passed."""
+        return all(test.passed for test in self.tests)
+
+
+def judge(result: CallResult, expected: Wire, mode: Mode, tolerance: float) -> TestResult:
+    """Whether a call gave what it should.
+
+    ``legacy`` takes Python's ``==``, and an expected ``None`` never passes, as in SWEET-RL's grader.
+    """
+    if result.wire is None:
+        passed = False
+    elif mode == "legacy":
+        passed = expected[0] != "none" and equal(expected, result.wire)
+    else:
+        passed = same(expected, result.wire, tolerance)
+    return TestResult(result, expected, passed)
+
+
+def read_record(call: str, record: Record) -> CallResult:
+    """What a record says, taking nothing on trust."""
+    try:
+        told = json.loads(record[1])
+        if set(told) == {"value"}:
+            check(told["value"])
+            return CallResult(call, told["value"])
+        failed, why = told["failed"], told["why"]
+        if failed in FAILURES and isinstance(why, str):
+            return CallResult(call, None, failed, why[:LONGEST_WHY])
+    except (ValueError, TypeError, KeyError, RecursionError, NotPlain):
+        pass
+    return CallResult(call, None, "garbled")

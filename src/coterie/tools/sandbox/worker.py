@@ -1,0 +1,118 @@
+"""One worker: the jail's process, and the exchange of jobs and replies with the zygote in it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import struct
+from asyncio import StreamReader, StreamWriter
+from asyncio.subprocess import PIPE, Process
+from dataclasses import asdict
+from typing import cast
+
+from coterie.errors import UserError
+from coterie.tools.sandbox.inside.zygote import Job, Record
+from coterie.tools.sandbox.jail import Jail, advice
+
+START_SECONDS = 60.0
+"""For a jail to come up, on a busy machine."""
+GRACE_SECONDS = 10.0
+"""For a reply, beyond the time that the job has."""
+
+
+class WorkerLost(Exception):
+    """The worker gave no proper reply, and is ended."""
+
+
+class Worker:
+    """A jail that runs one answer at a time. Start it with ``start``."""
+
+    def __init__(self, jail: Jail, process: Process) -> None:
+        self.jail = jail
+        self._process = process
+
+    @classmethod
+    async def start(cls, jail: Jail) -> "Worker":
+        """Start a jail; raises ``UserError`` with what to do if it doesn't come up."""
+        process = await asyncio.create_subprocess_exec(
+            *jail.command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env={}, start_new_session=True
+        )
+        worker = cls(jail, process)
+        try:
+            ready = await asyncio.wait_for(worker._out.readexactly(5), START_SECONDS)
+        except (asyncio.IncompleteReadError, TimeoutError) as error:
+            worker.kill()
+            said = await cast(StreamReader, process.stderr).read(2000)
+            text = said.decode(errors="replace").strip() or type(error).__name__
+            raise UserError(f"the sandbox does not start here: {text}", advice()) from error
+        except BaseException:
+            worker.kill()
+            raise
+        if ready != b"ready":
+            worker.kill()
+            raise UserError("the sandbox does not start here: it answers strangely", advice())
+        return worker
+
+    async def run(self, job: Job) -> list[Record]:
+        """A record for each of the job's calls; raises ``WorkerLost``. Whatever it raises, the worker is ended."""
+        nonce = secrets.token_bytes(16)
+        body = json.dumps(asdict(job)).encode()
+        try:
+            self._in.write(struct.pack(">I", len(body)) + body + nonce)
+            reply = await asyncio.wait_for(
+                self._reply(nonce, job), job.total_seconds + GRACE_SECONDS
+            )
+            return _records(reply, len(job.calls))
+        except (OSError, EOFError, TimeoutError, ValueError, struct.error) as error:
+            self.kill()
+            raise WorkerLost(f"the sandbox's worker was lost ({type(error).__name__})") from error
+        except BaseException:
+            self.kill()
+            raise
+
+    async def _reply(self, nonce: bytes, job: Job) -> bytes:
+        await self._in.drain()
+        head = await self._out.readexactly(20)
+        if head[:16] != nonce:
+            raise ValueError("a reply to another run")
+        (size,) = struct.unpack(">I", head[16:])
+        if size > (job.output_kib << 10) + 5000 * (1 + len(job.calls)):
+            raise ValueError("a reply that is too long")
+        return await self._out.readexactly(size)
+
+    @property
+    def pid(self) -> int:
+        """Of the jail's outermost process."""
+        return self._process.pid
+
+    @property
+    def _in(self) -> StreamWriter:
+        return cast(StreamWriter, self._process.stdin)
+
+    @property
+    def _out(self) -> StreamReader:
+        return cast(StreamReader, self._process.stdout)
+
+    def kill(self) -> None:
+        """End the jail and all that is in it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """End the jail and wait until it is gone."""
+        self.kill()
+        self._in.close()
+        await self._process.wait()
+
+
+def _records(reply: bytes, count: int) -> list[Record]:
+    records, at = [], 0
+    for _ in range(count):
+        kind, size = struct.unpack_from(">BI", reply, at)
+        at += 5 + size
+        records.append((kind, reply[at - size : at]))
+    if at != len(reply):
+        raise ValueError("a reply of another length")
+    return records

@@ -1,0 +1,78 @@
+"""Runs every hostile answer, each followed by an honest one. Also by itself, as another user:
+
+python tests/hostile_suite.py       # prints one JSON object: what went wrong, by answer
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.settings import SandboxSettings
+from tests.hostile_answers import HOSTILE, PROBES
+
+HONEST = "import math\ndef twice(x):\n    return math.prod([2, x])\n\n\ndef double(x):\n    return twice(x)\n"
+CALLS = ("double(1)", "double(2)", "double(21)")
+EXPECTED = (2, 4, 42)
+SETTINGS = SandboxSettings(
+    workers=1, wall_seconds=1.0, cpu_seconds=0.4, total_seconds=1.5, memory_mib=256, processes=12, file_mib=8
+)  # fmt: skip
+IN_TIME = 8.0
+"""Seconds for an answer; its own limit is 1.5, the rest is for a busy machine."""
+PROBE = """
+import ctypes, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def must(result):
+    if result < 0: raise OSError(ctypes.get_errno(), "refused")
+def probe():
+    try:
+        {statement}
+    except Exception as error:
+        return "refused"
+    return "done"
+"""
+
+
+async def attack(sandbox: Sandbox, source: str) -> list[str]:
+    """What is wrong with how an answer and the honest one after it are graded."""
+    began = time.monotonic()
+    graded = await sandbox.grade(source, CALLS, EXPECTED)
+    took = time.monotonic() - began
+    wrong = [f"accepted: {test.result}" for test in graded.tests if test.passed]
+    if any(test.result.failed in ("lost", "open") for test in graded.tests):
+        wrong.append(f"broke the sandbox: {graded.tests}")
+    if took > IN_TIME:
+        wrong.append(f"took {took:.1f} s")
+    honest = await sandbox.grade(HONEST, CALLS, EXPECTED)  # by the same worker
+    if not honest.success:
+        wrong.append(f"the honest answer after it failed: {[t.reason for t in honest.tests]}")
+    return wrong
+
+
+async def probe(sandbox: Sandbox, statement: str) -> list[str]:
+    """Whether a statement is refused."""
+    (result,) = await sandbox.run(PROBE.format(statement=statement), ["probe()"])
+    return [] if result.ok and result.value == "refused" else [str(result)]
+
+
+async def lane(number: int) -> dict[str, list[str]]:
+    """Every second of all, on one worker."""
+    async with Sandbox(SETTINGS) as sandbox:
+        found = {name: await attack(sandbox, HOSTILE[name]) for name in list(HOSTILE)[number::2]}
+        probes = list(PROBES)[number::2]
+        return found | {name: await probe(sandbox, PROBES[name]) for name in probes}
+
+
+async def suite() -> dict[str, list[str]]:
+    """What went wrong, by answer or statement; empty if nothing did."""
+    one, other = await asyncio.gather(lane(0), lane(1))
+    return {name: wrong for name, wrong in (one | other).items() if wrong}
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    wrong = asyncio.run(suite())
+    print(json.dumps({"uid": os.getuid(), "wrong": wrong, "seconds": time.monotonic() - began}))
+    sys.exit(bool(wrong))

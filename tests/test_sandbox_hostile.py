@@ -1,0 +1,59 @@
+"""Hostile answers: none is accepted, none harms the grader, and the honest answer after each is graded right."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import coterie
+from coterie.tools.sandbox.jail import NOBODY
+from tests.hostile_answers import HOSTILE, PROBES
+from tests.hostile_suite import suite
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_no_hostile_answer_is_accepted_and_every_honest_one_is() -> None:
+    assert len(HOSTILE) + len(PROBES) >= 40
+    assert asyncio.run(suite()) == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the suite above has run as an ordinary user")
+def test_the_same_as_an_ordinary_user() -> None:
+    for python in pythons():
+        command = [python, str(ROOT / "tests/hostile_suite.py")]
+        done = subprocess.run(
+            command, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True,
+            cwd="/", env={"PYTHONPATH": os.pathsep.join(paths()), "PYTHONDONTWRITEBYTECODE": "1"},
+        )  # fmt: skip
+        assert done.returncode in (0, 1), done.stderr
+        told = json.loads(done.stdout)
+        assert told["uid"] == NOBODY and told["wrong"] == {}
+        return
+    pytest.skip("no Python of this version that an ordinary user may run with coterie's packages")
+
+
+def paths() -> list[str]:
+    """Where coterie and its packages are."""
+    return [str(Path(coterie.__file__).parent.parent), str(ROOT), *sys.path[1:]]
+
+
+def pythons() -> Iterator[str]:
+    """Interpreters of this version that an ordinary user can use with our packages."""
+    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for python in (sys.executable, f"/usr/local/bin/{name}", f"/usr/bin/{name}"):
+        command = [python, "-c", "import coterie.config.settings, tests.hostile_answers"]
+        try:
+            tried = subprocess.run(
+                command, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, cwd="/",
+                env={"PYTHONPATH": os.pathsep.join(paths())},
+            )  # fmt: skip
+        except OSError:
+            continue
+        if tried.returncode == 0:
+            yield python
