@@ -43,7 +43,7 @@ docs: $(VENV)/.run
 	$(VENV)/bin/coterie config optima/isft --markdown > docs/config.md
 
 reproduce: $(VENV)/.run
-	$(VENV)/bin/coterie reproduce optima/isft --scale tiny
+	$(VENV)/bin/coterie reproduce optima --scale tiny
 
 # The virtual environment: .run has what the package needs, .dev also what its tests need.
 $(VENV)/.run: pyproject.toml constraints.txt

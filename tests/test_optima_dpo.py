@@ -12,6 +12,7 @@ from coterie.progress import Silent
 from coterie.recipes.optima_dpo import OptimaDPO
 from coterie.recipes.optima_settings import OptimaDPOSettings
 from coterie.recipes.optima_trees import Growing, rollouts
+from coterie.recipes.plan import plan
 from coterie.recipes.registry import recipe, settings
 from coterie.reports.data import TreeTurn
 from coterie.reports.optima import run_report
@@ -209,6 +210,17 @@ def test_isft_dpo_runs_both_kinds_and_reports(cli: Cli, tmp_path: Path) -> None:
 def test_what_cannot_work_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         settings("optima/idpo", words)
+
+
+def test_the_plan_checks_what_only_dpo_needs() -> None:
+    long = settings("optima/idpo", ["dpo.train.max_length=2048", "dpo.tasks=3"])
+    with pytest.raises(UserError, match=r"dpo\.train\.max_length=2048 is more than") as error:
+        plan(long)
+    assert error.value.todo == "use dpo.train.max_length=1024 or less"
+    own = opened()
+    found = plan(own.settings)
+    # SFT: 4 tasks, 2 samples; DPO: 3 trees of 3 searches with 3 rollouts, and 4 to probe
+    assert found.dialogues == 4 * 2 + 3 * 9 + 4
 
 
 def test_isft_has_no_keys_of_dpo() -> None:

@@ -116,7 +116,8 @@ class Checkpoints(StrEnum):
 @app.command()
 def evaluate(
     target: Annotated[
-        str, typer.Argument(metavar="BENCHMARK|RUN", help="exchange, hotpot_qa, gsm8k; or a run.")
+        str,
+        typer.Argument(metavar="BENCHMARK|RUN", help="exchange, hotpot_qa, gsm8k, ...; or a run."),
     ],
     words: Words = None,
     checkpoints: Annotated[

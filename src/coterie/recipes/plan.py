@@ -74,18 +74,26 @@ def plan(settings: OptimaSettings) -> Plan:
     """
     if settings.engine.kind == "vllm":
         check_vllm(settings.engine.vllm)
-    check_tracker(settings.train.tracker)
+    trainings = _trainings(settings)
+    for training in trainings.values():
+        check_tracker(training.tracker)
     world = environment(settings.dataset, settings.data)
     train = world.tasks("train", settings.rollout.tasks, settings.seed)
     heldout = world.tasks("heldout", settings.evaluate.tasks, settings.seed)
-    check_disjoint(train, heldout)
+    searched: list[Task] = []
+    if isinstance(settings, OptimaDPOSettings):
+        searched = world.tasks("train", settings.dpo.tasks, settings.seed)
+    check_disjoint(train + searched, heldout)
     renderer, context = load_renderer(settings.model)
-    longest = _longest_prompt(world, renderer, train + heldout)
-    _check_lengths(settings, longest, context)
+    longest = _longest_prompt(world, renderer, train + searched + heldout)
+    check_context(context, longest + settings.rollout.max_tokens, settings.model)
+    for name, training in trainings.items():
+        _check_length(name, training, context)
     weights = weights_of(settings.model)
     memory = weights * BYTES_PER_WEIGHT[settings.train.method]
     _check_memory(memory, settings)
-    sizes = [size(settings, i, len(train), len(world.agents)) for i in range(settings.iterations)]
+    counts = len(train), len(searched), len(world.agents)
+    sizes = [size(settings, i, *counts) for i in range(settings.iterations)]
     dialogues = sum(one.dialogues for one in sizes)
     evaluations = (settings.iterations + 1) * len(heldout)
     room = longest + world.max_turns * (settings.rollout.max_tokens + 8)
@@ -115,15 +123,15 @@ class Size:
     updates: int
 
 
-def size(settings: OptimaSettings, iteration: int, tasks: int, agents: int) -> Size:
-    """The size of an iteration; ``tasks`` are those of one of SFT."""
+def size(settings: OptimaSettings, iteration: int, tasks: int, searched: int, agents: int) -> Size:
+    """The size of an iteration; ``tasks`` are those of one of SFT, ``searched`` those of one of DPO."""
     if isinstance(settings, OptimaDPOSettings) and settings.kinds()[iteration] == "dpo":
         s = settings.dpo
         rollouts = s.search.searches * s.search.rollouts
         # of siblings of one parent at most; or one of each parent that has several children
         pairs = rollouts * (rollouts - 1) // 2 if s.select.rule == "all" else rollouts - 1
-        pairs = s.tasks * max(int(pairs * s.select.top_share), 1)
-        return Size(s.tasks * rollouts + s.probe, pairs, _updates(pairs, s.train))
+        pairs = searched * max(int(pairs * s.select.top_share), 1)
+        return Size(searched * rollouts + s.probe, pairs, _updates(pairs, s.train))
     rows = round(tasks * settings.select.top_share) * agents
     return Size(tasks * settings.rollout.samples, rows, _updates(rows, settings.train))
 
@@ -157,13 +165,19 @@ def _longest_prompt(world: DialogueEnvironment, renderer: ChatRenderer, tasks: l
     return max(lengths)
 
 
-def _check_lengths(settings: OptimaSettings, longest_prompt: int, context: int) -> None:
-    check_context(context, longest_prompt + settings.rollout.max_tokens, settings.model)
-    if settings.train.max_length > context:
+def _trainings(settings: OptimaSettings) -> dict[str, TrainingSettings]:
+    """The trainings that a run has, by their keys."""
+    if isinstance(settings, OptimaDPOSettings):
+        return {"train": settings.train, "dpo.train": settings.dpo.train}
+    return {"train": settings.train}
+
+
+def _check_length(name: str, training: TrainingSettings, context: int) -> None:
+    if training.max_length > context:
         raise UserError(
-            f"train.max_length={settings.train.max_length} is more than the model's context of "
+            f"{name}.max_length={training.max_length} is more than the model's context of "
             f"{context} tokens",
-            f"use train.max_length={context} or less",
+            f"use {name}.max_length={context} or less",
         )
 
 
@@ -174,5 +188,6 @@ def _check_memory(needed: int, settings: OptimaSettings) -> None:
         raise UserError(
             f"training {settings.model} needs about {needed / 2**30:.1f} GiB for weights and "
             f"optimiser, and {free / 2**30:.1f} GiB are free on {device}",
-            "use a smaller model, or train.method=lora",
+            "use a smaller model"
+            + ", or train.method=lora" * (not isinstance(settings, OptimaDPOSettings)),
         )
