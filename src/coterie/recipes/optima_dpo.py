@@ -97,9 +97,11 @@ class OptimaDPO(Optima):
         )  # fmt: skip
         judge.losses = run.store.credit(judge.settings, "nll", iteration=iteration, stage="rollout")
         run.store.put_tasks(tasks)
-        growing = Growing(run.store, iteration, progress)
-        progress.start(growing.left(tasks, s.search.searches), f"searches {iteration}")
         before = voice.engine.stats.sampled_tokens
+        growing = Growing(
+            run.store, iteration, progress, lambda: voice.engine.stats.sampled_tokens - before
+        )
+        progress.start(growing.left(tasks, s.search.searches), f"searches {iteration}")
         growing_trees = (
             DialogueTree(
                 *(self.environment, voice, judge, s.search, task), *growing.begun(task),
@@ -109,8 +111,7 @@ class OptimaDPO(Optima):
         )  # fmt: skip
         try:
             async for _ in in_flight(growing_trees, s.trees_in_flight):
-                sampled = voice.engine.stats.sampled_tokens - before
-                progress.advance(0, sampled_tokens=sampled)
+                pass
         except EngineGone as error:
             raise UserError(
                 f"the trees of iteration {iteration} can't go on: {error}",

@@ -1,6 +1,6 @@
 """What ``optima``'s iterations of DPO need of trees: rewards while they grow, and their record."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coterie.engines.inprocess import InProcessEngine
@@ -27,6 +27,8 @@ class Growing:
     store: Store
     iteration: int
     progress: Progress
+    sampled_tokens: Callable[[], int]
+    """So far, for the progress."""
     played: dict[str, list[Rollout]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +62,7 @@ class Growing:
                     metrics=_metrics(one, path),
                     failure=one.failure,
                 )
-        self.progress.advance(1)
+        self.progress.advance(1, sampled_tokens=self.sampled_tokens())
 
 
 class TreeJudge:
