@@ -39,6 +39,7 @@ from coterie.environments.registry import environment
 from coterie.models.loading import LoadedModel, load
 from coterie.rollout.episodes import Episode, Player
 from coterie.rollout.voices import Ask, Memory, Said, TokenVoice
+from coterie.trajectories.task import Task
 
 DIALOGUES, TURNS, MOST_TOKENS = 512, 6, 96
 AT_A_TIME = 32
@@ -83,11 +84,9 @@ class RecordingVoice(TokenVoice):
         return said
 
 
-async def dialogues(voice: TokenVoice) -> None:
+async def dialogues(voice: TokenVoice, world: Any, tasks: Sequence[Task]) -> None:
     """Play all dialogues."""
-    world: Any = environment("exchange")
-    world.max_turns = TURNS
-    episodes = [Episode(t, 0, 0, "bench") for t in world.tasks("heldout", DIALOGUES, 0)]
+    episodes = [Episode(task, 0, 0, "bench") for task in tasks]
     async for finished in Player(world, voice, 0).play_all(episodes):
         assert finished.failure is None, finished.failure
 
@@ -125,11 +124,14 @@ async def compare(
     settings = (engine, model.renderer.render, sampling, model.context_length)
     recording = RecordingVoice(*settings)
     recording.asked = []
-    await dialogues(recording)
+    world: Any = environment("exchange")
+    world.max_turns = TURNS
+    tasks = world.tasks("heldout", DIALOGUES, 0)
+    await dialogues(recording, world, tasks)
     asked = sorted(recording.asked, key=lambda one: one.turn)
     voice = TokenVoice(*settings)
     sides: dict[str, Callable[[], Awaitable[None]]] = {
-        "dialogues": lambda: dialogues(voice),
+        "dialogues": lambda: dialogues(voice, world, tasks),
         "requests": lambda: requests(engine, asked, sampling),
     }
     runs: dict[str, list[Measured]] = {side: [] for side in sides}

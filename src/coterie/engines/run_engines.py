@@ -56,7 +56,7 @@ class RunEngines:
     def close(self) -> None:
         """End what was started."""
         if self._runner is not None:
-            self._runner.run(self._end())
+            self._runner.run(self.end())
             self._runner.close()
             self._runner = None
 
@@ -88,7 +88,7 @@ class RunEngines:
     def make_room(self) -> None:
         """Let go of devices before other work on them, if servers are not to be kept."""
         if self._runner is not None and not self.settings.keep_servers:
-            self._runner.run(self._end())
+            self._runner.run(self.end())
 
     async def _served(self, version: int, path: Path | str, renderer: ChatRenderer) -> ServerPool:
         adapter = is_adapter(path)
@@ -123,7 +123,8 @@ class RunEngines:
                 "(no engine.vllm.urls)",
             ) from error
 
-    async def _end(self) -> None:
+    async def end(self) -> None:
+        """End the servers; on the loop that they were started on."""
         self._pool = None
         await self._open.aclose()
 

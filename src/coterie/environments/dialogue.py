@@ -6,13 +6,17 @@ and when the talk ends. States are frozen, so a branch of a tree is a copy of no
 
 import asyncio
 import json
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from coterie.datasets.rows import QuestionRow
+from coterie.environments.person import PERSON
+from coterie.environments.services import NO_SERVICES, Services
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import End
-from coterie.trajectories.turn import Message, Part, Turn
+from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
 
 FORMAT_SOURCE = "format"
 """Source of the prompt part that asks for a format; ``drop_format`` removes exactly these parts."""
@@ -33,6 +37,16 @@ class DialogueState:
     """The most recent answer that anybody gave."""
     end: End | None = None
     """How it ended; ``None`` while it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What a dialogue that has ended is worth."""
+
+    score: float
+    """The benchmark's metric, in [0, 1]."""
+    metrics: Mapping[str, float | int | str] = field(default_factory=dict)
+    """What else was found, such as which tests passed and why the others failed."""
 
 
 class DialogueEnvironment(Protocol):
@@ -95,6 +109,53 @@ class OwnRules(Protocol):
         ...
 
 
+@runtime_checkable
+class WithPerson(Protocol):
+    """What an environment has besides if its agent talks with a person, whose turns no policy makes."""
+
+    def opening(self, task: Task) -> str:
+        """The person's first message."""
+        ...
+
+    def visible(self, text: str) -> str:
+        """What of the agent's utterance the person can read, and stays in the history."""
+        ...
+
+    async def follow(self, state: DialogueState, services: Services) -> DialogueState:
+        """After the newest of ``state.turns``, which is the agent's: the end, or the person's turn too."""
+        ...
+
+    async def grade(self, state: DialogueState, services: Services) -> Grade:
+        """The grade of a dialogue that has ended."""
+        ...
+
+
+@cache
+def _is(kind: Any, protocol: Any) -> bool:
+    """``issubclass`` of a protocol, which takes long enough to be felt in every turn."""
+    return issubclass(kind, protocol)
+
+
+def has_person(environment: Any) -> TypeGuard[WithPerson]:
+    """Whether the agent of an environment talks with a person."""
+    return _is(environment.__class__, WithPerson)
+
+
+def _has_rules(environment: Any) -> TypeGuard[OwnRules]:
+    return _is(environment.__class__, OwnRules)
+
+
+def begin(
+    environment: DialogueEnvironment, task: Task, root: str, format: str | None = None
+) -> DialogueState:
+    """How a dialogue begins; ``root`` is that of its tree."""
+    if not has_person(environment):
+        return DialogueState(task, format)
+    said = Part(environment.opening(task), source="task")
+    first = make_turn(root, Speaker("person", PERSON), [said], author="task")
+    return DialogueState(task, format, (first,))
+
+
 def next_agent(environment: DialogueEnvironment, state: DialogueState) -> str:
     """Whose turn it is: they speak in turn, the first agent begins."""
     return environment.agents[len(state.turns) % len(environment.agents)]
@@ -110,14 +171,17 @@ def messages(
     parts = environment.system_parts(state.task, agent)
     if state.format is not None and agent in environment.format_agents:
         parts += (Part(f"\nFormat: {state.format}", source=FORMAT_SOURCE),)
-    heard = environment.heard(state, agent) if isinstance(environment, OwnRules) else state.turns
-    return (
-        Message("system", parts),
-        *(
-            Message("assistant" if turn.speaker.name == agent else "user", turn=turn.id)
-            for turn in heard
-        ),
-    )
+    heard = environment.heard(state, agent) if _has_rules(environment) else state.turns
+    return (Message("system", parts), *(_shown(environment, turn, agent) for turn in heard))
+
+
+def _shown(environment: DialogueEnvironment, turn: Turn, agent: str) -> Message:
+    """A turn as ``agent`` is shown it; its own thoughts, if they are not to be kept, are left out."""
+    if turn.speaker.name != agent:
+        return Message("user", turn=turn.id)
+    if has_person(environment) and (seen := environment.visible(turn.text)) != turn.text:
+        return Message("assistant", (Part(seen, source=f"turn:{turn.id}"),))
+    return Message("assistant", turn=turn.id)
 
 
 def drop_format(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -128,32 +192,44 @@ def drop_format(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 async def step(
-    environment: DialogueEnvironment, state: DialogueState, turn: Turn, *, cut: bool
+    environment: DialogueEnvironment,
+    state: DialogueState,
+    turn: Turn,
+    *,
+    cut: bool,
+    services: Services = NO_SERVICES,
 ) -> DialogueState:
     """The state after ``turn``; ``cut`` says that it ran to the limit of tokens.
 
     Ends when a newly given answer is the same as the one before it (Optima, section 3: both agents
     mark the same answer), when a turn was cut, or when no turns are left; or by the environment's own
-    rules, if it has any (:class:`OwnRules`).
+    rules, if it has any (:class:`OwnRules`, :class:`WithPerson`).
     """
-    if isinstance(environment, OwnRules):
-        return await environment.settle(replace(state, turns=(*state.turns, turn)), cut=cut)
+    now = replace(state, turns=(*state.turns, turn))
+    if has_person(environment):
+        return await environment.follow(now, services)
+    if _has_rules(environment):
+        return await environment.settle(now, cut=cut)
     answer = environment.answer(turn.text)
     end: End | None = None
     if cut:
         end = "runaway"
     elif await _same(environment, state.answer, answer):
         end = "agreed"
-    elif len(state.turns) + 1 >= environment.max_turns:
+    elif len(now.turns) >= environment.max_turns:
         end = "turn_limit"
-    return replace(state, turns=(*state.turns, turn), answer=answer or state.answer, end=end)
+    return replace(now, answer=answer or state.answer, end=end)
 
 
-async def scored(environment: DialogueEnvironment, state: DialogueState) -> float:
-    """The score of a dialogue that has ended; 0 for a runaway. Comparing mathematics may take seconds."""
+async def graded(
+    environment: DialogueEnvironment, state: DialogueState, services: Services = NO_SERVICES
+) -> Grade:
+    """The grade of a dialogue that has ended; 0 for a runaway. Comparing mathematics may take seconds."""
+    if has_person(environment):
+        return await environment.grade(state, services)
     if state.end == "runaway":
-        return 0.0
-    return await asyncio.to_thread(environment.score, state.task, state.answer)
+        return Grade(0.0)
+    return Grade(await asyncio.to_thread(environment.score, state.task, state.answer))
 
 
 async def _same(environment: DialogueEnvironment, before: str | None, answer: str | None) -> bool:

@@ -23,9 +23,9 @@ from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.dialogue import (
     DialogueEnvironment,
     DialogueState,
+    graded,
     messages,
     next_agent,
-    scored,
     step,
 )
 from coterie.rollout.search import Rollout, SearchSettings, choose, node_values
@@ -210,7 +210,7 @@ class DialogueTree:
     async def _outcome(self, leaf: str, rollout: Rollout) -> Outcome:
         state = (await self._stand(leaf)).state
         assert state.end is not None, "a rollout is played to the end"
-        score = await scored(self.environment, state)
+        score = (await graded(self.environment, state)).score
         sample = rollout.search * self.settings.rollouts + rollout.number
         return Outcome(leaf, sample, state.end, state.answer, score)
 

@@ -6,20 +6,22 @@ episode alone and is reported with its reason.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.dialogue import (
     DialogueEnvironment,
     DialogueState,
+    begin,
+    graded,
     messages,
     next_agent,
-    scored,
     step,
 )
+from coterie.environments.services import NO_SERVICES, Services
 from coterie.rollout.flight import in_flight
 from coterie.rollout.voices import Ask, Memory, Voice
-from coterie.trajectories.item import ItemKey
+from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import Turn, digest
@@ -50,16 +52,25 @@ class Finished:
     tree: Tree | None
     failure: str | None = None
     tokens: int = 0
-    """Of all its turns, as their maker counts."""
+    """Of all its agents' turns, as their maker counts."""
+    metrics: Metrics = field(default_factory=dict)
+    """What the environment found in grading it."""
 
 
 class Player:
     """Plays episodes of one environment with one voice for all agents."""
 
-    def __init__(self, environment: DialogueEnvironment, voice: Voice, seed: int) -> None:
+    def __init__(
+        self,
+        environment: DialogueEnvironment,
+        voice: Voice,
+        seed: int,
+        services: Services = NO_SERVICES,
+    ) -> None:
         self.environment = environment
         self.voice = voice
         self.seed = seed
+        self.services = services
 
     async def play_all(self, episodes: Sequence[Episode]) -> AsyncIterator[Finished]:
         """Start all episodes; yield each as it finishes. Closing the iterator cancels the rest.
@@ -82,7 +93,9 @@ class Player:
         """Play one episode to its end. Raises :class:`EngineError` if the engine gives up on it."""
         tokens = 0
         tree = Tree(episode.task.id, episode.stage, episode.iteration)
-        state = DialogueState(episode.task, episode.format)
+        state = begin(self.environment, episode.task, tree.root, episode.format)
+        for turn in state.turns:
+            tree.add(turn)
         memory = {agent: Memory() for agent in self.environment.agents}
         while state.end is None:
             agent = next_agent(self.environment, state)
@@ -90,11 +103,16 @@ class Player:
             said = await self.voice.speak(ask, memory[agent])
             tree.add(said.turn, said.request)
             tokens += said.tokens
-            state = await step(self.environment, state, said.turn, cut=said.cut)
-        score = await scored(self.environment, state)
+            known = len(state.turns)
+            state = await step(
+                self.environment, state, said.turn, cut=said.cut, services=self.services
+            )
+            for turn in state.turns[known + 1 :]:
+                tree.add(turn)
+        grade = await graded(self.environment, state, self.services)
         leaf = state.turns[-1].id
-        tree.end(Outcome(leaf, episode.sample, state.end, state.answer, score))
-        return Finished(episode, tree, tokens=tokens)
+        tree.end(Outcome(leaf, episode.sample, state.end, state.answer, grade.score))
+        return Finished(episode, tree, tokens=tokens, metrics=grade.metrics)
 
     def _ask(self, tree: Tree, state: DialogueState, agent: str, episode: Episode) -> Ask:
         parent = state.turns[-1].id if state.turns else tree.root

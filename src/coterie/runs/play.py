@@ -86,9 +86,8 @@ async def _record(
         if not succeeded:
             continue
         for one in withheld:
-            store.finish(
-                one.episode.key, tree=one.tree, failure=one.failure, metrics={"tokens": one.tokens}
-            )
+            metrics = {"tokens": one.tokens, **one.metrics}
+            store.finish(one.episode.key, tree=one.tree, failure=one.failure, metrics=metrics)
         withheld.clear()
     if withheld:
         raise UserError(

@@ -1,0 +1,63 @@
+"""Live things that an environment's steps use: a person, a sandbox. Owned by whoever plays, not by states."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.engines.endpoint import Endpoint
+from coterie.engines.run_engines import RunEngines
+from coterie.environments.person import SCRIPT, EndpointPerson, Person, PersonSettings, ServedPerson
+from coterie.errors import UserError
+from coterie.models.loading import load
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.settings import SandboxSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What is there; a world that needs nothing is played with none."""
+
+    person: Person | None = None
+    sandbox: Sandbox | None = None
+
+
+NO_SERVICES = Services()
+
+
+@asynccontextmanager
+async def open_services(
+    script: Person | None, person: PersonSettings, sandbox: SandboxSettings, logs: Path
+) -> AsyncIterator[Services]:
+    """A sandbox, and the person that the settings name; ``script`` is the world's own, if it has one.
+
+    ``logs`` is where servers leave theirs. Raises ``UserError`` for what is not there.
+    """
+    async with AsyncExitStack() as stack:
+        speaker = await _person(script, person, logs, stack)
+        yield Services(speaker, await stack.enter_async_context(Sandbox(sandbox)))
+
+
+async def _person(
+    script: Person | None, settings: PersonSettings, logs: Path, stack: AsyncExitStack
+) -> Person:
+    if settings.endpoint is not None:
+        endpoint = await stack.enter_async_context(Endpoint(settings.endpoint))
+        return EndpointPerson(endpoint, settings)
+    if settings.model == SCRIPT:
+        return check_person(script, settings)
+    engines = RunEngines(settings.engine, settings.model, logs)
+    stack.push_async_callback(engines.end)
+    device = settings.engine.device_name
+    speaking = await engines.speak(0, settings.model, lambda: load(settings.model, device=device))
+    return ServedPerson(speaking.engine, speaking.renderer, speaking.context_length, settings)
+
+
+def check_person(script: Person | None, settings: PersonSettings) -> Person:
+    """The script of a world; raises ``UserError`` if it has none, for then somebody must play the person."""
+    if script is None:
+        raise UserError(
+            "nobody plays the person: this world has no script",
+            "give person=MODEL (coterie serves it), or person.url=URL person.model=NAME",
+        )
+    return script
