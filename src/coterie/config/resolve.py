@@ -55,10 +55,12 @@ def resolve(
     for layer in layers:
         _merge(values, layer)
     known = {key.path: key for key in keys(settings)}
+    mains = dict(_mains(settings))
     for word in words:
         path, equals, text = word.partition("=")
         if not equals:
             raise UserError(f"{word!r} is not a setting", "write key=value, such as iterations=2")
+        path = mains.get(path, path)
         _check_known(path, known, where)
         _put(values, path, _value(path, text))
     try:
@@ -84,6 +86,16 @@ def keys(settings: type[Settings], prefix: str = "") -> Iterator[Key]:
             str(extra.get("source", "")),
             bool(extra.get("quiet")),
         )
+
+
+def _mains(settings: type[Settings], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Groups that stand for one of their keys when they are given a value: the group, and that key."""
+    for name, field in settings.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Settings):
+            if kind.main:
+                yield f"{prefix}{name}", f"{prefix}{name}.{kind.main}"
+            yield from _mains(kind, f"{prefix}{name}.")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

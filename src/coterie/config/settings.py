@@ -6,7 +6,7 @@ part of the type, so that ``coterie config`` and ``docs/config.md`` are generate
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,9 @@ class Settings(BaseModel):
     """Frozen settings; an unknown key or a value of the wrong type is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    main: ClassVar[str] = ""
+    """The key that is meant where a group itself is given a value (``person=NAME``); none by default."""
 
     def fingerprint(self) -> str:
         """Hash of all values; credit and finished stages are keyed by it."""

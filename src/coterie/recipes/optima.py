@@ -16,31 +16,23 @@ the top share, as in the paper.
 """
 
 import random
-from functools import cached_property
-from pathlib import Path
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.protocol import Sampling
-from coterie.engines.run_engines import RunEngines
 from coterie.environments.dialogue import drop_format
-from coterie.environments.registry import content, environment
+from coterie.environments.registry import environment
 from coterie.errors import UserError
-from coterie.models.loading import LoadedModel, identity, is_adapter, load, reload
+from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
+from coterie.recipes.base import PolicyRecipe, trained_metrics
 from coterie.recipes.optima_reward import COUNTS, PARTS, Scored, reward_of, score
 from coterie.recipes.optima_settings import Kind, OptimaSettings
 from coterie.recipes.plan import plan
 from coterie.rewards.combined import Reward
-from coterie.rollout.episodes import Episode, Player
+from coterie.rollout.episodes import Episode
 from coterie.rollout.flight import in_flight
-from coterie.rollout.voices import TokenVoice
 from coterie.runs.folder import Run, Step
-from coterie.runs.play import play, summary
 from coterie.selection.demonstrations import best_demonstrations, random_demonstrations
-from coterie.training.checkpoint import weight_hash
 from coterie.training.loop import train
-from coterie.training.record import TrainingReport
-from coterie.training.settings import TrainingSettings
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.store import ItemKey, Metrics, Selection
 from coterie.trajectories.task import Task
@@ -54,14 +46,16 @@ DROP_FORMAT = "drop_format"
 TREES_IN_FLIGHT = 64
 
 
-class Optima:
+class Optima(PolicyRecipe):
     """The recipe under given settings; those of ``optima/isft`` make every iteration one of SFT."""
 
+    settings: OptimaSettings
+
     def __init__(self, settings: OptimaSettings) -> None:
+        super().__init__()
         self.settings = settings
         self.name = settings.recipe
         self.environment = environment(settings.dataset, settings.data)
-        self._engines: RunEngines | None = None
 
     # -- what the loop asks -------------------------------------------------------------------
 
@@ -81,12 +75,6 @@ class Optima:
             return Step(step.iteration, before[step.stage])
         return Step(step.iteration - 1, "train") if step.iteration else None
 
-    def fingerprint(self, step: Step) -> str:
-        """Hash of the settings that the step's own results depend on."""
-        s = self.settings
-        common = (self._model, s.dataset, s.data.context, self._content, s.seed)
-        return digest(step.stage, *common, *self.depends(step))[:16]
-
     def depends(self, step: Step) -> tuple[object, ...]:
         """The settings of a step that are its own."""
         s = self.settings
@@ -98,16 +86,6 @@ class Optima:
             "train": (s.train.identity(), s.from_initial),
         }
         return own[step.stage]
-
-    @cached_property
-    def _model(self) -> str:
-        """What the base model is, wherever it lies."""
-        return identity(self.settings.model)
-
-    @cached_property
-    def _content(self) -> str:
-        """What the data set's files hold, wherever they lie."""
-        return content(self.settings.dataset, self.settings.data)
 
     def check(self) -> None:
         """Load what the run needs and refuse what can't work, in seconds."""
@@ -124,12 +102,6 @@ class Optima:
             return self.select(run, step.iteration)
         return self.train(run, step.iteration, progress)
 
-    def close(self) -> None:
-        """End the servers of its steps."""
-        if self._engines is not None:
-            self._engines.close()
-            self._engines = None
-
     # -- the algorithm ------------------------------------------------------------------------
 
     async def rollout(self, run: Run, iteration: int, progress: Progress) -> Metrics:
@@ -141,13 +113,7 @@ class Optima:
             for sample in range(s.samples)
         ]
         temperature = s.temperature if iteration else s.first_temperature
-        return await self._play(run, episodes, temperature, s.top_p, progress)
-
-    async def evaluate(self, run: Run, iteration: int, progress: Progress) -> Metrics:
-        """One dialogue of policy ``iteration`` on each held-out task."""
-        tasks = self.heldout_tasks()
-        episodes = [Episode(task, 0, iteration, "evaluate") for task in tasks]
-        return await self._play(run, episodes, self.settings.evaluate.temperature, 1.0, progress)
+        return await self.play(run, episodes, temperature, s.top_p, progress)
 
     async def reward(self, run: Run, iteration: int, progress: Progress) -> Metrics:
         """R of every dialogue, its parts, and the frozen base's loss of every turn, as credit."""
@@ -198,7 +164,7 @@ class Optima:
                 "lower select.threshold with --fork FOLDER, or look at the rewards in the report",
             )
         folder = run.training_folder(iteration)
-        own = self._seeded(self.settings.train, iteration)
+        own = self.seeded(self.settings.train, iteration)
         report = train(policy.model, trained, own, folder, progress=progress)
         return trained_metrics(report, sum(row.target_count for row in trained) * own.epochs)
 
@@ -208,10 +174,6 @@ class Optima:
         """New training tasks for every iteration."""
         count, seed = self.settings.rollout.tasks, self.settings.seed
         return self.environment.tasks("train", count, seed, iteration)
-
-    def heldout_tasks(self) -> list[Task]:
-        """The same held-out tasks for every iteration."""
-        return self.environment.tasks("heldout", self.settings.evaluate.tasks, self.settings.seed)
 
     def rewards(self, run: Run, iteration: int) -> dict[str, list[Reward]]:
         """Rewards by task, as computed under the current settings; failed tasks are left out."""
@@ -239,59 +201,7 @@ class Optima:
             found.extend(row for row in rows(shown, selection.weight) if row.targets)
         return found
 
-    def engines(self, run: Run) -> RunEngines:
-        """What its policies speak by; open until :meth:`close`."""
-        if self._engines is None:
-            s = self.settings
-            self._engines = RunEngines(s.engine, s.model, run.folder / "servers")
-        return self._engines
-
-    def versions(self, run: Run) -> list[int]:
-        """The policies that a run has: the base, and what each finished training left."""
-        count = self.settings.iterations
-        return [0, *(i + 1 for i in range(count) if run.is_finished(Step(i, "train")))]
-
-    def policy_path(self, run: Run, version: int) -> Path | str:
-        """Where policy ``version`` is: the base, or what training ``version - 1`` left."""
-        return run.training_folder(version - 1) / "final" if version else self.settings.model
-
-    def load_policy(self, run: Run, version: int) -> LoadedModel:
-        """Policy ``version`` with its tokenizer and renderer; a LoRA adapter is merged."""
-        path, device = self.policy_path(run, version), self.settings.engine.device_name
-        if not is_adapter(path):
-            return load(path, device=device)
-        loaded = load(self.settings.model, device=device)
-        reload(loaded, path)
-        return loaded
-
     # -- details ------------------------------------------------------------------------------
-
-    async def _play(
-        self,
-        run: Run,
-        episodes: list[Episode],
-        temperature: float,
-        top_p: float,
-        progress: Progress,
-    ) -> Metrics:
-        iteration, stage = episodes[0].iteration, episodes[0].stage
-        voice = await self.voice(run, iteration, temperature, top_p)
-        player = Player(self.environment, voice, self.settings.seed)
-        stats = voice.engine.stats
-        await play(run.store, player, episodes, progress, lambda: stats.sampled_tokens)
-        return summary(run.store, iteration, stage)
-
-    async def voice(
-        self, run: Run, iteration: int, temperature: float, top_p: float = 1.0
-    ) -> TokenVoice:
-        """What the agents of policy ``iteration`` speak by."""
-        most, timeout = self.settings.rollout.max_tokens, self.settings.engine.timeout
-        sampling = Sampling(temperature, top_p, most, (), timeout)
-        path = self.policy_path(run, iteration)
-        policy = await self.engines(run).speak(
-            iteration, path, lambda: self.load_policy(run, iteration)
-        )
-        return TokenVoice(policy.engine, policy.renderer.render, sampling, policy.context_length)
 
     async def _score(self, engine: InProcessEngine, base: LoadedModel, tree: Tree) -> Scored:
         settings = self.fingerprint(Step(tree.iteration, "reward"))
@@ -303,10 +213,6 @@ class Optima:
         return await score(
             engine, tree, show, self.settings.reward, settings, self.environment.agents
         )
-
-    def _seeded(self, own: TrainingSettings, iteration: int) -> TrainingSettings:
-        """A training's settings with a seed of the run and the iteration."""
-        return own.model_copy(update={"seed": own.seed + self.settings.seed * 1000 + iteration})
 
     def _view(self, tree: Tree, selection: Selection, model: LoadedModel) -> View:
         if selection.context is None:
@@ -329,15 +235,3 @@ class Optima:
             return None
         key = digest("format", self.settings.seed, iteration, task.id, sample)
         return random.Random(key).choice(self.environment.formats)
-
-
-def trained_metrics(report: TrainingReport, trained_tokens: int) -> Metrics:
-    """What to remember of a training."""
-    return {
-        "rows": report.rows,
-        "dropped": report.dropped_too_long + report.dropped_empty,
-        "trained_tokens": trained_tokens,
-        "steps": report.steps,
-        "loss": report.last_loss,
-        "weights": weight_hash(report.final),
-    }

@@ -23,7 +23,8 @@ import numpy as np
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.progress import Progress
-from coterie.recipes.optima import Optima, trained_metrics
+from coterie.recipes.base import trained_metrics
+from coterie.recipes.optima import Optima
 from coterie.recipes.optima_settings import OptimaDPOSettings
 from coterie.recipes.optima_trees import Growing, TreeJudge, rollouts
 from coterie.rewards.conduct import leaks, repeats
@@ -131,7 +132,7 @@ class OptimaDPO(Optima):
             for number in range(s.probe)
         ]
         top_p = self.settings.rollout.top_p
-        await self._play(run, episodes, s.temperature, top_p, progress)
+        await self.play(run, episodes, s.temperature, top_p, progress)
         found = run.store.metrics(iteration, PROBE).values()
         lengths = [int(metrics["tokens"]) for metrics in found if int(metrics["tokens"])]
         return int(np.percentile(lengths, s.percentile)) + 1
@@ -191,7 +192,7 @@ class OptimaDPO(Optima):
             )
         policy = self.load_policy(run, iteration)
         folder = run.training_folder(iteration)
-        own = self._seeded(s.train, iteration)
+        own = self.seeded(s.train, iteration)
         pairs = with_reference(policy.model, pairs, own, folder / "reference", progress=progress)
         report = train(
             policy.model, pairs, own, folder, objective=DPO(s.objective), progress=progress

@@ -5,8 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
-from coterie.engines.settings import EngineSettings
-from coterie.environments.registry import DataSettings
+from coterie.recipes.settings import RecipeSettings
 from coterie.rewards.combined import RewardSettings
 from coterie.rollout.search import SearchSettings
 from coterie.selection.demonstrations import SelectSettings
@@ -44,26 +43,17 @@ class RolloutSettings(Settings):
     )
 
 
-class EvaluateSettings(Settings):
-    """How a policy is evaluated."""
-
-    tasks: int = key(500, "Held-out tasks.", source="Optima: 1000", ge=1)
-    temperature: float = key(0.0, "0 is greedy.", source="Optima section 6", ge=0, le=2)
-
-
-class OptimaSettings(Settings):
+class OptimaSettings(RecipeSettings):
     """Settings of ``optima/isft``: every iteration is one of SFT."""
 
     recipe: ClassVar[str] = "optima/isft"
 
     model: str = key("tiny-exchange", "Packaged checkpoint, local folder or Hugging Face name.")
     dataset: str = key("exchange", "The tasks: the micro-world `exchange`, `hotpot_qa`, `gsm8k`.")
-    data: DataSettings = DataSettings()
     iterations: int = key(
         3, "Rounds of rollout, reward, select, train; each ends in a new policy.",
         source="Optima: 6", ge=1,
     )  # fmt: skip
-    seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0)
     from_initial: bool = key(
         False,
         "SFT trains from the base model instead of from the last policy.",
@@ -73,8 +63,16 @@ class OptimaSettings(Settings):
     reward: RewardSettings = RewardSettings()
     select: SelectSettings = SelectSettings()
     train: TrainingSettings = TrainingSettings()
-    evaluate: EvaluateSettings = EvaluateSettings()
-    engine: EngineSettings = EngineSettings()
+
+    @property
+    def rounds(self) -> int:
+        """How many trainings there are."""
+        return self.iterations
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of one turn."""
+        return self.rollout.max_tokens
 
     def kinds(self) -> list[Kind]:
         """What each iteration is."""

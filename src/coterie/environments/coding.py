@@ -1,0 +1,266 @@
+"""Backend programming: an agent asks a person what a Python function is to do, then writes it.
+
+ColBench's first world (SWEET-RL, arXiv 2503.15478, section 4.1), its rules in our own words: the person's request is
+vague, the person knows the right function and cannot write code, the agent has ten turns and says a marker before its
+answer, and an answer counts if it does on all hidden calls what the reference does. Answers run in the sandbox alone.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from coterie.engines.protocol import EngineError
+from coterie.environments.dialogue import GRADER, DialogueState, Grade, Split
+from coterie.environments.person import PERSON, REFERENCE, Person, Said, leaks
+from coterie.environments.services import Services
+from coterie.tools.sandbox.results import Graded, Mode
+from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.tree import End
+from coterie.trajectories.turn import Part, Speaker, Turn, digest, make_turn
+
+AGENT = "agent"
+CRITIC = "critic"
+"""The role that judges the agent's turns in training, knowing the reference."""
+TESTS = "tests"
+"""The secret that holds the hidden calls, a JSON list."""
+MARKER = "I WANT TO ANSWER:"
+"""Stands before the agent's answer; ColBench's own marker, so that its trajectories can be read."""
+OUTPUT = "OUTPUT:"
+"""What stands before it in an utterance are thoughts, which nobody else sees and the history drops."""
+LONGEST_VALUE = 200
+"""Characters that are kept of what a call gave, and of why it failed."""
+REFUSED = (
+    "import os", "from os", "import sys", "from sys", "sudo", "transformers", "exit(", "quit(", "argparse",
+)  # fmt: skip
+"""Words with which ColBench's own grader gives an answer 0, wherever they stand; for ``legacy`` only."""
+
+
+class Coding:
+    """One agent and a person (see ``environments.dialogue``). Subclasses say where tasks come from."""
+
+    name = "coding"
+    agents: tuple[str, ...] = (AGENT,)
+    max_turns = 10
+    """Of the agent."""
+    metric = "success"
+    formats: tuple[str, ...] = ()
+    format_agents: tuple[str, ...] = ()
+    script: Person | None = None
+    """Who plays the person if nobody else is named."""
+
+    def __init__(self, mode: Mode = "module", tolerance: float = 0.0) -> None:
+        self.mode: Mode = mode
+        self.tolerance = tolerance
+        self._expected: dict[str, list[Any]] = {}
+
+    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+        """See the subclass."""
+        raise NotImplementedError
+
+    # -- what is said -------------------------------------------------------------------------
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """How the agent is to work."""
+        return (Part(_WORK.format(turns=self.max_turns, marker=MARKER), source="task"),)
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """That the agent has to answer at once: the benchmark's single-turn baseline."""
+        return (Part(_AT_ONCE.format(marker=MARKER), source="task"),)
+
+    def opening(self, task: Task) -> str:
+        """The person's request."""
+        return str(task.public["question"])
+
+    def visible(self, text: str) -> str:
+        """What follows ``OUTPUT:`` (up to a second one); a marker before it stays."""
+        before, found, after = text.partition(OUTPUT)
+        if not found:
+            return text
+        seen = after.partition(OUTPUT)[0].strip()
+        return f"{MARKER} {seen}" if MARKER in before and MARKER not in seen else seen
+
+    def answer(self, text: str) -> str | None:
+        """What stands after the marker, up to a second one; ``None`` without a marker."""
+        _, found, after = self.visible(text).partition(MARKER)
+        return after.partition(MARKER)[0].strip() if found else None
+
+    async def follow(self, state: DialogueState, services: Services) -> DialogueState:
+        """Over with an answer, or with the last turn, which then counts as one; else the person replies."""
+        said = state.turns[-1]
+        answer = self.answer(said.text)
+        end: End | None = None if answer is None else "answered"
+        if end is None and _own(state) >= self.max_turns:
+            answer, end = self.visible(said.text).strip(), "turn_limit"
+        if end is not None:
+            return replace(state, answer=answer, end=end)
+        assert services.person is not None, "a person is part of this world"
+        seed = int(digest("person", said.id)[:15], 16)
+        reply = await services.person.reply(state.task, self.transcript(state.turns), seed)
+        turn = make_turn(
+            said.id,
+            Speaker("person", PERSON),
+            [Part(reply or "…", source=PERSON)],
+            author=services.person.name,
+        )
+        return replace(state, turns=(*state.turns, turn))
+
+    def transcript(self, turns: Sequence[Turn]) -> list[Said]:
+        """A dialogue as both can read it."""
+        return [
+            (
+                turn.speaker.name,
+                turn.text if turn.speaker.name == PERSON else self.visible(turn.text),
+            )
+            for turn in turns
+        ]
+
+    # -- what it is worth ---------------------------------------------------------------------
+
+    async def grade(self, state: DialogueState, services: Services) -> Grade:
+        """Success if all hidden calls give what the reference gives. Raises ``EngineError`` for a task
+        whose reference gives nothing that can be compared."""
+        task, code = state.task, code_of(state.answer or "")
+        reference, calls = task.secrets[REFERENCE].reveal(GRADER), hidden_calls(task)
+        replies = [turn.text for turn in state.turns[1:] if turn.speaker.name == PERSON]
+        common: dict[str, float | int | str] = {
+            "turns": _own(state),
+            "tests": len(calls),
+            "leaks": await leaks(replies, reference),
+        }
+        if not code or (
+            self.mode == "legacy" and any(word in (state.answer or "") for word in REFUSED)
+        ):
+            why = "a word that this grader refuses" if code else "no code"
+            return Grade(0.0, {**common, "passed": 0, "why": why})
+        assert services.sandbox is not None, "a sandbox is part of this world"
+        expected = await self.expected(task, services)
+        found = await services.sandbox.grade(
+            code, calls, expected, mode=self.mode, tolerance=self.tolerance
+        )
+        passed = sum(test.passed for test in found.tests)
+        return Grade(float(found.success), {**common, "passed": passed, "results": _results(found)})
+
+    async def expected(self, task: Task, services: Services) -> list[Any]:
+        """What the reference gives for each hidden call, found once."""
+        if task.id not in self._expected:
+            assert services.sandbox is not None, "a sandbox is part of this world"
+            reference = task.secrets[REFERENCE].reveal(GRADER)
+            found = await services.sandbox.run(reference, hidden_calls(task), mode=self.mode)
+            for result in found:
+                if not result.ok:
+                    raise EngineError(
+                        f"task {task.id} can't be graded: its reference fails on "
+                        f"`{result.call}`: {result.reason}"
+                    )
+            self._expected[task.id] = [result.value for result in found]
+        return self._expected[task.id]
+
+    def same(self, first: str, second: str) -> bool:
+        """Whether two answers are the same code."""
+        return code_of(first) == code_of(second)
+
+    def score(self, task: Task, answer: str | None) -> float:
+        """Only :meth:`grade` can tell, with a sandbox."""
+        raise NotImplementedError("answers of this world are graded in a sandbox: Coding.grade")
+
+    def similarity(self, answer: str, other: str) -> float:
+        """Whether two answers are the same code, 0 or 1."""
+        return float(self.same(answer, other))
+
+
+class SingleTurn(Coding):
+    """The tasks of a coding world without the conversation: the agent answers at once."""
+
+    max_turns = 1
+
+    def __init__(self, world: Coding) -> None:
+        super().__init__(world.mode, world.tolerance)
+        self.world = world
+        self.name = world.name
+        self.script = world.script
+
+    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+        """As the world's own."""
+        return self.world.tasks(split, count, seed, iteration)
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """As the world's own, for an agent that has to answer at once."""
+        return self.world.solo_parts(task, agent)
+
+
+def coding_task(
+    id_: str,
+    opening: str,
+    reference: str,
+    calls: Sequence[str],
+    more: Mapping[str, Secret] | None = None,
+) -> Task:
+    """A task of a coding world; the reference is the person's, the critic's and the grader's to read."""
+    secrets = {
+        REFERENCE: Secret(reference, name=REFERENCE, readers=frozenset({PERSON, CRITIC, GRADER})),
+        TESTS: Secret(json.dumps(list(calls)), name=TESTS, readers=frozenset({GRADER})),
+    }
+    return Task(id_, {"question": opening}, {**secrets, **(more or {})})
+
+
+def hidden_calls(task: Task) -> list[str]:
+    """The calls that an answer is tested with, for graders."""
+    calls: list[str] = json.loads(task.secrets[TESTS].reveal(GRADER))
+    return calls
+
+
+def code_of(answer: str) -> str:
+    """The code of an answer: what is in its first fence, of python if there is one; else all of it."""
+    _, fence, after = answer.partition("```python")
+    if not fence:
+        _, fence, after = answer.partition("```")
+    return (after.partition("```")[0] if fence else answer).strip()
+
+
+def _own(state: DialogueState) -> int:
+    return sum(turn.speaker.name == AGENT for turn in state.turns)
+
+
+def _results(graded: Graded) -> str:
+    """What came of each test: JSON, a list of whether it passed, what the call gave, and why it failed."""
+    return json.dumps(
+        [
+            {
+                "passed": test.passed,
+                "gave": repr(test.result.value)[:LONGEST_VALUE] if test.result.ok else None,
+                "why": test.reason[:LONGEST_VALUE],
+            }
+            for test in graded.tests
+        ]
+    )
+
+
+async def check_answers(world: Coding, tasks: Sequence[Task], services: Services) -> list[str]:
+    """Ids of tasks whose reference fails its own tests."""
+
+    async def fails(task: Task) -> bool:
+        try:
+            await world.expected(task, services)
+        except EngineError:
+            return True
+        return False
+
+    found = await asyncio.gather(*map(fails, tasks))
+    return [task.id for task, bad in zip(tasks, found, strict=True) if bad]
+
+
+_WORK = (
+    "You write Python functions for people. The person who writes to you wants one function, made for their own "
+    "case, and has not told you all that it must do.\n"
+    "- Ask before you write: what the request leaves open is decided in the person's head, and a guess is nearly "
+    "always wrong.\n"
+    "- One simple question at a time; the person knows no code and answers in a sentence or two.\n"
+    "- You have {turns} messages in all. Be brief, and answer before they are used up.\n"
+    "- When you know enough, write {marker} and after it only the code of the function, without explanation."
+)
+_AT_ONCE = (
+    "You write Python functions for people. Answer at once: write {marker} and after it only the code of the function "
+    "that is asked for, without explanation."
+)

@@ -1,0 +1,37 @@
+"""The settings that all recipes have."""
+
+from typing import ClassVar
+
+from coterie.config.settings import Settings, key
+from coterie.engines.settings import EngineSettings
+from coterie.environments.registry import DataSettings
+
+
+class EvaluateSettings(Settings):
+    """How a policy is evaluated."""
+
+    tasks: int = key(500, "Held-out tasks.", source="Optima: 1000; SWEET-RL: 1000", ge=1)
+    temperature: float = key(0.0, "0 is greedy.", source="Optima section 6", ge=0, le=2)
+
+
+class RecipeSettings(Settings):
+    """What every recipe is told."""
+
+    recipe: ClassVar[str]
+
+    model: str = key(..., "Packaged checkpoint, local folder or Hugging Face name.")
+    dataset: str = key(..., "The tasks: a micro-world, or the name of a data set.")
+    data: DataSettings = DataSettings()
+    seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0)
+    evaluate: EvaluateSettings = EvaluateSettings()
+    engine: EngineSettings = EngineSettings()
+
+    @property
+    def rounds(self) -> int:
+        """How many trainings there are."""
+        raise NotImplementedError
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of one turn."""
+        raise NotImplementedError
