@@ -11,7 +11,6 @@ from rich.table import Table
 from coterie.cli.progress import ConsoleProgress
 from coterie.errors import UserError
 from coterie.recipes.optima import STAGES, Optima
-from coterie.recipes.plan import plan
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.reports.optima import run_report
@@ -133,6 +132,6 @@ def _show_plan(recipe: Optima, console: Console) -> None:
     table = Table(title=f"plan of {recipe.name}", box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for what, how_much in plan(recipe.settings).lines():
+    for what, how_much in recipe.plan().lines():
         table.add_row(what, how_much)
     console.print(table)

@@ -7,7 +7,7 @@ answer, and an answer counts if it does on all hidden calls what the reference d
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from coterie.environments.services import Services
 from coterie.tools.sandbox.results import Graded, Mode
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import End
-from coterie.trajectories.turn import Part, Speaker, Turn, digest, make_turn
+from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest, make_turn
 
 AGENT = "agent"
 CRITIC = "critic"
@@ -203,6 +203,17 @@ def coding_task(
         TESTS: Secret(json.dumps(list(calls)), name=TESTS, readers=frozenset({GRADER})),
     }
     return Task(id_, {"question": opening}, {**secrets, **(more or {})})
+
+
+def with_reference(task: Task) -> Callable[[tuple[Message, ...]], tuple[Message, ...]]:
+    """The recontext rule of the critic: the reference stands at the end of the system prompt."""
+    secret = (Part("\nReference:\n", source="task"), task.secrets[REFERENCE].part(CRITIC))
+
+    def edit(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        system, *rest = messages
+        return (replace(system, parts=(*system.parts, *secret)), *rest)
+
+    return edit
 
 
 def hidden_calls(task: Task) -> list[str]:

@@ -9,18 +9,12 @@ import asyncio
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
-from typing import ClassVar, Protocol, Self
+from typing import Protocol
 
-from pydantic import model_validator
-
-from coterie.config.settings import Settings, key
-from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance
-from coterie.engines.protocol import Engine, EngineError, Sampling
-from coterie.engines.settings import EngineSettings
-from coterie.models.chat import ChatRenderer
+from coterie.config.settings import key
+from coterie.engines.chat_model import ChatModel, ChatModelSettings
+from coterie.engines.endpoint import Utterance
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part
 
 PERSON = "person"
 """The name of the role, which may read references."""
@@ -35,10 +29,8 @@ Said = tuple[str, str]
 """Who spoke (:data:`PERSON`, or the agent's name), and what the other one could read."""
 
 
-class PersonSettings(Settings):
+class PersonSettings(ChatModelSettings):
     """Who plays the person, and how."""
-
-    main: ClassVar[str] = "model"
 
     model: str = key(
         SCRIPT,
@@ -47,16 +39,8 @@ class PersonSettings(Settings):
         source="SWEET-RL: Llama-3.1-70B-Instruct",
         min_length=1,
     )
-    url: str | None = key(
-        None, "An OpenAI-compatible server, up to and including `/v1`.", quiet=True
-    )
-    key_variable: str | None = key(
-        None, "Environment variable (or name in `.env`) that holds the server's key.", quiet=True
-    )
-    concurrency: int = key(16, "Most requests to the server at a time.", ge=1)
-    requests_per_minute: float | None = key(None, "Most requests in any minute.", ge=1)
     temperature: float = key(
-        0.0, "Sampling temperature; 0 is greedy.", source="SWEET-RL: 0", ge=0, le=2
+        0.0, "Sampling temperature; 0 is greedy.", source="SWEET-RL", ge=0, le=2
     )
     max_tokens: int = key(128, "Most tokens of a reply.", source="SWEET-RL: 4096", ge=1)
     longest: int = key(
@@ -65,35 +49,10 @@ class PersonSettings(Settings):
         source="SWEET-RL: 400, cut anywhere",
         ge=20,
     )
-    timeout: float = key(120.0, "Seconds after which one try is given up.", gt=0)
-    engine: EngineSettings = EngineSettings()
-
-    @model_validator(mode="after")
-    def _check_url(self) -> Self:
-        if self.model.startswith(("http://", "https://")):
-            raise ValueError(
-                "give a server as person.url=URL, and person.model=NAME of the model there"
-            )
-        _ = self.endpoint
-        return self
-
-    @property
-    def endpoint(self) -> EndpointSettings | None:
-        """The server, if it is one."""
-        if self.url is None:
-            return None
-        return EndpointSettings(
-            url=self.url,
-            model=self.model,
-            key_variable=self.key_variable,
-            concurrency=self.concurrency,
-            requests_per_minute=self.requests_per_minute,
-            timeout=self.timeout,
-        )
 
     def identity(self) -> tuple[object, ...]:
         """What replies depend on."""
-        return (self.model, self.url, self.temperature, self.max_tokens, self.longest)
+        return (*super().identity(), self.longest)
 
 
 class Person(Protocol):
@@ -107,64 +66,25 @@ class Person(Protocol):
         ...
 
 
-class EndpointPerson:
-    """A model behind an OpenAI-compatible server."""
+class ModelPerson:
+    """A chat model in the role of the person."""
 
-    def __init__(self, endpoint: Endpoint, settings: PersonSettings) -> None:
-        self.endpoint = endpoint
+    def __init__(self, chat: ChatModel, settings: PersonSettings) -> None:
+        self.chat = chat
         self.settings = settings
-        self.name = f"endpoint:{settings.model}"
+        self.name = chat.name
 
     async def reply(self, task: Task, said: Sequence[Said], seed: int) -> str:
         """One reply of the model, cut at a sentence."""
-        s = self.settings
-        asked = Utterance("user", "".join(part.text for part in role(task, said)))
-        reply = await self.endpoint.chat(
-            [asked],
-            max_tokens=s.max_tokens,
-            temperature=s.temperature,
-            top_p=1.0,
-            seed=seed % 2**31,
-        )
-        return cut_reply(reply.text, s.longest)
+        reply = await self.chat.ask([Utterance("user", role(task, said))], seed)
+        return cut_reply(reply, self.settings.longest)
 
 
-class ServedPerson:
-    """A model on an engine of ours."""
-
-    def __init__(
-        self, engine: Engine, renderer: ChatRenderer, context: int, settings: PersonSettings
-    ) -> None:
-        self.engine = engine
-        self.renderer = renderer
-        self.context = context
-        self.settings = settings
-        self.name = f"model:{settings.model}"
-
-    async def reply(self, task: Task, said: Sequence[Said], seed: int) -> str:
-        """One reply of the model, cut at a sentence."""
-        s = self.settings
-        shown = (Message("user", role(task, said)),)
-        prompt = self.renderer.render(shown, Tree(task.id, PERSON, 0), PERSON)
-        room = self.context - len(prompt)
-        if room < 1:
-            raise EngineError(
-                f"the person's prompt has {len(prompt)} tokens, {s.model} takes {self.context}"
-            )
-        sampling = Sampling(s.temperature, 1.0, min(s.max_tokens, room), (), s.timeout)
-        (found,) = await self.engine.sample(prompt, [seed], sampling)
-        return cut_reply(found.text, s.longest)
-
-
-def role(task: Task, said: Sequence[Said]) -> tuple[Part, ...]:
+def role(task: Task, said: Sequence[Said]) -> str:
     """What a model is told that plays the person; what changes from turn to turn stands last."""
     lines = [f"{'You' if who == PERSON else 'Assistant'}: {text}" for who, text in said]
-    return (
-        Part(_ROLE, source="task"),
-        task.secrets[REFERENCE].part(PERSON),
-        Part(_RULES, source="task"),
-        Part("\n".join([*lines, "You:"]), source="dialogue"),
-    )
+    code = task.secrets[REFERENCE].reveal(PERSON)
+    return _ROLE.format(code=code, transcript="\n".join([*lines, "You:"]))
 
 
 def cut_reply(text: str, longest: int) -> str:
@@ -196,11 +116,10 @@ async def leaks(replies: Sequence[str], reference: str) -> int:
 _ROLE = (
     "Play a person who asked an assistant for a Python function. The person wants it to do exactly what this "
     "code does, but cannot read or write code:\n\n"
-)
-_RULES = (
-    "\n\nRules:\n"
+    "{code}\n\n"
+    "Rules:\n"
     "- Answer the assistant's last message in one or two short sentences, in plain words.\n"
     "- Say only what the code above tells. If it does not tell, say that you do not know.\n"
     "- Never quote or write code, and do not tell more than was asked.\n\n"
-    "The conversation so far:\n"
+    "The conversation so far:\n{transcript}"
 )

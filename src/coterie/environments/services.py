@@ -5,11 +5,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.engines.endpoint import Endpoint
-from coterie.engines.run_engines import RunEngines
-from coterie.environments.person import SCRIPT, EndpointPerson, Person, PersonSettings, ServedPerson
+from coterie.engines.chat_model import open_chat
+from coterie.environments.person import SCRIPT, ModelPerson, Person, PersonSettings
 from coterie.errors import UserError
-from coterie.models.loading import load
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 
@@ -41,19 +39,12 @@ async def open_services(
 async def _person(
     script: Person | None, settings: PersonSettings, logs: Path, stack: AsyncExitStack
 ) -> Person:
-    if settings.endpoint is not None:
-        endpoint = await stack.enter_async_context(Endpoint(settings.endpoint))
-        return EndpointPerson(endpoint, settings)
-    if settings.model == SCRIPT:
-        return check_person(script, settings)
-    engines = RunEngines(settings.engine, settings.model, logs)
-    stack.push_async_callback(engines.end)
-    device = settings.engine.device_name
-    speaking = await engines.speak(0, settings.model, lambda: load(settings.model, device=device))
-    return ServedPerson(speaking.engine, speaking.renderer, speaking.context_length, settings)
+    if settings.url is None and settings.model == SCRIPT:
+        return check_person(script)
+    return ModelPerson(await stack.enter_async_context(open_chat(settings, logs)), settings)
 
 
-def check_person(script: Person | None, settings: PersonSettings) -> Person:
+def check_person(script: Person | None) -> Person:
     """The script of a world; raises ``UserError`` if it has none, for then somebody must play the person."""
     if script is None:
         raise UserError(

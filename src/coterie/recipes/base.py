@@ -16,6 +16,7 @@ from coterie.environments.registry import content
 from coterie.environments.services import NO_SERVICES, Services
 from coterie.models.loading import LoadedModel, identity, is_adapter, load, reload
 from coterie.progress import Progress
+from coterie.recipes.plan import Plan
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.episodes import Episode, Player
 from coterie.rollout.voices import TokenVoice
@@ -53,9 +54,13 @@ class PolicyRecipe(ABC):
     def depends(self, step: Step) -> tuple[object, ...]:
         """The settings of a step that are its own."""
 
-    @abstractmethod
     def check(self) -> None:
         """Load what the run needs and refuse what can't work, in seconds."""
+        self.plan()
+
+    @abstractmethod
+    def plan(self) -> Plan:
+        """What the run costs. Raises ``UserError`` for what can't work, in seconds."""
 
     @abstractmethod
     def do(self, run: Run, step: Step, progress: Progress) -> Metrics:

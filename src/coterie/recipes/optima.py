@@ -26,7 +26,7 @@ from coterie.progress import Progress
 from coterie.recipes.base import PolicyRecipe, trained_metrics
 from coterie.recipes.optima_reward import COUNTS, PARTS, Scored, reward_of, score
 from coterie.recipes.optima_settings import Kind, OptimaSettings
-from coterie.recipes.plan import plan
+from coterie.recipes.plan import Plan, plan
 from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.flight import in_flight
@@ -87,9 +87,9 @@ class Optima(PolicyRecipe):
         }
         return own[step.stage]
 
-    def check(self) -> None:
-        """Load what the run needs and refuse what can't work, in seconds."""
-        plan(self.settings)
+    def plan(self) -> Plan:
+        """What the run costs."""
+        return plan(self.settings)
 
     def do(self, run: Run, step: Step, progress: Progress) -> Metrics:
         """Do one step; finished items of an interrupted one are kept."""

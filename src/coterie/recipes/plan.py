@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from coterie.engines.servers.vllm import check_vllm
-from coterie.environments.dialogue import DialogueEnvironment, DialogueState, messages
+from coterie.environments.dialogue import DialogueEnvironment, begin, messages
 from coterie.environments.registry import environment
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import check_context, free_memory, load_renderer, weights_of
 from coterie.recipes.optima_settings import OptimaDPOSettings, OptimaSettings
+from coterie.recipes.settings import RecipeSettings
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import check_tracker
 from coterie.trajectories.task import Task
@@ -85,13 +86,13 @@ def plan(settings: OptimaSettings) -> Plan:
         searched = world.tasks("train", settings.dpo.tasks, settings.seed)
     check_disjoint(train + searched, heldout)
     renderer, context = load_renderer(settings.model)
-    longest = _longest_prompt(world, renderer, train + searched + heldout)
+    longest = longest_prompt(world, renderer, train + searched + heldout)
     check_context(context, longest + settings.rollout.max_tokens, settings.model)
     for name, training in trainings.items():
-        _check_length(name, training, context)
+        check_length(name, training, context)
     weights = weights_of(settings.model)
     memory = weights * BYTES_PER_WEIGHT[settings.train.method]
-    _check_memory(memory, settings)
+    check_memory(memory, settings)
     counts = len(train), len(searched), len(world.agents)
     sizes = [size(settings, i, *counts) for i in range(settings.iterations)]
     dialogues = sum(one.dialogues for one in sizes)
@@ -131,12 +132,13 @@ def size(settings: OptimaSettings, iteration: int, tasks: int, searched: int, ag
         # of siblings of one parent at most; or one of each parent that has several children
         pairs = rollouts * (rollouts - 1) // 2 if s.select.rule == "all" else rollouts - 1
         pairs = searched * max(int(pairs * s.select.top_share), 1)
-        return Size(searched * rollouts + s.probe, pairs, _updates(pairs, s.train))
+        return Size(searched * rollouts + s.probe, pairs, updates_of(pairs, s.train))
     rows = round(tasks * settings.select.top_share) * agents
-    return Size(tasks * settings.rollout.samples, rows, _updates(rows, settings.train))
+    return Size(tasks * settings.rollout.samples, rows, updates_of(rows, settings.train))
 
 
-def _updates(rows: int, training: TrainingSettings) -> int:
+def updates_of(rows: int, training: TrainingSettings) -> int:
+    """Optimiser steps of a training on so many rows or pairs."""
     updates = -(-rows // training.batch_rows) * training.epochs
     return min(updates, training.max_steps or updates)
 
@@ -153,14 +155,18 @@ def check_disjoint(train: list[Task], heldout: list[Task]) -> None:
             )
 
 
-def _longest_prompt(world: DialogueEnvironment, renderer: ChatRenderer, tasks: list[Task]) -> int:
+def longest_prompt(world: DialogueEnvironment, renderer: ChatRenderer, tasks: list[Task]) -> int:
+    """Tokens of the longest first prompt of the wordiest of these tasks."""
     hint = max(world.formats, key=len, default=None)
     lengths = []
     wordiest = sorted(tasks, key=lambda task: len(str(task.public)), reverse=True)
     for task in wordiest[:RENDERED]:
         for agent in world.agents:
-            shown = messages(world, DialogueState(task, hint), agent)
             tree = Tree(task.id, "plan", 0)
+            state = begin(world, task, tree.root, hint)
+            for turn in state.turns:
+                tree.add(turn)
+            shown = messages(world, state, agent)
             lengths.append(len(renderer.render(shown, tree, agent)))
     return max(lengths)
 
@@ -172,7 +178,8 @@ def _trainings(settings: OptimaSettings) -> dict[str, TrainingSettings]:
     return {"train": settings.train}
 
 
-def _check_length(name: str, training: TrainingSettings, context: int) -> None:
+def check_length(name: str, training: TrainingSettings, context: int) -> None:
+    """Refuse rows that the model can't take."""
     if training.max_length > context:
         raise UserError(
             f"{name}.max_length={training.max_length} is more than the model's context of "
@@ -181,13 +188,13 @@ def _check_length(name: str, training: TrainingSettings, context: int) -> None:
         )
 
 
-def _check_memory(needed: int, settings: OptimaSettings) -> None:
+def check_memory(needed: int, settings: RecipeSettings) -> None:
+    """Refuse a training that needs more memory than is free."""
     device = settings.engine.device_name
     free = free_memory(torch.device(device))
     if needed > free:
         raise UserError(
             f"training {settings.model} needs about {needed / 2**30:.1f} GiB for weights and "
             f"optimiser, and {free / 2**30:.1f} GiB are free on {device}",
-            "use a smaller model"
-            + ", or train.method=lora" * (not isinstance(settings, OptimaDPOSettings)),
+            "use a smaller model, or train.method=lora where the recipe takes it",
         )

@@ -93,25 +93,29 @@ class TokenVoice:
         memory.hear(said, ask.shown)
         return said
 
-    async def candidates(self, ask: Ask, memory: Memory, seeds: Sequence[int]) -> list[Said]:
+    async def candidates(
+        self, ask: Ask, memory: Memory, seeds: Sequence[int], draws: Sequence[int] = ()
+    ) -> list[Said]:
         """Several ways to say the turn, one for each seed; the prompt is read once.
 
-        ``memory`` stays as it is, for only some of them may be gone on from (:meth:`Memory.hear`).
+        ``draws`` tell equal ones apart; without them they are one turn. ``memory`` stays as it is, for
+        only some of them may be gone on from (:meth:`Memory.hear`).
         """
         prompt = self.render(ask.shown, ask.tree, ask.agent)
         request = Request.make(
             ask.agent, ask.parent, memory.turn, prompt, ask.shown, memory.ids, memory.messages
         )
         completions = await self.engine.sample(prompt, seeds, self._within(prompt))
-        return [self._said(ask, request, completion) for completion in completions]
+        draws = draws or [ask.draw] * len(seeds)
+        return [self._said(ask, request, *one) for one in zip(completions, draws, strict=True)]
 
-    def _said(self, ask: Ask, request: Request, completion: Completion) -> Said:
+    def _said(self, ask: Ask, request: Request, completion: Completion, draw: int) -> Said:
         turn = make_turn(
             ask.parent,
             Speaker("agent", ask.agent),
             [Part(completion.text, source="sampled")],
             sample=self._sample(request.id, completion),
-            draw=ask.draw,
+            draw=draw,
         )
         return Said(turn, request, completion.finish == "length", len(completion.ids))
 

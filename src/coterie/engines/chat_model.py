@@ -1,0 +1,142 @@
+"""A chat model that is only talked to (a person, a judge): served by coterie itself, or behind an endpoint.
+
+async with open_chat(ChatModelSettings(model="smollm2"), Path("logs")) as chat:
+    text = await chat.ask([Utterance("user", "Hello")], seed=0)
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import ClassVar, Protocol, Self
+
+from pydantic import model_validator
+
+from coterie.config.settings import Settings, key
+from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance
+from coterie.engines.protocol import EngineError, Sampling
+from coterie.engines.run_engines import RunEngines, Speaking
+from coterie.engines.settings import EngineSettings
+from coterie.models.loading import load
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Message
+
+
+class ChatModelSettings(Settings):
+    """Which model, where it is, and how it is sampled."""
+
+    main: ClassVar[str] = "model"
+
+    model: str = key(
+        ...,
+        "A model that coterie serves itself; with a `url`, the name of a model there.",
+        min_length=1,
+    )
+    url: str | None = key(
+        None, "An OpenAI-compatible server, up to and including `/v1`.", quiet=True
+    )
+    key_variable: str | None = key(
+        None, "Environment variable (or name in `.env`) that holds the server's key.", quiet=True
+    )
+    concurrency: int = key(16, "Most requests to the server at a time.", ge=1)
+    requests_per_minute: float | None = key(None, "Most requests in any minute.", ge=1)
+    temperature: float = key(0.0, "Sampling temperature; 0 is greedy.", ge=0, le=2)
+    max_tokens: int = key(128, "Most tokens of a reply.", ge=1)
+    timeout: float = key(120.0, "Seconds after which one try is given up.", gt=0)
+    engine: EngineSettings = EngineSettings()
+
+    @model_validator(mode="after")
+    def _check_url(self) -> Self:
+        if self.model.startswith(("http://", "https://")):
+            raise ValueError("give a server as url=URL, and as model the name of a model there")
+        _ = self.endpoint
+        return self
+
+    @property
+    def endpoint(self) -> EndpointSettings | None:
+        """The server, if it is one."""
+        if self.url is None:
+            return None
+        return EndpointSettings(
+            url=self.url,
+            model=self.model,
+            key_variable=self.key_variable,
+            concurrency=self.concurrency,
+            requests_per_minute=self.requests_per_minute,
+            timeout=self.timeout,
+        )
+
+    def identity(self) -> tuple[object, ...]:
+        """What replies depend on."""
+        return (self.model, self.url, self.temperature, self.max_tokens)
+
+
+class ChatModel(Protocol):
+    """Answers chats."""
+
+    name: str
+    """As an author: ``model:NAME`` or ``endpoint:NAME``."""
+
+    async def ask(self, chat: Sequence[Utterance], seed: int) -> str:
+        """The reply. Raises ``EngineError``."""
+        ...
+
+
+class EndpointChat:
+    """Behind an endpoint."""
+
+    def __init__(self, endpoint: Endpoint, settings: ChatModelSettings) -> None:
+        self.endpoint = endpoint
+        self.settings = settings
+        self.name = f"endpoint:{settings.model}"
+
+    async def ask(self, chat: Sequence[Utterance], seed: int) -> str:
+        """The reply."""
+        s = self.settings
+        reply = await self.endpoint.chat(
+            chat, max_tokens=s.max_tokens, temperature=s.temperature, top_p=1.0, seed=seed % 2**31
+        )
+        return reply.text
+
+
+class ServedChat:
+    """On an engine of ours."""
+
+    def __init__(self, speaking: Speaking, settings: ChatModelSettings) -> None:
+        self.speaking = speaking
+        self.settings = settings
+        self.name = f"model:{settings.model}"
+
+    async def ask(self, chat: Sequence[Utterance], seed: int) -> str:
+        """The reply."""
+        s, of = self.settings, self.speaking
+        messages = [Message.of(one.role, one.text) for one in chat]
+        prompt = of.renderer.render(messages, Tree("", "chat", 0), "")
+        room = of.context_length - len(prompt)
+        if room < 1:
+            raise EngineError(
+                f"the prompt has {len(prompt)} tokens, and {s.model} takes {of.context_length}"
+            )
+        sampling = Sampling(s.temperature, 1.0, min(s.max_tokens, room), (), s.timeout)
+        (found,) = await of.engine.sample(prompt, [seed], sampling)
+        return found.text
+
+
+@asynccontextmanager
+async def open_chat(settings: ChatModelSettings, logs: Path) -> AsyncIterator[ChatModel]:
+    """The model, ready to be talked to; servers that are started leave their logs in ``logs``.
+
+    Raises ``UserError`` for a missing key or model.
+    """
+    if settings.endpoint is not None:
+        async with Endpoint(settings.endpoint) as endpoint:
+            yield EndpointChat(endpoint, settings)
+        return
+    engines = RunEngines(settings.engine, settings.model, logs)
+    device = settings.engine.device_name
+    try:
+        speaking = await engines.speak(
+            0, settings.model, lambda: load(settings.model, device=device)
+        )
+        yield ServedChat(speaking, settings)
+    finally:
+        await engines.end()

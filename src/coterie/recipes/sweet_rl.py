@@ -1,0 +1,404 @@
+"""SWEET-RL (arXiv 2503.15478): an agent learns to work with a person, from a critic that knows the reference.
+
+Method ``sweet``, on dialogues that policy_0 has had (offline):
+
+    round 0   rollout   k dialogues a task by policy_0 with a person who knows the reference
+              select    pairs of a success and a failure on one task                     (section 4.2)
+              train     the critic: Bradley-Terry over sums of turn advantages, where a turn's advantage is the mean
+                        log-ratio of its tokens in a context that holds the reference    (equations 2, 3)
+    round 1   rollout   n candidates for each turn of a share of the dialogues, by policy_0
+              reward    the critic's advantage of every candidate
+              select    pairs of the upper and the lower half of a turn's candidates     (section 4.3)
+              train     DPO with an NLL term on these turns, the reference unseen -> policy_2  (equation 4)
+    evaluate  policy_0 and policy_2 on held-out tasks
+
+The baselines have one round and train the policy on the same dialogues: ``rejection_ft`` imitates all that
+succeeded, ``multi_turn_dpo`` compares whole dialogues by the policy's own tokens.
+
+Deviations from the released code, each on purpose: a dialogue's score is the sum over turns of mean log-ratios, as in
+the paper (``critic.objective.normalise=tokens`` is the code's mean over all tokens); a candidate is scored by its own
+tokens under one context by critic and reference alike; losses have only the agent's own tokens as targets; the
+reference stands in the system prompt, not before it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+
+from coterie.engines.protocol import EngineGone
+from coterie.environments.coding import AGENT, CRITIC, Coding, with_reference
+from coterie.environments.registry import coding_environment
+from coterie.environments.services import Services, open_services
+from coterie.errors import UserError
+from coterie.models.loading import LoadedModel
+from coterie.progress import Progress
+from coterie.recipes.base import PolicyRecipe, trained_metrics
+from coterie.recipes.plan import Plan
+from coterie.recipes.sweet_critic import open_critic, train_critic
+from coterie.recipes.sweet_plan import sweet_plan
+from coterie.recipes.sweet_settings import PolicySettings, SweetSettings
+from coterie.rollout.candidates import Branching, Played, candidates
+from coterie.rollout.episodes import Episode
+from coterie.rollout.flight import in_flight
+from coterie.runs.folder import Run, Step
+from coterie.selection.ranked import ranked_pairs, trajectory_pairs
+from coterie.training.dpo import DPO
+from coterie.training.loop import train
+from coterie.training.reference import with_reference as with_reference_logprobs
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.item import ItemKey, Metrics
+from coterie.trajectories.pair import Pair, trajectory_pair, turn_pair
+from coterie.trajectories.row import Row, rows
+from coterie.trajectories.selection import Selection
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Turn, digest
+from coterie.trajectories.view import View, recontext, view
+
+PRIVILEGED = "with_reference"
+"""Name of the recontext rule of the critic's rows."""
+FIRST, SECOND = 0, 1
+"""The rounds."""
+
+
+class SweetRL(PolicyRecipe):
+    """The recipe under its settings."""
+
+    settings: SweetSettings
+    environment: Coding
+
+    def __init__(self, settings: SweetSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.name = settings.recipe
+        self.environment = coding_environment(settings.dataset, settings.data)
+
+    # -- what the loop asks -------------------------------------------------------------------
+
+    def steps(self) -> list[Step]:
+        """The steps of the method; a judge is not trained."""
+        s = self.settings
+        stages = [(FIRST, "evaluate"), (FIRST, "rollout")]
+        if s.method != "sweet" or s.critic.kind != "judge":
+            stages += [(FIRST, "select"), (FIRST, "train")]
+        if s.method == "sweet":
+            stages += [(SECOND, stage) for stage in ("rollout", "reward", "select", "train")]
+        return [Step(*one) for one in (*stages, (s.rounds, "evaluate"))]
+
+    def needs(self, step: Step) -> Step | None:
+        """The step whose results this one reads; a candidate's reward needs critic and candidates."""
+        first, second = partial(Step, FIRST), partial(Step, SECOND)
+        before = {
+            first("select"): first("rollout"),
+            first("train"): first("select"),
+            second("rollout"): first("rollout"),
+            second("reward"): first("train"),
+            second("select"): second("reward"),
+            second("train"): second("select"),
+        }
+        if step == second("reward") and self.settings.critic.kind == "judge":
+            return second("rollout")
+        if step.stage == "evaluate" and step.iteration:
+            return Step(step.iteration - 1, "train")
+        return before.get(step)
+
+    def depends(self, step: Step) -> tuple[object, ...]:
+        """The settings of a step that are its own."""
+        s = self.settings
+        talk = (s.person.identity(), s.rollout.max_tokens, *s.engine.identity())
+        branched = (s.candidates.share, s.candidates.count, s.candidates.temperature)
+        critic = (
+            *(s.critic.kind, s.critic.privileged, s.critic.objective.fingerprint()),
+            *(s.critic.train.identity(), s.critic.judge.identity()),
+        )
+        own: dict[tuple[int, str], tuple[object, ...]] = {
+            (FIRST, "rollout"): (*talk, s.rollout.fingerprint()),
+            (FIRST, "select"): (self._critical, s.method == "rejection_ft"),
+            (FIRST, "train"): critic if self._critical else self._training(),
+            (SECOND, "rollout"): (*branched, s.rollout.top_p, *s.engine.identity()),
+            (SECOND, "reward"): (*branched, *critic),
+            (SECOND, "select"): (s.pairs.fingerprint(),),
+            (SECOND, "train"): (s.policy.objective.fingerprint(), s.policy.train.identity()),
+        }
+        if step.stage == "evaluate":
+            return (*talk, s.evaluate.fingerprint())
+        return own[step.iteration, step.stage]
+
+    def plan(self) -> Plan:
+        """What the run costs."""
+        return sweet_plan(self.settings, self.environment)
+
+    def do(self, run: Run, step: Step, progress: Progress) -> Metrics:
+        """Do one step; finished items of an interrupted one are kept."""
+        engines = self.engines(run)
+        if step.stage in ("reward", "train"):
+            engines.make_room()
+        if step.stage == "evaluate":
+            return engines.run(self.evaluate(run, step.iteration, progress))
+        if step.stage == "rollout":
+            playing = self.rollout if step.iteration == FIRST else self.branch
+            return engines.run(playing(run, progress))
+        if step.stage == "reward":
+            return engines.run(self.reward(run, progress))
+        if step.stage == "select":
+            return self.select(run) if step.iteration == FIRST else self.select_turns(run)
+        return self.train(run, step.iteration, progress)
+
+    def versions(self, run: Run) -> list[int]:
+        """The base, and the trained policy if it is there; a critic is no policy."""
+        last = self.settings.rounds
+        return [0, *([last] if run.is_finished(Step(last - 1, "train")) else [])]
+
+    def services(self, run: Run) -> AbstractAsyncContextManager[Services]:
+        """The person and the sandbox."""
+        s = self.settings
+        return open_services(self.environment.script, s.person, s.sandbox, run.folder / "person")
+
+    # -- the algorithm ------------------------------------------------------------------------
+
+    async def rollout(self, run: Run, progress: Progress) -> Metrics:
+        """k dialogues a task by the base policy."""
+        s = self.settings.rollout
+        episodes = [
+            Episode(task, sample, FIRST, "rollout")
+            for task in self.train_tasks()
+            for sample in range(s.repeats)
+        ]
+        return await self.play(run, episodes, s.temperature, s.top_p, progress)
+
+    def select(self, run: Run) -> Metrics:
+        """Pairs of a success and a failure on one task; for ``rejection_ft`` all successes."""
+        chosen: list[Selection] = []
+        trees = list(run.store.trees(FIRST, "rollout"))
+        context = PRIVILEGED if self._critical and self.settings.critic.privileged else None
+        rewards = self.rewards(run)
+        for tree in trees:
+            of_task = [(o.leaf, rewards[tree.task, o.sample]) for o, _ in tree.trajectories()]
+            if self.settings.method == "rejection_ft":
+                chosen += [Selection(leaf, AGENT) for leaf, reward in of_task if reward >= 1]
+            else:
+                chosen += [
+                    Selection(best, AGENT, context, rejected=worse)
+                    for best, worse in trajectory_pairs(of_task)
+                ]
+        if not run.store.finished(ItemKey(FIRST, "select", "")):
+            run.store.select(FIRST, "select", chosen)
+        return {"tasks": len(trees), "selected": len(chosen)}
+
+    async def branch(self, run: Run, progress: Progress) -> Metrics:
+        """Candidates for the turns of the first dialogues, in the order of tasks and samples."""
+        s = self.settings
+        voice = await self.voice(run, 0, s.candidates.temperature, s.rollout.top_p)
+        branching = Branching(
+            self.environment, voice, SECOND, "rollout", s.candidates.count, s.seed
+        )
+        finished = run.store.finished_keys(SECOND, "rollout")
+        left = [one for one in self.played(run) if (one.task.id, one.key) not in finished]
+        stats, before = voice.engine.stats, voice.engine.stats.sampled_tokens
+        progress.start(len(left), f"candidates {SECOND}")
+
+        async def one(played: Played) -> tuple[Played, Tree]:
+            return played, await branching.branch(played)
+
+        try:
+            async for played, tree in in_flight(map(one, left), s.candidates.in_flight):
+                count = sum(map(len, candidates(tree)))
+                key = ItemKey(SECOND, "rollout", played.task.id, played.key)
+                run.store.finish(key, tree=tree, metrics={"candidates": count})
+                progress.advance(1, sampled_tokens=stats.sampled_tokens - before)
+        except EngineGone as error:
+            raise UserError(
+                f"candidates can't go on: {error}",
+                "mend the cause and run again: what is finished is kept",
+            ) from error
+        finally:
+            progress.close()
+        found = [m for key, m in run.store.metrics(SECOND, "rollout").items() if key.task]
+        return {"dialogues": len(found), "candidates": sum(int(m["candidates"]) for m in found)}
+
+    async def reward(self, run: Run, progress: Progress) -> Metrics:
+        """The critic's advantage of every candidate, as credit."""
+        settings = self.fingerprint(Step(SECOND, "reward"))
+        finished = run.store.finished_keys(SECOND, "reward")
+        trees = [t for t in run.store.trees(SECOND, "rollout") if (t.task, "") not in finished]
+        progress.start(len(trees), f"advantages {SECOND}")
+        async with open_critic(self, run) as critic:
+
+            async def one(tree: Tree) -> tuple[Tree, list[Credit], Metrics]:
+                task = run.store.task(tree.task)
+                found = candidates(tree)
+                scored = await critic.advantages(task, tree, found)
+                credit = [
+                    Credit(turn.id, "advantage", value, settings)
+                    for turns, values in zip(found, scored, strict=True)
+                    for turn, value in zip(turns, values, strict=True)
+                ]
+                return tree, credit, {"turns": len(found)}
+
+            async for tree, credit, metrics in in_flight(map(one, trees), 8):
+                key = ItemKey(SECOND, "reward", tree.task)
+                run.store.finish(key, credit=credit, metrics=metrics)
+                progress.advance(1)
+        progress.close()
+        found = [m for key, m in run.store.metrics(SECOND, "reward").items() if key.task]
+        return {"turns": sum(int(metrics["turns"]) for metrics in found)}
+
+    def select_turns(self, run: Run) -> Metrics:
+        """Pairs of candidates: one of a turn's upper half over one of its lower half."""
+        s, settings = self.settings, self.fingerprint(Step(SECOND, "reward"))
+        chosen: list[Selection] = []
+        turns = 0
+        for tree in run.store.trees(SECOND, "rollout"):
+            found = candidates(tree)
+            nodes = [turn.id for group in found for turn in group]
+            scores = run.store.credit(settings, "advantage", nodes)
+            for group in found:
+                seed = digest("pairs", s.seed, group[0].id)
+                own = {turn.id: scores[turn.id] for turn in group}
+                chosen += [
+                    Selection(best, AGENT, rejected=worse)
+                    for best, worse in ranked_pairs(own, s.pairs, seed)
+                ]
+            turns += len(found)
+        if not run.store.finished(ItemKey(SECOND, "select", "")):
+            run.store.select(SECOND, "select", chosen)
+        return {"turns": turns, "selected": len(chosen)}
+
+    def train(self, run: Run, iteration: int, progress: Progress) -> Metrics:
+        """The critic, or the policy; each begins as the base."""
+        s = self.settings
+        model = self.load_policy(run, 0)
+        if iteration == FIRST and s.method == "rejection_ft":
+            return self._imitate(run, model, progress)
+        pairs = self._pairs(run, iteration, model)
+        if not pairs:
+            raise UserError(
+                f"no pair was selected in round {iteration}",
+                "sample more tasks or repeats (rollout.tasks, rollout.repeats): pairs need a full success "
+                "and a failure on one task"
+                if iteration == FIRST
+                else "raise candidates.share or candidates.count",
+            )
+        if iteration == FIRST and self._critical:
+            return train_critic(self, run, model, pairs, progress)
+        own = s.policy if iteration == SECOND else s.multi_turn_dpo
+        return self._prefer(run, iteration, model, pairs, own, progress)
+
+    # -- its data -----------------------------------------------------------------------------
+
+    def train_tasks(self) -> list[Task]:
+        """The training tasks."""
+        return self.environment.tasks("train", self.settings.rollout.tasks, self.settings.seed)
+
+    def rewards(self, run: Run) -> dict[tuple[str, int], float]:
+        """Share of tests that each dialogue's answer passes, by task and sample."""
+        found = {}
+        for key, metrics in run.store.metrics(FIRST, "rollout").items():
+            if key.task and "tests" in metrics:
+                share = float(metrics["passed"]) / float(metrics["tests"])
+                found[key.task, int(key.sample)] = share
+        return found
+
+    def played(self, run: Run) -> list[Played]:
+        """The dialogues whose turns get candidates: the first of every task before the second of any."""
+        found = [
+            Played(run.store.task(tree.task), outcome.sample, path)
+            for tree in run.store.trees(FIRST, "rollout")
+            for outcome, path in tree.trajectories()
+        ]
+        found.sort(key=lambda one: one.sample)
+        return found[: max(1, int(len(found) * self.settings.candidates.share))]
+
+    def context(self, task: Task, tree: Tree, turn: Turn, model: LoadedModel) -> tuple[int, ...]:
+        """Ids of a turn's prompt as the critic sees it."""
+        assert turn.prompt is not None, "a candidate answers a request"
+        shown = tree.messages(tree.requests[turn.prompt])
+        if not self.settings.critic.privileged:
+            return model.renderer.render(shown, tree, AGENT)
+        edited = with_reference(task)(shown)
+        return model.renderer.render(edited, tree, AGENT, privileges=CRITIC)
+
+    # -- details ------------------------------------------------------------------------------
+
+    @property
+    def _critical(self) -> bool:
+        """Whether round 0 trains a critic."""
+        return self.settings.method == "sweet"
+
+    def _training(self) -> tuple[object, ...]:
+        """Identity of a baseline's training."""
+        s = self.settings
+        if s.method == "rejection_ft":
+            return (s.rejection_ft.train.identity(),)
+        own = s.multi_turn_dpo
+        return (own.objective.fingerprint(), own.train.identity())
+
+    def _imitate(self, run: Run, model: LoadedModel, progress: Progress) -> Metrics:
+        chosen: list[Row] = []
+        for tree, selection in self._selected(run, FIRST):
+            chosen += [row for row in rows(view(tree, selection.leaf, AGENT)) if row.targets]
+        if not chosen:
+            raise UserError("no dialogue succeeded, so there is nothing to imitate", "sample more tasks")
+        own = self.seeded(self.settings.rejection_ft.train, FIRST)
+        report = train(model.model, chosen, own, run.training_folder(FIRST), progress=progress)
+        return trained_metrics(report, sum(row.target_count for row in chosen) * own.epochs)
+
+    def _prefer(
+        self,
+        run: Run,
+        iteration: int,
+        model: LoadedModel,
+        pairs: Sequence[Pair],
+        settings: PolicySettings,
+        progress: Progress,
+    ) -> Metrics:
+        own, folder = self.seeded(settings.train, iteration), run.training_folder(iteration)
+        objective = DPO(settings.objective)
+        known = with_reference_logprobs(
+            model.model,
+            pairs,
+            own,
+            folder / "reference",
+            normalise=settings.objective.normalise,
+            progress=progress,
+        )
+        report = train(model.model, known, own, folder, objective=objective, progress=progress)
+        sides = (side for pair in pairs for side in (pair.chosen, pair.rejected))
+        tokens = sum(row.target_count for side in sides for row in side)
+        return trained_metrics(report, tokens * own.epochs)
+
+    def _pairs(self, run: Run, iteration: int, model: LoadedModel) -> list[Pair]:
+        """The selected pairs: of whole dialogues in round 0, of turns in round 1."""
+        found = []
+        for tree, selection in self._selected(run, iteration):
+            assert selection.rejected is not None, "these selections are pairs"
+            sides = [
+                self._view(run, tree, leaf, selection.context, model)
+                for leaf in (selection.leaf, selection.rejected)
+            ]
+            if iteration == FIRST:
+                found.append(trajectory_pair(sides[0], sides[1], group=tree.task))
+            else:
+                found.append(turn_pair(sides[0], sides[1], group=tree.turns[selection.leaf].parent))
+        return found
+
+    def _view(
+        self, run: Run, tree: Tree, leaf: str, context: str | None, model: LoadedModel
+    ) -> View:
+        if context is None:
+            return view(tree, leaf, AGENT)
+        return recontext(
+            tree,
+            leaf,
+            AGENT,
+            name=context,
+            edit=with_reference(run.store.task(tree.task)),
+            render=partial(model.renderer.render, privileges=CRITIC),
+        )
+
+    def _selected(self, run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
+        tree: Tree | None = None
+        for task, selection in run.store.selections(iteration, "select"):
+            if tree is None or tree.task != task:
+                tree = run.store.tree(iteration, "rollout", task)
+            yield tree, selection
