@@ -63,12 +63,12 @@ THEMES: tuple[str, ...] = (
     "Our bakery knows how much bread it sells.",
 )
 """What the numbers are about."""
-VAGUE: dict[Aspect, tuple[str, ...]] = {
+HINTS: dict[Aspect, tuple[str, ...]] = {
     "keep": ("leaves some numbers out", "is choosy about the numbers"),
     "change": ("changes each number", "does a bit of arithmetic"),
     "order": ("puts them in order", "sorts them my way"),
     "part": ("takes a part of the list", "cuts the list short"),
-    "give": ("gives back one number", "boils it down to one number"),
+    "give": ("gives back one number", "makes one number of it all"),
 }
 """How an opening mentions that a function has an aspect."""
 
@@ -160,7 +160,7 @@ def _draw(
 
 def _opening(name: str, choices: Sequence[Choice], rng: random.Random) -> str:
     """What the person says first."""
-    phrases = [rng.choice(VAGUE[choice.aspect]) for choice in choices]
+    phrases = [rng.choice(HINTS[choice.aspect]) for choice in choices]
     wish = f"{', '.join(phrases[:-1])} and {phrases[-1]}"
     return (
         f"{rng.choice(THEMES)} I need a function that {wish}. "
