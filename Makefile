@@ -35,6 +35,7 @@ lint: $(VENV)/.dev
 
 tiny: $(VENV)/.run
 	$(PY) -m coterie.recipes.tiny --world exchange --out src/coterie/assets/tiny-exchange
+	$(PY) -m coterie.recipes.tiny --world persona --out src/coterie/assets/tiny-persona
 
 tiny-check: $(VENV)/.dev
 	$(PY) -m pytest -m slow tests/test_tiny_rebuild.py

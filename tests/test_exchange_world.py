@@ -17,8 +17,7 @@ from coterie.environments.exchange.world import (
     generate_tasks,
     split_of,
 )
-from coterie.recipes.tiny import CURRICULUM, HABITS, pretraining_rows
-from coterie.recipes.tiny_model import build_tokenizer
+from coterie.recipes.tiny_exchange import CURRICULUM, HABITS, build_tokenizer, pretraining_rows
 
 DIALOGUES = list(corpus(5, 1500))
 

@@ -9,7 +9,7 @@ from coterie.environments.exchange.scripts import corpus
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_settings import OptimaSettings
-from coterie.recipes.tiny import pretraining_rows
+from coterie.recipes.tiny_exchange import pretraining_rows
 from coterie.runs.folder import Run, Step
 from coterie.trajectories.row import Row
 

@@ -1,20 +1,21 @@
-"""The tiny model of a micro-world, untrained: its tokenizer and a Llama of about two million weights."""
+"""The tiny models of micro-worlds, untrained: what a world must give, and a Llama of about two million weights."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import AddedToken, Tokenizer
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
-from coterie.environments.exchange.lexicon import words
-from coterie.environments.exchange.prompts import prompt_text, system_prompt
-from coterie.environments.exchange.scripts import Dialogue, Mix, corpus
-from coterie.environments.exchange.world import AGENTS
+from coterie.trajectories.row import Row, Target
 
 PAD, END = "<|pad|>", "<|end|>"
 OPENERS = {role: f"<|{role}|>" for role in ("system", "user", "assistant")}
-ANSWER_MARKS = ("<A>", "</A>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
@@ -25,38 +26,28 @@ LOOK_BACK = (1, 1, 2, 3, 4)
 """Distances at which heads of the first layer begin to look back; the sixth head begins free."""
 
 
-def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on scripted dialogues, in which every word of the lexicon is one piece.
+@dataclass(frozen=True)
+class TinyWorld:
+    """What the pre-training of a tiny model needs from its world."""
 
-    A text always begins as if a space preceded it, also right after `<A>`, and the space before `<A>` is part of
-    it; decoding restores the text.
-    Raises `ValueError` if a word of the lexicon needs more than one piece.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.ByteLevel(), decoders.Replace("<A> ", " <A>"), decoders.Strip(" ", 1, 0)]
-    )
-    marks = [
-        AddedToken(mark, normalized=False, special=False, lstrip=mark == "<A>")
-        for mark in ANSWER_MARKS
-    ]
-    special = [
-        AddedToken(piece, normalized=False, special=True) for piece in (PAD, END, *OPENERS.values())
-    ]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[*special, *marks],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_tokenizer_texts(seed), trainer)
-    tokenizer = _with_visible_marks(tokenizer)
-    split = [word for word in words() if len(tokenizer.encode(word).ids) != 1]
-    if split:
-        raise ValueError(
-            f"words of the lexicon that are not one piece: {split}; allow more than {vocabulary} pieces"
-        )
+    tokenizer: Callable[[int, int], PreTrainedTokenizerFast]
+    """Builds the tokenizer from the greatest number of pieces and a seed."""
+    skills: Callable[[PreTrainedTokenizerFast, int, int], Iterator[Row]]
+    """Rows of the first phase, easy ones first: tokenizer, tokens in all, seed."""
+    habits: Callable[[PreTrainedTokenizerFast, int, int], Iterator[Row]]
+    """Rows of the second phase, from what the model is to do when it is left alone: the same arguments."""
+    habits_share: float
+    """Tokens of the second phase as a share of the first."""
+
+
+def special_pieces() -> list[AddedToken]:
+    """The pieces that no text holds: padding, the end of a turn, the openers of turns."""
+    pieces = (PAD, END, *OPENERS.values())
+    return [AddedToken(piece, normalized=False, special=True) for piece in pieces]
+
+
+def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """A trained tokenizer as Transformers takes it, with the chat template of all tiny models."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
@@ -67,27 +58,22 @@ def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
     )
 
 
-def _with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer with the answer marks as ordinary pieces, which decoding keeps.
-
-    Training makes every reserved piece special, whatever it was given as.
-    """
-    state = json.loads(tokenizer.to_str())
-    for piece in state["added_tokens"]:
-        piece["special"] = piece["content"] not in ANSWER_MARKS
-    return Tokenizer.from_str(json.dumps(state))
-
-
-def _tokenizer_texts(seed: int) -> Iterator[str]:
-    """Prompts and utterances of scripted dialogues, and the lexicon often enough to be merged first."""
-    for dialogue in corpus(seed, 4000, Mix(guess_share=0.42, hint_share=0.4, deaf_share=0.0)):
-        yield prompt_text(scripted_prompt(dialogue, AGENTS[0]))
-        yield from (
-            part
-            for text in dialogue.utterances
-            for part in text.replace("</A>", "<A>").split("<A>")
-        )
-    yield from (word for word in words() for _ in range(500))
+def chat_row(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Iterable[tuple[str, str]],
+    author: str,
+    origin: str,
+) -> Row:
+    """Messages (role, text) as the chat template renders them; the assistant's, with their ends, are targets."""
+    ids: list[int] = []
+    targets: list[Target] = []
+    for role, text in messages:
+        said = tokenizer.encode(text, add_special_tokens=False)
+        opener = tokenizer.encode(OPENERS[role], add_special_tokens=False)
+        ids += [*opener, *said, tokenizer.eos_token_id]
+        if role == "assistant":
+            targets.append(Target(len(ids) - len(said) - 1, len(ids), author))
+    return Row(tuple(ids), tuple(targets), origin=origin)
 
 
 def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
@@ -132,11 +118,3 @@ def _look_back(model: LlamaForCausalLM) -> None:
         attention.q_proj.bias[start : start + pairs] = strength * torch.cos(distance * frequencies)
         sines = -strength * torch.sin(distance * frequencies)
         attention.q_proj.bias[start + half : start + half + pairs] = sines
-
-
-def scripted_prompt(dialogue: Dialogue, agent: str) -> list[tuple[str, frozenset[str]]]:
-    """The system prompt of one agent of a dialogue."""
-    partner = AGENTS[1 - AGENTS.index(agent)]
-    return system_prompt(
-        agent, partner, dialogue.task.question, dialogue.task.facts[agent], dialogue.hint
-    )

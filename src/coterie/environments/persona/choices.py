@@ -1,0 +1,174 @@
+"""What the functions of the `persona` world are made of: choices, each of which is one line of Python.
+
+A function takes a list of whole numbers through two to four steps, always in the order of `ASPECTS`. Each step is
+a `Choice`: one of the `KINDS` of its aspect, with a number where that kind takes one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Aspect = Literal["keep", "change", "order", "part", "give"]
+ASPECTS: tuple[Aspect, ...] = ("keep", "change", "order", "part", "give")
+"""Which numbers stay, how each is changed, how they are sorted, which part is taken, what is given back."""
+
+Value = list[int] | int
+"""What a function gives back: a list, or one number where it has a choice of `give`."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to settle an aspect."""
+
+    aspect: Aspect
+    name: str
+    """Unique among the kinds."""
+    code: str
+    """The line of Python, with `{k}` for the number."""
+    told: str
+    """How the person says it, with `{k}` for the number."""
+    step: Callable[[list[int], int], Value]
+    """The same as the line, of the list and the number."""
+    numbers: tuple[int, ...] = (0,)
+    """The numbers that it may have; `(0,)` where it takes none."""
+
+
+LIMITS = tuple(range(3, 9))
+AMOUNTS = tuple(range(2, 10))
+PARTS = (2, 3, 4)
+
+KINDS: tuple[Kind, ...] = (
+    Kind(
+        "keep",
+        "even",
+        "xs = [x for x in xs if x % 2 == 0]",
+        "Keep only the even numbers.",
+        lambda xs, k: [x for x in xs if x % 2 == 0],
+    ),
+    Kind(
+        "keep",
+        "odd",
+        "xs = [x for x in xs if x % 2 == 1]",
+        "Keep only the odd numbers.",
+        lambda xs, k: [x for x in xs if x % 2 == 1],
+    ),
+    Kind(
+        "keep",
+        "above",
+        "xs = [x for x in xs if x > {k}]",
+        "Keep only numbers above {k}.",
+        lambda xs, k: [x for x in xs if x > k],
+        LIMITS,
+    ),
+    Kind(
+        "keep",
+        "below",
+        "xs = [x for x in xs if x < {k}]",
+        "Keep only numbers below {k}.",
+        lambda xs, k: [x for x in xs if x < k],
+        LIMITS,
+    ),
+    Kind(
+        "change",
+        "plus",
+        "xs = [x + {k} for x in xs]",
+        "Add {k} to each number.",
+        lambda xs, k: [x + k for x in xs],
+        AMOUNTS,
+    ),
+    Kind(
+        "change",
+        "times",
+        "xs = [x * {k} for x in xs]",
+        "Multiply each number by {k}.",
+        lambda xs, k: [x * k for x in xs],
+        AMOUNTS,
+    ),
+    Kind(
+        "change",
+        "minus",
+        "xs = [x - {k} for x in xs]",
+        "Subtract {k} from each number.",
+        lambda xs, k: [x - k for x in xs],
+        AMOUNTS,
+    ),
+    Kind("order", "up", "xs = sorted(xs)", "From small to large.", lambda xs, k: sorted(xs)),
+    Kind(
+        "order",
+        "down",
+        "xs = sorted(xs, reverse=True)",
+        "From large to small.",
+        lambda xs, k: sorted(xs, reverse=True),
+    ),
+    Kind("part", "first", "xs = xs[:{k}]", "Only the first {k}.", lambda xs, k: xs[:k], PARTS),
+    Kind("part", "last", "xs = xs[-{k}:]", "Only the last {k}.", lambda xs, k: xs[-k:], PARTS),
+    Kind("give", "sum", "xs = sum(xs)", "I want their sum.", lambda xs, k: sum(xs)),
+    Kind(
+        "give",
+        "largest",
+        "xs = max(xs, default=0)",
+        "I want the largest one, or zero if there is none.",
+        lambda xs, k: max(xs, default=0),
+    ),
+    Kind(
+        "give",
+        "smallest",
+        "xs = min(xs, default=0)",
+        "I want the smallest one, or zero if there is none.",
+        lambda xs, k: min(xs, default=0),
+    ),
+    Kind(
+        "give", "count", "xs = len(xs)", "I want to know how many there are.", lambda xs, k: len(xs)
+    ),
+)
+BY_NAME: dict[str, Kind] = {kind.name: kind for kind in KINDS}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one aspect of one function is settled."""
+
+    kind: str
+    """The name of a `Kind`."""
+    number: int = 0
+    """Its number; 0 where the kind takes none."""
+
+    @property
+    def aspect(self) -> Aspect:
+        """What it settles."""
+        return BY_NAME[self.kind].aspect
+
+    @property
+    def code(self) -> str:
+        """Its line of Python, without indentation."""
+        return BY_NAME[self.kind].code.format(k=self.number)
+
+    @property
+    def told(self) -> str:
+        """How the person says it: one short sentence without code."""
+        return BY_NAME[self.kind].told.format(k=self.number)
+
+
+def _all_choices(aspect: Aspect) -> tuple[Choice, ...]:
+    """Every choice of one aspect."""
+    kinds = [kind for kind in KINDS if kind.aspect == aspect]
+    return tuple(Choice(kind.name, number) for kind in kinds for number in kind.numbers)
+
+
+CHOICES: dict[Aspect, tuple[Choice, ...]] = {aspect: _all_choices(aspect) for aspect in ASPECTS}
+"""Every choice, by aspect."""
+
+
+def source_of(name: str, choices: Sequence[Choice]) -> str:
+    """The function in Python: a line for each choice; no newline at its end."""
+    lines = [f"def {name}(xs):", *(f"    {choice.code}" for choice in choices), "    return xs"]
+    return "\n".join(lines)
+
+
+def output_of(choices: Sequence[Choice], xs: Sequence[int]) -> Value:
+    """What the function gives for a list."""
+    found: Value = list(xs)
+    for choice in choices:
+        assert isinstance(found, list), "nothing comes after what is given back"
+        found = BY_NAME[choice.kind].step(found, choice.number)
+    return found

@@ -1,0 +1,164 @@
+"""Scripted dialogues of the `persona` world: what its tiny model is pre-trained on.
+
+An agent's *habit* is drawn anew in each turn, so that good and bad turns stand side by side in one dialogue: the
+credit that a critic has to tell apart. What an agent does not know when it answers, it guesses.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from coterie.environments.persona.choices import ASPECTS, CHOICES, Choice, source_of
+from coterie.environments.persona.person import scripted_reply
+from coterie.environments.persona.prompts import ANSWER_MARK, SYSTEM_PROMPT, with_reference
+from coterie.environments.persona.wordings import (
+    ASKS,
+    BEFORE,
+    BEFORE_SHARE,
+    SEVERAL,
+    THANKS,
+    THINGS,
+    VAGUE,
+)
+from coterie.environments.persona.world import MAX_TURNS, SIZES, PersonaTask, generate_tasks
+
+Habit = Literal["ask", "vague", "several", "guess", "again", "thanks", "answer"]
+"""What an agent does in a turn: a good question, a vague one, several at once, an answer with guesses, a question whose
+answer it knows, a wasted thank-you, an answer that it knows all of."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What a corpus is drawn from. The habits' shares are relative; `ask` is 1 minus the others."""
+
+    vague: float = 0.15
+    """How often an agent that lacks something asks about nothing in particular."""
+    several: float = 0.14
+    """How often it asks about several aspects at once."""
+    guess: float = 0.19
+    """How often it answers all the same."""
+    again: float = 0.08
+    """How often it asks what it knows; the first turn, where it knows nothing, is a vague one instead."""
+    thanks: float = 0.15
+    """How often an agent that knows all wastes the turn."""
+    shown: float = 0.08
+    """Share of dialogues whose system prompt also holds the reference."""
+    sizes: tuple[int, ...] = SIZES
+    """Numbers of choices of the functions."""
+
+
+HABITS = Mix()
+"""The habits of the model before post-training."""
+SKILL = Mix(vague=0.0, several=0.0, guess=0.0, again=0.0, thanks=0.0)
+"""Good questions only, then the answer."""
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """One scripted dialogue."""
+
+    task: PersonaTask
+    """The task it is about."""
+    habits: tuple[Habit, ...]
+    """What the agent did, turn by turn."""
+    turns: tuple[str, ...]
+    """What the agent said; the last is its answer."""
+    replies: tuple[str, ...]
+    """What the person said to each turn but the last."""
+    shown: bool
+    """Whether the agent's system prompt holds the reference."""
+
+    @property
+    def prompt(self) -> str:
+        """The agent's system prompt."""
+        return SYSTEM_PROMPT + (with_reference(self.task.reference) if self.shown else "")
+
+    @property
+    def right(self) -> bool:
+        """Whether the answer is the reference."""
+        return self.turns[-1] == answer_text(self.task.reference)
+
+
+def corpus(seed: int, count: int, mix: Mix = HABITS) -> Iterator[Dialogue]:
+    """`count` scripted dialogues on tasks of the `corpus` split."""
+    rng = random.Random(f"persona/corpus/{seed}")
+    for task in generate_tasks("corpus", count, seed, mix.sizes):
+        yield scripted_dialogue(task, mix, rng, shown=rng.random() < mix.shown)
+
+
+def answer_text(source: str) -> str:
+    """The turn that answers with a function."""
+    return f"{ANSWER_MARK}\n{source}"
+
+
+def scripted_dialogue(
+    task: PersonaTask, mix: Mix, rng: random.Random, *, shown: bool = False
+) -> Dialogue:
+    """One dialogue of at most `MAX_TURNS` turns of the agent, of which the last is the answer."""
+    known: list[Choice] = []
+    habits: list[Habit] = []
+    turns: list[str] = []
+    replies: list[str] = []
+    while not habits or habits[-1] not in ("answer", "guess"):
+        unknown = [choice for choice in task.choices if choice not in known]
+        habit = _habit(known, unknown, mix, rng, last=len(turns) == MAX_TURNS - 1)
+        habits.append(habit)
+        if habit in ("answer", "guess"):
+            told = task.choices if shown else _completed(task.choices, known, rng)
+            turns.append(answer_text(source_of(task.name, told)))
+            continue
+        if habit == "ask":
+            known.append(rng.choice(unknown))
+            turns.append(_question(known[-1], rng))
+        else:
+            turns.append(_wasted(habit, task.choices, known, rng))
+        replies.append(scripted_reply(task.choices, turns[-1]))
+    return Dialogue(task, tuple(habits), tuple(turns), tuple(replies), shown)
+
+
+def _habit(
+    known: Sequence[Choice], unknown: Sequence[Choice], mix: Mix, rng: random.Random, *, last: bool
+) -> Habit:
+    """What the agent does next; in its last turn it answers."""
+    if last:
+        return "guess" if unknown else "answer"
+    if not unknown:
+        return "thanks" if rng.random() < mix.thanks else "answer"
+    shares: dict[Habit, float] = {
+        "vague": mix.vague,
+        "several": mix.several,
+        "guess": mix.guess,
+        "again": mix.again,
+    }
+    shares["ask"] = 1.0 - sum(shares.values())
+    habit = rng.choices(tuple(shares), tuple(shares.values()))[0]
+    return "vague" if habit == "again" and not known else habit
+
+
+def _completed(
+    choices: Sequence[Choice], known: Sequence[Choice], rng: random.Random
+) -> list[Choice]:
+    """The choices as the agent believes them: what it does not know is drawn."""
+    return [choice if choice in known else rng.choice(CHOICES[choice.aspect]) for choice in choices]
+
+
+def _question(choice: Choice, rng: random.Random) -> str:
+    """A good question about one choice."""
+    question = rng.choice(ASKS[choice.aspect])
+    return f"{rng.choice(BEFORE)} {question}" if rng.random() < BEFORE_SHARE else question
+
+
+def _wasted(
+    habit: Habit, choices: Sequence[Choice], known: Sequence[Choice], rng: random.Random
+) -> str:
+    """A turn from which the agent learns nothing."""
+    if habit == "vague":
+        return rng.choice(VAGUE)
+    if habit == "thanks":
+        return rng.choice(THANKS)
+    if habit == "again":
+        return _question(rng.choice(known), rng)
+    asked = rng.sample(choices, rng.randint(2, min(3, len(choices))))
+    things = [THINGS[aspect] for aspect in ASPECTS if aspect in {one.aspect for one in asked}]
+    return rng.choice(SEVERAL).format(things=f"{', '.join(things[:-1])} and {things[-1]}")

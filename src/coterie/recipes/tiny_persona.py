@@ -1,0 +1,127 @@
+"""The tiny model of the `persona` world: its tokenizer and the rows that it learns from.
+
+Scripted dialogues give one row each, with the agent's turns as targets. First the skills (copying, good questions,
+the line of code for each reply), then the habits that post-training is to change.
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from coterie.environments.persona.choices import ASPECTS, CHOICES, source_of
+from coterie.environments.persona.scripts import HABITS, SKILL, Dialogue, Mix, corpus
+from coterie.environments.persona.world import NAMES
+from coterie.recipes.tiny_model import TinyWorld, chat_row, fast_tokenizer, special_pieces
+from coterie.trajectories.row import Row, Target
+
+DRILL_TOKENS = 300_000
+"""Tokens of copy drills before the dialogues."""
+CURRICULUM: tuple[tuple[float, Mix], ...] = (
+    (0.10, Mix(guess=1.0, vague=0.0, several=0.0, again=0.0, shown=1.0)),
+    (0.15, replace(SKILL, sizes=(2,))),
+    (0.35, SKILL),
+    (0.40, HABITS),
+)
+"""The stages after the drills: share of the tokens, and what dialogues are drawn from."""
+HABITS_SHARE = 0.20
+
+
+def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on scripted dialogues; decoding restores every text, newlines and indents too.
+
+    Each digit is a piece of its own, and every name and every word of the code is one piece. Raises `ValueError`
+    if one is not.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=special_pieces(),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_tokenizer_texts(seed), trainer)
+    split = [word for word in code_words() if len(tokenizer.encode(word).ids) != 1]
+    if split:
+        raise ValueError(
+            f"words of the code that are not one piece: {split}; allow more than {vocabulary} pieces"
+        )
+    return fast_tokenizer(tokenizer)
+
+
+def code_words() -> list[str]:
+    """The words that functions are written in, as they stand in the code: names and what follows a space with it."""
+    source = source_of(NAMES[0], [choice for aspect in ASPECTS for choice in CHOICES[aspect]])
+    words = {word for word in re.findall(r" ?[A-Za-z]+", source) if word != "def"}
+    return sorted({*words, "def", *(f" {name}" for name in NAMES)})
+
+
+def _tokenizer_texts(seed: int) -> Iterator[str]:
+    """What is said in scripted dialogues."""
+    for dialogue in corpus(seed, 3000):
+        yield dialogue.prompt
+        yield dialogue.task.opening
+        yield from dialogue.turns
+        yield from dialogue.replies
+
+
+def pretraining_row(dialogue: Dialogue, tokenizer: PreTrainedTokenizerBase) -> Row:
+    """The agent's view of a dialogue: ids as the chat template renders them, masked to its own turns."""
+    heard = (dialogue.task.opening, *dialogue.replies)
+    messages = [("system", dialogue.prompt)]
+    for text, said in zip(heard, dialogue.turns, strict=True):
+        messages += [("user", text), ("assistant", said)]
+    return chat_row(tokenizer, messages, "script:persona", dialogue.task.task_id)
+
+
+def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
+    """A random function three times over, the repeats as targets: the quickest way to learn to copy."""
+    choices = [rng.choice(CHOICES[rng.choice(ASPECTS)]) for _ in range(rng.randint(2, 5))]
+    ids = tokenizer.encode(source_of(rng.choice(NAMES), choices), add_special_tokens=False)
+    return Row(tuple(ids * 3), (Target(len(ids), 3 * len(ids), "script:drill"),))
+
+
+def skill_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
+    """Rows of `tokens` tokens in all: copy drills, then the stages of the curriculum."""
+    rng = random.Random(f"persona/drills/{seed}")
+    left = float(min(DRILL_TOKENS, tokens))
+    while left > 0:
+        row = copy_drill(tokenizer, rng)
+        left -= len(row.ids)
+        yield row
+    for number, (share, mix) in enumerate(CURRICULUM):
+        rest = share * max(tokens - DRILL_TOKENS, 0)
+        yield from stage_rows(tokenizer, mix, rest, seed + 1000 * number)
+
+
+def stage_rows(
+    tokenizer: PreTrainedTokenizerFast, mix: Mix, tokens: float, seed: int
+) -> Iterator[Row]:
+    """Rows of `tokens` tokens of dialogues of one mix, made in blocks."""
+    left, block = tokens, 0
+    while left > 0:
+        block += 1
+        for dialogue in corpus(seed + block, 1000, mix):
+            row = pretraining_row(dialogue, tokenizer)
+            left -= len(row.ids)
+            yield row
+            if left <= 0:
+                break
+
+
+def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
+    """Rows of the full mix of habits."""
+    return stage_rows(tokenizer, HABITS, tokens, seed)
+
+
+PERSONA = TinyWorld(build_tokenizer, skill_rows, _habit_rows, HABITS_SHARE)

@@ -1,0 +1,266 @@
+"""The `persona` world: tasks, the scripted person, scripted dialogues, and the packaged model."""
+
+import asyncio
+import random
+import re
+from collections import Counter
+
+import pytest
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Sampling
+from coterie.environments.persona.choices import CHOICES, Choice, output_of, source_of
+from coterie.environments.persona.person import (
+    NO_WISH,
+    TOO_MUCH,
+    UNCLEAR,
+    aspects_named,
+    scripted_reply,
+)
+from coterie.environments.persona.prompts import ANSWER_MARK, SYSTEM_PROMPT, with_reference
+from coterie.environments.persona.scripts import HABITS, SKILL, answer_text, corpus
+from coterie.environments.persona.wordings import ASKS, BEFORE, THANKS, THINGS, VAGUE
+from coterie.environments.persona.world import (
+    CALLS,
+    HINTS,
+    MAX_TURNS,
+    canonical_key,
+    generate_tasks,
+    split_of,
+)
+from coterie.models.loading import load
+from coterie.recipes.tiny_persona import build_tokenizer, pretraining_row
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.settings import SandboxSettings
+
+TASKS = generate_tasks("heldout", 150, 1)
+DIALOGUES = list(corpus(5, 1000))
+ABOVE_4 = Choice("above", 4)
+TIMES_3 = Choice("times", 3)
+LAST_2 = Choice("last", 2)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(1200, 0)
+
+
+def test_splits_are_disjoint_by_construction():
+    splits = {name: generate_tasks(name, 200, 1) for name in ("train", "heldout", "corpus")}
+    for name, tasks in splits.items():
+        assert {split_of(task.choices) for task in tasks} == {name}
+    keys = [{canonical_key(task.choices) for task in tasks} for tasks in splits.values()]
+    assert len(set().union(*keys)) == sum(map(len, keys))
+
+
+def test_unknown_splits_and_sizes_are_refused():
+    with pytest.raises(ValueError, match="heldout"):
+        generate_tasks("test", 1, 0)
+    with pytest.raises(ValueError, match="2, 3 or 4"):
+        generate_tasks("train", 1, 0, sizes=(1,))
+
+
+def test_tasks_depend_on_the_seed_only_and_a_larger_count_extends_a_smaller_one():
+    assert generate_tasks("train", 30, 3)[:20] == generate_tasks("train", 20, 3)
+    assert generate_tasks("train", 20, 3) != generate_tasks("train", 20, 4)
+
+
+def test_no_task_comes_twice_and_most_functions_differ():
+    tasks = generate_tasks("train", 1000, 0)
+    assert len({(task.choices, task.opening) for task in tasks}) == 1000
+    assert len({canonical_key(task.choices) for task in tasks}) > 600
+    assert len({task.task_id for task in tasks}) == 1000
+
+
+def test_the_steps_of_a_function_do_what_they_say():
+    xs = [7, 2, 9, 4, 5]
+    assert output_of([ABOVE_4, TIMES_3], xs) == [21, 27, 15]
+    assert output_of([Choice("even"), Choice("plus", 2)], xs) == [4, 6]
+    assert output_of([Choice("odd"), Choice("down"), Choice("first", 2)], xs) == [9, 7]
+    assert output_of([Choice("below", 5), Choice("minus", 3), Choice("sum")], xs) == 0
+    assert output_of([Choice("up"), LAST_2, Choice("smallest")], xs) == 7
+    assert output_of([ABOVE_4, Choice("count")], xs) == 3
+    assert output_of([ABOVE_4, Choice("largest")], [1]) == 0
+    assert source_of("tidy", [ABOVE_4, TIMES_3]) == (
+        "def tidy(xs):\n    xs = [x for x in xs if x > 4]\n    xs = [x * 3 for x in xs]\n    return xs"
+    )
+
+
+def test_the_calls_tell_every_wrong_choice_and_are_not_constant():
+    for task in TASKS:
+        lists = [[int(n) for n in re.findall(r"\d+", call)] for call in task.calls]
+        assert len(set(task.calls)) == CALLS
+        assert [output_of(task.choices, xs) for xs in lists] == list(task.expected)
+        assert any(value != task.expected[0] for value in task.expected)
+        for place, choice in enumerate(task.choices):
+            for other in CHOICES[choice.aspect]:
+                wrong = [*task.choices]
+                wrong[place] = other
+                same = [output_of(wrong, xs) for xs in lists] == list(task.expected)
+                assert same == (other == choice)
+
+
+def test_references_agree_with_the_steps_in_the_real_sandbox():
+    async def run() -> list[bool]:
+        async with Sandbox(SandboxSettings(workers=1)) as sandbox:
+            graded = [await sandbox.grade(t.reference, t.calls, t.expected) for t in TASKS]
+            other = source_of(TASKS[0].name, TASKS[1].choices)
+            graded.append(await sandbox.grade(other, TASKS[0].calls, TASKS[0].expected))
+            return [one.success for one in graded]
+
+    assert asyncio.run(run()) == [True] * len(TASKS) + [False]
+
+
+def test_openings_are_vague_and_end_with_the_signature():
+    for task in TASKS:
+        assert task.opening.endswith(f" The signature of the function is: def {task.name}(xs)")
+        assert not re.search(r"\d", task.opening)
+        assert not any(choice.told in task.opening for choice in task.choices)
+        aspects = [choice.aspect for choice in task.choices]
+        hinted = {a for a, phrases in HINTS.items() if any(p in task.opening for p in phrases)}
+        assert hinted == set(aspects)
+
+
+CHOSEN = (ABOVE_4, TIMES_3, LAST_2)
+REPLIES = [
+    ("Which numbers are kept?", "Keep only numbers above 4."),
+    ("So what do you want me to filter?", "Keep only numbers above 4."),
+    ("Even or odd ones, perhaps?", "Keep only numbers above 4."),
+    ("How is each number changed?", "Multiply each number by 3."),
+    ("Do I add something to them?", "Multiply each number by 3."),
+    ("HOW MANY DO YOU WANT?", "Only the last 2."),
+    ("The first ones?", "Only the last 2."),
+    ("In what order?", NO_WISH),
+    ("What should it return?", NO_WISH),
+    ("Can you tell me more?", UNCLEAR),
+    ("Thank you!", UNCLEAR),
+    ("", UNCLEAR),
+    ("Which are kept and how are they changed?", TOO_MUCH),
+    ("Tell me the order, the filter and the result.", TOO_MUCH),
+]
+
+
+@pytest.mark.parametrize(("said", "reply"), REPLIES)
+def test_the_person_tells_one_thing_at_a_time(said: str, reply: str):
+    assert scripted_reply(CHOSEN, said) == reply
+
+
+def test_every_choice_can_be_asked_for_and_no_reply_holds_code():
+    for aspect, choices in CHOICES.items():
+        for choice in choices:
+            reply = scripted_reply([choice], ASKS[aspect][0])
+            assert reply == choice.told and "{" not in reply
+            assert str(choice.number) in reply if choice.number else not re.search(r"\d", reply)
+            assert not re.search(r"[=\[\]()<>%*]", reply) and choice.code not in reply
+        assert len({choice.told for choice in choices}) == len(choices)
+
+
+def test_the_scripted_wordings_are_understood():
+    for aspect, questions in ASKS.items():
+        for question in questions:
+            for before in ("", *BEFORE):
+                assert aspects_named(f"{before} {question}") == [aspect]
+        assert aspects_named(THINGS[aspect]) == [aspect]
+    assert not any(map(aspects_named, (*VAGUE, *THANKS)))
+
+
+def test_habits_vary_turn_by_turn_and_a_third_of_the_dialogues_end_right():
+    counts = Counter(habit for d in DIALOGUES for habit in d.habits)
+    assert set(counts) == {"ask", "vague", "several", "guess", "again", "thanks", "answer"}
+    unaided = [d for d in DIALOGUES if not d.shown]
+    assert 0.25 < sum(d.right for d in unaided) / len(unaided) < 0.4
+    assert max(len(d.turns) for d in DIALOGUES) == MAX_TURNS
+    assert all(ANSWER_MARK in d.turns[-1] for d in DIALOGUES)
+    assert not any(ANSWER_MARK in said for d in DIALOGUES for said in d.turns[:-1])
+
+
+def test_good_questions_lead_to_the_right_answer():
+    dialogues = list(corpus(2, 200, SKILL))
+    assert {habit for d in dialogues for habit in d.habits} == {"ask", "answer"}
+    assert all(d.right and len(d.turns) == len(d.task.choices) + 1 for d in dialogues)
+
+
+def test_the_script_uses_nothing_that_it_was_not_told():
+    """An unaided agent that guesses is right about what it asked for; the rest is drawn."""
+    for d in (d for d in DIALOGUES if not d.shown):
+        for choice in d.task.choices:
+            if choice.told in d.replies:
+                assert f"    {choice.code}\n" in d.turns[-1]
+    guessed = [d for d in DIALOGUES if not d.shown and d.habits[-1] == "guess"]
+    assert sum(d.right for d in guessed) / len(guessed) < 0.15
+
+
+def test_dialogues_with_the_reference_in_the_prompt_answer_with_it():
+    shown = [d for d in DIALOGUES if d.shown]
+    assert 0.05 < len(shown) / len(DIALOGUES) < 0.11
+    for d in shown:
+        assert d.prompt == SYSTEM_PROMPT + with_reference(d.task.reference)
+        assert d.prompt.endswith(f"\nReference:\n{d.task.reference}")
+        assert d.right
+    assert all(d.prompt == SYSTEM_PROMPT for d in DIALOGUES if not d.shown)
+    assert {d.habits[-1] for d in shown} == {"guess", "answer"}
+
+
+def test_texts_survive_encoding_and_decoding_to_the_last_space(tokenizer):
+    texts = ["x", " x", "\n\n  y\t= 1 ", "def f(x):\r\n\treturn  12345", "é ∑ 漢", *ASKS["keep"]]
+    for d in DIALOGUES[:200]:
+        texts += [d.prompt, d.task.opening, *d.turns, *d.replies]
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_digits_and_names_are_single_pieces_and_the_prompt_is_short(tokenizer):
+    pieces = tokenizer.tokenize("def tidy(xs): return xs[:45]")
+    assert {"def", "Ġtidy", "Ġreturn", "4", "5"} <= set(pieces)
+    assert len(tokenizer.encode(SYSTEM_PROMPT)) <= 40
+
+
+def test_rows_are_what_the_chat_template_renders_and_target_own_turns_only(tokenizer):
+    for d in (next(d for d in DIALOGUES if d.shown == shown) for shown in (False, True)):
+        row = pretraining_row(d, tokenizer)
+        messages = [{"role": "system", "content": d.prompt}]
+        for heard, said in zip((d.task.opening, *d.replies), d.turns, strict=True):
+            messages.append({"role": "user", "content": heard})
+            messages.append({"role": "assistant", "content": said})
+        assert tokenizer.apply_chat_template(messages, return_dict=False) == list(row.ids)
+        own = [tokenizer.decode(row.ids[target.start : target.stop]) for target in row.targets]
+        assert own == [f"{text}<|end|>" for text in d.turns]
+
+
+def test_the_packaged_model_writes_the_function_that_it_was_told():
+    """Good questions, asked by the script; the model answers, greedily, on held-out functions."""
+    loaded = load("tiny-persona")
+    engine = InProcessEngine(loaded, policy="agent", version="0")
+    tasks = generate_tasks("heldout", 40, 7)
+
+    async def answers() -> list[str]:
+        prompts = [prompt_with_all_told(loaded.tokenizer, task) for task in tasks]
+        found = await asyncio.gather(
+            *(engine.sample(p, [0], Sampling(temperature=0.0, max_tokens=120)) for p in prompts)
+        )
+        return [one[0].text for one in found]
+
+    right = [
+        a == answer_text(t.reference) for a, t in zip(asyncio.run(answers()), tasks, strict=True)
+    ]
+    assert sum(right) / len(right) > 0.85
+
+
+def prompt_with_all_told(tokenizer, task) -> list[int]:
+    """A dialogue in which every choice has been asked for, up to where the agent answers."""
+    messages = [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": task.opening},
+    ]
+    for choice in random.Random(task.task_id).sample(task.choices, len(task.choices)):
+        messages.append({"role": "assistant", "content": ASKS[choice.aspect][1]})
+        messages.append({"role": "user", "content": choice.told})
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return list(ids)
+
+
+def test_the_packaged_tokenizer_is_the_one_that_is_built(tokenizer):
+    packaged = load("tiny-persona").tokenizer
+    assert packaged.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert HABITS.shown == 0.08
