@@ -79,7 +79,7 @@ def arguments(folder: Path, batch: int, accumulate: int, rate: float, steps: int
 def dpo_trainer(
     model: Any, tokenizer: Any, pairs: Sequence[Pair], objective: DPOSettings, told: dict[str, Any]
 ) -> Pairs:
-    """DPO with our stored reference log-probs, so that no reference model runs."""
+    """DPO with our stored reference log-probs (sums: TRL normalises them), so that no reference runs."""
     kinds, weights = [LOSSES[objective.normalise]], [1.0]
     if objective.nll:
         kinds, weights = [*kinds, "sft"], [1.0, objective.nll]
