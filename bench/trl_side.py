@@ -18,7 +18,7 @@ from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row
 
 SIDES = ("chosen", "rejected")
-LOSSES = {False: "sigmoid", True: "sigmoid_norm"}
+LOSSES = {"none": "sigmoid", "tokens": "sigmoid_norm"}
 
 
 class InOrder:
@@ -79,8 +79,8 @@ def arguments(folder: Path, batch: int, accumulate: int, rate: float, steps: int
 def dpo_trainer(
     model: Any, tokenizer: Any, pairs: Sequence[Pair], objective: DPOSettings, told: dict[str, Any]
 ) -> Pairs:
-    """DPO with our stored reference log-probs, so that no reference model runs."""
-    kinds, weights = [LOSSES[objective.length_normalised]], [1.0]
+    """DPO with our stored reference log-probs (sums: TRL normalises them), so that no reference runs."""
+    kinds, weights = [LOSSES[objective.normalise]], [1.0]
     if objective.nll:
         kinds, weights = [*kinds, "sft"], [1.0, objective.nll]
     config = DPOConfig(

@@ -433,7 +433,7 @@ def test_pairs_become_siblings_with_values_and_train(cli: Cli, tmp_path: Path) -
             assert base.tokenizer.decode(row.ids[target.start : target.stop - 1]) == text
             assert target.writer == "import:theirs_dpo_format.jsonl"
     own = TrainingSettings(epochs=1, batch_rows=3, learning_rate=1e-4)
-    ready = with_reference(base.model, pairs, own, tmp_path / "reference")
+    ready = with_reference(base.model, pairs, own, tmp_path / "reference", normalise="none")
     report = train(base.model, ready, own, tmp_path / "trained", objective=DPO(DPOSettings()))
     assert report.steps == 1 and report.last_loss == pytest.approx(0.6931, abs=1e-3), "log 2"
     assert lines == [PairsLine.model_validate({**PAIRS_LINE, "task_id": 0})]

@@ -65,7 +65,9 @@ def test_roles_are_trained_in_turn_and_touch_neither_base_nor_each_other(tmp_pat
 def test_a_frozen_copy_is_the_reference_of_the_role_it_was_copied_from(tmp_path):
     both = two_roles(tiny_llama())
     copy_adapter(both, "planner", "planner-reference")
-    pairs = with_reference(both, some_pairs(), LORA, tmp_path / "r", adapter="planner-reference")
+    pairs = with_reference(
+        both, some_pairs(), LORA, tmp_path / "r", adapter="planner-reference", normalise="none"
+    )
     before = weights_of(both, "planner-reference")
     report = train(
         both, pairs, LORA, tmp_path / "dpo", objective=DPO(DPOSettings()), adapter="planner"
@@ -74,10 +76,12 @@ def test_a_frozen_copy_is_the_reference_of_the_role_it_was_copied_from(tmp_path)
         "a policy that is its reference has margin 0"
     )
     assert same(before, weights_of(both, "planner-reference"))
-    again = with_reference(both, some_pairs(), LORA, tmp_path / "r", adapter="planner-reference")
+    again = with_reference(
+        both, some_pairs(), LORA, tmp_path / "r", adapter="planner-reference", normalise="none"
+    )
     assert again == pairs, "the reference has not moved"
-    base = with_reference(both, some_pairs(), LORA, tmp_path / "base")
-    plain = with_reference(tiny_llama(), some_pairs(), LORA, tmp_path / "plain")
+    base = with_reference(both, some_pairs(), LORA, tmp_path / "base", normalise="none")
+    plain = with_reference(tiny_llama(), some_pairs(), LORA, tmp_path / "plain", normalise="none")
     for one, other in zip(base, plain, strict=True):
         assert one.reference == pytest.approx(other.reference, abs=1e-5)
 

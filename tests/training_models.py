@@ -111,7 +111,7 @@ def main(method: str, folder: Path) -> None:
     if method != "dpo":
         train(model, some_rows(), settings, folder, progress=Slow())
         return
-    pairs = with_reference(model, some_pairs(), settings, folder / "reference")
+    pairs = with_reference(model, some_pairs(), settings, folder / "reference", normalise="none")
     train(model, pairs, settings, folder, objective=DPO(DPOSettings(beta=0.5, nll=0.2)))
 
 

@@ -35,7 +35,7 @@ SETTINGS = TrainingSettings(
 )  # fmt: skip
 OBJECTIVES = {
     "dpo": DPOSettings(beta=0.5),
-    "dpo-normalised": DPOSettings(beta=2.0, length_normalised=True),
+    "dpo-normalised": DPOSettings(beta=2.0, normalise="tokens"),
     "dpo-nll": DPOSettings(beta=0.5, nll=0.3),
 }
 KINDS = ("sft", *OBJECTIVES)
@@ -70,7 +70,8 @@ def main(side: str, kind: str, folder: Path) -> None:
         reference = start_model(4).model
         pairs = [replace(pair, weight=1.0) for pair in some_pairs(8, vocabulary=290)]
         stored = folder / f"reference-{state.process_index}"
-        items = with_reference(reference, pairs, SETTINGS, stored)
+        normalise = OBJECTIVES[kind].normalise if side == "ours" else "none"  # TRL's are sums
+        items = with_reference(reference, pairs, SETTINGS, stored, normalise=normalise)
     if side == "ours":
         train(policy, items, SETTINGS, folder / "train", objective=objective)
         lines = (folder / "train" / "metrics.jsonl").read_text().splitlines()

@@ -25,37 +25,55 @@ SCRIPT = Path(__file__).parents[1] / "training_models.py"
 OBJECTIVE = DPOSettings(beta=0.5, label_smoothing=0.1, nll=0.2)
 
 
-def own_logprobs(model, row: Row) -> list[float]:
-    """By the model's plain forward pass, one row, no packing, no padding."""
+def own_logprobs(model, row: Row) -> list[list[float]]:
+    """Of each own turn, by the model's plain forward pass, one row, no packing, no padding."""
     with torch.no_grad():
         logits = model(torch.tensor([row.ids])).logits[0].double().log_softmax(-1)
     return [
-        float(logits[place - 1, row.ids[place]])
+        [float(logits[place - 1, row.ids[place]]) for place in range(target.start, target.stop)]
         for target in row.targets
-        for place in range(target.start, target.stop)
     ]
+
+
+def reduced(turns: list[list[float]], normalise: str) -> float:
+    """A side as one number."""
+    if normalise == "turns":
+        return sum(sum(turn) / len(turn) for turn in turns)
+    tokens = [token for turn in turns for token in turn]
+    return sum(tokens) / (len(tokens) if normalise == "tokens" else 1)
 
 
 def by_hand(policy, reference, pairs: list[Pair], settings: DPOSettings) -> float:
     """The objective as in the papers, for one optimiser step."""
     total = 0.0
     for pair in pairs:
-        policy_c, policy_r = (own_logprobs(policy, s[0]) for s in (pair.chosen, pair.rejected))
-        frozen_c, frozen_r = (own_logprobs(reference, s[0]) for s in (pair.chosen, pair.rejected))
-        c, r = sum(policy_c) - sum(frozen_c), sum(policy_r) - sum(frozen_r)
-        if settings.length_normalised:
-            c, r = c / len(policy_c), r / len(policy_r)
+        c, r = (
+            reduced(own_logprobs(policy, side[0]), settings.normalise)
+            - reduced(own_logprobs(reference, side[0]), settings.normalise)
+            for side in (pair.chosen, pair.rejected)
+        )
         margin = torch.tensor(settings.beta * (c - r), dtype=torch.float64)
         s = settings.label_smoothing
         loss = -(1 - s) * logsigmoid(margin) - s * logsigmoid(-margin)
-        total += pair.weight * (float(loss) - settings.nll * sum(policy_c) / len(policy_c))
+        mean = reduced(own_logprobs(policy, pair.chosen[0]), "tokens")
+        total += pair.weight * (float(loss) - settings.nll * mean)
     return total / sum(pair.weight for pair in pairs)
 
 
-@pytest.mark.parametrize("settings", [OBJECTIVE, DPOSettings(beta=2.0, length_normalised=True)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        OBJECTIVE,
+        DPOSettings(beta=2.0, normalise="tokens"),
+        DPOSettings(beta=0.5, normalise="turns", nll=0.2),
+    ],
+    ids=lambda settings: settings.normalise,
+)
 def test_the_loss_is_that_of_the_own_tokens_of_every_turn(settings, tmp_path):
     policy, reference = tiny_llama(1), tiny_llama(0)
-    pairs = with_reference(reference, some_pairs(), SETTINGS, tmp_path / "reference")
+    pairs = with_reference(
+        reference, some_pairs(), SETTINGS, tmp_path / "reference", normalise=settings.normalise
+    )
     assert all(len(pair.chosen[0].targets) == 3 for pair in pairs), "three own turns a side"
     whole = SETTINGS.model_copy(update={"batch_rows": len(pairs), "epochs": 1})
     expected = by_hand(policy, reference, pairs, settings)
@@ -76,7 +94,9 @@ def assert_trained_alike(settings, folder):
     weights, losses = [], []
     for name, own in (("flat", flat), ("other", settings)):
         model = tiny_llama()
-        pairs = with_reference(model, some_pairs(), own, folder / f"{name}-reference")
+        pairs = with_reference(
+            model, some_pairs(), own, folder / f"{name}-reference", normalise="none"
+        )
         report = train(model, pairs, own, folder / name, objective=DPO(OBJECTIVE))
         weights.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
         losses.append((report.first_loss, report.last_loss))
@@ -109,7 +129,7 @@ def test_two_ranks_give_the_weights_of_one(tmp_path):
 
 def test_pairs_of_one_tree_are_trained_in_one_step(tmp_path):
     model = tiny_llama()
-    pairs = with_reference(model, some_pairs(), SETTINGS, tmp_path / "reference")
+    pairs = with_reference(model, some_pairs(), SETTINGS, tmp_path / "reference", normalise="none")
     six = SETTINGS.model_copy(update={"batch_rows": 6, "epochs": 1})
     report = train(model, pairs, six, tmp_path / "train", objective=DPO(OBJECTIVE))
     assert report.steps == 3
@@ -118,14 +138,16 @@ def test_pairs_of_one_tree_are_trained_in_one_step(tmp_path):
 
 def test_reference_logprobs_are_computed_once_and_used_again(tmp_path):
     model, pairs = tiny_llama(), some_pairs()
-    first = with_reference(model, pairs, SETTINGS, tmp_path / "reference")
+    first = with_reference(model, pairs, SETTINGS, tmp_path / "reference", normalise="none")
     model.model.forward = None  # nothing can be computed now
-    assert with_reference(model, pairs, SETTINGS, tmp_path / "reference") == first
+    assert with_reference(model, pairs, SETTINGS, tmp_path / "reference", normalise="none") == first
     with pytest.raises(TypeError):
-        with_reference(model, pairs[1:], SETTINGS, tmp_path / "reference")
+        with_reference(model, pairs[1:], SETTINGS, tmp_path / "reference", normalise="none")
     other = tiny_llama(3)
-    again = with_reference(other, pairs, SETTINGS, tmp_path / "reference")
+    again = with_reference(other, pairs, SETTINGS, tmp_path / "reference", normalise="none")
     assert again != first, "another model has other log-probs"
+    means = with_reference(other, pairs, SETTINGS, tmp_path / "reference", normalise="tokens")
+    assert means != again, "what is stored is of one reduction"
 
 
 def test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused(tmp_path):
@@ -133,7 +155,9 @@ def test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused(tmp_pat
     equal = replace(pairs[0], rejected=pairs[0].chosen)
     mute = replace(pairs[1], chosen=(replace(pairs[1].chosen[0], targets=()),))
     long = replace(pairs[2], rejected=(Row((3,) * 65, pairs[2].rejected[0].targets),))
-    ready = with_reference(model, [*pairs[3:], equal, mute, long], SETTINGS, tmp_path / "reference")
+    ready = with_reference(
+        model, [*pairs[3:], equal, mute, long], SETTINGS, tmp_path / "reference", normalise="none"
+    )
     report = train(model, ready, SETTINGS, tmp_path / "train", objective=DPO(OBJECTIVE))
     assert (report.rows, report.dropped_empty, report.dropped_too_long) == (len(pairs) - 3, 2, 1)
     with pytest.raises(UserError, match="no reference log-probs"):
@@ -142,6 +166,6 @@ def test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused(tmp_pat
         model.lm_head.weight.fill_(math.nan)
     flat = SETTINGS.model_copy(update={"packing": "flat"})
     with pytest.raises(UserError, match=r"reference log-prob of pair tree\d.* is nan"):
-        with_reference(model, pairs, flat, tmp_path / "nan")
+        with_reference(model, pairs, flat, tmp_path / "nan", normalise="none")
     with pytest.raises(UserError, match="log-probs are not numbers"):
-        with_reference(model, pairs, SETTINGS, tmp_path / "nan")
+        with_reference(model, pairs, SETTINGS, tmp_path / "nan", normalise="none")

@@ -1,5 +1,7 @@
 """Contract 7: a privileged field never becomes part of a prompt of a policy that may not see it."""
 
+from functools import partial
+
 import pytest
 
 from coterie.engines.inprocess import InProcessEngine
@@ -8,7 +10,7 @@ from coterie.trajectories.row import rows
 from coterie.trajectories.task import Secret
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Part, PrivilegeError
-from coterie.trajectories.view import recontext, view
+from coterie.trajectories.view import Edit, recontext, view
 from tests.dialogue import AGENTS, Played, opening, play
 
 GOLD = "heliotrope"
@@ -56,6 +58,41 @@ def test_recontext_for_an_agent_refuses_it_too(engine: InProcessEngine) -> None:
             game.tree, game.leaf, "Alice", name="leak", edit=lambda m: (*m, hint),
             render=engine.loaded.renderer.render,
         )  # fmt: skip
+
+
+def test_a_critic_reads_the_secret_around_the_agents_turns_as_sampled(
+    engine: InProcessEngine,
+) -> None:
+    game = play(engine, lambda _: Sampling(max_tokens=12), say=thinking_aloud)
+    render = engine.loaded.renderer.render
+    hint = Message("user", (Part("The answer: "), SECRET.part("critic")))
+    with pytest.raises(PrivilegeError, match="secret:gold"):
+        recontext(game.tree, game.leaf, "Alice", name="leak", edit=told(hint), render=render)
+    critic = partial(render, privileges="critic")
+    seen = recontext(game.tree, game.leaf, "Alice", name="critic", edit=told(hint), render=critic)
+    said = [turn.ids for turn in game.tree.path(game.leaf) if turn.speaker.name == "Alice"]
+    found = list(rows(seen))
+    assert [row.ids[t.start : t.stop] for row in found for t in row.targets] == said
+    assert all(GOLD in engine.loaded.renderer.decode(row.ids) for row in found)
+    plain, same = (
+        recontext(game.tree, game.leaf, "Alice", name="same", edit=lambda m: m, render=one)
+        for one in (render, critic)
+    )
+    assert plain == same, "a critic sees all that the agent saw"
+
+
+def thinking_aloud(text: str) -> tuple[Part, ...]:
+    """What is sampled, half of it for the agents alone."""
+    half = len(text) // 2
+    return (
+        Part(text[:half], source="sampled"),
+        Part(text[half:], audience=frozenset(AGENTS), source="sampled"),
+    )
+
+
+def told(hint: Message) -> Edit:
+    """A prompt with a hint in front."""
+    return lambda messages: (hint, *messages)
 
 
 def test_no_prompt_or_row_has_what_its_reader_may_not_see(engine: InProcessEngine) -> None:

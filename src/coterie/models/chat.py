@@ -59,14 +59,18 @@ class ChatRenderer:
         *,
         generation: bool = True,
         prefill: str = "",
+        privileges: str | None = None,
     ) -> tuple[int, ...]:
         """Prompt ids of ``messages`` as ``reader`` sees them.
 
         ``generation`` adds the header of the reader's next turn, and ``prefill`` text after it.
-        Raises :class:`PrivilegeError` for a part that the reader may not see, and ``UserError`` for
+        ``privileges`` names a role whose rights count besides the reader's: a critic's context is all
+        that the agent saw and what only the critic may see, around the agent's own turns as sampled.
+        Raises :class:`PrivilegeError` for a part that none of them may see, and ``UserError`` for
         what the model or its template can't show.
         """
-        chat = [self._shown(message, tree, reader) for message in messages]
+        eyes = (reader,) if privileges is None else (reader, privileges)
+        chat = [self._shown(message, tree, eyes) for message in messages]
         own = {
             index: turn
             for index, message in enumerate(messages)
@@ -105,20 +109,20 @@ class ChatRenderer:
         stops = list(accumulate([*settled, len(text)], max))
         return [text[start:stop] for start, stop in pairwise([0, *stops])] if ids else []
 
-    def _shown(self, message: Message, tree: Tree, reader: str) -> dict[str, str]:
-        """A message as plain text for the template."""
+    def _shown(self, message: Message, tree: Tree, eyes: Sequence[str]) -> dict[str, str]:
+        """A message as plain text for the template, seen by readers of these names together."""
         parts: list[Part] = []
         for part in message.parts:
-            if not part.visible_to(reader):
+            if not any(map(part.visible_to, eyes)):
                 raise PrivilegeError(
-                    f"a {message.role} message for {reader!r} has a part from {part.source} that "
+                    f"a {message.role} message for {' and '.join(map(repr, eyes))} has a part from {part.source} that "
                     f"only {', '.join(sorted(part.audience or ()))} may see"
                 )
             parts.append(part)
         text = ""
         if message.turn is not None:
             turn = tree.turns[message.turn]
-            parts += [part for part in turn.parts if part.visible_to(reader)]
+            parts += [part for part in turn.parts if any(map(part.visible_to, eyes))]
             text = "\n".join(result.text for result in turn.results) if not turn.parts else ""
         if any(part.image for part in parts):
             raise UserError(

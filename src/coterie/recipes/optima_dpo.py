@@ -193,7 +193,14 @@ class OptimaDPO(Optima):
         policy = self.load_policy(run, iteration)
         folder = run.training_folder(iteration)
         own = self.seeded(s.train, iteration)
-        pairs = with_reference(policy.model, pairs, own, folder / "reference", progress=progress)
+        pairs = with_reference(
+            policy.model,
+            pairs,
+            own,
+            folder / "reference",
+            normalise=s.objective.normalise,
+            progress=progress,
+        )
         report = train(
             policy.model, pairs, own, folder, objective=DPO(s.objective), progress=progress
         )

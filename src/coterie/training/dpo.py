@@ -1,13 +1,15 @@
 """Direct preference optimisation on pairs with stored reference log-probs.
 
-Per pair, with c and r the summed log-ratios log p / p_ref of the target tokens of its sides:
+Per pair, with c and r the log-ratios log p / p_ref of its sides, summed over target tokens:
 
     loss = -(1 - s) log sigmoid(beta (c - r)) - s log sigmoid(-beta (c - r))  -  nll * log p(chosen) / n
 
 s is label smoothing (Mitchell 2023, conservative DPO); s = 0 is Rafailov et al. 2023, equation 7.
-``length_normalised`` divides c and r by their numbers of tokens first (Meng et al. 2024, with a
-reference). The last term, n being the chosen side's tokens, is that of iterative RPO (Pang et al.
-2024, equation 1).
+``normalise`` takes the mean over a side's tokens instead (Meng et al. 2024, with a reference), or the
+sum over its turns of the mean over a turn's tokens. The latter, on whole trajectories whose context
+holds the reference solution, trains the step critic of SWEET-RL (arXiv 2503.15478, equations 2 and
+3): a turn's mean log-ratio is its advantage. The last term, n being the chosen side's tokens, is
+that of iterative RPO (Pang et al. 2024, equation 1).
 """
 
 from collections.abc import Sequence
@@ -17,6 +19,8 @@ from torch.nn.functional import logsigmoid
 
 from coterie.config.settings import Settings, key
 from coterie.errors import UserError
+from coterie.training.objective import Reads
+from coterie.training.sides import Normalise, pair_weight, side_statistic
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row
 
@@ -26,7 +30,12 @@ class DPOSettings(Settings):
 
     beta: float = key(0.1, "how strongly the policy is held to the reference", gt=0)
     label_smoothing: float = key(0.0, "assumed share of pairs that are the wrong way", ge=0, lt=0.5)
-    length_normalised: bool = key(False, "compare mean log-ratios of tokens, not their sums")
+    normalise: Normalise = key(
+        "none",
+        "how a side's log-ratios are reduced: none (the sum over tokens), tokens (the mean over all "
+        "its tokens), turns (the sum over its turns of the mean over a turn's tokens)",
+        source="SWEET-RL equations 2 and 3: turns; its released code: tokens",
+    )
     nll: float = key(0.0, "weight of the chosen side's mean -log p (iterative RPO: 1)", ge=0)
 
 
@@ -34,6 +43,7 @@ class DPO:
     """The item is a :class:`Pair` with its ``reference``; each pair of weight 1 counts 1."""
 
     name = "dpo"
+    reads: Reads = "logprobs"
 
     def __init__(self, settings: DPOSettings) -> None:
         self.settings = settings
@@ -44,19 +54,13 @@ class DPO:
 
     def count(self, item: Pair) -> float:
         """The pair's weight; 0 if a side has no targets, or if the sides are equal."""
-        if not item.weight >= 0:  # NaN too
-            raise UserError(
-                f"pair {item.name}: DPO needs a weight >= 0, got {item.weight}",
-                "drop the pair, or turn it round",
-            )
-        if not _tokens(item.chosen) or not _tokens(item.rejected) or item.equal_sides:
-            return 0.0
-        if item.reference is None:
+        weight = pair_weight(item)
+        if weight and item.reference is None:
             raise UserError(
                 f"pair {item.name} has no reference log-probs",
                 "compute them first: coterie.training.reference.with_reference",
             )
-        return item.weight
+        return weight
 
     def group(self, item: Pair) -> str:
         """The tree that the pair is from."""
@@ -73,21 +77,13 @@ class DPO:
     def _loss(self, pair: Pair, logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
         assert pair.reference is not None, "a pair without reference counts nothing"
         s = self.settings
-        chosen = torch.cat(list(logprobs[: len(pair.chosen)]))
-        rejected = torch.cat(list(logprobs[len(pair.chosen) :]))
-        ratios = [
-            (side.sum() - reference) / (len(side) if s.length_normalised else 1)
-            for side, reference in zip((chosen, rejected), pair.reference, strict=True)
-        ]
-        margin = s.beta * (ratios[0] - ratios[1])
+        chosen, rejected = logprobs[: len(pair.chosen)], logprobs[len(pair.chosen) :]
+        better = side_statistic(pair.chosen, chosen, s.normalise) - pair.reference[0]
+        worse = side_statistic(pair.rejected, rejected, s.normalise) - pair.reference[1]
+        margin = s.beta * (better - worse)
         loss = -logsigmoid(margin)
         if s.label_smoothing:
             loss = (1 - s.label_smoothing) * loss - s.label_smoothing * logsigmoid(-margin)
         if s.nll:
-            loss = loss - s.nll * chosen.mean()
+            loss = loss - s.nll * side_statistic(pair.chosen, chosen, "tokens")
         return pair.weight * loss
-
-
-def _tokens(side: Sequence[Row]) -> int:
-    """Targets that have something before them."""
-    return sum(row.target_count - bool(row.targets and row.targets[0].start == 0) for row in side)

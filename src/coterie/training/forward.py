@@ -42,11 +42,9 @@ def row_logprobs(
     model: Any, rows: Sequence[Row], rule: CostRule | None = None
 ) -> list[torch.Tensor]:
     """Log-probs (nats, float32) of the targets of each row, in order; none for a first token."""
-    return sequence_logprobs(
-        model, [row.ids for row in rows], [_predicted(row) for row in rows], rule
-    )
+    return sequence_logprobs(model, [row.ids for row in rows], [places(row) for row in rows], rule)
 
 
-def _predicted(row: Row) -> list[int]:
-    """Positions of a row's targets that have something before them."""
-    return [p for target in row.targets for p in range(max(target.start, 1), target.stop)]
+def places(row: Row) -> list[int]:
+    """Positions of a row's targets that have something before them, in order."""
+    return [place for turn in row.predicted for place in turn]

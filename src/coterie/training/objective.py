@@ -10,26 +10,30 @@ a step is split changes nothing.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
 
 from coterie.trajectories.row import Row
 
+Reads = Literal["logprobs", "values"]
+"""What an objective is given of each target token: its log-prob, or what a value head says at it."""
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 
 
 class Objective(Protocol[Item_contra]):
-    """Turns the log-probs of an item's targets into its loss.
+    """Turns the log-probs, or a head's values, of an item's targets into its loss.
 
-    Examples: :class:`~coterie.training.sft.SFT`, :class:`~coterie.training.dpo.DPO`.
+    Examples: :class:`~coterie.training.sft.SFT`, :class:`~coterie.training.dpo.DPO`, and with values
+    :class:`~coterie.training.regression.Regression`.
     """
 
     name: str
+    reads: Reads
 
     def rows(self, item: Item_contra) -> Sequence[Row]:
-        """The sequences whose log-probs the item needs."""
+        """The sequences whose log-probs (or values) the item needs."""
         ...
 
     def count(self, item: Item_contra) -> float:
@@ -41,11 +45,11 @@ class Objective(Protocol[Item_contra]):
         ...
 
     def losses(
-        self, items: Sequence[Item_contra], logprobs: Sequence[Sequence[torch.Tensor]]
+        self, items: Sequence[Item_contra], read: Sequence[Sequence[torch.Tensor]], /
     ) -> torch.Tensor:
         """Summed loss of each item, shape ``(items,)``, float32, in nats.
 
-        ``logprobs[i][j]`` are those of the targets of row ``j`` of item ``i``, in order. A target at
-        a row's first token has no log-prob, for nothing comes before it.
+        ``read[i][j]`` are the log-probs or values of the targets of row ``j`` of item ``i``, in order.
+        A target at a row's first token has none, for nothing comes before it.
         """
         ...

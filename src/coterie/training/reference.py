@@ -1,7 +1,7 @@
 """Reference log-probs of preference pairs: computed once, stored, used again after a restart.
 
 The reference is a model, a base with its adapters off, or a frozen adapter on it. What is stored is
-keyed by its weights and by the pairs.
+keyed by its weights, by the pairs, and by how the log-probs of a side are reduced to one number.
 """
 
 import math
@@ -25,6 +25,7 @@ from coterie.training.checkpoint import hash_items, hash_tensors
 from coterie.training.forward import row_logprobs
 from coterie.training.prepare import longest_row
 from coterie.training.settings import TrainingSettings
+from coterie.training.sides import Normalise, side_statistic
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row
 
@@ -37,10 +38,13 @@ def with_reference(
     settings: TrainingSettings,
     folder: Path,
     *,
+    normalise: Normalise,
     adapter: str | None = None,
     progress: Progress | None = None,
 ) -> list[Pair]:
-    """``pairs`` with the summed log-probs of their sides under ``model``.
+    """``pairs`` with the log-probs of their sides under ``model``, reduced as ``normalise`` says.
+
+    It has to be that of the objective they are for (``DPOSettings.normalise``).
 
     Of a model with adapters the reference is the one named (a frozen copy), or the base alone.
 
@@ -51,11 +55,12 @@ def with_reference(
     identity = {
         "model": _hash(model, adapter),
         "pairs": hash_items(pairs),
+        "normalise": normalise,
     }
     sums = _stored(folder / FILE, identity)
     if sums is None:
         with using(model, adapter), torch.no_grad():
-            sums = _compute(model, pairs, settings, progress or Silent())
+            sums = _compute(model, pairs, settings, normalise, progress or Silent())
         _store(folder, sums, identity)
     found = []
     for pair, (chosen, rejected) in zip(pairs, sums.tolist(), strict=True):
@@ -65,9 +70,13 @@ def with_reference(
 
 
 def _compute(
-    model: Any, pairs: Sequence[Pair], settings: TrainingSettings, progress: Progress
+    model: Any,
+    pairs: Sequence[Pair],
+    settings: TrainingSettings,
+    normalise: Normalise,
+    progress: Progress,
 ) -> torch.Tensor:
-    """``[pairs, 2]`` sums, not a number where a side is too long or has nothing to compare."""
+    """``[pairs, 2]`` numbers, NaN where a side is too long or has nothing to compare."""
     rule = checked_rule(model) if settings.packing == "auto" else None
     longest = longest_row(model, settings)
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
@@ -80,7 +89,8 @@ def _compute(
     for part in splitter.microbatches(splitter.families(fits))[0]:
         found = iter(row_logprobs(model, [row for i in part for row in sides[i]], rule))
         for i in part:
-            total = sum(float(next(found).double().sum()) for _ in sides[i])
+            logprobs = [next(found).double() for _ in sides[i]]
+            total = float(side_statistic(sides[i], logprobs, normalise))
             if not math.isfinite(total):
                 raise UserError(
                     f"the reference log-prob of pair {pairs[i // 2].name} is {total}",
@@ -93,7 +103,8 @@ def _compute(
 
 
 def _fits(side: Sequence[Row], longest: int) -> bool:
-    return bool(side) and all(row.targets and len(row.ids) <= longest for row in side)
+    """Whether a side has something to compare and none of its rows is too long."""
+    return any(row.predicted for row in side) and all(len(row.ids) <= longest for row in side)
 
 
 def _store(folder: Path, sums: torch.Tensor, identity: dict[str, str]) -> None:

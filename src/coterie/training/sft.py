@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from coterie.errors import UserError
+from coterie.training.objective import Reads
 from coterie.trajectories.row import Row
 
 
@@ -16,6 +17,7 @@ class SFT:
     """
 
     name = "sft"
+    reads: Reads = "logprobs"
 
     def rows(self, item: Row) -> Sequence[Row]:
         """The row itself."""
@@ -28,8 +30,7 @@ class SFT:
                 f"row {item.origin or '?'}: SFT needs a weight >= 0, got {item.weight}",
                 "drop the row, or use an objective that learns from bad rows (pairs)",
             )
-        starts_as_target = bool(item.targets) and item.targets[0].start == 0
-        return item.weight * (item.target_count - starts_as_target)
+        return item.weight * sum(map(len, item.predicted))
 
     def group(self, item: Row) -> str:
         """None: rows are drawn one by one."""

@@ -18,7 +18,8 @@ class Pair:
     chosen: tuple[Row, ...]
     rejected: tuple[Row, ...]
     reference: tuple[float, float] | None = None
-    """Summed log-probs (nats) of the targets of each side under the reference model."""
+    """Log-probs (nats) of the targets of each side under the reference model, reduced to one number as
+    the objective reduces the policy's (a sum, for plain DPO)."""
     weight: float = 1.0
     group: str = ""
     """Pairs of one group (a tree's) are trained in one step, so that what they share runs once."""

@@ -52,6 +52,15 @@ class Row:
         return mask
 
     @property
+    def predicted(self) -> list[range]:
+        """Places of each target that have something before them, so that they have log-probs.
+
+        A target that is the row's first token alone has none, and is left out.
+        """
+        places = [range(max(target.start, 1), target.stop) for target in self.targets]
+        return [turn for turn in places if turn]
+
+    @property
     def target_count(self) -> int:
         """Number of trained tokens."""
         return sum(target.stop - target.start for target in self.targets)

@@ -1,0 +1,91 @@
+"""Losses of the step critic and of what it is compared with, against numbers worked out by hand.
+
+Log-probs are given, not computed: policy and reference of two trajectories of two own turns each.
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from coterie.errors import UserError
+from coterie.training.dpo import DPO, DPOSettings
+from coterie.training.forward import row_logprobs
+from coterie.training.sides import side_statistic
+from coterie.trajectories.pair import Pair
+from coterie.trajectories.row import Row, Target
+from tests.training_models import tiny_llama
+
+
+def row(ids: list[int], *turns: tuple[int, int]) -> Row:
+    return Row(tuple(ids), tuple(Target(*turn, "agent@0") for turn in turns))
+
+
+BETTER = row([7, 1, 2, 8, 3], (1, 3), (4, 5))
+WORSE = row([7, 4, 5, 6, 8, 9, 1], (1, 4), (5, 6))
+CHOSEN, CHOSEN_REFERENCE = (-1.0, -3.0, -0.5), (-2.0, -3.0, -1.0)
+REJECTED, REJECTED_REFERENCE = (-2.0, -2.0, -5.0, -1.0), (-1.0, -1.0, -4.0, -1.5)
+BY_HAND = {
+    # reduction: (chosen, rejected, their references, margin)
+    "none": (-4.5, -10.0, -6.0, -7.5, 1.5 + 2.5),
+    "tokens": (-1.5, -2.5, -2.0, -1.875, 0.5 + 0.625),
+    "turns": (-2.0 - 0.5, -3.0 - 1.0, -2.5 - 1.0, -2.0 - 1.5, 1.0 + 0.5),
+}
+
+
+def test_a_side_is_the_sum_the_token_mean_or_the_sum_of_turn_means():
+    for normalise, (*expected, _) in BY_HAND.items():
+        sides = ((BETTER, CHOSEN), (WORSE, REJECTED))
+        sides += ((BETTER, CHOSEN_REFERENCE), (WORSE, REJECTED_REFERENCE))
+        found = [float(side_statistic([r], [torch.tensor(v)], normalise)) for r, v in sides]
+        assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("normalise", BY_HAND)
+def test_the_bradley_terry_loss_is_that_of_the_margin(normalise):
+    *_, chosen, rejected, margin = BY_HAND[normalise]
+    pair = Pair((BETTER,), (WORSE,), (chosen, rejected), weight=2.0)
+    objective = DPO(DPOSettings(beta=0.1, normalise=normalise))
+    found = objective.losses([pair], [[torch.tensor(CHOSEN), torch.tensor(REJECTED)]])
+    assert found.tolist() == pytest.approx([2.0 * math.log1p(math.exp(-0.1 * margin))])
+    assert objective.count(pair) == 2.0
+
+
+def test_segments_of_a_side_count_as_one_trajectory():
+    """A template that rewrites history cuts a trajectory into rows; its turns stay the same."""
+    first, second = row([7, 1, 2], (1, 3)), row([9, 8, 3], (2, 3))
+    logprobs = [torch.tensor(CHOSEN[:2]), torch.tensor(CHOSEN[2:])]
+    for normalise, (expected, *_) in BY_HAND.items():
+        assert float(side_statistic([first, second], logprobs, normalise)) == expected
+
+
+def test_a_target_at_the_first_token_has_no_logprob_and_counts_in_no_length():
+    begins = row([1, 2, 3, 8, 4], (0, 3), (4, 5))
+    assert begins.predicted == [range(1, 3), range(4, 5)]
+    assert len(row_logprobs(tiny_llama(), [begins])[0]) == 3
+    assert float(side_statistic([begins], [torch.tensor(CHOSEN)], "turns")) == -2.5
+    mute = row([5, 6, 7], (0, 1))
+    objective = DPO(DPOSettings(normalise="turns"))
+    assert objective.count(Pair((mute,), (WORSE,), (0.0, 0.0))) == 0.0
+    both = (mute, BETTER)
+    values = [torch.zeros(0), torch.tensor(CHOSEN)]
+    assert float(side_statistic(both, values, "turns")) == -2.5
+
+
+def test_tokens_of_others_change_a_loss_only_as_context():
+    """What a person says has no log-prob in the loss: one number a target token, whatever is around."""
+    longer = replace(BETTER, ids=(7, 7, 7, 1, 2, 8, 8, 8, 3), targets=(
+        Target(3, 5, "agent@0"), Target(8, 9, "agent@0"),
+    ))  # fmt: skip
+    objective = DPO(DPOSettings(normalise="turns"))
+    given = [[torch.tensor(CHOSEN), torch.tensor(REJECTED)]]
+    one, other = (Pair((side,), (WORSE,), (-3.5, -3.5)) for side in (BETTER, longer))
+    assert objective.losses([one], given).equal(objective.losses([other], given))
+    assert len(row_logprobs(tiny_llama(), [longer])[0]) == len(CHOSEN)
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan])
+def test_a_weight_that_is_negative_or_not_a_number_is_refused(weight):
+    with pytest.raises(UserError, match="weight >= 0"):
+        DPO(DPOSettings()).count(Pair((BETTER,), (WORSE,), (0.0, 0.0), weight))
