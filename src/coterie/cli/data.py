@@ -37,7 +37,8 @@ def list_sets() -> None:
     table = Table(box=None, header_style="bold")
     for title in ("set", "what", "licence", "upstream", "rows", "sample", "prepared"):
         right = title in ("rows", "sample", "prepared")
-        table.add_column(title, justify="right" if right else "left")
+        width = {"set": 13, "licence": 12}.get(title)
+        table.add_column(title, justify="right" if right else "left", min_width=width)
     for name, entry in CATALOGUE.items():
         upstream = [entry.upstream(split) for split in SPLITS]
         prepared = ["no", ""]
@@ -49,7 +50,7 @@ def list_sets() -> None:
             entry.what,
             entry.licence,
             "\n".join(split.name for split in upstream),
-            "\n".join(f"{split.rows:,}" for split in upstream),
+            "\n".join(f"{split.first or split.rows:,}" for split in upstream),
             "\n".join(str(sample_rows(entry, split)) for split in SPLITS),
             "\n".join(prepared),
         )
@@ -112,7 +113,8 @@ def prepare(
         coterie data prepare hotpot_qa --from hotpot_dev_distractor_v1.json --heldout 0.3
     """
     from coterie.datasets.catalogue import find
-    from coterie.datasets.prepared import folder_of
+    from coterie.datasets.code_rows import CodeRow
+    from coterie.datasets.prepared import folder_of, source_files
     from coterie.datasets.prepared import prepare as make
 
     entry = find(name)
@@ -123,7 +125,38 @@ def prepare(
     finally:
         progress.close()
     _say(manifest, console)
+    if issubclass(entry.row, CodeRow):
+        from coterie.cli.code_rows import tell_static
+
+        tell_static(entry, source_files(sources), console)
+        console.print(f"`coterie data check {name}` runs every reference on its tests")
     print(folder_of(entry))
+
+
+@app.command()
+def check(
+    name: Name,
+    source: Annotated[
+        str,
+        typer.Option(
+            help="`prepared`, `sample`, a folder with train.jsonl and heldout.jsonl, or a file."
+        ),
+    ] = "prepared",
+) -> None:
+    """Run the references of a set of code in the sandbox, and show which rows are bad.
+
+    The last line is a JSON object with the numbers of the rows (the first is 1) by finding.
+
+    Examples:
+
+        coterie data check colbench_code
+
+        coterie data check colbench_code --source backend_tasks/test.jsonl
+    """
+    from coterie.cli.code_rows import check as check_code
+    from coterie.datasets.catalogue import find
+
+    check_code(find(name), source, Console(stderr=True, soft_wrap=True))
 
 
 class Talk(StrEnum):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.context_rows import CbtRow, TriviaRow
 from coterie.datasets.problem_rows import ChoiceRow, MathRow
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, QuestionRow, TwoWikiRow
@@ -27,6 +28,8 @@ class UpstreamSplit:
     """Its files in the hub's repository."""
     rows: int
     """How many rows they hold."""
+    first: int | None = None
+    """How many of them are the split, from the first on; all if ``None``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class DataSet:
     repo: str
     """Its repository on the Hugging Face hub."""
     revision: str
-    """The commit of it that is taken."""
+    """The commit of it that is taken; ``main`` where none is pinned."""
     train: UpstreamSplit
     heldout: UpstreamSplit
     licence: str
@@ -181,6 +184,19 @@ _ALL = (
         licence_url="https://github.com/hendrycks/test/blob/master/LICENSE",
         citation="Hendrycks et al. 2021, Measuring Massive Multitask Language Understanding",
         without="arc_c",
+    ),
+    DataSet(
+        name="colbench_code",
+        what="vague requests for Python functions, with tests",
+        row=CodeRow,
+        repo="facebook/collaborative_agent_bench",
+        revision="main",
+        train=UpstreamSplit("train", ("backend_tasks/train.jsonl",), 10000),
+        heldout=UpstreamSplit("test", ("backend_tasks/test.jsonl",), 10000, first=1000),
+        licence="other (CC-BY-NC in places)",
+        licence_url="https://huggingface.co/datasets/facebook/collaborative_agent_bench",
+        citation="Zhou et al. 2025, SWEET-RL: Training Multi-Turn LLM Agents on Collaborative "
+        "Reasoning Tasks",
     ),
 )
 

@@ -31,13 +31,19 @@ def load_rows(name: str, split: Split, source: str | Path = PREPARED) -> list[Qu
     ``UserError`` for an unknown set, missing data, a file that has changed since it was prepared,
     and a broken row (by file and line).
     """
+    file = rows_file(name, split, source)
+    return [row for row in read_rows(file, find(name).row, Silent()) if row.usable]
+
+
+def rows_file(name: str, split: Split, source: str | Path = PREPARED) -> Path:
+    """The file that :func:`load_rows` reads; raises ``UserError`` as it does, but for broken rows."""
     data_set = find(name)
     file = _file(data_set, split, source)
     if not file.is_file():
         raise UserError(f"there is no file {file}", _how(data_set))
     if (file.parent / MANIFEST).is_file() and file == split_file(file.parent, split):
         _check_unchanged(file.parent, split)
-    return [row for row in read_rows(file, data_set.row, Silent()) if row.usable]
+    return file
 
 
 def load_splits(name: str, source: str | Path = PREPARED) -> dict[Split, list[QuestionRow]]:

@@ -7,6 +7,7 @@ set that must be left out, and rows that can't be asked.
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -113,7 +114,7 @@ def prepare(
     and that share of their questions is held out. Raises ``UserError`` for a broken row (by file and
     line), for a split without rows, and if a set whose questions must be left out is not prepared.
     """
-    files = list(_files(sources))
+    files = list(source_files(sources))
     left_out = _left_out(data_set)
     if heldout is None:
         plan = _by_name(files)
@@ -123,6 +124,9 @@ def prepare(
         rule = (
             f"a question is held out if its hash with seed {seed} falls into the lowest {heldout:g}"
         )
+    for split in SPLITS:
+        if (first := data_set.upstream(split).first) is not None:
+            rule += f"; {data_set.upstream(split).name} is its first {first:,} rows"
     if data_set.without is not None:
         rule += f"; training questions that {data_set.without} has are left out"
     with new_folder(target) as folder:
@@ -160,7 +164,8 @@ def _left_out(data_set: DataSet) -> frozenset[str]:
     return frozenset(question_key(row.question) for row in rows)
 
 
-def _files(sources: Sequence[Path]) -> Iterator[Path]:
+def source_files(sources: Sequence[Path]) -> Iterator[Path]:
+    """The files that are given, and those in folders that are; ``UserError`` if one isn't there."""
     for source in sources:
         if source.is_dir():
             inside = _data(source.iterdir()) or _data(source.rglob("*"))
@@ -177,7 +182,8 @@ def _data(files: Iterable[Path]) -> list[Path]:
     return sorted(file for file in files if file.suffix in SUFFIXES and file.name != MANIFEST)
 
 
-def _split_of(file: Path) -> Split | None:
+def split_of(file: Path) -> Split | None:
+    """The split that a file's name tells; ``None`` if it tells none, or both."""
     words = set(re.split(r"[^a-z]+", file.stem.lower()))
     told = [split for split in SPLITS if words & _WORDS[split]]
     return told[0] if len(told) == 1 else None
@@ -185,7 +191,7 @@ def _split_of(file: Path) -> Split | None:
 
 def _by_name(files: Iterable[Path]) -> list[tuple[Split | None, Path]]:
     """Files with the split that their names tell, held-out ones first."""
-    plan = [(_split_of(file), file) for file in files]
+    plan = [(split_of(file), file) for file in files]
     share = "; rows of one split are divided by a share, such as --heldout 0.2"
     for split, file in plan:
         if split is None:
@@ -204,7 +210,7 @@ def _by_share(files: Sequence[Path], share: float) -> list[tuple[Split | None, P
     """Files of one split, whose rows are divided."""
     if not 0 < share < 1:
         raise UserError(f"--heldout {share} is no share", "give a number such as 0.2")
-    if len({_split_of(file) for file in files}) > 1:
+    if len({split_of(file) for file in files}) > 1:
         raise UserError(
             "these files are of several splits, and --heldout divides the rows of one",
             "leave --heldout out, or give files of one split",
@@ -219,8 +225,14 @@ def _assigned(
     share: float,
     seed: int,
 ) -> Iterator[tuple[Split, QuestionRow]]:
+    taken = Counter[Split | None]()
     for split, file in plan:
+        told = split or split_of(file)
+        first = data_set.upstream(told).first if told else None
         for row in read_rows(file, data_set.row, progress):
+            if taken[told] == first:
+                break
+            taken[told] += 1
             yield split or _drawn(row.key, share, seed), row
 
 

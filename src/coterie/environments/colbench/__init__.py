@@ -1,0 +1,1 @@
+"""ColBench's Backend Programming: checks of its rows, and a writer of new ones."""

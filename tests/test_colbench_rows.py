@@ -1,0 +1,242 @@
+"""Rows of ColBench: upstream's form, signatures, what is wrong with them, preparing them."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.datasets.catalogue import SPLITS, find
+from coterie.datasets.code_rows import SENTENCE, CodeRow, Signature, signature
+from coterie.datasets.local import load_rows, load_splits
+from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.rows import question_key
+from coterie.environments.colbench.checks import Checked, check_rows, is_verdict
+from coterie.errors import UserError
+from coterie.progress import Silent
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.settings import SandboxSettings
+from tests.conftest import Cli
+
+REFERENCE = "def fee(days):\n    return 5 + max(0, days - 3) * 2"
+CALLS = {f"test{n}": f"fee({n})" for n in range(1, 11)}
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def task(text: str = "What do I owe?", **change: Any) -> dict[str, Any]:
+    """A row in upstream's form."""
+    row = {
+        "problem_description": f"{text}{SENTENCE} def fee(days)",
+        "ground_truth": REFERENCE,
+        "test_cases": CALLS,
+        "hidden_information": REFERENCE,
+    }
+    return row | change
+
+
+def jsonl(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def checked(rows: Sequence[CodeRow]) -> list[Checked]:
+    async def run() -> list[Checked]:
+        limits = SandboxSettings(workers=2, wall_seconds=1.0, cpu_seconds=0.5, total_seconds=3.0)
+        async with Sandbox(limits) as sandbox:
+            return await check_rows(list(enumerate(rows, 1)), sandbox)
+
+    return asyncio.run(run())
+
+
+# Rows
+
+
+def test_upstreams_row_and_the_canonical_one_are_the_same() -> None:
+    row = CodeRow.model_validate(task())
+    assert row.id == question_key(row.question) and row.answer == REFERENCE
+    assert row.tests == tuple(CALLS.values()) and row.usable
+    assert CodeRow.model_validate_json(row.model_dump_json()) == row
+    assert CodeRow.model_validate(row.upstream()) == row
+    assert row.upstream() == task()
+    listed = task(test_cases=list(CALLS.values()), id="b7")
+    assert CodeRow.model_validate(listed) == row.model_copy(update={"id": "b7"})
+    table = task(test_cases={"case1": None, **CALLS})  # so a column of structs has it
+    assert CodeRow.model_validate(table) == row
+
+
+def test_signatures_are_found_and_cut_ones_known() -> None:
+    def of(text: str) -> Signature | None:
+        return signature(f"I need help.{SENTENCE} {text}")
+
+    assert of("def f(a, b=(1, 2))") == Signature("def f(a, b=(1, 2))", "f", True)
+    for whole in ("def f(x: int) -> list[int]", "def f(x, s=')(')", "def f(x, ...)", "def f():"):
+        told = of(whole)
+        assert told and told.whole and told.name == "f", whole
+    for cut in (
+        "def f(a",
+        "def f(a, d={'x'",
+        "def f(t='%H",
+        "def f(a) ->",
+        "fee(days)",
+        "def f(a])",
+    ):
+        told = of(cut)
+        assert told and not told.whole, cut
+    assert of("") is None and signature("Help me, def f(a)") is None
+    assert signature(f"{SENTENCE} def g(a){SENTENCE} def f(a)") == Signature("def f(a)", "f", True)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"problem_description": None}, "question"), ({"problem_description": " "}, "some text"),
+        ({"test_cases": "fee(1)"}, "tests"), ({"test_cases": {"a": 1}}, "tests.0"),
+        ({"ground_truth": 3}, "answer"),
+    ],
+)  # fmt: skip
+def test_a_broken_row_is_named_by_its_line(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    file = jsonl(tmp_path / "rows.jsonl", [task(), task(**change)])
+    with pytest.raises(UserError, match=r"line 2 is broken") as error:
+        load_rows("colbench_code", "train", file)
+    assert said in error.value.what
+
+
+# The packaged sample
+
+
+def test_every_packaged_row_is_without_fault() -> None:
+    rows = [row for part in load_splits("colbench_code", "sample").values() for row in part]
+    found = checked([row for row in rows if isinstance(row, CodeRow)])
+    assert len(found) == len(rows) == 84
+    for one in found:
+        told = signature(one.row.question)
+        assert not one.findings and told and told.text == one.row.answer.splitlines()[0][:-1]
+
+
+def test_packaged_kinds_of_function_are_not_in_both_splits() -> None:
+    train, heldout = (
+        {row.answer.partition("(")[0] for row in load_rows("colbench_code", split, "sample")}
+        for split in SPLITS
+    )
+    assert (len(train), len(heldout)) == (12, 9) and not train & heldout
+
+
+# Checks
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "": {},
+    "fails, error": {"ground_truth": REFERENCE.replace("5 +", "5 // (days - 4) +")},
+    "fails, no such name": {"test_cases": {**CALLS, "test3": "fees(3)"}},
+    "fails, syntax": {"ground_truth": "def fee(days) return 5"},
+    "fails, endless": {"ground_truth": "def fee(days):\n    while days > 9: pass\n    return days"},
+    "random": {"ground_truth": "import random\ndef fee(days):\n    return random.random()"},
+    "not plain, generator": {"ground_truth": "def fee(days):\n    return (d for d in range(days))"},
+    "not plain, nan": {"ground_truth": "def fee(days):\n    return {'a': [days, float('nan')]}"},
+    "constant": {"ground_truth": "def fee(days):\n    return 'five'"},
+    "none": {"ground_truth": "def fee(days):\n    return days if days > 1 else None"},
+    "duplicate": {"test_cases": {**CALLS, "test10": "fee( 9)".replace("( ", "(")}},
+    "verdict": {"test_cases": {**CALLS, "test1": "fee(1) == 5"}},
+    "signature, cut": {"problem_description": f"What?{SENTENCE} def fee(days={{'a'"},
+    "signature, none": {"problem_description": "What do I owe?"},
+    "count": {"test_cases": {name: CALLS[name] for name in ("test1", "test5")}},
+    "empty, reference": {"ground_truth": None},
+    "empty, tests": {"test_cases": {}},
+}
+
+
+def test_each_fault_is_found_and_says_whether_the_row_can_be_a_task() -> None:
+    found = checked([CodeRow.model_validate(task(**change)) for change in FAULTS.values()])
+    unusable = set()
+    for (name, _), one in zip(FAULTS.items(), found, strict=True):
+        kinds = [finding.kind for finding in one.findings]
+        kind = name.partition(",")[0]
+        also = ["count"] if name == "empty, tests" else []
+        assert kinds == ([kind, *also] if kind else []), (name, one.findings)
+        if not one.usable:
+            unusable.add(kind)
+    assert unusable == {"fails", "random", "not plain", "empty"}
+    why = {name: one.findings[0].why for name, one in zip(FAULTS, found, strict=True) if name}
+    assert "ZeroDivisionError" in why["fails, error"] and "`fee(4)`" in why["fails, error"]
+    assert "too long" in why["fails, endless"] and why["constant"] == "all give 'five'"
+    assert why["verdict"] == "`fee(1) == 5`" and "nan" in why["not plain, nan"]
+
+
+@pytest.mark.parametrize(
+    "call, verdict",
+    [
+        ("f(2) == 4", True), ("not f(2)", True), ("f(1) == 1 and f(2) == 2", True), (" 3 < f(1)", True),
+        ("f(2)", False), ("f(lambda x: x > 2)", False), ("f([a == 1 for a in (1, 2)])", False),
+        ("f(", False),
+    ],
+)  # fmt: skip
+def test_a_test_that_holds_its_verdict_is_known(call: str, verdict: bool) -> None:
+    assert is_verdict(call) == verdict
+
+
+def test_the_command_lists_rows_by_finding(cli: Cli, tmp_path: Path) -> None:
+    bad = [
+        task("One?"),
+        task("Two?", ground_truth="def fee(days):\n    return 5"),
+        task("Three?", ground_truth=""),
+    ]
+    said = cli("data", "check", "colbench_code", "--source", jsonl(tmp_path / "rows.jsonl", bad))
+    assert said.code == 0 and "constant passes" in said.out
+    told = json.loads(said.out.splitlines()[-1])
+    [file] = told["files"]
+    assert (file["rows"], file["unusable"]) == (3, 1)
+    assert file["findings"] == {"empty": [3], "constant": [2]}
+    assert "rows.jsonl: 3 rows, 2 with findings, 1 can't be tasks" in said.out
+    said = cli("data", "check", "gsm8k", "--source", "sample")
+    assert said.code == 2 and "have no checks" in said.err
+    said = cli("data", "check", "colbench_code")
+    assert said.code == 2 and "coterie data download colbench_code" in said.err
+
+
+# Preparing
+
+
+def test_upstreams_files_are_prepared_and_bad_rows_reported(cli: Cli) -> None:
+    train = [task(f"Train {n}?") for n in range(4)]
+    jsonl(
+        Path("tasks/train.jsonl"),
+        [*train, task("Bad?", ground_truth=None), task("Few?", test_cases=["fee(1)"])],
+    )
+    jsonl(Path("tasks/test.jsonl"), [task("Test?"), task("Train 3?")])
+    said = cli("data", "prepare", "colbench_code", "--from", "tasks")
+    assert said.code == 0, said.err
+    assert "train: 4 rows (2 dropped" in said.err and "heldout: 2 rows" in said.err
+    assert (
+        "no reference" in said.err
+        and "train.jsonl: 6 rows, 2 with findings, 1 can't be tasks" in said.err
+    )
+    assert "coterie data check colbench_code" in said.err
+    manifest = read_manifest(Path(said.out.strip()))
+    assert "CC-BY-NC" in manifest.licence and "test is its first 1,000 rows" in manifest.split
+    assert {row.question[:6] for row in load_rows("colbench_code", "train")} == {"Train ", "Few?Th"}
+    said = cli("data", "check", "colbench_code")
+    told = json.loads(said.out.splitlines()[-1])
+    assert [file["findings"] for file in told["files"]] == [{"count": [4]}, {}]
+
+
+def test_rows_after_the_first_thousand_of_the_test_file_are_never_held_out(tmp_path: Path) -> None:
+    entry = find("colbench_code")
+    test = jsonl(tmp_path / "test.jsonl", [task(f"Test {n}?") for n in range(1003)])
+    train = jsonl(tmp_path / "train.jsonl", [task("Train?")])
+    manifest = prepare(entry, [train, test], folder_of(entry), Silent())
+    assert (manifest.heldout.rows, manifest.heldout.dropped) == (1000, 0)
+    questions = {row.question for row in load_rows("colbench_code", "heldout")}
+    assert questions == {
+        row["problem_description"] for row in map(task, (f"Test {n}?" for n in range(1000)))
+    }
+    manifest = prepare(entry, [test], folder_of(entry), Silent(), heldout=0.5)
+    assert manifest.heldout.rows + manifest.train.rows == 1000
