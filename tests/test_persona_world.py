@@ -229,22 +229,23 @@ def test_rows_are_what_the_chat_template_renders_and_target_own_turns_only(token
 
 
 def test_the_packaged_model_writes_the_function_that_it_was_told():
-    """Good questions, asked by the script; the model answers, greedily, on held-out functions."""
-    loaded = load("tiny-persona")
+    assert share_right_when_all_is_told("tiny-persona") > 0.85
+
+
+def share_right_when_all_is_told(model: str) -> float:
+    """How often a model that heard every choice answers, greedily, with the reference of a held-out task."""
+    loaded = load(model)
     engine = InProcessEngine(loaded, policy="agent", version="0")
     tasks = generate_tasks("heldout", 40, 7)
+    sampling = Sampling(temperature=0.0, max_tokens=120)
 
     async def answers() -> list[str]:
         prompts = [prompt_with_all_told(loaded.tokenizer, task) for task in tasks]
-        found = await asyncio.gather(
-            *(engine.sample(p, [0], Sampling(temperature=0.0, max_tokens=120)) for p in prompts)
-        )
+        found = await asyncio.gather(*(engine.sample(p, [0], sampling) for p in prompts))
         return [one[0].text for one in found]
 
-    right = [
-        a == answer_text(t.reference) for a, t in zip(asyncio.run(answers()), tasks, strict=True)
-    ]
-    assert sum(right) / len(right) > 0.85
+    pairs = zip(asyncio.run(answers()), tasks, strict=True)
+    return sum(text == answer_text(task.reference) for text, task in pairs) / len(tasks)
 
 
 def prompt_with_all_told(tokenizer, task) -> list[int]:

@@ -1,4 +1,4 @@
-"""A shortened rebuild of the packaged model behaves like the packaged one, in class if not in bytes.
+"""A shortened rebuild of each packaged model behaves like the packaged one, in class if not in bytes.
 
 Run by ``make tiny-check``. The rebuild has a fraction of the tokens, so it knows less; it must be of the
 same shape, with the same tokenizer, talk in form and have learned to copy.
@@ -14,42 +14,50 @@ import pytest
 
 from coterie.recipes.registry import settings
 
-TINY = Path(str(resources.files("coterie") / "assets/tiny-exchange"))
+ASSETS = Path(str(resources.files("coterie") / "assets"))
 TOKENS = 1_400_000
+WORLDS = ("exchange", "persona")
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rebuilt") / "tiny-exchange"
-    subprocess.run(
-        [sys.executable, "-m", "coterie.recipes.tiny", "--world", "exchange", "--out", folder,
-         "--tokens", str(TOKENS)],
-        check=True,
-    )  # fmt: skip
-    return folder
+def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {}
+    for world in WORLDS:
+        folders[world] = tmp_path_factory.mktemp("rebuilt") / f"tiny-{world}"
+        subprocess.run(
+            [sys.executable, "-m", "coterie.recipes.tiny", "--world", world,
+             "--out", folders[world], "--tokens", str(TOKENS)],
+            check=True,
+        )  # fmt: skip
+    return folders
 
 
-def test_the_tokenizer_is_the_packaged_one(rebuilt: Path) -> None:
-    assert json.loads((rebuilt / "tokenizer.json").read_text()) == json.loads(
-        (TINY / "tokenizer.json").read_text()
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_tokenizer_is_the_packaged_one(rebuilt: dict[str, Path], world: str) -> None:
+    packaged = ASSETS / f"tiny-{world}/tokenizer.json"
+    assert json.loads((rebuilt[world] / "tokenizer.json").read_text()) == json.loads(
+        packaged.read_text()
     )
 
 
-def test_the_model_has_the_packaged_shape(rebuilt: Path) -> None:
-    shapes = [json.loads((folder / "config.json").read_text()) for folder in (rebuilt, TINY)]
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_model_has_the_packaged_shape(rebuilt: dict[str, Path], world: str) -> None:
+    folders = (rebuilt[world], ASSETS / f"tiny-{world}")
+    shapes = [json.loads((folder / "config.json").read_text()) for folder in folders]
     assert shapes[0] == shapes[1]
-    assert (rebuilt / "model.safetensors").stat().st_size < 5_000_000
+    assert (rebuilt[world] / "model.safetensors").stat().st_size < 5_000_000
 
 
-def test_it_talks_in_form(rebuilt: Path, tmp_path: Path) -> None:
+def test_it_talks_in_form(rebuilt: dict[str, Path], tmp_path: Path) -> None:
     from coterie.progress import Silent
     from coterie.recipes.optima import NAME, Optima
     from coterie.runs.folder import Step, open_run
     from coterie.runs.loop import run_steps
 
-    own = settings(NAME, [f"model={rebuilt}", "rollout.tasks=64", "rollout.samples=2"])
+    model = rebuilt["exchange"]
+    own = settings(NAME, [f"model={model}", "rollout.tasks=64", "rollout.samples=2"])
     recipe = Optima(own)
     with open_run(tmp_path / "run", NAME, own) as run:
         run_steps(recipe, run, Silent(), [Step(0, "rollout")])
@@ -57,3 +65,9 @@ def test_it_talks_in_form(rebuilt: Path, tmp_path: Path) -> None:
     answered = sum(outcome.answer is not None for outcome in outcomes) / len(outcomes)
     assert len(outcomes) == 128
     assert answered > 0.5, "most dialogues mark an answer"
+
+
+def test_the_persona_model_writes_what_it_was_told(rebuilt: dict[str, Path]) -> None:
+    from tests.test_persona_world import share_right_when_all_is_told
+
+    assert share_right_when_all_is_told(str(rebuilt["persona"])) > 0.5

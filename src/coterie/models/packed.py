@@ -37,6 +37,8 @@ class PackedBatch:
     """``[B, W]``: depth of each node, where there is a mask."""
     at: Tensor
     """``[N]``: where in the flattened ids each wanted token is read, the place of its parent."""
+    nodes: Tensor
+    """``[N]``: where in the flattened ids each wanted token stands itself."""
     labels: Tensor
     """``[N]``: the wanted tokens, each node once however many sequences share it."""
     rows: tuple[Tensor, ...]
@@ -58,7 +60,7 @@ def pack_batch(
     packs = pack(sequences, rule)
     width = max(len(one.trie) for one in packs)
     ids_BW = np.full((len(packs), width), PADDING)
-    at, labels = [], []
+    at, stands, labels = [], [], []
     rows: list[Tensor] = [torch.empty(0, dtype=torch.long)] * len(sequences)
     count = 0
     for row, one in enumerate(packs):
@@ -70,6 +72,7 @@ def pack_batch(
         ]
         nodes, back = np.unique(np.concatenate(wanted), return_inverse=True)
         at.append(row * width + trie.parents[nodes])
+        stands.append(row * width + nodes)
         labels.append(trie.ids[nodes])
         stops = np.cumsum([len(part) for part in wanted])[:-1]
         for i, part in zip(one.members, np.split(back, stops), strict=True):
@@ -81,9 +84,19 @@ def pack_batch(
         (_block_mask if flex else _mask)(packs, width, device) if branches else None,
         _positions(packs, width).to(device) if branches else None,
         torch.from_numpy(np.concatenate(at)).to(device),
+        torch.from_numpy(np.concatenate(stands)).to(device),
         torch.from_numpy(np.concatenate(labels)).to(device),
         tuple(rows),
     )
+
+
+def model_batch(
+    model: Any, sequences: Sequence[Ids], places: Sequence[Sequence[int]], rule: CostRule | None
+) -> PackedBatch:
+    """A batch on the model's device, its mask as the model's attention takes it."""
+    device = model.get_input_embeddings().weight.device
+    flex = model.config._attn_implementation == "flex_attention"
+    return pack_batch(sequences, places, rule, device, flex=flex)
 
 
 def sequence_logprobs(
@@ -93,9 +106,7 @@ def sequence_logprobs(
     rule: CostRule | None = None,
 ) -> list[Tensor]:
     """Log-probs (nats, float32) of the tokens at ``places[i]`` (none of them 0) of each sequence."""
-    device = model.get_input_embeddings().weight.device
-    flex = model.config._attn_implementation == "flex_attention"
-    batch = pack_batch(sequences, places, rule, device, flex=flex)
+    batch = model_batch(model, sequences, places, rule)
     logprobs_N = token_logprobs(
         model,
         batch.ids,

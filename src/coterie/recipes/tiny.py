@@ -105,7 +105,7 @@ def main() -> None:
     )
     parser.add_argument("--world", choices=list(WORLDS), required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=5_000_000)
+    parser.add_argument("--tokens", type=int, help="of the first phase")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=1200)
@@ -113,7 +113,8 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=1536)
     settings = parser.parse_args()
     torch.set_num_threads(settings.threads)
-    world, seed, tokens = WORLDS[settings.world], settings.seed, settings.tokens
+    world, seed = WORLDS[settings.world], settings.seed
+    tokens = settings.tokens or world.tokens
     tokenizer = world.tokenizer(settings.vocabulary, seed)
     model = tiny_model(tokenizer, seed)
     weights = sum(p.numel() for p in model.parameters())

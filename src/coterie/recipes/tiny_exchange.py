@@ -187,4 +187,4 @@ def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> I
     return stage_rows(tokenizer, HABITS.mix, tokens, seed)
 
 
-EXCHANGE = TinyWorld(build_tokenizer, curriculum_rows, _habit_rows, HABITS.share)
+EXCHANGE = TinyWorld(build_tokenizer, curriculum_rows, _habit_rows, HABITS.share, tokens=5_000_000)

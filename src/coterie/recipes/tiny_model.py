@@ -38,6 +38,8 @@ class TinyWorld:
     """Rows of the second phase, from what the model is to do when it is left alone: the same arguments."""
     habits_share: float
     """Tokens of the second phase as a share of the first."""
+    tokens: int
+    """Tokens of the first phase."""
 
 
 def special_pieces() -> list[AddedToken]:

@@ -7,24 +7,27 @@ the line of code for each reply), then the habits that post-training is to chang
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from coterie.environments.persona.choices import ASPECTS, CHOICES, source_of
-from coterie.environments.persona.scripts import HABITS, SKILL, Dialogue, Mix, corpus
-from coterie.environments.persona.world import NAMES
+from coterie.environments.persona.choices import ASPECTS, CHOICES, KINDS, source_of
+from coterie.environments.persona.scripts import HABITS, SKILL, Dialogue, Mix, answer_text, corpus
+from coterie.environments.persona.world import NAMES, SIZES, split_of
 from coterie.recipes.tiny_model import TinyWorld, chat_row, fast_tokenizer, special_pieces
 from coterie.trajectories.row import Row, Target
 
-DRILL_TOKENS = 300_000
-"""Tokens of copy drills before the dialogues."""
+DRILL_WORDS: tuple[str, ...] = tuple(
+    sorted(
+        {word for kind in KINDS for word in re.findall(r"[a-z]+", kind.told)}
+        | {*NAMES, *"0123456789"}
+    )
+)
+"""What is copied in drills."""
 CURRICULUM: tuple[tuple[float, Mix], ...] = (
-    (0.10, Mix(guess=1.0, vague=0.0, several=0.0, again=0.0, shown=1.0)),
-    (0.15, replace(SKILL, sizes=(2,))),
-    (0.35, SKILL),
-    (0.40, HABITS),
+    (0.08, Mix(guess=1.0, vague=0.0, several=0.0, again=0.0, shown=1.0)),
+    (0.22, SKILL),
+    (0.4, HABITS),
 )
 """The stages after the drills: share of the tokens, and what dialogues are drawn from."""
 HABITS_SHARE = 0.20
@@ -85,23 +88,43 @@ def pretraining_row(dialogue: Dialogue, tokenizer: PreTrainedTokenizerBase) -> R
 
 
 def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
-    """A random function three times over, the repeats as targets: the quickest way to learn to copy."""
-    choices = [rng.choice(CHOICES[rng.choice(ASPECTS)]) for _ in range(rng.randint(2, 5))]
-    ids = tokenizer.encode(source_of(rng.choice(NAMES), choices), add_special_tokens=False)
+    """Random digits and words of the world three times over, the repeats as targets: the quickest way to copy."""
+    text = " ".join(rng.choices(DRILL_WORDS, k=rng.randint(6, 24)))
+    ids = tokenizer.encode(text, add_special_tokens=False)
     return Row(tuple(ids * 3), (Target(len(ids), 3 * len(ids), "script:drill"),))
+
+
+def code_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
+    """A function's choices told at once, in any order, then the function: the quickest way to learn its lines.
+
+    The functions are of the `corpus` split, or have more choices than any task.
+    """
+    while True:
+        aspects = rng.sample(ASPECTS, rng.randint(2, len(ASPECTS)))
+        choices = [rng.choice(CHOICES[aspect]) for aspect in ASPECTS if aspect in aspects]
+        if len(choices) > max(SIZES) or split_of(choices) == "corpus":
+            break
+    name = rng.choice(NAMES)
+    told = [f"def {name}(xs)", *(choice.told for choice in rng.sample(choices, len(choices)))]
+    messages = [("user", " ".join(told)), ("assistant", answer_text(source_of(name, choices)))]
+    return chat_row(tokenizer, messages, "script:drill", "drill")
+
+
+DRILLS = ((0.1, copy_drill), (0.2, code_drill))
+"""What comes first: share of the tokens, and the drill."""
 
 
 def skill_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
     """Rows of `tokens` tokens in all: copy drills, then the stages of the curriculum."""
     rng = random.Random(f"persona/drills/{seed}")
-    left = float(min(DRILL_TOKENS, tokens))
-    while left > 0:
-        row = copy_drill(tokenizer, rng)
-        left -= len(row.ids)
-        yield row
+    for share, drill in DRILLS:
+        left = share * tokens
+        while left > 0:
+            row = drill(tokenizer, rng)
+            left -= len(row.ids)
+            yield row
     for number, (share, mix) in enumerate(CURRICULUM):
-        rest = share * max(tokens - DRILL_TOKENS, 0)
-        yield from stage_rows(tokenizer, mix, rest, seed + 1000 * number)
+        yield from stage_rows(tokenizer, mix, share * tokens, seed + 1000 * number)
 
 
 def stage_rows(
@@ -124,4 +147,4 @@ def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> I
     return stage_rows(tokenizer, HABITS, tokens, seed)
 
 
-PERSONA = TinyWorld(build_tokenizer, skill_rows, _habit_rows, HABITS_SHARE)
+PERSONA = TinyWorld(build_tokenizer, skill_rows, _habit_rows, HABITS_SHARE, tokens=2_600_000)

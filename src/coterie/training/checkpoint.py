@@ -28,6 +28,7 @@ from transformers.utils import logging
 from coterie.config.folders import whole_folder
 from coterie.errors import UserError
 from coterie.models.adapters import save_adapter
+from coterie.models.heads import HEAD_FILE, split_head
 from coterie.models.loading import TOKENIZER_FILES
 
 
@@ -117,7 +118,8 @@ def save_final(
     *,
     write: bool = True,
 ) -> None:
-    """Publish ``folder``: weights and config by ``save_pretrained``, tokenizer files as they are.
+    """Publish ``folder``: weights and config by ``save_pretrained``, tokenizer files as they are, the
+    value head, if there is one, in a file of its own.
 
     Every rank calls this; the one with ``write`` writes.
     """
@@ -134,8 +136,11 @@ def save_final(
         if isinstance(model, PeftModel):
             save_adapter(model, temporary, model.active_adapter, weights)
         else:
+            weights, of_head = split_head(weights)
             with _without_bar():
                 model.save_pretrained(temporary, state_dict=weights)
+            if of_head:
+                save_file(of_head, temporary / HEAD_FILE)
         (temporary / "training.json").write_text(json.dumps(facts, indent=1))
 
 
@@ -147,7 +152,8 @@ def load_final(model: Any, folder: Path) -> None:
     else:
         with _without_bar():
             saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
-        model.load_state_dict(saved.state_dict())
+        head = load_file(folder / HEAD_FILE) if (folder / HEAD_FILE).is_file() else {}
+        model.load_state_dict({**saved.state_dict(), **head})
 
 
 def remove_training(folder: Path) -> None:

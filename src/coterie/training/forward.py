@@ -1,4 +1,4 @@
-"""One micro-batch through the model: the rows of some items, to log-probs at targets, to losses.
+"""One micro-batch through the model: rows of items, to log-probs or values at targets, to losses.
 
 Rows are packed into tries where that is cheaper, and stand alone, padded on the right, where it is
 not. Either way no target sees padding or another row, and labels are the rows' own ids at their
@@ -11,6 +11,7 @@ from typing import Any, Generic
 import torch
 from torch import nn
 
+from coterie.models.heads import token_values
 from coterie.models.packed import sequence_logprobs
 from coterie.models.packing import CostRule
 from coterie.training.objective import Item, Objective
@@ -34,8 +35,9 @@ class LossModule(nn.Module, Generic[Item]):
         """Summed loss of each item, shape ``(items,)``."""
         groups = [self.objective.rows(item) for item in items]
         rows = [row for group in groups for row in group]
-        logprobs = iter(row_logprobs(self.model, rows, self.rule))
-        return self.objective.losses(items, [[next(logprobs) for _ in group] for group in groups])
+        read = row_values if self.objective.reads == "values" else row_logprobs
+        found = iter(read(self.model, rows, self.rule))
+        return self.objective.losses(items, [[next(found) for _ in group] for group in groups])
 
 
 def row_logprobs(
@@ -43,6 +45,11 @@ def row_logprobs(
 ) -> list[torch.Tensor]:
     """Log-probs (nats, float32) of the targets of each row, in order; none for a first token."""
     return sequence_logprobs(model, [row.ids for row in rows], [places(row) for row in rows], rule)
+
+
+def row_values(model: Any, rows: Sequence[Row], rule: CostRule | None = None) -> list[torch.Tensor]:
+    """Values (float32) of the model's head at the targets of each row, in order; none at a first token."""
+    return token_values(model, [row.ids for row in rows], [places(row) for row in rows], rule)
 
 
 def places(row: Row) -> list[int]:

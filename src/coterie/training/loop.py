@@ -23,6 +23,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
 
 from coterie.errors import UserError
+from coterie.models.heads import find_head
 from coterie.models.packed import checked_rule
 from coterie.models.packing import CostRule
 from coterie.models.splitting import Family
@@ -56,16 +57,21 @@ def train(
     end and lives in ``folder/final``; of a model with adapters the one named, or the active one, is
     trained. On one rank of many, give every rank all rows. ``tracker`` stands in for the one that ``settings`` names.
 
+    An objective that reads values needs a model with a value head (``models.heads``), which is trained
+    with it; full weights only, and not under FSDP.
+
     Raises :class:`UserError` for what can't be trained: no rows left, a folder with another
-    training, dropout, a loss or gradient that is not finite (the weights are then as they were
+    training, dropout, no head, a loss or gradient that is not finite (the weights are then as they were
     before the step).
     """
     objective = objective or SFT()
     with (
         _torch(settings),
-        prepared(model, settings, adapter) as model,
+        prepared(model, settings, adapter, objective.reads) as model,
         _accelerator(settings, model.device) as accelerator,
     ):
+        if find_head(model) is not None:
+            _refuse_sharded_head(accelerator)
         rule = checked_rule(model) if settings.packing == "auto" else None
         batches = _plan(model, rows, settings, objective, rule)
         open_folder(folder, accelerator, resume=resume)
@@ -206,6 +212,15 @@ def _shard_on_cpu(accelerator: Accelerator) -> None:
 def _end_ranks_at_exit() -> None:
     """Have the process group taken down at exit: a process that ends with gloo's threads may abort."""
     atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
+
+
+def _refuse_sharded_head(accelerator: Accelerator) -> None:
+    """A head is not one of the layers that FSDP gathers; nobody has seen that work."""
+    if accelerator.distributed_type == DistributedType.FSDP:
+        raise UserError(
+            "a model with a value head can't be trained under FSDP",
+            "train it on one GPU or with a copy on each (configs/accelerate/ddp.yaml)",
+        )
 
 
 @contextmanager

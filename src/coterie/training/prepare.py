@@ -11,20 +11,26 @@ from torch import nn
 
 from coterie.errors import UserError
 from coterie.models.adapters import activate, add_lora
+from coterie.models.heads import find_head
+from coterie.training.objective import Reads
 from coterie.training.settings import TrainingSettings
 
 
 @contextmanager
-def prepared(model: Any, settings: TrainingSettings, adapter: str | None = None) -> Iterator[Any]:
+def prepared(
+    model: Any, settings: TrainingSettings, adapter: str | None = None, reads: Reads = "logprobs"
+) -> Iterator[Any]:
     """The model in training mode (with an adapter, for lora), and afterwards as it was found.
 
     ``adapter`` is the one of several that is trained. A fresh adapter is taken off again: its weights
-    are in the training's ``final`` folder.
+    are in the training's ``final`` folder. ``reads`` is what the objective does.
     """
+    _check_head(model, settings, reads)
     frozen = {name: not weight.requires_grad for name, weight in model.named_parameters()}
     base = model
     model = _with_trainable(model, settings, adapter)
     try:
+        _freeze_unread(model, reads)
         _refuse_dropout(model)
         _refuse_low_precision(model)
         if settings.gradient_checkpointing:
@@ -60,6 +66,29 @@ def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None)
     assert settings.lora_r is not None and settings.lora_alpha is not None
     r, alpha, targets = settings.lora_r, settings.lora_alpha, settings.lora_targets
     return add_lora(model, r=r, alpha=alpha, target_modules=targets)
+
+
+def _check_head(model: Any, settings: TrainingSettings, reads: Reads) -> None:
+    """Refuse an objective on values for a model without a head, and a head beside an adapter."""
+    if reads == "values" and find_head(model) is None:
+        raise UserError(
+            "this objective trains a value head, and the model has none",
+            "give it one first: coterie.models.heads.add_head",
+        )
+    if find_head(model) is not None and settings.method == "lora":
+        raise UserError(
+            "method=lora was asked for a model with a value head, which an adapter does not hold",
+            "use method=full, or a model without a head",
+        )
+
+
+def _freeze_unread(model: Any, reads: Reads) -> None:
+    """Freeze what the objective does not read: it would get no gradient, and ranks would wait for one."""
+    output = model.get_output_embeddings()
+    if (head := find_head(model)) is not None and reads == "logprobs":
+        head.requires_grad_(False)
+    elif reads == "values" and output.weight is not model.get_input_embeddings().weight:
+        output.requires_grad_(False)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

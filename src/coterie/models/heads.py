@@ -1,0 +1,113 @@
+"""A value head: one number at each token, a linear function of a causal model's last hidden state.
+
+    add_head(loaded.model)                      # or load_head(loaded.model, folder)
+    train(loaded.model, pairs, settings, folder, objective=Regression())
+    values = token_values(loaded.model, sequences, places)
+
+The head is a part of the model that the model's own forward pass does not use: it is trained, hashed
+and put into checkpoints as the other weights are, and saved in a file of its own beside them.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from coterie.errors import UserError
+from coterie.models.logprobs import hidden_states
+from coterie.models.packed import model_batch
+from coterie.models.packing import CostRule
+from coterie.models.trie import Ids
+
+HEAD = "value_head"
+"""Name of the head in its model."""
+HEAD_FILE = "value_head.safetensors"
+"""Beside a saved model's weights: those of its head."""
+
+
+class ValueHead(nn.Linear):
+    """``Linear(width, 1)`` that starts at zero, so that an untrained one values everything alike."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Values ``[...]`` of hidden states ``[..., width]``, in float32 under autocast too."""
+        return (hidden.float() * self.weight[0]).sum(-1) + self.bias
+
+
+def add_head(model: Any) -> ValueHead:
+    """Give a model a fresh value head, in place; an earlier one is replaced.
+
+    Raises :class:`UserError` for a model with adapters: these are saved without the head.
+    """
+    if isinstance(model, PeftModel):
+        raise UserError(
+            "a value head can't be put on a model with LoRA adapters",
+            "merge the adapter first (merge_and_unload), and train all weights (method=full)",
+        )
+    embedding = model.get_input_embeddings().weight
+    head = ValueHead(model.config.hidden_size).to(embedding.device)
+    setattr(model, HEAD, head)
+    return head
+
+
+def find_head(model: Any) -> ValueHead | None:
+    """The head of a model, if it has one."""
+    head = getattr(model, HEAD, None)
+    return head if isinstance(head, ValueHead) else None
+
+
+def load_head(model: Any, folder: Path) -> ValueHead:
+    """Give a model that was loaded from ``folder`` the head that a training left there."""
+    file = folder / HEAD_FILE
+    if not file.is_file():
+        raise UserError(
+            f"{folder} has no {HEAD_FILE}", "give the final folder of a head's training"
+        )
+    weights = load_file(file)
+    width = weights[f"{HEAD}.weight"].shape[1]
+    if width != model.config.hidden_size:
+        raise UserError(
+            f"the head in {folder} is for hidden states of {width}, and this model's have "
+            f"{model.config.hidden_size}",
+            "load the model from the same folder",
+        )
+    head = add_head(model)
+    head.load_state_dict({name.removeprefix(f"{HEAD}."): w for name, w in weights.items()})
+    return head
+
+
+def split_head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A model's weights without those of its head, and those of its head (none: it has no head)."""
+    of_head = {name: w for name, w in weights.items() if name.startswith(f"{HEAD}.")}
+    return {name: w for name, w in weights.items() if name not in of_head}, of_head
+
+
+def token_values(
+    model: Any,
+    sequences: Sequence[Ids],
+    places: Sequence[Sequence[int]],
+    rule: CostRule | None = None,
+) -> list[Tensor]:
+    """What the model's head says at each of ``places[i]`` (none of them 0) of each sequence; float32.
+
+    A value at a token has seen that token and all before it. Beginnings that sequences share run once,
+    where there is a ``rule``. Raises :class:`UserError` if the model has no head.
+    """
+    head = find_head(model)
+    if head is None:
+        raise UserError(
+            "values of tokens were asked of a model without a value head",
+            "give it one first: coterie.models.heads.add_head or load_head",
+        )
+    batch = model_batch(model, sequences, places, rule)
+    inputs = {"attention_mask": batch.mask, "position_ids": batch.positions}
+    hidden = hidden_states(model, batch.ids, **inputs).flatten(0, 1)
+    values_N = head(hidden.index_select(0, batch.nodes))
+    return [values_N.index_select(0, row) for row in batch.rows]

@@ -1,0 +1,209 @@
+"""A value head and the objectives that train it, on a Llama of some thousand random weights."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+
+from coterie.errors import UserError
+from coterie.models.adapters import add_lora
+from coterie.models.heads import HEAD_FILE, add_head, load_head, token_values
+from coterie.models.packing import CostRule
+from coterie.training.checkpoint import weight_hash
+from coterie.training.classifier import Classifier
+from coterie.training.forward import LossModule, places
+from coterie.training.loop import train
+from coterie.training.regression import Regression
+from coterie.training.settings import TrainingSettings
+from coterie.training.sft import SFT
+from coterie.trajectories.labelled import Labelled
+from coterie.trajectories.pair import Pair
+from coterie.trajectories.row import Row, Target
+from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
+
+ALWAYS = CostRule(0.0)
+LORA = TrainingSettings(**{**SETTINGS.model_dump(), "method": "lora", "lora_r": 4})
+
+
+def with_head(seed: int = 0, **config: object):
+    """A model whose head is random, so that its gradients reach the model below."""
+    model = tiny_llama(seed, **config)
+    head = add_head(model)
+    with torch.no_grad():
+        head.weight.normal_(generator=torch.Generator().manual_seed(seed))
+        head.bias.fill_(0.25)
+    return model
+
+
+def some_labelled() -> list[Labelled]:
+    """Trajectories of three own turns; those of one tree share beginnings."""
+    pairs = some_pairs()
+    chosen = [Labelled(p.chosen, True, p.weight, p.group) for p in pairs]
+    return chosen + [Labelled(p.rejected, False, p.weight, p.group) for p in pairs]
+
+
+def values_by_hand(model, row: Row) -> list[torch.Tensor]:
+    """Values of each own turn's tokens: one row, no packing, no padding."""
+    hidden = model.model(torch.tensor([row.ids])).last_hidden_state[0]
+    values = hidden @ model.value_head.weight[0] + model.value_head.bias
+    return [values[target.start : target.stop] for target in row.targets]
+
+
+def regression_by_hand(model, pairs: list[Pair]) -> torch.Tensor:
+    """A linear head on each side's pooled hidden states."""
+    losses = []
+    for pair in pairs:
+        pooled = []
+        for (row,) in (pair.chosen, pair.rejected):
+            hidden = model.model(torch.tensor([row.ids])).last_hidden_state[0]
+            pooled.append(hidden[torch.tensor(row.mask)].mean(0))
+        better, worse = (model.value_head.weight[0] @ one for one in pooled)
+        losses.append(-pair.weight * logsigmoid(better - worse))
+    return torch.stack(losses).sum() / sum(pair.weight for pair in pairs)
+
+
+def classifier_by_hand(model, items: list[Labelled]) -> torch.Tensor:
+    """Cross-entropy at the last token of each turn."""
+    total, count = torch.zeros(()), 0.0
+    for item in items:
+        for row in item.rows:
+            for turn in values_by_hand(model, row):
+                label = torch.tensor(float(item.success))
+                total = total + item.weight * binary_cross_entropy_with_logits(turn[-1], label)
+                count += item.weight
+    return total / count
+
+
+KINDS = {
+    "regression": (Regression(), some_pairs, regression_by_hand),
+    "classifier": (Classifier(), some_labelled, classifier_by_hand),
+}
+
+
+def gradients(model, loss: torch.Tensor) -> torch.Tensor:
+    model.zero_grad()
+    loss.backward()
+    weights = list(model.parameters())
+    return torch.cat(
+        [(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in weights]
+    )
+
+
+def in_microbatches(model, objective, items, size: int, rule: CostRule | None) -> torch.Tensor:
+    module = LossModule(model, objective, rule)
+    parts = [module(items[i : i + size]).sum() for i in range(0, len(items), size)]
+    return sum(parts) / sum(objective.count(item) for item in items)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_loss_and_gradients_are_the_naive_ones_for_any_micro_batch(kind, size):
+    objective, make, by_hand = KINDS[kind]
+    model, items = with_head(), make()
+    expected = by_hand(model, items)
+    wanted = gradients(model, expected)
+    for rule in (None, ALWAYS):
+        loss = in_microbatches(model, objective, items, size, rule)
+        assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
+        assert float((gradients(model, loss) - wanted).norm() / wanted.norm()) < 1e-5
+
+
+def test_losses_of_given_values_are_those_worked_out_by_hand():
+    row = Row((7, 1, 2, 8, 3), (Target(1, 3, "a"), Target(4, 5, "a")))
+    values = torch.tensor([1.0, 3.0, -1.0])
+    pair = Pair((row,), (replace(row, ids=(7, 4, 5, 8, 6)),), weight=2.0)
+    found = Regression().losses([pair], [[values, torch.tensor([0.5, 0.5, 0.5])]])
+    assert found.tolist() == pytest.approx([2 * math.log1p(math.exp(-0.5))])
+    for success, expected in ((True, (-3, 1)), (False, (3, -1))):
+        item = Labelled((row,), success, weight=0.5)
+        assert Classifier().count(item) == 1.0
+        hand = 0.5 * sum(math.log1p(math.exp(x)) for x in expected)
+        assert Classifier().losses([item], [[values]]).tolist() == pytest.approx([hand])
+
+
+def test_values_at_targets_do_not_see_what_comes_after_them():
+    model, (row, *_) = with_head(), some_rows(1)
+    (cut,) = [replace(row, ids=(*row.ids[: row.targets[-1].stop], 9, 9, 9))]
+    with torch.no_grad():
+        one, other = (token_values(model, [r.ids], [places(row)])[0] for r in (row, cut))
+    torch.testing.assert_close(one, other)
+
+
+def test_a_fresh_head_values_everything_alike():
+    model = tiny_llama()
+    add_head(model)
+    (values,) = token_values(model, [(1, 2, 3)], [(1, 2)])
+    assert values.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_learns_resumes_bitwise_and_is_saved_beside_the_weights(kind, tied, tmp_path):
+    objective, make, _ = KINDS[kind]
+    settings = SETTINGS.model_copy(update={"save_every_steps": 1, "epochs": 4})
+    model = with_head(tie_word_embeddings=tied)
+    whole = train(model, make(), settings, tmp_path / "whole", objective=objective)
+    assert whole.last_loss < 0.8 * whole.first_loss
+    half = Halted(3)
+    with pytest.raises(Stop):
+        train(with_head(tie_word_embeddings=tied), make(), settings, tmp_path / "cut",
+              objective=objective, progress=half)  # fmt: skip
+    resumed = with_head(tie_word_embeddings=tied)
+    report = train(resumed, make(), settings, tmp_path / "cut", objective=objective)
+    assert weight_hash(report.final) == weight_hash(whole.final) == weight_hash(resumed)
+    assert set(load_file(whole.final / HEAD_FILE)) == {"value_head.weight", "value_head.bias"}
+    loaded = type(model).from_pretrained(whole.final)
+    load_head(loaded, whole.final)
+    assert weight_hash(loaded) == weight_hash(model)
+    again = with_head(tie_word_embeddings=tied)
+    train(again, make(), settings, tmp_path / "whole", objective=objective)
+    assert weight_hash(again) == weight_hash(model), "a finished training gives its weights back"
+
+
+class Stop(Exception):
+    pass
+
+
+class Halted:
+    """Progress that raises after some steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def start(self, total: int, description: str) -> None: ...
+
+    def advance(self, n: int, **fields: float) -> None:
+        self.left -= n
+        if self.left < 0:
+            raise Stop
+
+    def close(self) -> None: ...
+
+
+def test_training_on_logprobs_leaves_a_head_as_it_was(tmp_path):
+    model = with_head()
+    before = model.value_head.weight.detach().clone()
+    report = train(model, some_rows(), SETTINGS, tmp_path, objective=SFT())
+    assert torch.equal(model.value_head.weight, before)
+    assert torch.equal(load_file(report.final / HEAD_FILE)["value_head.weight"], before)
+
+
+def test_what_cannot_be_trained_with_a_head_is_refused(tmp_path):
+    with pytest.raises(UserError, match="the model has none"):
+        train(tiny_llama(), some_pairs(), SETTINGS, tmp_path, objective=Regression())
+    with pytest.raises(UserError, match="an adapter does not hold"):
+        train(with_head(), some_pairs(), LORA, tmp_path, objective=Regression())
+    with pytest.raises(UserError, match="LoRA"):
+        add_head(add_lora(tiny_llama(), r=2, alpha=4))
+    with pytest.raises(UserError, match="without a value head"):
+        token_values(tiny_llama(), [(1, 2)], [[1]])
+    with pytest.raises(UserError, match=f"no {HEAD_FILE}"):
+        load_head(tiny_llama(), tmp_path)
+    report = train(with_head(), some_pairs(), SETTINGS, tmp_path / "t", objective=Regression())
+    with pytest.raises(UserError, match="hidden states of 16"):
+        load_head(tiny_llama(hidden_size=32), report.final)
+    with pytest.raises(UserError, match="weight >= 0"):
+        Classifier().count(replace(some_labelled()[0], weight=-1.0))
