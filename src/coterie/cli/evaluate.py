@@ -23,7 +23,7 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
-from coterie.recipes.optima import Optima
+from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings as recipe_settings
 from coterie.rollout.voices import TextVoice, TokenVoice
 from coterie.runs.benchmark import PRESETS, BenchmarkSettings, evaluate, store_name
@@ -143,7 +143,7 @@ def _candidates(told: ModelSettings, every: bool) -> Iterator[Candidate]:
         return
     name, stored = read_config(folder)
     words = [f"engine.device={told.engine.device}"]
-    recipe = Optima(recipe_settings(name, words, stored))
+    recipe = recipe_of(recipe_settings(name, words, stored))
     with open_run(folder, name, recipe.settings, write=False) as run:
         have = recipe.versions(run)
         for version in have if every else have[-1:]:

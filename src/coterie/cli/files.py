@@ -108,11 +108,11 @@ def export_optima(
         coterie export optima runs/optima-isft --out files --iteration 0
     """
     from coterie.recipes.optima_files.exporting import export_run
-    from coterie.recipes.registry import recipe, settings
+    from coterie.recipes.registry import optima, settings
     from coterie.runs.folder import open_run, read_config
 
     name, stored = read_config(folder)
-    own = recipe(settings(name, (), stored))
+    own = optima(settings(name, (), stored))
     with open_run(folder, name, own.settings, write=False) as run:
         for path in export_run(own, run, out, iteration):
             print(path)
@@ -165,13 +165,13 @@ def _import_dialogues(
     rewarded: bool,
 ) -> None:
     from coterie.recipes.optima_files.importing import import_dialogues, survey
-    from coterie.recipes.registry import recipe, settings
+    from coterie.recipes.registry import optima, settings
 
     found = survey(lines, rewarded=rewarded)
     _check_dataset(lines.path, found.dataset, words)
     sizes = [f"rollout.tasks={found.tasks}", f"rollout.samples={found.samples}"]
     known = [f"dataset={found.dataset}"] if found.dataset else []
-    own = recipe(settings(name, [*known, *sizes, *words]))
+    own = optima(settings(name, [*known, *sizes, *words]))
     progress = ConsoleProgress(console)
     done = import_dialogues(lines, own, folder, progress, found=found, rewarded=rewarded)
     console.print(f"tasks: {done.tasks:,}, dialogues: {done.dialogues:,}")
@@ -189,10 +189,10 @@ def _import_pairs(
     lines: "Lines", folder: Path, words: list[str], name: str, console: Console
 ) -> None:
     from coterie.recipes.optima_files.pairs import import_pairs
-    from coterie.recipes.registry import recipe, settings
+    from coterie.recipes.registry import optima, settings
 
     _check_dataset(lines.path, None, words)
-    own = recipe(settings(name, words))
+    own = optima(settings(name, words))
     count = import_pairs(lines, own, folder, ConsoleProgress(console))
     console.print(f"pairs: {count:,}")
 

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from coterie.errors import UserError
 from coterie.evaluation.claims import Claim, HeldOut
-from coterie.recipes.optima_settings import OptimaSettings
-from coterie.recipes.registry import FIRST, settings
+from coterie.recipes.registry import micro_world, settings
+from coterie.recipes.settings import RecipeSettings
 from coterie.runs.folder import Run, Step
 from coterie.runs.held_out import evaluation, held_out_results
 
@@ -51,12 +51,12 @@ class Findings:
         self.tasks[method, seed] = held_out_results(run.store, version)
 
 
-def micro_world(name: str, words: Sequence[str]) -> OptimaSettings:
+def tested(name: str, words: Sequence[str]) -> RecipeSettings:
     """A recipe's settings; refuses other data than that on which claims are tested."""
-    own = settings(name, words)
-    if own.dataset != FIRST:
+    own, first = settings(name, words), micro_world(name)
+    if own.dataset != first:
         raise UserError(
-            f"dataset={own.dataset}: claims are tested on the micro-world {FIRST}",
+            f"dataset={own.dataset}: claims are tested on the micro-world {first}",
             "leave dataset out; `coterie run` takes any",
         )
     return own

@@ -14,8 +14,10 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.cli.running import run_all, summary
-from coterie.recipes.optima import NAME, Optima
+from coterie.recipes.base import PolicyRecipe
+from coterie.recipes.optima import NAME
 from coterie.recipes.registry import FIRST, preset, settings, small
+from coterie.recipes.registry import recipe as recipe_of
 from coterie.runs.folder import open_run, read_config
 from coterie.runs.held_out import evaluation
 
@@ -25,13 +27,13 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     began = time.monotonic()
     preset(NAME, dataset)
     words = [f"dataset={dataset}", *_engine(dataset), *words]
-    recipe = Optima(settings(NAME, words, over=small(dataset)))
+    recipe = recipe_of(settings(NAME, words, over=small(dataset)))
     recipe.check()
     _clear_if_finished(folder, recipe)
     with open_run(folder, NAME, recipe.settings) as run:
         run_all(recipe, run, console)
         console.print(summary(recipe, run))
-        policies = {"before": 0, "after": recipe.settings.iterations}
+        policies = {"before": 0, "after": recipe.settings.rounds}
         points = {when: evaluation(run.store, version) for when, version in policies.items()}
         result = {
             "task": recipe.settings.dataset,
@@ -57,7 +59,7 @@ def _engine(dataset: str) -> list[str]:
     return ["engine.kind=vllm"] if there else []
 
 
-def _clear_if_finished(folder: Path, recipe: Optima) -> None:
+def _clear_if_finished(folder: Path, recipe: PolicyRecipe) -> None:
     if not (folder / "config.yaml").is_file() or read_config(folder)[0] != NAME:
         return
     if read_config(folder)[1] != recipe.settings.model_dump(mode="json"):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coterie.cli.findings import Findings, Scores, micro_world, print_findings
+from coterie.cli.findings import Findings, Scores, print_findings, tested
 from coterie.evaluation.claims import Claim, better
 from coterie.progress import Progress
 from coterie.recipes.optima import NAME, Optima
@@ -36,7 +36,8 @@ def reproduce(
     folder.mkdir(parents=True, exist_ok=True)
     found = Findings()
     for seed in seeds:
-        own = micro_world(NAME, [*words, f"seed={seed}"])
+        own = tested(NAME, [*words, f"seed={seed}"])
+        assert isinstance(own, OptimaSettings), "these are claims about Optima"
         base = folder / f"seed-{seed}"
         base.mkdir(exist_ok=True)
         console.print(f"seed {seed}: iSFT, then the controls")

@@ -22,14 +22,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coterie.cli.findings import Findings, Result, micro_world, print_findings
+from coterie.cli.findings import Findings, Result, print_findings, tested
 from coterie.environments.registry import environment
 from coterie.evaluation.claims import Claim, HeldOut, Results, above, brief, longer
 from coterie.evaluation.self_consistency import task_curve
 from coterie.progress import Progress
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_settings import OptimaSettings
-from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.registry import optima
+from coterie.recipes.settings import RecipeSettings
 from coterie.runs.benchmark import BenchmarkSettings, evaluate
 from coterie.runs.folder import Run, open_run
 from coterie.runs.held_out import held_out_draws, held_out_results
@@ -77,12 +78,11 @@ def _recipes(words: Sequence[str], seed: int) -> dict[str, Optima]:
     """All runs of a seed; words for ``dpo`` are for the methods that have it."""
     own = [*words, f"seed={seed}"]
     plain = [word for word in own if not word.startswith("dpo.")]
-    told: dict[str, OptimaSettings] = {
-        method: micro_world(name, plain if method == "isft" else own)
-        for method, name in METHODS.items()
+    told: dict[str, RecipeSettings] = {
+        method: tested(name, plain if method == "isft" else own) for method, name in METHODS.items()
     }
-    told |= {name: micro_world(METHODS["isft"], [*plain, word]) for name, word in ABLATIONS.items()}
-    return {method: recipe_of(settings) for method, settings in told.items()}
+    told |= {name: tested(METHODS["isft"], [*plain, word]) for name, word in ABLATIONS.items()}
+    return {method: optima(settings) for method, settings in told.items()}
 
 
 def _run(method: str, recipe: Optima, base: Path, progress: Progress, found: Findings) -> None:

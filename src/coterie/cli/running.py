@@ -10,11 +10,11 @@ from rich.table import Table
 
 from coterie.cli.progress import ConsoleProgress
 from coterie.errors import UserError
-from coterie.recipes.optima import STAGES, Optima
+from coterie.recipes.base import STAGES, PolicyRecipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.reports.optima import run_report
 from coterie.reports.page import write_page
+from coterie.reports.runs import run_report
 from coterie.runs.folder import Run, Step, open_run, read_config
 from coterie.runs.held_out import evaluation
 from coterie.runs.loop import fork, run_steps
@@ -44,7 +44,7 @@ def run_recipe(
         print(run.report)
 
 
-def run_all(recipe: Optima, run: Run, console: Console) -> None:
+def run_all(recipe: PolicyRecipe, run: Run, console: Console) -> None:
     """Every step that is left, then the report."""
     began = time.monotonic()
     run_steps(recipe, run, ConsoleProgress(console))
@@ -81,7 +81,7 @@ def write_report(folder: Path) -> Path:
         return run.report
 
 
-def summary(recipe: Optima, run: Run) -> Table:
+def summary(recipe: PolicyRecipe, run: Run) -> Table:
     """Score and tokens by policy."""
     table = Table(title=f"{recipe.name} on {recipe.settings.dataset}", box=None)
     for title in ("policy", "score", "95% interval", "tokens", "n"):
@@ -98,7 +98,7 @@ def summary(recipe: Optima, run: Run) -> Table:
     return table
 
 
-def _wanted(recipe: Optima, run: Run, stage: str, iteration: int | None) -> Step:
+def _wanted(recipe: PolicyRecipe, run: Run, stage: str, iteration: int | None) -> Step:
     assert stage in STAGES
     steps = [step for step in recipe.steps() if step.stage == stage]
     if iteration is None:
@@ -128,7 +128,7 @@ def _stored(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] 
     return stored
 
 
-def _show_plan(recipe: Optima, console: Console) -> None:
+def _show_plan(recipe: PolicyRecipe, console: Console) -> None:
     table = Table(title=f"plan of {recipe.name}", box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")

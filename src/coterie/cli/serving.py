@@ -10,7 +10,7 @@ from coterie.engines.serving.policies import Policies
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.loading import load
-from coterie.recipes.optima import Optima
+from coterie.recipes.base import PolicyRecipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, open_run, read_config
@@ -76,7 +76,7 @@ def _of_run(folder: Path, iteration: int | None, name: str, device: str | None) 
         )
 
 
-def _version(recipe: Optima, run: Run, wanted: int | None) -> int:
+def _version(recipe: PolicyRecipe, run: Run, wanted: int | None) -> int:
     """The policy to serve; policy i + 1 is what the training of iteration i left."""
     have = recipe.versions(run)
     if wanted is None:

@@ -6,13 +6,17 @@ from pathlib import Path
 from coterie.config.settings import Settings, key
 from coterie.datasets.local import checksum
 from coterie.environments.agents import NAMES as AGENTS
+from coterie.environments.coding import Coding
+from coterie.environments.colbench.environment import Backend
 from coterie.environments.debate import ARITHMETIC, CHOICE, MATHEMATICS, Debate
 from coterie.environments.dialogue import DialogueEnvironment
 from coterie.environments.exchange.environment import Exchange
 from coterie.environments.format_pool import read_pool
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.environments.information_exchange import Context, InformationExchange
+from coterie.environments.persona.environment import Persona
 from coterie.errors import UserError
+from coterie.tools.sandbox.results import Mode
 
 EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
 """Data sets with a context to deal out."""
@@ -23,7 +27,11 @@ SUBJECTS = {
     "mmlu": (CHOICE, DEBATE_FORMATS),
 }
 """Data sets to debate on: how, and the packaged pool of formats."""
-NAMES = ("exchange", *EXCHANGES, *SUBJECTS)
+CODING = ("persona", "colbench_code")
+"""Data sets of functions that a person wants written."""
+NAMES = ("exchange", *EXCHANGES, *SUBJECTS, *CODING)
+GENERATED = ("exchange", "persona")
+"""Worlds whose tasks a seed makes."""
 
 
 class DataSettings(Settings):
@@ -47,6 +55,15 @@ class DataSettings(Settings):
         ge=2,
         le=3,
     )
+    grading: Mode = key(
+        "module",
+        "Of code: `module` runs it as a module; `legacy` as SWEET-RL's grader does, where answers with helpers, "
+        "imports at the top or recursion fail: for comparison with published numbers.",
+        source="SWEET-RL's code: legacy",
+    )
+    tolerance: float = key(
+        0.0, "Of code: two floats are equal that differ by no more, relatively; 0 is exact.", ge=0
+    )
     format_pool_file: str | None = key(
         None,
         "A file of formats (JSONL or YAML) instead of the packaged pool; `coterie data prompt-pool` "
@@ -61,8 +78,10 @@ def content(name: str, data: DataSettings) -> str:
     Empty for a generated world, whose rows its seed makes. It is that of the rows alone where there are
     two agents and the packaged pool.
     """
-    rows = "" if name == "exchange" else checksum(name, data.source)
+    rows = "" if name in GENERATED else checksum(name, data.source)
     more = [] if data.agents == 2 else [f"{data.agents} agents"]
+    if name in CODING and (data.grading != "module" or data.tolerance):
+        more.append(f"{data.grading} {data.tolerance}")
     if data.format_pool_file is not None:
         pool = "\n".join(read_pool(Path(data.format_pool_file).expanduser()))
         more.append(hashlib.sha256(pool.encode()).hexdigest())
@@ -78,6 +97,8 @@ def environment(name: str, data: DataSettings | None = None) -> DialogueEnvironm
     data = data or DataSettings()
     if name not in NAMES:
         raise UserError(f"dataset={name!r} is not known", f"use one of: {', '.join(NAMES)}")
+    if name in CODING:
+        return coding_environment(name, data)
     file = data.format_pool_file
     pool = None if file is None else read_pool(Path(file).expanduser())
     agents = AGENTS[: data.agents]
@@ -93,3 +114,20 @@ def environment(name: str, data: DataSettings | None = None) -> DialogueEnvironm
             f"use data.agents=2, or a data set such as {EXCHANGES[0]}",
         )
     return Exchange() if pool is None else Exchange(formats=pool)
+
+
+def coding_environment(name: str, data: DataSettings | None = None) -> Coding:
+    """The coding world ``name``. Raises ``UserError`` if there is none, and for more than one agent."""
+    data = data or DataSettings()
+    if name not in CODING:
+        raise UserError(
+            f"dataset={name!r} has no functions to write", f"use one of: {', '.join(CODING)}"
+        )
+    if data.agents != 2 or data.format_pool_file is not None:
+        raise UserError(
+            f"{name} has one agent and a person, and no formats",
+            "leave data.agents and data.format_pool_file out",
+        )
+    if name == "persona":
+        return Persona(data.grading, data.tolerance)
+    return Backend(name, data.source, data.grading, data.tolerance)

@@ -29,6 +29,9 @@ from coterie.trajectories.item import Metrics
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import digest
 
+STAGES = ("evaluate", "rollout", "reward", "select", "train")
+"""Of a round, in their order; each has a command of its own."""
+
 
 class PolicyRecipe(ABC):
     """A recipe under its settings; subclasses say which steps there are and how each is done."""

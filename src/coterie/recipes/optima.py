@@ -23,7 +23,7 @@ from coterie.environments.registry import environment
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
-from coterie.recipes.base import PolicyRecipe, trained_metrics
+from coterie.recipes.base import STAGES, PolicyRecipe, trained_metrics
 from coterie.recipes.optima_reward import COUNTS, PARTS, Scored, reward_of, score
 from coterie.recipes.optima_settings import Kind, OptimaSettings
 from coterie.recipes.plan import Plan, plan
@@ -41,7 +41,6 @@ from coterie.trajectories.turn import digest
 from coterie.trajectories.view import View, recontext, view
 
 NAME = OptimaSettings.recipe
-STAGES = ("evaluate", "rollout", "reward", "select", "train")
 DROP_FORMAT = "drop_format"
 TREES_IN_FLIGHT = 64
 

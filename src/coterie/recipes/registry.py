@@ -15,19 +15,23 @@ from coterie.recipes.optima_settings import (
     OptimaDPOSettings,
     OptimaSettings,
 )
+from coterie.recipes.settings import RecipeSettings
+from coterie.recipes.sweet_settings import SweetSettings
 
 if TYPE_CHECKING:
+    from coterie.recipes.base import PolicyRecipe
     from coterie.recipes.optima import Optima
 
-_SETTINGS: dict[str, type[OptimaSettings]] = {
-    settings.recipe: settings for settings in (OptimaSettings, IDPOSettings, ISFTDPOSettings)
+_SETTINGS: dict[str, type[RecipeSettings]] = {
+    settings.recipe: settings
+    for settings in (OptimaSettings, IDPOSettings, ISFTDPOSettings, SweetSettings)
 }
 NAMES = tuple(_SETTINGS)
 FIRST = "exchange"
-"""The data set of a recipe for which none is given."""
+"""The micro-world of Optima."""
 
 
-def settings_type(name: str) -> type[OptimaSettings]:
+def settings_type(name: str) -> type[RecipeSettings]:
     """The settings of a recipe; raises :class:`UserError` if there is no such recipe."""
     if name not in NAMES:
         near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.3)
@@ -36,20 +40,42 @@ def settings_type(name: str) -> type[OptimaSettings]:
     return _SETTINGS[name]
 
 
-def recipe(settings: OptimaSettings) -> "Optima":
+def recipe(settings: RecipeSettings) -> "PolicyRecipe":
     """The recipe under its settings, whose type says which it is."""
     from coterie.recipes.optima import Optima  # not above: torch takes seconds to import
     from coterie.recipes.optima_dpo import OptimaDPO
+    from coterie.recipes.sweet_rl import SweetRL
 
-    return OptimaDPO(settings) if isinstance(settings, OptimaDPOSettings) else Optima(settings)
+    if isinstance(settings, SweetSettings):
+        return SweetRL(settings)
+    if isinstance(settings, OptimaDPOSettings):
+        return OptimaDPO(settings)
+    assert isinstance(settings, OptimaSettings), "a recipe has its place above"
+    return Optima(settings)
+
+
+def optima(settings: RecipeSettings) -> "Optima":
+    """As :func:`recipe`, for what only methods of Optima have. Raises ``UserError`` for another recipe."""
+    from coterie.recipes.optima import Optima
+
+    found = recipe(settings)
+    if not isinstance(found, Optima):
+        names = ", ".join(name for name in NAMES if issubclass(_SETTINGS[name], OptimaSettings))
+        raise UserError(f"{found.name} is no method of Optima", f"use one of: {names}")
+    return found
+
+
+def micro_world(name: str) -> str:
+    """The data set of a recipe for which none is given: its micro-world."""
+    return str(settings_type(name).model_fields["dataset"].default)
 
 
 def datasets(name: str) -> list[str]:
     """The data sets for which a recipe has a preset; the micro-world first."""
-    settings_type(name)
+    first = micro_world(name)
     folder = resources.files("coterie.recipes") / "presets" / name
     names = (entry.name.removesuffix(".yaml") for entry in folder.iterdir())
-    return sorted(names, key=lambda one: (one != FIRST, one))
+    return sorted(names, key=lambda one: (one != first, one))
 
 
 def preset(name: str, dataset: str) -> dict[str, Any]:
@@ -73,12 +99,12 @@ def settings(
     stored: Mapping[str, Any] | None = None,
     *,
     over: Mapping[str, Any] | None = None,
-) -> OptimaSettings:
+) -> RecipeSettings:
     """A recipe's preset for the data set that is asked for, overlaid by ``over``, by a run folder's
     stored values and by ``key=value`` words.
     """
     stored = stored or {}
-    dataset = _asked(words) or stored.get("dataset") or FIRST
+    dataset = _asked(words) or stored.get("dataset") or micro_world(name)
     if stored.get("dataset", dataset) != dataset:
         stored = {}  # values for another data set: not to be laid over this one's preset
     return resolve(settings_type(name), [preset(name, dataset), over or {}, stored], words)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from coterie.engines.keys import find_key
 from coterie.engines.servers.vllm import check_vllm
-from coterie.environments.coding import AGENT, Coding
+from coterie.environments.coding import Coding
 from coterie.environments.person import SCRIPT
 from coterie.environments.services import check_person
 from coterie.models.loading import check_context, load_renderer, weights_of

@@ -338,7 +338,9 @@ class SweetRL(PolicyRecipe):
         for tree, selection in self._selected(run, FIRST):
             chosen += [row for row in rows(view(tree, selection.leaf, AGENT)) if row.targets]
         if not chosen:
-            raise UserError("no dialogue succeeded, so there is nothing to imitate", "sample more tasks")
+            raise UserError(
+                "no dialogue succeeded, so there is nothing to imitate", "sample more tasks"
+            )
         own = self.seeded(self.settings.rejection_ft.train, FIRST)
         report = train(model.model, chosen, own, run.training_folder(FIRST), progress=progress)
         return trained_metrics(report, sum(row.target_count for row in chosen) * own.epochs)

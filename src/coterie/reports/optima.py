@@ -3,46 +3,42 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from coterie.config.resolve import flatten
 from coterie.environments.dialogue import gold_answers
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_reward import PARTS
+from coterie.reports.common import (
+    EXAMPLES,
+    dialogue_view,
+    failures,
+    policy_point,
+    shown_settings,
+    tasks_of,
+    timings,
+)
 from coterie.reports.data import (
     AgentFacts,
     Conduct,
     Counts,
     DialogueView,
     Example,
-    Failure,
-    IterationPoint,
     RewardMeans,
     RewardPart,
     RewardSample,
     RunReport,
-    Setting,
-    StageTime,
-    TokenPiece,
-    TurnView,
 )
 from coterie.reports.trees import task_trees
 from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step
-from coterie.runs.held_out import evaluation
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import Turn
-
-EXAMPLES = 12
 
 
-def run_report(recipe: Optima, run: Run) -> RunReport:
+def optima_report(recipe: Optima, run: Run) -> RunReport:
     """All that the page shows of a run, finished or not."""
     done = [step for step in recipe.steps() if run.is_finished(step)]
     trained = [run.metrics(step) for step in done if step.stage == "train"]
     means, samples = _rewards(recipe, run, done)
-    settings = flatten(recipe.settings.model_dump(mode="json"))
     return RunReport(
         title=f"{recipe.name} on {recipe.settings.dataset}",
         command=f"coterie run {recipe.name} --folder {run.folder}",
@@ -51,33 +47,23 @@ def run_report(recipe: Optima, run: Run) -> RunReport:
         metric=recipe.environment.metric,
         planned=recipe.settings.iterations,
         counts=Counts(
-            tasks=sum(_tasks(run, step) for step in done if step.stage == "rollout"),
+            tasks=sum(tasks_of(run, step) for step in done if step.stage == "rollout"),
             samples=len(samples),
             selected_rows=sum(int(metrics["rows"]) for metrics in trained),
             trained_tokens=sum(int(metrics["trained_tokens"]) for metrics in trained),
         ),
-        settings=tuple(Setting(name, str(value)) for name, value in settings.items()),
-        iterations=tuple(_point(run, step.iteration) for step in done if step.stage == "evaluate"),
+        settings=shown_settings(recipe.settings),
+        iterations=tuple(
+            policy_point(run, step.iteration) for step in done if step.stage == "evaluate"
+        ),
         rewards=tuple(means),
         conduct=tuple(_conduct(run, step.iteration) for step in done if step.stage == "reward"),
         samples=tuple(samples),
         examples=_examples(recipe, run, [s.iteration for s in done if s.stage == "evaluate"]),
         trees=task_trees(recipe, run),
-        failures=_failures(run),
-        timings=tuple(
-            StageTime(s.iteration, s.stage, float(run.metrics(s)["seconds"])) for s in done
-        ),
+        failures=failures(run),
+        timings=timings(run, done),
     )
-
-
-def _tasks(run: Run, step: Step) -> int:
-    """How many tasks a stage has dialogues of, failed ones included."""
-    return len({task for task, _ in run.store.finished_keys(step.iteration, step.stage) if task})
-
-
-def _point(run: Run, version: int) -> IterationPoint:
-    found = evaluation(run.store, version)
-    return IterationPoint(version, found.score, found.low, found.high, found.tokens, found.n)
 
 
 def _rewards(
@@ -128,16 +114,6 @@ def _conduct(run: Run, iteration: int) -> Conduct:
     )
 
 
-def _failures(run: Run) -> tuple[Failure, ...]:
-    groups: dict[tuple[int, str, str], list[str]] = {}
-    for key, reason in run.store.failures():
-        groups.setdefault((key.iteration, key.stage, reason), []).append(f"{key.task}/{key.sample}")
-    return tuple(
-        Failure(iteration, stage, reason, len(items), items[0])
-        for (iteration, stage, reason), items in groups.items()
-    )
-
-
 def _examples(recipe: Optima, run: Run, versions: Sequence[int]) -> tuple[Example, ...]:
     """Held-out tasks with the first and the last evaluated policy's dialogue, and at the end
     training tasks with a dialogue of which tokens were trained."""
@@ -146,8 +122,8 @@ def _examples(recipe: Optima, run: Run, versions: Sequence[int]) -> tuple[Exampl
     model = recipe.load_policy(run, 0)
     found = []
     for task in recipe.heldout_tasks()[:EXAMPLES]:
-        before = _held_out(run, versions[0], task, model)
-        after = _held_out(run, versions[-1], task, model) if len(versions) > 1 else None
+        before = held_out_dialogue(run, versions[0], task, model)
+        after = held_out_dialogue(run, versions[-1], task, model) if len(versions) > 1 else None
         found.append(_example(recipe, task, before, after))
     return tuple(found + _trained_examples(recipe, run, model))
 
@@ -160,32 +136,10 @@ def _trained_examples(recipe: Optima, run: Run, model: LoadedModel) -> list[Exam
         tree = run.store.tree(0, "rollout", task)
         paths = {outcome.leaf: (outcome, path) for outcome, path in tree.trajectories()}
         other = next((found for leaf, found in paths.items() if leaf != selection.leaf), None)
-        before = _dialogue(model, 0, *other, trained=False) if other else None
-        after = _dialogue(model, 0, *paths[selection.leaf], trained=True)
+        before = dialogue_view(model, 0, *other, trained=False) if other else None
+        after = dialogue_view(model, 0, *paths[selection.leaf], trained=True)
         found.append(_example(recipe, run.store.task(task), before, after))
     return found
-
-
-def _held_out(run: Run, version: int, task: Task, model: LoadedModel) -> DialogueView | None:
-    try:
-        tree: Tree = run.store.tree(version, "evaluate", task.id)
-    except KeyError:  # the dialogue failed; the failures table says why
-        return None
-    for outcome, path in tree.trajectories():
-        return _dialogue(model, version, outcome, path, trained=False)
-    return None
-
-
-def _dialogue(
-    model: LoadedModel, iteration: int, outcome: Outcome, path: Sequence[Turn], *, trained: bool
-) -> DialogueView:
-    turns = []
-    for turn in path:
-        pieces = tuple(TokenPiece(text, trained) for text in model.renderer.pieces(turn.ids))
-        turns.append(TurnView(turn.speaker.name, pieces, len(turn.ids)))
-    return DialogueView(
-        iteration, tuple(turns), outcome.answer, outcome.score, dialogue_tokens(path)
-    )
 
 
 def _example(

@@ -1,0 +1,40 @@
+"""ColBench's Backend Programming as an environment (see ``environments.coding``)."""
+
+import ast
+
+from coterie.datasets.code_rows import CodeRow
+from coterie.environments.coding import Coding, coding_task
+from coterie.environments.dialogue import Split
+from coterie.environments.rows import Rows
+from coterie.tools.sandbox.results import Mode
+from coterie.trajectories.task import Task
+
+
+class Backend(Coding):
+    """Its tasks; the person is a model. Rows without a reference or tests are left out."""
+
+    def __init__(self, name: str, source: str, mode: Mode, tolerance: float) -> None:
+        super().__init__(mode, tolerance)
+        self.name = name
+        self._rows = Rows(name, source)
+
+    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+        """Tasks of one split of the data set, as many as it has at most."""
+        found = []
+        for row in self._rows.draw(split, count, seed, iteration):
+            assert isinstance(row, CodeRow), "this data set has rows of code"
+            calls = row.tests if self.mode == "legacy" else [compared(call) for call in row.tests]
+            found.append(coding_task(f"{self.name}-{row.id}", row.question, row.answer, calls))
+        return found
+
+
+def compared(call: str) -> str:
+    """Of a test that holds its own verdict (``f(2) == 4``), what it compares: else an answer's own
+    ``__eq__`` would be asked. Other tests stay as they are; the reference says what they should give."""
+    try:
+        tree = ast.parse(call.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return call
+    if isinstance(tree, ast.Compare) and isinstance(tree.left, ast.Call):
+        return ast.unparse(tree.left)
+    return call

@@ -1,0 +1,53 @@
+"""The ``persona`` world as an environment: functions with hidden choices, a scripted person who knows them."""
+
+import json
+from collections.abc import Sequence
+
+from coterie.environments.coding import Coding, coding_task
+from coterie.environments.dialogue import Split
+from coterie.environments.person import PERSON, Person, Said
+from coterie.environments.persona.choices import CHOICES
+from coterie.environments.persona.person import scripted_reply
+from coterie.environments.persona.prompts import SYSTEM_PROMPT
+from coterie.environments.persona.world import MAX_TURNS, PersonaTask, generate_tasks
+from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.turn import Part
+
+HIDDEN = "choices"
+"""The secret that holds the choices, a JSON list of (kind, number)."""
+_KNOWN = {(choice.kind, choice.number): choice for some in CHOICES.values() for choice in some}
+
+
+class ScriptedPerson:
+    """Tells one choice to who asks for it alone."""
+
+    name = "script:persona"
+
+    async def reply(self, task: Task, said: Sequence[Said], seed: int) -> str:
+        """What the script says to the last utterance."""
+        hidden = json.loads(task.secrets[HIDDEN].reveal(PERSON))
+        return scripted_reply([_KNOWN[kind, number] for kind, number in hidden], said[-1][1])
+
+
+class Persona(Coding):
+    """The micro-world of ``sweet_rl``."""
+
+    name = "persona"
+    max_turns = MAX_TURNS
+    script: Person | None = ScriptedPerson()
+
+    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+        """Tasks of one split; train and held-out are disjoint by construction (see ``world``)."""
+        draw = seed * 1000 + iteration if split == "train" else seed
+        return [as_task(task) for task in generate_tasks(split, count, draw)]
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """The few words that the packaged model knows."""
+        return (Part(SYSTEM_PROMPT, source="task"),)
+
+
+def as_task(task: PersonaTask) -> Task:
+    """The record's form of a task."""
+    hidden = json.dumps([(choice.kind, choice.number) for choice in task.choices])
+    secret = Secret(hidden, name=HIDDEN, readers=frozenset({PERSON}))
+    return coding_task(task.task_id, task.opening, task.reference, task.calls, {HIDDEN: secret})
