@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from coterie.environments.coding import Coding, SingleTurn
 from coterie.environments.dialogue import (
     FORMAT_SOURCE,
     DialogueEnvironment,
@@ -24,6 +25,7 @@ from coterie.environments.dialogue import (
 )
 from coterie.environments.exchange.environment import Exchange, ExchangeAlone
 from coterie.environments.votes import Vote
+from coterie.errors import UserError
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import End
 from coterie.trajectories.turn import Part, Turn
@@ -38,6 +40,13 @@ def by_method(world: DialogueEnvironment, method: Method) -> DialogueEnvironment
     """The environment in which a benchmark's tasks are played by a method."""
     if method == "dialogue":
         return world
+    if isinstance(world, Coding):
+        if method != "cot":
+            raise UserError(
+                f"method={method} is not for {world.name}, where an agent works with a person",
+                "use method=dialogue, or method=cot for an answer without asking",
+            )
+        return SingleTurn(world)
     if method == "mad":
         return MultiAgentDebate(world)
     if method == "autoform":

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from coterie.engines.chat_model import open_chat
 from coterie.environments.person import SCRIPT, ModelPerson, Person, PersonSettings
@@ -23,16 +24,27 @@ class Services:
 NO_SERVICES = Services()
 
 
+@runtime_checkable
+class NeedsServices(Protocol):
+    """A world with a person."""
+
+    script: Person | None
+    """Who plays the person if nobody else is named; ``None`` if there is no such script."""
+
+
 @asynccontextmanager
-async def open_services(
-    script: Person | None, person: PersonSettings, sandbox: SandboxSettings, logs: Path
+async def services_of(
+    world: object, person: PersonSettings, sandbox: SandboxSettings, logs: Path
 ) -> AsyncIterator[Services]:
-    """A sandbox, and the person that the settings name; ``script`` is the world's own, if it has one.
+    """What a world needs: for one with a person, the person that the settings name, and a sandbox.
 
     ``logs`` is where servers leave theirs. Raises ``UserError`` for what is not there.
     """
+    if not isinstance(world, NeedsServices):
+        yield NO_SERVICES
+        return
     async with AsyncExitStack() as stack:
-        speaker = await _person(script, person, logs, stack)
+        speaker = await _person(world.script, person, logs, stack)
         yield Services(speaker, await stack.enter_async_context(Sandbox(sandbox)))
 
 

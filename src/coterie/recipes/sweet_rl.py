@@ -28,7 +28,7 @@ from functools import partial
 from coterie.engines.protocol import EngineGone
 from coterie.environments.coding import AGENT, CRITIC, Coding, with_reference
 from coterie.environments.registry import coding_environment
-from coterie.environments.services import Services, open_services
+from coterie.environments.services import Services, services_of
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
@@ -152,7 +152,7 @@ class SweetRL(PolicyRecipe):
     def services(self, run: Run) -> AbstractAsyncContextManager[Services]:
         """The person and the sandbox."""
         s = self.settings
-        return open_services(self.environment.script, s.person, s.sandbox, run.folder / "person")
+        return services_of(self.environment, s.person, s.sandbox, run.folder / "person")
 
     # -- the algorithm ------------------------------------------------------------------------
 
@@ -317,6 +317,11 @@ class SweetRL(PolicyRecipe):
             return model.renderer.render(shown, tree, AGENT)
         edited = with_reference(task)(shown)
         return model.renderer.render(edited, tree, AGENT, privileges=CRITIC)
+
+    def shown(self, run: Run, tree: Tree, leaf: str, model: LoadedModel) -> View:
+        """What the critic sees of a dialogue."""
+        context = PRIVILEGED if self.settings.critic.privileged else None
+        return self._view(run, tree, leaf, context, model)
 
     # -- details ------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from coterie.reports.common import (
     EXAMPLES,
     dialogue_view,
     failures,
+    held_out_dialogue,
     policy_point,
     shown_settings,
     tasks_of,

@@ -15,13 +15,16 @@ from coterie.config.settings import Settings, key
 from coterie.engines.protocol import Sampling
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.dialogue import DialogueEnvironment
+from coterie.environments.person import PersonSettings
 from coterie.environments.registry import DataSettings, content, environment
+from coterie.environments.services import services_of
 from coterie.evaluation.self_consistency import Point, scaling
 from coterie.progress import Progress
 from coterie.rollout.episodes import Episode, Player
 from coterie.rollout.voices import Voice
 from coterie.runs.held_out import STAGE, Evaluation, evaluation, failed_keys, held_out_draws
 from coterie.runs.play import play
+from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import digest
@@ -55,6 +58,8 @@ class BenchmarkSettings(Settings):
     max_tokens: int = key(256, "Most tokens of one turn.", source="Optima: 2000", ge=1)
     seed: int = key(0, "Seed of generated tasks and of sampling.", ge=0)
     data: DataSettings = DataSettings()
+    person: PersonSettings = PersonSettings()
+    sandbox: SandboxSettings = SandboxSettings()
 
     @model_validator(mode="after")
     def _samples_differ(self) -> Self:
@@ -110,7 +115,10 @@ async def evaluate(
         while again and _keys(episodes) <= store.finished_keys(attempt, STAGE):
             attempt += 1
             episodes = _episodes(tasks, settings.samples, attempt)
-        await play(store, Player(world, voice, settings.seed), episodes, progress, sampled_tokens)
+        logs = path.with_suffix("")
+        async with services_of(world, settings.person, settings.sandbox, logs) as services:
+            player = Player(world, voice, settings.seed, services)
+            await play(store, player, episodes, progress, sampled_tokens)
         if settings.samples == 1:
             return evaluation(store, attempt)
         draws = held_out_draws(store, attempt, settings.samples)
