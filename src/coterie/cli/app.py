@@ -125,6 +125,10 @@ def evaluate(
     ] = Checkpoints.last,
     iteration: Iteration = None,
     recipe: StageRecipe = "optima/isft",
+    fast: Annotated[bool, typer.Option("--fast", help="100 held-out tasks.")] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="1000 held-out tasks, as papers on ColBench have.")
+    ] = False,
 ) -> None:
     """Evaluate any policy on a benchmark's held-out tasks; or do a run's own evaluation stage.
 
@@ -143,15 +147,22 @@ def evaluate(
         coterie evaluate gsm8k policy=https://api.openai.com/v1 endpoint.model=NAME
         endpoint.key_variable=OPENAI_API_KEY
 
+        coterie evaluate colbench-code policy=smollm2 person=smollm2 --fast
+
+        coterie evaluate persona policy=tiny-persona best_of=8 critic=runs/sweet temperature=1
+
         coterie evaluate runs/mine --iteration 1
     """
     from coterie.environments.registry import NAMES
 
-    if target in NAMES:
+    if (benchmark := target.replace("-", "_")) in NAMES:
         from coterie.cli.evaluate import evaluate_benchmark
 
+        if fast and paper:
+            raise UserError("--fast and --paper are two numbers of tasks", "give one of them")
+        count = ["tasks=100"] if fast else ["tasks=1000"] if paper else []
         every = checkpoints is Checkpoints.all
-        evaluate_benchmark(target, words or [], every=every, console=console)
+        evaluate_benchmark(benchmark, [*count, *(words or [])], every=every, console=console)
         return
     from coterie.cli.running import run_stage
 

@@ -5,12 +5,14 @@ OpenAI-compatible server. What is printed is in ``cli.figures``.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from pydantic import model_validator
 from rich.console import Console
 
 from coterie.cli.figures import Figures, show
@@ -25,10 +27,16 @@ from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings as recipe_settings
-from coterie.rollout.voices import TextVoice, TokenVoice
+from coterie.recipes.sweet_critic import open_critic
+from coterie.recipes.sweet_rl import FIRST, SECOND, SweetRL
+from coterie.rollout.best_of import BestOfVoice
+from coterie.rollout.voices import TextVoice, TokenVoice, Voice
 from coterie.runs.benchmark import PRESETS, BenchmarkSettings, evaluate, store_name
-from coterie.runs.folder import open_run, read_config
+from coterie.runs.folder import Run, Step, open_run, read_config
 from coterie.training.checkpoint import weight_hash
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Turn
 
 FOLDER = Path("runs/evaluations")
 """Where evaluations of models and endpoints go; those of a run go into its folder."""
@@ -40,6 +48,24 @@ class ModelSettings(BenchmarkSettings):
 
     policy: str = key(..., "A run folder, or a model's name or folder.")
     engine: EngineSettings = EngineSettings()
+    best_of: int = key(
+        1,
+        "Candidates of each turn, of which the one is said that `critic` scores highest; with "
+        "temperature=1.",
+        source="SWEET-RL figure 3a: 1 to 32",
+        ge=1,
+    )
+    critic: str | None = key(None, "A run folder of sweet_rl, whose critic scores candidates.")
+
+    @model_validator(mode="after")
+    def _needs_critic(self) -> Self:
+        if (self.best_of > 1) != (self.critic is not None):
+            raise ValueError("best_of=N goes with critic=RUN, and only with it")
+        if self.best_of > 1 and self.temperature == 0:
+            raise ValueError(
+                "best_of candidates at temperature=0 would all be one; give temperature=1"
+            )
+        return self
 
 
 class ServerSettings(BenchmarkSettings):
@@ -98,15 +124,18 @@ async def _by_engine(
     benchmark: str, told: ModelSettings, one: Candidate, engines: RunEngines, console: Console
 ) -> Figures:
     weights = weight_hash(Path(one.path)) if Path(one.path).is_dir() else str(one.path)
-    path = one.folder / store_name(benchmark, _plain(told), f"{weights} {told.engine.identity()}")
+    speaker = f"{weights} {told.engine.identity()}"
+    speaker += f" best of {told.best_of} {_critic_hash(told.critic)}" if told.critic else ""
+    path = one.folder / store_name(benchmark, _plain(told), speaker)
     policy = await engines.speak(one.version, one.path, one.load)
     engine = policy.engine
     sampling = told.sampling(told.engine.timeout)
     voice = TokenVoice(engine, policy.renderer.render, sampling, policy.context_length)
     progress = ConsoleProgress(console)
-    found = await evaluate(
-        benchmark, told, voice, path, progress, lambda: engine.stats.sampled_tokens
-    )
+    async with _best(benchmark, told, voice) as speaking:
+        found = await evaluate(
+            benchmark, told, speaking, path, progress, lambda: engine.stats.sampled_tokens
+        )
     if not engine.stats.requests:
         console.print(f"{one.label}: done before, read from {path}")
     return Figures(one.label, one.version, found, path)
@@ -128,6 +157,46 @@ async def _by_endpoint(
             again=True,
         )
         return Figures(server.model, 0, found, path), str(endpoint.usage)
+
+
+@asynccontextmanager
+async def _best(benchmark: str, told: ModelSettings, voice: TokenVoice) -> AsyncIterator[Voice]:
+    """The voice, or one that says the best of several candidates by a run's critic."""
+    if told.critic is None:
+        yield voice
+        return
+    with _critic_run(Path(told.critic)) as (recipe, run):
+        tasks = {task.id: task for task in _tasks(benchmark, told)}
+        async with open_critic(recipe, run) as critic:
+
+            async def score(tree: Tree, turns: Sequence[Turn]) -> list[float]:
+                return (await critic.advantages(tasks[tree.task], tree, [turns]))[0]
+
+            yield BestOfVoice(voice, told.best_of, score)
+
+
+def _tasks(benchmark: str, told: ModelSettings) -> list[Task]:
+    return told.world(benchmark).tasks("heldout", told.tasks, told.seed)
+
+
+@contextmanager
+def _critic_run(folder: Path) -> Iterator[tuple[SweetRL, Run]]:
+    """A run whose critic is trained; refuses others."""
+    name, stored = read_config(folder)
+    recipe = recipe_of(recipe_settings(name, (), stored))
+    if not isinstance(recipe, SweetRL) or recipe.settings.method != "sweet":
+        raise UserError(
+            f"critic={folder} is a run of {name} without a critic", "give a run of sweet_rl"
+        )
+    with open_run(folder, name, recipe.settings, write=False) as run:
+        if not run.is_finished(Step(FIRST, "train")) and recipe.settings.critic.kind != "judge":
+            raise UserError(f"the critic of {folder} is not trained", f"coterie train {folder}")
+        yield recipe, run
+
+
+def _critic_hash(folder: str) -> str:
+    with _critic_run(Path(folder)) as (recipe, _):
+        return recipe.fingerprint(Step(SECOND, "reward"))
 
 
 def _candidates(told: ModelSettings, every: bool) -> Iterator[Candidate]:

@@ -59,6 +59,7 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
             "score": round(found.score, 4),
             "score_ci": [round(found.low, 4), round(found.high, 4)],
             "tokens": round(found.tokens, 2),
+            **{name: round(value, 4) for name, value in found.found.items()},
         }
         return [common | score]
     return [
@@ -81,7 +82,10 @@ def _rounded(estimate: Estimate) -> list[float] | None:
 
 def _scores(title: str, figures: Sequence[Figures]) -> Table:
     """One dialogue a task."""
-    table = _table(title, "score", "95% interval", "tokens", "n", "failed")
+    names = list(
+        dict.fromkeys(n for f in figures if isinstance(f.found, Evaluation) for n in f.found.found)
+    )
+    table = _table(title, "score", "95% interval", "tokens", *names, "n", "failed")
     for one in figures:
         assert isinstance(one.found, Evaluation)
         found = one.found
@@ -90,6 +94,7 @@ def _scores(title: str, figures: Sequence[Figures]) -> Table:
             f"{found.score:.3f}",
             f"{found.low:.3f} to {found.high:.3f}",
             f"{found.tokens:.1f}",
+            *(f"{found.found[name]:.2f}" if name in found.found else "" for name in names),
             f"{found.n}",
             f"{found.failed}",
         )

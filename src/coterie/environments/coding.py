@@ -126,21 +126,20 @@ class Coding:
         replies = [turn.text for turn in state.turns[1:] if turn.speaker.name == PERSON]
         common: dict[str, float | int | str] = {
             "turns": _own(state),
-            "tests": len(calls),
             "leaks": await leaks(replies, reference),
         }
         if not code or (
             self.mode == "legacy" and any(word in (state.answer or "") for word in REFUSED)
         ):
             why = "a word that this grader refuses" if code else "no code"
-            return Grade(0.0, {**common, "passed": 0, "why": why})
+            return Grade(0.0, {**common, "fraction": 0.0, "why": why})
         assert services.sandbox is not None, "a sandbox is part of this world"
         expected = await self.expected(task, services)
         found = await services.sandbox.grade(
             code, calls, expected, mode=self.mode, tolerance=self.tolerance
         )
-        passed = sum(test.passed for test in found.tests)
-        return Grade(float(found.success), {**common, "passed": passed, "results": _results(found)})
+        metrics = {**common, "fraction": found.fraction, "results": _results(found)}
+        return Grade(float(found.success), metrics)
 
     async def expected(self, task: Task, services: Services) -> list[Any]:
         """What the reference gives for each hidden call, found once."""

@@ -294,9 +294,8 @@ class SweetRL(PolicyRecipe):
         """Share of tests that each dialogue's answer passes, by task and sample."""
         found = {}
         for key, metrics in run.store.metrics(FIRST, "rollout").items():
-            if key.task and "tests" in metrics:
-                share = float(metrics["passed"]) / float(metrics["tests"])
-                found[key.task, int(key.sample)] = share
+            if key.task and "fraction" in metrics:
+                found[key.task, int(key.sample)] = float(metrics["fraction"])
         return found
 
     def played(self, run: Run) -> list[Played]:

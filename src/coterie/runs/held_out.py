@@ -1,6 +1,7 @@
 """What a store's held-out dialogues came to: by task, and as a score with its interval."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from coterie.evaluation.claims import HeldOut
 from coterie.evaluation.self_consistency import Draw
@@ -26,6 +27,8 @@ class Evaluation:
     high: float
     tokens: float
     """Mean tokens of a dialogue's turns."""
+    found: Mapping[str, float] = field(default_factory=dict)
+    """Means of what else the environment's grades say, such as turns and the share of tests passed."""
 
 
 def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[Draw]]:
@@ -68,4 +71,16 @@ def evaluation(store: Store, version: int) -> Evaluation:
     n = len(scores)
     failed = sum(int(key.sample) == 0 for key in failed_keys(store, version))
     tokens = sum(result.tokens for result in results) / n
-    return Evaluation(version, n, failed, sum(scores) / n, low, high, tokens)
+    found = _means(store, version)
+    return Evaluation(version, n, failed, sum(scores) / n, low, high, tokens, found)
+
+
+def _means(store: Store, version: int) -> dict[str, float]:
+    """Means of the numbers that grades came with, over the first dialogues that did not fail."""
+    values: dict[str, list[float]] = {}
+    for key, metrics in store.metrics(version, STAGE).items():
+        if key.task and key.sample == "0000":
+            for name, value in metrics.items():
+                if name not in ("tokens", "seconds") and not isinstance(value, str):
+                    values.setdefault(name, []).append(float(value))
+    return {name: sum(some) / len(some) for name, some in values.items()}
