@@ -213,7 +213,9 @@ def quickstart(
 
 @app.command()
 def reproduce(
-    recipe: Annotated[str, typer.Argument(metavar="CLAIMS", help="optima, or optima/isft.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="CLAIMS", help="optima, optima/isft, or sweet_rl.")
+    ],
     scale: Annotated[str, typer.Option(help="Only `tiny` so far.")] = "tiny",
     folder: Annotated[Path | None, typer.Option(help="Folder of all its runs.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
@@ -222,20 +224,25 @@ def reproduce(
     """Test a paper's claims: runs the recipe and its controls, prints a table and one JSON line.
 
     `optima` has all methods, ablations and self-consistency; `optima/isft` has iSFT against training
-    on rows that nothing selected.
+    on rows that nothing selected; `sweet_rl` has SWEET, its baselines and its ablations.
 
     Examples:
 
         coterie reproduce optima --scale tiny
 
         coterie reproduce optima/isft --seeds 5
+
+        coterie reproduce sweet_rl --scale tiny
     """
     if scale != "tiny":
         raise UserError(f"--scale {scale} does not exist", "use --scale tiny")
-    if recipe not in ("optima", "optima/isft"):
-        raise UserError(f"there are no claims {recipe!r} to test", "use optima, or optima/isft")
+    if recipe not in ("optima", "optima/isft", "sweet_rl"):
+        todo = "use optima, optima/isft, or sweet_rl"
+        raise UserError(f"there are no claims {recipe!r} to test", todo)
     if recipe == "optima":
         from coterie.cli.reproduce_optima import reproduce as test_claims
+    elif recipe == "sweet_rl":
+        from coterie.cli.reproduce_sweet import reproduce as test_claims
     else:
         from coterie.cli.reproduce_isft import reproduce as test_claims
     folder = folder or Path("runs") / f"reproduce-{recipe.replace('/', '-')}"

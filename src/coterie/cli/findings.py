@@ -1,7 +1,7 @@
 """What every ``coterie reproduce`` collects and prints: results, claims, tables, one JSON object."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from coterie.evaluation.claims import Claim, HeldOut
 from coterie.recipes.registry import micro_world, settings
 from coterie.recipes.settings import RecipeSettings
 from coterie.runs.folder import Run, Step
-from coterie.runs.held_out import evaluation, held_out_results
+from coterie.runs.held_out import Evaluation, evaluation, held_out_results
 
 ENOUGH = 500
 """Held-out tasks a seed that a claim needs."""
@@ -35,6 +35,14 @@ class Result:
     """Training rows so far."""
     steps: int
     """Optimiser steps so far."""
+    found: Mapping[str, float] = field(default_factory=dict)
+    """Means of what the environment's grades say besides, such as turns."""
+
+    @property
+    def row(self) -> dict[str, object]:
+        """As it is printed: one flat object."""
+        values = asdict(self)
+        return {**values, **values.pop("found")}
 
 
 @dataclass(slots=True)
@@ -67,13 +75,14 @@ def print_findings(folder: Path, found: Findings, claims: Sequence[Claim]) -> No
     _write_tasks(folder / "held_out.jsonl", found.tasks)
     Console().print(_table(found.rows))
     Console().print(_claims_table(claims))
-    shown = {"claims": [asdict(claim) for claim in claims], "rows": [asdict(r) for r in found.rows]}
+    shown = {"claims": [asdict(claim) for claim in claims], "rows": [r.row for r in found.rows]}
     print(json.dumps(shown))
 
 
 def _result(method: str, seed: int, run: Run, version: int) -> Result:
     point = evaluation(run.store, version)
-    trainings = [run.metrics(Step(i, "train")) for i in range(version)]
+    steps = (Step(i, "train") for i in range(version))
+    trainings = [run.metrics(step) for step in steps if run.is_finished(step)]
     return Result(
         method,
         seed,
@@ -83,7 +92,16 @@ def _result(method: str, seed: int, run: Run, version: int) -> Result:
         round(point.tokens, 2),
         sum(int(metrics["rows"]) for metrics in trainings),
         sum(int(metrics["steps"]) for metrics in trainings),
+        _found(point),
     )
+
+
+def _found(point: Evaluation) -> dict[str, float]:
+    """What grades say, and with turns how long a reply is."""
+    found = {name: round(value, 4) for name, value in point.found.items()}
+    if turns := point.found.get("turns"):
+        found["tokens_a_turn"] = round(point.tokens / turns, 2)
+    return found
 
 
 def _write_tasks(path: Path, scores: Scores) -> None:
@@ -99,10 +117,22 @@ def _table(results: Sequence[Result]) -> Table:
     few = any(result.n < ENOUGH for result in results)
     note = f" (fewer than {ENOUGH} tasks: for trying out, not a test)" * few
     table = Table(title=f"held-out results{note}", box=None)
-    for title in ("method", "seed", "iteration", "n", "score", "tokens", "rows", "steps"):
+    names = list(dict.fromkeys(name for result in results for name in result.found))
+    titles = ("method", "seed", "iteration", "n", "score", "tokens", *names, "rows", "steps")
+    for title in titles:
         table.add_column(title, justify="left" if title == "method" else "right")
     for r in results:
-        cells = (r.seed, r.iteration, r.n, f"{r.score:.3f}", f"{r.tokens:.1f}", r.rows, r.steps)
+        more = [f"{r.found[name]:.2f}" if name in r.found else "" for name in names]
+        cells = (
+            r.seed,
+            r.iteration,
+            r.n,
+            f"{r.score:.3f}",
+            f"{r.tokens:.1f}",
+            *more,
+            r.rows,
+            r.steps,
+        )
         table.add_row(r.method, *map(str, cells))
     return table
 

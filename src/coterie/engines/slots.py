@@ -8,6 +8,7 @@ keys and values to :meth:`Slots.update` and attends to what that returns.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,8 +25,9 @@ class Slots:
 
     def __init__(self, layers: int, heads: int, width: int, like: Tensor) -> None:
         self._shape = (layers, ROWS, heads, STEP, width)
-        self.keys = like.new_zeros(self._shape)
-        self.values = like.new_zeros(self._shape)
+        self._like = like
+        self.keys = _zeros(self._shape, like)
+        self.values = _zeros(self._shape, like)
         self._rows: Tensor | slice = slice(0)
         self._cells: Tensor | None = None
         self._length = STEP
@@ -84,18 +86,29 @@ class Slots:
 
     def clear(self) -> None:
         """Forget everything and give the memory back."""
-        self.keys = self.keys.new_zeros(self._shape)
-        self.values = self.values.new_zeros(self._shape)
+        self.keys = _zeros(self._shape, self._like)
+        self.values = _zeros(self._shape, self._like)
 
     def reserve(self, rows: int, length: int) -> None:
         """Have room for so many rows and tokens; growing copies all, so it is done by a good part."""
-        _, have, _, reach, _ = self.keys.shape
-        more = max(rows, 2 * have) - have if rows > have else 0
-        longer = stepped(max(length, reach + reach // 4)) - reach if length > reach else 0
-        if more or longer:
-            missing = (0, 0, 0, longer, 0, 0, 0, more)
-            self.keys = torch.nn.functional.pad(self.keys, missing)
-            self.values = torch.nn.functional.pad(self.values, missing)
+        layers, have, heads, reach, width = self.keys.shape
+        if rows <= have and length <= reach:
+            return
+        more = max(rows, 4 * have) if rows > have else have
+        longer = stepped(max(length, reach + reach // 2)) if length > reach else reach
+        grown = (layers, more, heads, longer, width)
+        for name, old in (("keys", self.keys), ("values", self.values)):
+            new = _zeros(grown, self._like)
+            new[:, :have, :, :reach] = old
+            setattr(self, name, new)
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros of the kind of ``like``; on CPU in float32 the system hands pages out as they are touched,
+    so that room which is never used costs nothing."""
+    if like.device.type == "cpu" and like.dtype == torch.float32:
+        return torch.from_numpy(np.zeros(shape, np.float32))
+    return like.new_zeros(shape)
 
 
 def stepped(length: int) -> int:
