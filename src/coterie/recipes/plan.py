@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from coterie.engines.servers.vllm import check_vllm
-from coterie.environments.dialogue import DialogueEnvironment, begin, messages
+from coterie.environments.dialogue import GRADER, DialogueEnvironment, begin, messages
+from coterie.environments.person import REFERENCE
 from coterie.environments.registry import environment
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
@@ -146,13 +147,21 @@ def updates_of(rows: int, training: TrainingSettings) -> int:
 def check_disjoint(train: list[Task], heldout: list[Task]) -> None:
     """Refuse a world in which a held-out task is a training task, by id or by content."""
     ids = {task.id for task in train}
-    contents = {str(sorted(task.public.items())) for task in train}
+    contents = set(map(_content, train))
     for task in heldout:
-        if task.id in ids or str(sorted(task.public.items())) in contents:
+        if task.id in ids or _content(task) in contents:
             raise UserError(
                 f"held-out task {task.id} is also a training task",
                 "mend the environment's splits: a score on trained tasks says nothing",
             )
+
+
+def _content(task: Task) -> str:
+    """What makes a task what it is: what is shown, and where people want different things with the same
+    words, the reference."""
+    reference = task.secrets.get(REFERENCE)
+    wanted = "" if reference is None else reference.reveal(GRADER)
+    return f"{sorted(task.public.items())} {wanted}"
 
 
 def longest_prompt(world: DialogueEnvironment, renderer: ChatRenderer, tasks: list[Task]) -> int:

@@ -22,7 +22,7 @@ from coterie.environments.persona.choices import (
     source_of,
 )
 
-MAX_TURNS = 6
+MAX_TURNS = 5
 """How many turns the agent has, its answer included."""
 CALLS = 10
 """How many calls grade an answer."""
