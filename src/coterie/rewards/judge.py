@@ -1,0 +1,144 @@
+"""A language model that ranks replies without training: it compares two at a time.
+
+Candidates stand in a circle, in an order drawn from the seed, and each is compared with the next few.
+So each takes part in equally many comparisons, as often shown first as second, and no two are
+compared twice the same way round.
+"""
+
+import asyncio
+import random
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from coterie.engines.endpoint import Utterance
+
+Chat = Callable[[list[Utterance]], Awaitable[str]]
+"""A chat model: what is said to it, to what it answers. Raises ``EngineError``."""
+_LETTER = re.compile(r"\W*([ab])\W*", re.IGNORECASE)
+_NAMED = re.compile(r"\b(?:reply|answer|option|verdict)(?:\W+is)?\W+([ab])\b", re.IGNORECASE)
+_RULES = (
+    "You compare two replies that an assistant could give next in a talk with a person. The assistant has "
+    "not seen the reference solution; you have. Prefer the reply that brings the assistant nearer to a "
+    "solution that behaves as the reference does: a question that uncovers something still unknown, or an "
+    "answer that is right. Neither length nor politeness counts. Reply with one letter, A or B."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Where in which task the replies could be given."""
+
+    key: str
+    """Names the turn (task and turn id): comparisons are drawn from the seed and this."""
+    task: str
+    reference: str = field(repr=False)
+    """The privileged solution, as revealed to a critic."""
+    dialogue: Sequence[tuple[str, str]] = ()
+    """(who, what they said) so far, oldest first."""
+
+
+@dataclass(slots=True)
+class Judge:
+    """Asks ``chat`` to compare replies, and counts how that goes."""
+
+    chat: Chat
+    opponents: int = 3
+    """With how many of the next in the circle each candidate is compared (at least 1)."""
+    seed: int = 0
+    comparisons: int = 0
+    """Comparisons that were asked for."""
+    unreadable: int = 0
+    """Answers that named neither or both; each is a tie."""
+
+    def __post_init__(self) -> None:
+        if self.opponents < 1:
+            raise ValueError(f"a judge needs at least 1 opponent a candidate, got {self.opponents}")
+
+    async def wins(self, situation: Situation, replies: Sequence[str]) -> list[float]:
+        """For each reply the share of its comparisons that it wins; a tie is half a win.
+
+        Equal replies tie without being asked about; a single reply has 0.5. Raises ``EngineError``.
+        """
+        drawn = self._drawn(situation.key, len(replies))
+        tasks = [
+            asyncio.ensure_future(self._first_wins(situation, replies[a], replies[b]))
+            for a, b in drawn
+        ]
+        try:
+            results = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        won = [0.0] * len(replies)
+        for (a, b), share in zip(drawn, results, strict=True):
+            won[a] += share
+            won[b] += 1 - share
+        each = 2 * len(drawn) // max(len(replies), 1)
+        return [share / each if each else 0.5 for share in won]
+
+    def _drawn(self, key: str, count: int) -> list[tuple[int, int]]:
+        """(shown as A, shown as B) of each comparison."""
+        circle = list(range(count))
+        random.Random(f"{self.seed}/{key}").shuffle(circle)
+        steps = range(1, min(self.opponents, count - 1) + 1)
+        return [(circle[i], circle[(i + step) % count]) for step in steps for i in range(count)]
+
+    async def _first_wins(self, situation: Situation, a: str, b: str) -> float:
+        """1 if A is better, 0 if B is, one half for a tie."""
+        if a == b:
+            return 0.5
+        self.comparisons += 1
+        verdict = read_verdict(await self.chat(question(situation, a, b)))
+        self.unreadable += verdict is None
+        return {"A": 1.0, "B": 0.0, None: 0.5}[verdict]
+
+
+class JudgeCritic:
+    """A :class:`~coterie.rewards.step_critic.StepCritic` for one situation.
+
+    ``text`` gives the text of a candidate's ids; the prompt is not used, for a judge with another
+    tokenizer is told the situation in words.
+    """
+
+    def __init__(
+        self, judge: Judge, situation: Situation, text: Callable[[Sequence[int]], str]
+    ) -> None:
+        self.judge = judge
+        self.situation = situation
+        self.text = text
+
+    async def advantages(
+        self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
+    ) -> list[float]:
+        """Share of comparisons won, from 0 to 1."""
+        return await self.judge.wins(self.situation, [self.text(ids) for ids in candidates])
+
+
+def question(situation: Situation, a: str, b: str) -> list[Utterance]:
+    """What the judge is asked about one comparison."""
+    said = "\n".join(f"{who}: {what}" for who, what in situation.dialogue) or "(nothing yet)"
+    blocks = {
+        "Task": situation.task,
+        "Reference solution": situation.reference,
+        "Talk so far": said,
+        "Reply A": a,
+        "Reply B": b,
+    }
+    shown = "\n\n".join(f"## {title}\n{text}" for title, text in blocks.items())
+    return [
+        Utterance("system", _RULES),
+        Utterance("user", f"{shown}\n\nWhich reply is better, A or B?"),
+    ]
+
+
+def read_verdict(answer: str) -> str | None:
+    """``A`` or ``B``: the last line is that letter, or names one of the replies and not the other."""
+    lines = [line for line in answer.splitlines() if line.strip()]
+    if not lines:
+        return None
+    if alone := _LETTER.fullmatch(lines[-1]):
+        return alone[1].upper()
+    named = {letter.upper() for letter in _NAMED.findall(lines[-1])}
+    return named.pop() if len(named) == 1 else None
