@@ -1,11 +1,18 @@
 """The configurations for several GPUs: FSDP2 really runs (on two CPU ranks), the others are loaded."""
 
+from contextlib import nullcontext
+
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 
+from coterie.errors import UserError
+from coterie.models.heads import add_head
+from coterie.training import loop
 from coterie.training.dpo import DPO
 from coterie.training.loop import train
+from coterie.training.regression import Regression
 from tests.fsdp2_side import OBJECTIVE, pairs, settings
 from tests.launching import CONFIGS, launch
 from tests.training_models import tiny_llama
@@ -26,6 +33,20 @@ def test_two_sharded_ranks_stop_resume_and_end_with_the_weights_of_one(method, t
     assert one.keys() == two.keys()
     for name, weight in one.items():
         assert float((weight - two[name]).abs().max()) < 1e-5, name
+
+
+def test_a_value_head_is_refused_under_fsdp(monkeypatch, tmp_path):
+    monkeypatch.setattr(loop, "_accelerator", lambda *_: nullcontext(Sharded))
+    model = tiny_llama()
+    add_head(model)
+    with pytest.raises(UserError, match="can't be trained under FSDP"):
+        train(model, pairs(), settings("full"), tmp_path, objective=Regression())
+
+
+class Sharded:
+    """Stands in for an Accelerate that a launcher told to shard: starting one takes seconds."""
+
+    distributed_type = DistributedType.FSDP
 
 
 @pytest.mark.parametrize(

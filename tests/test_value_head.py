@@ -22,6 +22,8 @@ from coterie.training.sft import SFT
 from coterie.trajectories.labelled import Labelled
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row, Target
+from tests import heads_side
+from tests.launching import launch
 from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
 
 ALWAYS = CostRule(0.0)
@@ -181,6 +183,25 @@ class Halted:
             raise Stop
 
     def close(self) -> None: ...
+
+
+def test_two_ranks_give_the_head_of_one(tmp_path):
+    launch("ddp.yaml", 2, "tests.heads_side", tmp_path / "two")
+    heads_side.main(tmp_path / "one")
+    for file in (HEAD_FILE, "model.safetensors"):
+        one, two = (load_file(tmp_path / name / "final" / file) for name in ("one", "two"))
+        assert one.keys() == two.keys()
+        assert max(float((weight - two[name]).abs().max()) for name, weight in one.items()) < 1e-5
+
+
+def test_a_bias_that_cancels_is_left_alone(tmp_path):
+    """Rounding is all its gradient is, and Adam would walk by that."""
+    for kind, moves in (("regression", False), ("classifier", True)):
+        objective, make, _ = KINDS[kind]
+        model = with_head()
+        train(model, make(), SETTINGS, tmp_path / kind, objective=objective)
+        assert (float(model.value_head.bias.detach()) != 0.25) is moves
+        assert model.value_head.bias.requires_grad, "as it was found"
 
 
 def test_training_on_logprobs_leaves_a_head_as_it_was(tmp_path):

@@ -35,7 +35,7 @@ class LossModule(nn.Module, Generic[Item]):
         """Summed loss of each item, shape ``(items,)``."""
         groups = [self.objective.rows(item) for item in items]
         rows = [row for group in groups for row in group]
-        read = row_values if self.objective.reads == "values" else row_logprobs
+        read = row_logprobs if self.objective.reads == "logprobs" else row_values
         found = iter(read(self.model, rows, self.rule))
         return self.objective.losses(items, [[next(found) for _ in group] for group in groups])
 

@@ -16,8 +16,12 @@ import torch
 
 from coterie.trajectories.row import Row
 
-Reads = Literal["logprobs", "values"]
-"""What an objective is given of each target token: its log-prob, or what a value head says at it."""
+Reads = Literal["logprobs", "values", "differences"]
+"""What an objective is given of each target token: its log-prob, or what a value head says at it.
+
+Of values only ``differences`` may count. The head's bias then cancels, and is not trained: its gradient
+is nothing but rounding, which Adam would make steps of.
+"""
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 

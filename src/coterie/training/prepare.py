@@ -70,12 +70,13 @@ def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None)
 
 def _check_head(model: Any, settings: TrainingSettings, reads: Reads) -> None:
     """Refuse an objective on values for a model without a head, and a head beside an adapter."""
-    if reads == "values" and find_head(model) is None:
+    head = find_head(model)
+    if reads != "logprobs" and head is None:
         raise UserError(
             "this objective trains a value head, and the model has none",
             "give it one first: coterie.models.heads.add_head",
         )
-    if find_head(model) is not None and settings.method == "lora":
+    if head is not None and settings.method == "lora":
         raise UserError(
             "method=lora was asked for a model with a value head, which an adapter does not hold",
             "use method=full, or a model without a head",
@@ -84,11 +85,17 @@ def _check_head(model: Any, settings: TrainingSettings, reads: Reads) -> None:
 
 def _freeze_unread(model: Any, reads: Reads) -> None:
     """Freeze what the objective does not read: it would get no gradient, and ranks would wait for one."""
-    output = model.get_output_embeddings()
-    if (head := find_head(model)) is not None and reads == "logprobs":
+    head = find_head(model)
+    if head is None:
+        return
+    if reads == "logprobs":
         head.requires_grad_(False)
-    elif reads == "values" and output.weight is not model.get_input_embeddings().weight:
+        return
+    output = model.get_output_embeddings()
+    if output.weight is not model.get_input_embeddings().weight:
         output.requires_grad_(False)
+    if reads == "differences":
+        head.bias.requires_grad_(False)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -4,8 +4,9 @@ Per pair, with r+ and r- the mean values of the chosen and of the rejected side'
 
     loss = -log sigmoid(r+ - r-)
 
-A linear head's mean value is its value of the mean hidden state, so this is the regression head on
-pooled hidden states that SWEET-RL (arXiv 2503.15478, table 3) compares its critic with.
+The head's bias cancels and stays as it is. A linear head's mean value is its value of the mean hidden
+state, so this is the regression head on pooled hidden states that SWEET-RL (arXiv 2503.15478, table
+3) compares its critic with.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ class Regression:
     """The item is a :class:`Pair` (no reference is needed); each pair of weight 1 counts 1."""
 
     name = "regression"
-    reads: Reads = "values"
+    reads: Reads = "differences"
 
     def rows(self, item: Pair) -> Sequence[Row]:
         """Those of the chosen side, then those of the rejected one."""

@@ -1,0 +1,289 @@
+"""Candidates scored by a step critic: the packaged model against naive sums, and a scripted judge."""
+
+import asyncio
+import math
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import EngineError, Sampling
+from coterie.models.heads import add_head
+from coterie.models.loading import LoadedModel, load
+from coterie.models.packed import checked_rule
+from coterie.rewards.judge import Judge, JudgeCritic, Situation, question, read_verdict
+from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
+from coterie.training.dpo import DPO, DPOSettings
+from coterie.training.forward import LossModule
+from coterie.training.reference import with_reference
+from coterie.training.settings import TrainingSettings
+from coterie.trajectories.pair import Pair
+from coterie.trajectories.row import Row, Target
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Message
+
+SETTINGS = TrainingSettings(max_length=512, mixed_precision="no")
+
+
+@cache
+def tiny() -> LoadedModel:
+    """The packaged model, for engines, which take a model over."""
+    return load("tiny-exchange")
+
+
+def moved(seed: int) -> LoadedModel:
+    """The packaged model with some noise: a critic that was trained, or the other of two."""
+    loaded = load("tiny-exchange")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in loaded.model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.01)
+    return loaded
+
+
+def prompt() -> tuple[int, ...]:
+    messages = [Message.of("system", "You are Alice."), Message.of("user", "Which river is long?")]
+    return tiny().renderer.render(messages, Tree("t", "rollout", 0), "Alice")
+
+
+@cache
+def candidates() -> tuple[tuple[int, ...], ...]:
+    """Replies that the packaged model gives, all ids of each."""
+    engine = InProcessEngine(tiny(), policy="tiny", version="0")
+    said = asyncio.run(engine.sample(prompt(), range(6), Sampling(max_tokens=24)))
+    return tuple(one.ids for one in said)
+
+
+def naive(model, ids: tuple[int, ...], start: int) -> list[float]:
+    """Log-probs of the ids from ``start`` on, by the model's plain forward pass."""
+    with torch.no_grad():
+        logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return [float(logprobs[place - 1, ids[place]]) for place in range(start, len(ids))]
+
+
+# The likelihood critic.
+
+
+@pytest.mark.parametrize("normalise", ["tokens", "none"])
+def test_an_advantage_is_the_log_ratio_of_critic_and_reference(normalise):
+    critic, reference = moved(0), tiny()
+    engines = [InProcessEngine(one, policy="p", version="0") for one in (critic, reference)]
+    scorer: StepCritic = LikelihoodCritic(*engines, normalise)
+    found = asyncio.run(scorer.advantages(prompt(), candidates()))
+    expected = []
+    for ids in candidates():
+        whole, start = (*prompt(), *ids), len(prompt())
+        ratio = sum(naive(critic.model, whole, start)) - sum(naive(reference.model, whole, start))
+        expected.append(ratio / (len(ids) if normalise == "tokens" else 1))
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert max(map(abs, expected)) > 1e-2
+    assert engines[0].stats.requests == 1, "one call scores all candidates"
+
+
+def test_candidates_that_cannot_be_scored_are_errors():
+    model = moved(0)
+    engines = [InProcessEngine(one, policy="p", version="0") for one in (model, tiny())]
+    with pytest.raises(EngineError, match="none of them empty"):
+        asyncio.run(LikelihoodCritic(*engines).advantages(prompt(), [()]))
+    with torch.no_grad():
+        model.model.lm_head.weight.fill_(math.nan)
+    with pytest.raises(EngineError, match="not all numbers"):
+        asyncio.run(LikelihoodCritic(*engines).advantages(prompt(), candidates()))
+
+
+# Its training.
+
+
+def trajectory(first: int, second: int, fact: str) -> Row:
+    """Two own turns with what the user says between them."""
+    between = tiny().renderer.written(fact)
+    turns = candidates()[first], candidates()[second]
+    start = len(prompt())
+    middle = start + len(turns[0])
+    targets = (
+        Target(start, middle, "tiny@0"),
+        Target(middle + len(between), middle + len(between) + len(turns[1]), "tiny@0"),
+    )
+    return Row((*prompt(), *turns[0], *between, *turns[1]), targets)
+
+
+def pairs(folder: Path) -> list[Pair]:
+    one = Pair((trajectory(0, 1, "It is long."),), (trajectory(2, 3, "No river is."),), group="a")
+    two = Pair((trajectory(4, 1, "The Nile."),), (trajectory(4, 5, "The Nile."),), None, 0.5, "b")
+    return with_reference(
+        load("tiny-exchange").model, [one, two] * 2, SETTINGS, folder, normalise="turns"
+    )
+
+
+def test_the_critics_loss_and_gradient_are_the_same_for_any_micro_batch(tmp_path):
+    model, items = moved(0).model, pairs(tmp_path)
+    rule = checked_rule(model)
+    objective = DPO(DPOSettings(beta=0.1, normalise="turns", nll=0.01))
+    found = []
+    for size in (1, 4):
+        model.zero_grad()
+        parts = [items[i : i + size] for i in range(0, len(items), size)]
+        count = sum(map(objective.count, items))
+        loss = sum(LossModule(model, objective, rule)(part).sum() for part in parts) / count
+        loss.backward()
+        found.append(
+            (float(loss.detach()), torch.cat([w.grad.flatten() for w in model.parameters()]))
+        )
+    (loss, gradient), (other_loss, other_gradient) = found
+    assert loss == pytest.approx(other_loss, abs=1e-5)
+    assert float((gradient - other_gradient).norm() / gradient.norm()) < 1e-4
+
+
+def test_what_it_learns_from_is_the_sum_over_turns_of_what_it_scores(tmp_path):
+    """Training (equation 2) and ranking (equation 3) agree on the advantage of a turn."""
+    engines = [InProcessEngine(one, policy="p", version="0") for one in (moved(0), tiny())]
+    scorer = LikelihoodCritic(*engines)
+    items = pairs(tmp_path)
+    margins = []
+    for pair in items[:2]:
+        sides = []
+        for (row,) in (pair.chosen, pair.rejected):
+            turns = [(row.ids[: t.start], row.ids[t.start : t.stop]) for t in row.targets]
+            sides.append(sum(asyncio.run(scorer.advantages(p, [ids]))[0] for p, ids in turns))
+        margins.append(sides[0] - sides[1])
+    with torch.no_grad():
+        losses = LossModule(moved(0).model, DPO(DPOSettings(beta=1.0, normalise="turns")))(
+            items[:2]
+        )
+    expected = [p.weight * math.log1p(math.exp(-m)) for p, m in zip(items, margins, strict=False)]
+    assert losses.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+# A value head.
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("pool", ["mean", "last"])
+def test_a_head_scores_candidates_as_one_by_one(pool, packed):
+    loaded = load("tiny-exchange")
+    head = add_head(loaded.model)
+    with torch.no_grad():
+        head.weight.normal_(generator=torch.Generator().manual_seed(0))
+    rule = checked_rule(loaded.model) if packed else None
+    found = asyncio.run(HeadCritic(loaded, pool, rule).advantages(prompt(), candidates()))
+    expected = []
+    for ids in candidates():
+        with torch.no_grad():
+            hidden = loaded.model.model(torch.tensor([(*prompt(), *ids)])).last_hidden_state[0]
+            own = hidden[len(prompt()) :]
+            pooled = own.mean(0) if pool == "mean" else own[-1]
+            expected.append(float(head.weight[0] @ pooled))
+    assert found == pytest.approx(expected, abs=1e-3)
+    assert len(set(found)) > 1
+    with pytest.raises(EngineError, match="context overflow"):
+        asyncio.run(HeadCritic(loaded, pool).advantages(prompt(), [(5,) * 100_000]))
+    with pytest.raises(EngineError, match="none of them empty"):
+        asyncio.run(HeadCritic(loaded, pool).advantages(prompt(), [(5,), ()]))
+
+
+# A judge.
+
+HERE = Situation(
+    "task-1/turn-2",
+    "Write a function that rounds.",
+    "def f(x): return x // 1",
+    (("person", "I need rounding."), ("agent", "Up or down?"), ("person", "Down.")),
+)
+
+
+class Scripted:
+    """A chat model that prefers the reply with the larger number; it stands in for a paid one."""
+
+    def __init__(self, answer: str = "{}") -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    async def __call__(self, messages) -> str:
+        await asyncio.sleep(0)
+        text = messages[-1].text
+        self.asked.append(text)
+        a, b = (int(text.split(f"## Reply {x}\n")[1].split()[0]) for x in "AB")
+        return self.answer.format("A" if a > b else "B")
+
+
+def test_a_judge_ranks_by_the_share_of_comparisons_won():
+    chat = Scripted()
+    judge = Judge(chat, opponents=5)
+    critic: StepCritic = JudgeCritic(judge, HERE, lambda ids: str(ids[0]))
+    found = asyncio.run(critic.advantages((), [(3,), (9,), (1,), (7,), (5,), (2,)]))
+    assert found == pytest.approx([0.4, 1.0, 0.0, 0.8, 0.6, 0.2])
+    assert (judge.comparisons, judge.unreadable) == (30, 0)
+
+
+def test_comparisons_are_few_fair_and_drawn_from_the_seed():
+    replies = [str(number) for number in range(16)]
+    chats = [Scripted() for _ in range(3)]
+    first, again, other = (
+        asyncio.run(Judge(chat, opponents=3, seed=seed).wins(HERE, replies))
+        for chat, seed in zip(chats, (0, 0, 1), strict=True)
+    )
+    assert first == again != other
+    asked = chats[0].asked
+    assert len(asked) == len(set(asked)) == 16 * 3
+    for letter in "AB":
+        shown = Counter(text.split(f"## Reply {letter}\n")[1].split()[0] for text in asked)
+        assert set(shown.values()) == {3}, "each as often first as second"
+    assert first[15] == 1.0
+    assert first[0] == 0.0
+    elsewhere = Scripted()
+    asyncio.run(Judge(elsewhere).wins(replace(HERE, key="task-1/turn-4"), replies))
+    assert set(elsewhere.asked) != set(asked)
+
+
+def test_an_unreadable_answer_is_a_tie_and_counted():
+    judge = Judge(Scripted("both are fine"), opponents=1)
+    assert asyncio.run(judge.wins(HERE, ["1", "2", "3"])) == [0.5, 0.5, 0.5]
+    assert (judge.comparisons, judge.unreadable) == (3, 3)
+
+
+def test_equal_replies_tie_without_being_asked_about():
+    judge = Judge(Scripted())
+    assert asyncio.run(judge.wins(HERE, ["1", "1"])) == [0.5, 0.5]
+    assert asyncio.run(judge.wins(HERE, ["1"])) == [0.5]
+    assert asyncio.run(judge.wins(HERE, [])) == []
+    assert judge.comparisons == 0
+
+
+def test_a_judge_that_fails_fails_the_scoring():
+    async def down(messages) -> str:
+        raise EngineError("no connection")
+
+    with pytest.raises(EngineError, match="no connection"):
+        asyncio.run(Judge(down).wins(HERE, ["1", "2"]))
+    with pytest.raises(ValueError, match="at least 1 opponent"):
+        Judge(down, opponents=0)
+
+
+def test_the_judge_is_shown_all_that_a_critic_may_see():
+    text = question(HERE, "first reply", "second reply")[-1].text
+    for part in (HERE.task, HERE.reference, "agent: Up or down?", "first reply", "second reply"):
+        assert part in text
+    assert HERE.reference not in repr(HERE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        ("A", "A"),
+        (" b.\n", "B"),
+        ("**B**", "B"),
+        ("The first asks nothing.\nAnswer: B", "B"),
+        ("Reply A is better.", "A"),
+        ("The better answer is B", "B"),
+        ("Reply A is better than reply B", None),
+        ("A good question matters most here", None),
+        ("neither", None),
+        ("", None),
+    ],
+)
+def test_verdicts(answer, verdict):
+    assert read_verdict(answer) == verdict
