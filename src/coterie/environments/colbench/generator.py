@@ -1,7 +1,7 @@
 """New tasks for ColBench, written by a chat model, each checked in the sandbox before it is kept.
 
 The authors of ColBench had Llama-3.1-70B-Instruct make theirs of excerpts of web pages, and kept those whose
-function runs on its tests (arXiv 2503.15478, section 4 and its appendix). Here a task is kept if nothing at
+function runs on its tests (SWEET-RL, arXiv 2503.15478). Here a task is kept if nothing at
 all is wrong with it (``checks``) and it is not nearly another one of the file.
 """
 
