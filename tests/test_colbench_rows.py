@@ -10,6 +10,7 @@ import pytest
 
 from coterie.datasets.catalogue import SPLITS, find
 from coterie.datasets.code_rows import SENTENCE, CodeRow, Signature, signature
+from coterie.datasets.download import download
 from coterie.datasets.local import load_rows, load_splits
 from coterie.datasets.prepared import folder_of, prepare, read_manifest
 from coterie.datasets.rows import question_key
@@ -19,6 +20,7 @@ from coterie.progress import Silent
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from tests.conftest import Cli
+from tests.test_data import Hub, point_hub_at, serve
 
 REFERENCE = "def fee(days):\n    return 5 + max(0, days - 3) * 2"
 CALLS = {f"test{n}": f"fee({n})" for n in range(1, 11)}
@@ -240,3 +242,21 @@ def test_rows_after_the_first_thousand_of_the_test_file_are_never_held_out(tmp_p
     }
     manifest = prepare(entry, [test], folder_of(entry), Silent(), heldout=0.5)
     assert manifest.heldout.rows + manifest.train.rows == 1000
+
+
+def test_upstreams_files_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        f"/main/backend_tasks/{name}.jsonl": jsonl(
+            tmp_path / f"{name}.jsonl", [task(f"{name} {n}?") for n in range(2)]
+        ).read_bytes()
+        for name in ("train", "test")
+    }
+    server = serve(Hub(files))
+    point_hub_at(server, monkeypatch)
+    try:
+        manifest = download(find("colbench_code"), Silent())
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert (manifest.train.rows, manifest.heldout.rows) == (2, 2)
+    assert "revision main" in manifest.source

@@ -34,7 +34,7 @@ def list_sets() -> None:
     from coterie.datasets.local import sample_rows
     from coterie.datasets.prepared import MANIFEST, folder_of, read_manifest
 
-    table = Table(box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     for title in ("set", "what", "licence", "upstream", "rows", "sample", "prepared"):
         right = title in ("rows", "sample", "prepared")
         width = {"set": 13, "licence": 12}.get(title)
@@ -193,6 +193,46 @@ def prompt_pool(
     from coterie.cli.prompt_pool import write
 
     print(write(out, words or [], count, setting.value, Console(stderr=True, soft_wrap=True)))
+
+
+class Written(StrEnum):
+    """What a model can write tasks for."""
+
+    colbench_code = "colbench-code"
+
+
+@app.command()
+def generate(
+    what: Annotated[Written, typer.Argument(help="What the tasks are for.")],
+    out: Annotated[Path, typer.Option(help="The JSONL file to write, or to go on with.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="endpoint.url=URL endpoint.model=NAME, temperature=1.0, max_tokens=2048, seed=0."
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many tasks the file is to have.", min=1)] = 100,
+    excerpts: Annotated[
+        Path | None,
+        typer.Option(help="Texts to be inspired by: a line each, or .jsonl with `text`."),
+    ] = None,
+) -> None:
+    """Ask a chat model for tasks, and keep those that nothing is wrong with.
+
+    Each reference is run on its tests in the sandbox. The file is in ColBench's form, for
+    `coterie data prepare colbench_code`. A run that was cut goes on.
+
+    Examples:
+
+        coterie data generate colbench-code --out tasks.jsonl --count 500
+        endpoint.url=http://127.0.0.1:8000/v1 endpoint.model=NAME
+
+        coterie data generate colbench-code --out tasks.jsonl --excerpts pages.jsonl
+        endpoint.url=https://api.openai.com/v1 endpoint.model=NAME endpoint.key_variable=OPENAI_API_KEY
+    """
+    from coterie.cli.code_tasks import generate as write
+
+    print(write(out, words or [], count, excerpts, Console(stderr=True, soft_wrap=True)))
 
 
 def _say(manifest: "Manifest", console: Console) -> None:

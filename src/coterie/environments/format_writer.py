@@ -5,7 +5,6 @@ section 3.1). Here each reply is checked before it is kept: not empty, not too l
 the same as another.
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Literal
 
 from rapidfuzz import fuzz
 
+from coterie.datasets.growing import append_line, resume_lines
 from coterie.engines.endpoint import Endpoint, Utterance
 from coterie.environments.format_pool import LONGEST, FormatLine, read_pool
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
@@ -61,7 +61,7 @@ async def write_pool(
     The packaged pool of the setting is shown too, and nothing near it is kept. Raises ``UserError`` for a
     broken file and if the model gives no more that can be used, ``EngineError`` if it fails.
     """
-    pool = _resumed(file)
+    pool = list(read_pool(file)) if resume_lines(file) else []
     packaged = EXCHANGE_FORMATS if setting == "exchange" else DEBATE_FORMATS
     left = TRIES * (count - len(pool))
     asked = len(pool)
@@ -84,25 +84,10 @@ async def write_pool(
             tell(f"left out: {found.why}")
             continue
         line = FormatLine(index=len(pool), format=found)
-        with file.open("a", encoding="utf-8") as opened:
-            opened.write(json.dumps(line.model_dump(), ensure_ascii=False) + "\n")
+        append_line(file, line.model_dump())
         pool.append(found)
         tell(f"{len(pool)} of {count}: {found}")
     return pool
-
-
-def _resumed(file: Path) -> list[str]:
-    """The formats of a file that may not be there yet, or end in half a line."""
-    if file.suffix != ".jsonl":
-        raise UserError(f"{file} can't be added to", "give a file whose name ends in .jsonl")
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return []
-    written = file.read_bytes()
-    whole = written[: written.rfind(b"\n") + 1]
-    if whole != written:
-        file.write_bytes(whole)
-    return list(read_pool(file)) if whole.strip() else []
 
 
 def _request(setting: Setting, known: Sequence[str]) -> list[Utterance]:

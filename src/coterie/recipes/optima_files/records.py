@@ -11,15 +11,14 @@ Pair files have a line for each task, with its pairs; a side is a system prompt 
     {"task_id": 0, "dpo_results": [{"chosen": [...], "rejected": [...], "chosen_value", "distance"}]}
 """
 
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from coterie.errors import UserError
+from coterie.recipes.line_files import LineFile, write_objects
 
 Kind = Literal["raw", "rewarded", "dpo"]
 LARGE = "large"
@@ -116,15 +115,12 @@ class PairsLine(_Line):
 L = TypeVar("L", TaskLine, PairsLine)
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """A file of one kind, which can be read as often as is needed."""
-
-    path: Path
+class Lines(LineFile):
+    """A file of one kind."""
 
     def kind(self) -> Kind:
         """What the first line says: pairs, dialogues with rewards, or without."""
-        for number, fields in self._objects():
+        for number, fields in self.objects():
             if "dpo_results" in fields:
                 return "dpo"
             results = fields.get("results")
@@ -137,56 +133,15 @@ class Lines:
     def read(self, kind: type[L]) -> Iterator[tuple[int, L]]:
         """(number, line) of each line. Raises ``UserError`` that names the first broken one."""
         seen: dict[int, int] = {}
-        for number, fields in self._objects():
-            try:
-                line = kind.model_validate(fields)
-            except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                place = ".".join(map(str, first["loc"]))
-                reason = first["msg"].removeprefix("Value error, ")
-                raise self.broken(number, f"{place}: {reason}" if place else reason) from error
+        for number, fields in self.objects():
+            line = self.validated(number, fields, kind)
             if line.task_id in seen:
                 before = seen[line.task_id]
                 raise self.broken(number, f"task_id {line.task_id} is that of line {before} too")
             seen[line.task_id] = number
             yield number, line
 
-    def broken(self, number: int, reason: str) -> UserError:
-        """The error that names a line."""
-        return UserError(
-            f"{self.path}, line {number}: {reason}", "mend the line; nothing was imported"
-        )
-
-    def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        try:
-            file = self.path.open("rb")
-        except OSError as error:
-            raise UserError(
-                f"{self.path} can't be read: {error.strerror}", "check the path"
-            ) from error
-        with file:
-            for number, data in enumerate(file, 1):
-                if not data.strip():
-                    continue
-                try:
-                    fields = json.loads(data)
-                except ValueError as error:
-                    raise self.broken(number, f"not JSON: {error}") from error
-                if not isinstance(fields, dict):
-                    raise self.broken(number, "not a JSON object")
-                yield number, fields
-
 
 def write_lines(path: Path, lines: Iterable[BaseModel]) -> None:
     """Write a new file of lines; it appears when it is whole. Fields that are not known are left out."""
-    if path.exists():
-        raise UserError(f"{path} exists already", "remove it, or give another folder")
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            for line in lines:
-                fields = line.model_dump(mode="json", exclude_none=True)
-                file.write(json.dumps(fields, ensure_ascii=False) + "\n")
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_objects(path, (line.model_dump(mode="json", exclude_none=True) for line in lines))

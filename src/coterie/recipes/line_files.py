@@ -1,0 +1,73 @@
+"""JSONL files of published systems: their lines, with the numbers that name a broken one."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from coterie.errors import UserError
+
+L = TypeVar("L", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class LineFile:
+    """A file of one object a line, which can be read as often as is needed, a line at a time."""
+
+    path: Path
+
+    def objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(number, object) of each line that isn't blank. Raises ``UserError`` that names a broken one."""
+        try:
+            file = self.path.open("rb")
+        except OSError as error:
+            raise UserError(
+                f"{self.path} can't be read: {error.strerror}", "check the path"
+            ) from error
+        with file:
+            for number, data in enumerate(file, 1):
+                if data.strip():
+                    yield number, self.parsed(number, data)
+
+    def parsed(self, number: int, data: bytes) -> dict[str, Any]:
+        """The object of a line; ``UserError`` if it holds none."""
+        try:
+            fields = json.loads(data)
+        except ValueError as error:
+            raise self.broken(number, f"not JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise self.broken(number, "not a JSON object")
+        return fields
+
+    def validated(self, number: int, fields: Mapping[str, Any], kind: type[L]) -> L:
+        """The object as a line of a kind; ``UserError`` with the first thing that is wrong."""
+        try:
+            return kind.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            reason = first["msg"].removeprefix("Value error, ")
+            raise self.broken(number, f"{place}: {reason}" if place else reason) from error
+
+    def broken(self, number: int, reason: str) -> UserError:
+        """The error that names a line."""
+        return UserError(
+            f"{self.path}, line {number}: {reason}", "mend the line; nothing was imported"
+        )
+
+
+def write_objects(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Write a new file of lines; it appears when it is whole."""
+    if path.exists():
+        raise UserError(f"{path} exists already", "remove it, or give another folder")
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            for line in lines:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        part.rename(path)
+    finally:
+        part.unlink(missing_ok=True)
