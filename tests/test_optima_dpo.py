@@ -15,7 +15,7 @@ from coterie.recipes.optima_trees import Growing, rollouts
 from coterie.recipes.plan import plan
 from coterie.recipes.registry import recipe, settings
 from coterie.reports.data import TreeTurn
-from coterie.reports.optima import run_report
+from coterie.reports.runs import run_report
 from coterie.rollout.search import node_values
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps

@@ -24,24 +24,24 @@ from coterie.environments.persona.wordings import (
 from coterie.environments.persona.world import MAX_TURNS, SIZES, PersonaTask, generate_tasks
 
 Habit = Literal["ask", "vague", "several", "guess", "again", "thanks", "answer"]
-"""What an agent does in a turn: a good question, a vague one, several at once, an answer with guesses, a question whose
-answer it knows, a wasted thank-you, an answer that it knows all of."""
+"""What an agent does in a turn: a good question (about the first thing that it does not know), a vague one, several at
+once, an answer with guesses, a question whose answer it knows, a wasted thank-you, an answer that it knows all of."""
 
 
 @dataclass(frozen=True)
 class Mix:
     """What a corpus is drawn from. The habits' shares are relative; `ask` is 1 minus the others."""
 
-    vague: float = 0.15
+    vague: float = 0.10
     """How often an agent that lacks something asks about nothing in particular."""
-    several: float = 0.14
+    several: float = 0.08
     """How often it asks about several aspects at once."""
-    guess: float = 0.19
+    guess: float = 0.15
     """How often it answers all the same."""
     again: float = 0.08
-    """How often it asks what it knows; the first turn, where it knows nothing, is a vague one instead."""
-    thanks: float = 0.15
-    """How often an agent that knows all wastes the turn."""
+    """How often it asks what it knows, also when it knows all; where it knows nothing, the turn is a vague one."""
+    thanks: float = 0.12
+    """How often an agent that knows all wastes the turn with thanks."""
     shown: float = 0.08
     """Share of dialogues whose system prompt also holds the reference."""
     sizes: tuple[int, ...] = SIZES
@@ -63,7 +63,7 @@ class Dialogue:
     habits: tuple[Habit, ...]
     """What the agent did, turn by turn."""
     turns: tuple[str, ...]
-    """What the agent said; the last is its answer."""
+    """What the agent said; the last is its answer, unless it ran out of turns."""
     replies: tuple[str, ...]
     """What the person said to each turn but the last."""
     shown: bool
@@ -95,43 +95,38 @@ def answer_text(source: str) -> str:
 def scripted_dialogue(
     task: PersonaTask, mix: Mix, rng: random.Random, *, shown: bool = False
 ) -> Dialogue:
-    """One dialogue of at most `MAX_TURNS` turns of the agent, of which the last is the answer."""
+    """One dialogue of at most `MAX_TURNS` turns of the agent, who does not count them: it may never answer."""
     known: list[Choice] = []
     habits: list[Habit] = []
     turns: list[str] = []
     replies: list[str] = []
-    while not habits or habits[-1] not in ("answer", "guess"):
+    while len(turns) < MAX_TURNS:
         unknown = [choice for choice in task.choices if choice not in known]
-        habit = _habit(known, unknown, mix, rng, last=len(turns) == MAX_TURNS - 1)
+        habit = _habit(known, unknown, mix, rng)
         habits.append(habit)
         if habit in ("answer", "guess"):
             told = task.choices if shown else _completed(task.choices, known, rng)
             turns.append(answer_text(source_of(task.name, told)))
-            continue
+            break
         if habit == "ask":
-            known.append(rng.choice(unknown))
+            known.append(unknown[0])
             turns.append(_question(known[-1], rng))
         else:
             turns.append(_wasted(habit, task.choices, known, rng))
         replies.append(scripted_reply(task.choices, turns[-1]))
-    return Dialogue(task, tuple(habits), tuple(turns), tuple(replies), shown)
+    return Dialogue(task, tuple(habits), tuple(turns), tuple(replies[: len(turns) - 1]), shown)
 
 
 def _habit(
-    known: Sequence[Choice], unknown: Sequence[Choice], mix: Mix, rng: random.Random, *, last: bool
+    known: Sequence[Choice], unknown: Sequence[Choice], mix: Mix, rng: random.Random
 ) -> Habit:
-    """What the agent does next; in its last turn it answers."""
-    if last:
-        return "guess" if unknown else "answer"
-    if not unknown:
-        return "thanks" if rng.random() < mix.thanks else "answer"
-    shares: dict[Habit, float] = {
-        "vague": mix.vague,
-        "several": mix.several,
-        "guess": mix.guess,
-        "again": mix.again,
-    }
-    shares["ask"] = 1.0 - sum(shares.values())
+    """What the agent does next."""
+    shares: dict[Habit, float] = {"again": mix.again}
+    if unknown:
+        shares |= {"vague": mix.vague, "several": mix.several, "guess": mix.guess}
+    else:
+        shares["thanks"] = mix.thanks
+    shares["ask" if unknown else "answer"] = 1.0 - sum(shares.values())
     habit = rng.choices(tuple(shares), tuple(shares.values()))[0]
     return "vague" if habit == "again" and not known else habit
 

@@ -1,0 +1,245 @@
+"""The recipe ``sweet_rl/backend`` end to end on the packaged model, its baselines and its other critics."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coterie.errors import UserError
+from coterie.progress import Silent
+from coterie.recipes.registry import recipe, settings
+from coterie.recipes.sweet_rl import SweetRL
+from coterie.recipes.sweet_settings import SweetSettings
+from coterie.reports.page import write_page
+from coterie.reports.runs import run_report
+from coterie.rollout.candidates import candidates
+from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.loop import fork, run_steps
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.view import view
+from tests.conftest import Cli
+
+SMALL = (
+    "rollout.tasks=16", "rollout.max_tokens=96", "candidates.share=0.1", "candidates.count=4",
+    "critic.train.epochs=1", "policy.train.batch_rows=16", "evaluate.tasks=4", "engine.device=cpu",
+    "rejection_ft.train.epochs=1", "multi_turn_dpo.train.epochs=1",
+)  # fmt: skip
+ROLLOUT, CANDIDATES = Step(0, "rollout"), Step(1, "rollout")
+
+
+def opened(*words: str) -> SweetRL:
+    found = recipe(settings("sweet_rl/backend", [*SMALL, *words]))
+    assert isinstance(found, SweetRL)
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A finished run of the whole method."""
+    own = opened()
+    with open_run(tmp_path_factory.mktemp("sweet") / "run", own.name, own.settings) as made:
+        run_steps(own, made, Silent())
+        yield made
+
+
+def trees(run: Run) -> Iterator[Tree]:
+    for iteration, stage in ((0, "evaluate"), (0, "rollout"), (1, "rollout"), (2, "evaluate")):
+        yield from run.store.trees(iteration, stage)
+
+
+def test_every_step_is_done_and_the_trained_policy_is_version_2(run: Run) -> None:
+    own = opened()
+    assert all(map(run.is_finished, own.steps()))
+    assert own.versions(run) == [0, 2]
+    assert run.metrics(ROLLOUT)["n"] == 48 and run.metrics(ROLLOUT)["failed"] == 0
+    assert int(run.metrics(Step(1, "train"))["steps"]) >= 1
+
+
+def test_pairs_for_the_critic_are_a_success_over_a_failure_of_the_same_task(run: Run) -> None:
+    rewards = opened().rewards(run)
+    found = run.store.selections(0, "select")
+    assert found
+    for task, selection in found:
+        tree = run.store.tree(0, "rollout", task)
+        better, worse = (tree.outcomes[leaf] for leaf in (selection.leaf, selection.rejected or ""))
+        assert rewards[task, better.sample] == 1.0 > rewards[task, worse.sample]
+
+
+def test_each_turn_of_a_dialogue_gets_its_candidates_under_its_own_prompt(run: Run) -> None:
+    own = opened()
+    played = own.played(run)
+    assert len(played) == 4  # a tenth of 48
+    assert [one.sample for one in played] == [0] * 4
+    for one in played:
+        tree = run.store.tree(1, "rollout", one.task.id)
+        turns = [turn for turn in one.path if turn.speaker.kind == "agent"]
+        groups = candidates(tree)
+        assert [len(group) for group in groups] == [4] * len(turns)
+        before = run.store.tree(0, "rollout", one.task.id)
+        for turn, group in zip(turns, groups, strict=True):
+            assert turn.sample is not None
+            (request,) = {tree.requests[c.sample.request].id for c in group if c.sample}
+            was = view(before, turn.id, "agent").segments[-1].ids
+            now = view(tree, group[0].id, "agent").segments[-1].ids
+            assert now[: len(now) - len(group[0].ids)] == was[: len(was) - len(turn.ids)]
+            assert tree.requests[request].agent == "agent"
+
+
+def test_every_candidate_has_an_advantage_and_no_pair_inverts_it(run: Run) -> None:
+    own = opened()
+    key = own.fingerprint(Step(1, "reward"))
+    found = run.store.selections(1, "select")
+    assert found
+    for task, selection in found:
+        tree = run.store.tree(1, "rollout", task)
+        groups = candidates(tree)
+        nodes = [turn.id for group in groups for turn in group]
+        scores = run.store.credit(key, "advantage", nodes)
+        assert set(scores) == set(nodes)
+        assert selection.rejected is not None
+        assert scores[selection.leaf] > scores[selection.rejected]
+        assert tree.turns[selection.leaf].parent == tree.turns[selection.rejected].parent
+
+
+def test_the_reference_is_in_the_critics_rows_and_in_no_prompt_of_the_policy(run: Run) -> None:
+    own = opened()
+    model = own.load_policy(run, 0)
+    decode = model.renderer.decode
+    seen = 0
+    for tree in trees(run):
+        reference = run.store.task(tree.task).secrets["reference"].reveal("critic")
+        lines = [line for line in reference.splitlines() if "xs = " in line]
+        for turn in tree.turns.values():
+            if turn.sample is not None:
+                segment = view(tree, turn.id, "agent").segments[-1]
+                mine = "".join(t.text for t in tree.path(turn.id) if t.speaker.kind == "agent")
+                prompt = decode(segment.ids)
+                # What the agent guessed itself may be right; nothing else may say it.
+                assert "Reference:" not in prompt
+                assert all(line in mine for line in lines if line in prompt)
+                seen += 1
+    assert seen > 100
+    for tree, selection in own._selected(run, 0):
+        reference = run.store.task(tree.task).secrets["reference"].reveal("critic")
+        shown = own.shown(run, tree, selection.leaf, model)
+        assert reference in decode(shown.segments[0].ids)
+        plain = view(tree, selection.leaf, "agent")
+        assert [p.turn.ids for s in shown.segments for p in s.pieces if p.turn] == [
+            p.turn.ids for s in plain.segments for p in s.pieces if p.turn
+        ]
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(run: Run, tmp_path: Path) -> None:
+    own = opened()
+
+    class Ends(Exception):
+        pass
+
+    class EndsAt(Silent):
+        """Breaks off in the middle of a stage."""
+
+        def __init__(self, stage: str) -> None:
+            self.stage, self.on = stage, False
+
+        def start(self, total: int, what: str) -> None:
+            self.on = what.startswith(self.stage)
+
+        def advance(self, count: int, **_: float) -> None:
+            if self.on and count:
+                raise Ends
+
+    for stage in ("rollout 0", "candidates 1", "advantages 1"):
+        with (
+            open_run(tmp_path / "run", own.name, own.settings) as made,
+            pytest.raises(Ends),
+        ):
+            run_steps(own, made, EndsAt(stage))
+    with open_run(tmp_path / "run", own.name, own.settings) as made:
+        run_steps(own, made, Silent())
+        for step in (Step(0, "train"), Step(1, "train")):
+            assert made.metrics(step)["weights"] == run.metrics(step)["weights"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("method=rejection_ft",),
+        ("method=multi_turn_dpo",),
+        ("critic.privileged=false",),
+        ("critic.objective.normalise=none",),
+        ("critic.kind=regression",),
+        ("critic.kind=classifier",),
+        ("critic.kind=judge", "critic.judge.max_tokens=4"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_baselines_and_ablations_go_on_from_the_same_dialogues(
+    run: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    own = opened(*words)
+    kept = fork(own, run.folder, tmp_path / "run", own.settings)
+    assert {Step(0, "evaluate"), ROLLOUT} <= set(kept)
+    with open_run(tmp_path / "run", own.name, own.settings) as made:
+        run_steps(own, made, Silent())
+        assert own.versions(made) == [0, own.settings.rounds]
+        last = own.settings.rounds - 1
+        policy = made.metrics(Step(last, "train"))["weights"]
+        assert policy != run.metrics(Step(1, "train"))["weights"]
+        if own.settings.method == "sweet":
+            assert CANDIDATES in kept
+
+
+def test_the_report_shows_the_dialogues(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    write_page(run_report(opened(), run), page)
+    text = page.read_text()
+    assert "sweet_rl/backend" in text and "The signature of the function is" in text
+
+
+def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
+    said = cli(
+        *("evaluate", "persona", "policy=tiny-persona", f"critic={run.folder}", "best_of=3"),
+        *("temperature=1", "tasks=3", "max_tokens=96"),
+    )
+    assert said.code == 0, said.err
+    (row,) = json.loads(said.out.splitlines()[-1])["rows"]
+    assert row["n"] == 3 and row["failed"] == 0 and row["turns"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["rollout.repeats=1"], "leaves no pair"),
+        (["critic.kind=regression", "critic.train.method=lora"], "trains all weights"),
+        (["critic.judge=smollm2"], "critic.judge is for critic.kind=judge"),
+        (["person=http://127.0.0.1:1/v1"], "give a server as url=URL"),
+    ],
+)
+def test_what_cannot_work_is_refused(words: list[str], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        settings("sweet_rl/backend", words)
+
+
+def test_a_world_without_a_script_needs_somebody_to_play_the_person() -> None:
+    words = ["dataset=colbench_code", "data.source=sample", "model=tiny-persona"]
+    with pytest.raises(UserError, match="nobody plays the person"):
+        recipe(settings("sweet_rl/backend", words)).check()
+
+
+def test_the_papers_values() -> None:
+    own = settings("sweet_rl/backend", ["dataset=colbench_code"])
+    assert isinstance(own, SweetSettings)
+    trainings = (
+        own.critic.train,
+        own.policy.train,
+        own.rejection_ft.train,
+        own.multi_turn_dpo.train,
+    )
+    assert [t.learning_rate for t in trainings] == [2e-7] * 4
+    assert [t.batch_rows for t in trainings] == [8, 8, 32, 8]
+    assert [t.epochs for t in trainings] == [4, 1, 4, 4]
+    for objective in (own.critic.objective, own.policy.objective, own.multi_turn_dpo.objective):
+        assert (objective.beta, objective.nll) == (0.1, 0.01)
+    assert (own.candidates.share, own.candidates.count, own.pairs.count) == (0.1, 16, 4)
+    assert own.rollout.tasks * own.rollout.repeats == 15_000
