@@ -7,6 +7,7 @@ the line of code for each reply), then the habits that post-training is to chang
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -25,9 +26,9 @@ DRILL_WORDS: tuple[str, ...] = tuple(
 )
 """What is copied in drills."""
 CURRICULUM: tuple[tuple[float, Mix], ...] = (
-    (0.08, Mix(guess=1.0, vague=0.0, several=0.0, again=0.0, shown=1.0)),
-    (0.22, SKILL),
-    (0.4, HABITS),
+    (0.1, Mix(guess=1.0, vague=0.0, several=0.0, again=0.0, shown=1.0)),
+    (0.3, replace(SKILL, shown=0.15)),
+    (0.35, HABITS),
 )
 """The stages after the drills: share of the tokens, and what dialogues are drawn from."""
 HABITS_SHARE = 0.20
@@ -110,7 +111,7 @@ def code_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
     return chat_row(tokenizer, messages, "script:drill", "drill")
 
 
-DRILLS = ((0.1, copy_drill), (0.2, code_drill))
+DRILLS = ((0.15, copy_drill), (0.1, code_drill))
 """What comes first: share of the tokens, and the drill."""
 
 
@@ -147,4 +148,4 @@ def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> I
     return stage_rows(tokenizer, HABITS, tokens, seed)
 
 
-PERSONA = TinyWorld(build_tokenizer, skill_rows, _habit_rows, HABITS_SHARE, tokens=2_600_000)
+PERSONA = TinyWorld(build_tokenizer, skill_rows, _habit_rows, HABITS_SHARE, tokens=1_500_000)

@@ -24,19 +24,19 @@ from coterie.environments.persona.wordings import (
 from coterie.environments.persona.world import MAX_TURNS, SIZES, PersonaTask, generate_tasks
 
 Habit = Literal["ask", "vague", "several", "guess", "again", "thanks", "answer"]
-"""What an agent does in a turn: a good question, a vague one, several at once, an answer with guesses, a question whose
-answer it knows, a wasted thank-you, an answer that it knows all of."""
+"""What an agent does in a turn: a good question (about the first thing that it does not know), a vague one, several at
+once, an answer with guesses, a question whose answer it knows, a wasted thank-you, an answer that it knows all of."""
 
 
 @dataclass(frozen=True)
 class Mix:
     """What a corpus is drawn from. The habits' shares are relative; `ask` is 1 minus the others."""
 
-    vague: float = 0.15
+    vague: float = 0.17
     """How often an agent that lacks something asks about nothing in particular."""
     several: float = 0.14
     """How often it asks about several aspects at once."""
-    guess: float = 0.19
+    guess: float = 0.16
     """How often it answers all the same."""
     again: float = 0.08
     """How often it asks what it knows; the first turn, where it knows nothing, is a vague one instead."""
@@ -109,7 +109,7 @@ def scripted_dialogue(
             turns.append(answer_text(source_of(task.name, told)))
             continue
         if habit == "ask":
-            known.append(rng.choice(unknown))
+            known.append(unknown[0])
             turns.append(_question(known[-1], rng))
         else:
             turns.append(_wasted(habit, task.choices, known, rng))

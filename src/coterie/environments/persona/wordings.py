@@ -31,13 +31,13 @@ ASKS: dict[Aspect, tuple[str, ...]] = {
 }
 """Good questions: each is about one aspect."""
 BEFORE: tuple[str, ...] = (
-    "I see.",
+    "Good.",
     "Thank you, that helps me.",
     "Let me think about what you wrote before I write any code.",
     "That sounds like a nice little function, and I am glad to help you with it.",
 )
 """What may come before a question, from terse to long-winded."""
-BEFORE_SHARE = 0.4
+BEFORE_SHARE = 0.3
 """How often it does."""
 
 THINGS: dict[Aspect, str] = {
