@@ -164,11 +164,11 @@ def test_the_scripted_wordings_are_understood():
     assert not any(map(aspects_named, (*VAGUE, *THANKS)))
 
 
-def test_habits_vary_turn_by_turn_and_a_third_of_the_dialogues_end_right():
+def test_habits_vary_turn_by_turn_and_less_than_half_of_the_dialogues_end_right():
     counts = Counter(habit for d in DIALOGUES for habit in d.habits)
     assert set(counts) == {"ask", "vague", "several", "guess", "again", "thanks", "answer"}
     unaided = [d for d in DIALOGUES if not d.shown]
-    assert 0.25 < sum(d.right for d in unaided) / len(unaided) < 0.4
+    assert 0.3 < sum(d.right for d in unaided) / len(unaided) < 0.5
     assert max(len(d.turns) for d in DIALOGUES) == MAX_TURNS
     assert all(ANSWER_MARK in d.turns[-1] for d in DIALOGUES)
     assert not any(ANSWER_MARK in said for d in DIALOGUES for said in d.turns[:-1])
@@ -229,7 +229,7 @@ def test_rows_are_what_the_chat_template_renders_and_target_own_turns_only(token
 
 
 def test_the_packaged_model_writes_the_function_that_it_was_told():
-    assert share_right_when_all_is_told("tiny-persona") > 0.85
+    assert share_right_when_all_is_told("tiny-persona") > 0.75
 
 
 def share_right_when_all_is_told(model: str) -> float:

@@ -32,6 +32,7 @@ CURRICULUM: tuple[tuple[float, Mix], ...] = (
 )
 """The stages after the drills: share of the tokens, and what dialogues are drawn from."""
 HABITS_SHARE = 0.20
+"""Tokens of the second phase as a share of the first."""
 
 
 def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
