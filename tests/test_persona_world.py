@@ -170,7 +170,9 @@ def test_habits_vary_turn_by_turn_and_less_than_half_of_the_dialogues_end_right(
     unaided = [d for d in DIALOGUES if not d.shown]
     assert 0.3 < sum(d.right for d in unaided) / len(unaided) < 0.5
     assert max(len(d.turns) for d in DIALOGUES) == MAX_TURNS
-    assert all(ANSWER_MARK in d.turns[-1] for d in DIALOGUES)
+    ended = [d for d in DIALOGUES if d.habits[-1] in ("answer", "guess")]
+    assert 0.8 < len(ended) / len(DIALOGUES) < 0.9  # the others ran out of turns
+    assert all((ANSWER_MARK in d.turns[-1]) == (d in ended) for d in DIALOGUES)
     assert not any(ANSWER_MARK in said for d in DIALOGUES for said in d.turns[:-1])
 
 
@@ -182,7 +184,7 @@ def test_good_questions_lead_to_the_right_answer():
 
 def test_the_script_uses_nothing_that_it_was_not_told():
     """An unaided agent that guesses is right about what it asked for; the rest is drawn."""
-    for d in (d for d in DIALOGUES if not d.shown):
+    for d in (d for d in DIALOGUES if not d.shown and d.habits[-1] in ("answer", "guess")):
         for choice in d.task.choices:
             if choice.told in d.replies:
                 assert f"    {choice.code}\n" in d.turns[-1]
@@ -196,9 +198,9 @@ def test_dialogues_with_the_reference_in_the_prompt_answer_with_it():
     for d in shown:
         assert d.prompt == SYSTEM_PROMPT + with_reference(d.task.reference)
         assert d.prompt.endswith(f"\nReference:\n{d.task.reference}")
-        assert d.right
+        assert d.right or d.habits[-1] not in ("answer", "guess")
     assert all(d.prompt == SYSTEM_PROMPT for d in DIALOGUES if not d.shown)
-    assert {d.habits[-1] for d in shown} == {"guess", "answer"}
+    assert {d.habits[-1] for d in shown} >= {"guess", "answer"}
 
 
 def test_texts_survive_encoding_and_decoding_to_the_last_space(tokenizer):
