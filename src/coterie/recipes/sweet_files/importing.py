@@ -265,12 +265,12 @@ class _Import:
 
 
 def _repeats(rows: Trajectories) -> int:
-    """How many times the first row's task comes, if the others come as often."""
+    """How many times the first row's task should come, by where it comes again."""
     if not rows:
         return 1
     first = rows[0].task.problem_description
     again = (n for n in range(1, len(rows)) if rows[n].task.problem_description == first)
-    return len(rows) // next(again, len(rows))
+    return -(-len(rows) // next(again, len(rows)))
 
 
 def _check(
