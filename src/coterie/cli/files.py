@@ -13,6 +13,8 @@ from coterie.errors import UserError
 
 if TYPE_CHECKING:
     from coterie.recipes.optima_files.records import Lines
+    from coterie.recipes.settings import RecipeSettings
+    from coterie.recipes.sweet_rl import SweetRL
 
 RECORD = "record"
 
@@ -153,6 +155,93 @@ def import_optima(
     else:
         _import_dialogues(lines, folder, words or [], recipe, console, rewarded=found == "rewarded")
     print(folder)
+
+
+@export_app.command("sweet_rl")
+def export_sweet_rl(
+    folder: Run,
+    out: Annotated[Path, typer.Option(help="Folder for the files.")],
+) -> None:
+    """Write a run's dialogues and pairs as the files of SWEET-RL's released code: `trajectories.jsonl`,
+    `critic_preferences.jsonl` and `policy_preferences.jsonl`, as far as the run has got.
+
+    The files hold the references, which no policy may see, as the originals do.
+
+    Example:
+
+        coterie export sweet_rl runs/sweet --out files
+    """
+    from coterie.recipes.registry import settings
+    from coterie.recipes.sweet_files.exporting import export_run
+    from coterie.runs.folder import open_run, read_config
+
+    name, stored = read_config(folder)
+    own = _sweet_rl(settings(name, (), stored))
+    with open_run(folder, name, own.settings, write=False) as run:
+        done = export_run(own, run, out)
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"tasks: {done.tasks:,}")
+    if done.incomplete:
+        console.print(f"left out, for some of their dialogues failed: {done.incomplete:,} tasks")
+    for path in done.files:
+        print(path)
+
+
+@import_app.command("sweet_rl")
+def import_sweet_rl(
+    file: Annotated[Path, typer.Argument(help="A file of trajectories.")],
+    folder: Annotated[Path, typer.Option(help="Run folder to make.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the run.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Dialogues of each task; default: as the file shows.", min=1)
+    ] = None,
+) -> None:
+    """Make a run of a file of trajectories of SWEET-RL's released code, to go on from.
+
+    Its dialogues become those of round 0, so that the critic comes next. Dialogues without a `reward` are
+    graded in the sandbox. A broken line is named by its number, and nothing is made. The person who is
+    named is for the evaluation.
+
+    Example:
+
+        coterie import sweet_rl colbench_code_offline_15k_llama8b.jsonl --folder runs/theirs person=MODEL
+    """
+    from coterie.recipes.registry import settings
+    from coterie.recipes.sweet_files.importing import import_trajectories, survey
+    from coterie.recipes.sweet_files.records import Trajectories
+
+    rows = Trajectories(file)
+    found = survey(rows, repeats)
+    sizes = [f"rollout.tasks={found.tasks}", f"rollout.repeats={found.repeats}"]
+    own = _sweet_rl(settings("sweet_rl/backend", ["dataset=colbench_code", *sizes, *(words or [])]))
+    console = Console(stderr=True, soft_wrap=True)
+    done = import_trajectories(rows, own, folder, ConsoleProgress(console), found=found)
+    console.print(f"tasks: {done.tasks:,}, dialogues: {done.dialogues:,}")
+    if found.without_reward:
+        console.print(f"without a reward, graded here: {found.without_reward:,}")
+    if done.failed:
+        console.print(f"recorded as failed: {done.failed:,}")
+    if done.held_out:
+        console.print(f"left out, for they are held out in this run: {done.held_out:,} tasks")
+    console.print(
+        f"go on with: coterie select {folder}, or coterie run {own.name} --folder {folder}"
+    )
+    print(folder)
+
+
+def _sweet_rl(settings: "RecipeSettings") -> "SweetRL":
+    """The recipe; ``UserError`` for settings of another one."""
+    from coterie.recipes.sweet_rl import SweetRL
+    from coterie.recipes.sweet_settings import SweetSettings
+
+    if not isinstance(settings, SweetSettings):
+        raise UserError(
+            f"this is a run of {settings.recipe}, not of {SweetSettings.recipe}",
+            "`coterie export RUN FILE` writes any run",
+        )
+    return SweetRL(settings)
 
 
 def _import_dialogues(

@@ -147,16 +147,16 @@ def updates_of(rows: int, training: TrainingSettings) -> int:
 def check_disjoint(train: list[Task], heldout: list[Task]) -> None:
     """Refuse a world in which a held-out task is a training task, by id or by content."""
     ids = {task.id for task in train}
-    contents = set(map(_content, train))
+    contents = set(map(content_of, train))
     for task in heldout:
-        if task.id in ids or _content(task) in contents:
+        if task.id in ids or content_of(task) in contents:
             raise UserError(
                 f"held-out task {task.id} is also a training task",
                 "mend the environment's splits: a score on trained tasks says nothing",
             )
 
 
-def _content(task: Task) -> str:
+def content_of(task: Task) -> str:
     """What makes a task what it is: what is shown, and where people want different things with the same
     words, the reference."""
     reference = task.secrets.get(REFERENCE)

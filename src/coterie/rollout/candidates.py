@@ -83,15 +83,23 @@ class Branching:
 
 
 def again_said(ask: Ask, memory: Memory, turn: Turn, voice: TokenVoice) -> Said:
-    """A sampled turn said again: the same ids, under the same prompt in another tree."""
-    assert turn.sample is not None, "turns of a policy are sampled"
+    """A turn said again, sampled or recorded: the same ids, under the same prompt in another tree."""
     prompt = voice.render(ask.shown, ask.tree, ask.agent)
     request = Request.make(
         ask.agent, ask.parent, memory.turn, prompt, ask.shown, memory.ids, memory.messages
     )
-    sample = replace(turn.sample, request=request.id)
-    again = make_turn(ask.parent, turn.speaker, turn.parts, sample=sample, draw=turn.draw)
-    return Said(again, request, sample.finish == "length", len(turn.ids))
+    sample = None if turn.sample is None else replace(turn.sample, request=request.id)
+    again = make_turn(
+        ask.parent,
+        turn.speaker,
+        turn.parts,
+        ids=turn.ids,
+        sample=sample,
+        author=turn.author,
+        draw=turn.draw,
+        request=None if sample else request.id,
+    )
+    return Said(again, request, sample is not None and sample.finish == "length", len(turn.ids))
 
 
 def candidates(tree: Tree) -> list[list[Turn]]:

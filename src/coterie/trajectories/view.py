@@ -51,14 +51,19 @@ class View:
 
 def view(tree: Tree, leaf: str, agent: str) -> View:
     """The view of ``agent`` on the path to ``leaf``, as recorded."""
+    return View(agent, leaf, assemble(prompts(tree, leaf, agent)))
+
+
+def prompts(tree: Tree, leaf: str, agent: str) -> list[tuple[tuple[int, ...], Turn]]:
+    """(prompt ids, turn) of the turns of ``agent`` on the path to ``leaf`` that have a prompt, oldest first."""
     running: tuple[int, ...] = ()
-    prompts = []
+    found = []
     for turn in _own(tree, leaf, agent):
         request = tree.requests[turn.prompt]  # type: ignore[index]
         prompt = running[: request.keep] + request.ids
-        prompts.append((prompt, turn))
+        found.append((prompt, turn))
         running = prompt + turn.ids
-    return View(agent, leaf, assemble(prompts))
+    return found
 
 
 def recontext(tree: Tree, leaf: str, agent: str, *, name: str, edit: Edit, render: Render) -> View:
@@ -67,11 +72,11 @@ def recontext(tree: Tree, leaf: str, agent: str, *, name: str, edit: Edit, rende
     Sampled tokens stay as they are; the behaviour log-probs no longer apply. ``name`` marks every
     row made from it.
     """
-    prompts = []
+    edited = []
     for turn in _own(tree, leaf, agent):
         messages = edit(tree.messages(tree.requests[turn.prompt]))  # type: ignore[index]
-        prompts.append((render(messages, tree, agent), turn))
-    return View(agent, leaf, assemble(prompts), context=name)
+        edited.append((render(messages, tree, agent), turn))
+    return View(agent, leaf, assemble(edited), context=name)
 
 
 def assemble(prompts: Sequence[tuple[tuple[int, ...], Turn]]) -> tuple[Segment, ...]:

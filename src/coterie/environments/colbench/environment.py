@@ -23,9 +23,13 @@ class Backend(Coding):
         found = []
         for row in self._rows.draw(split, count, seed, iteration):
             assert isinstance(row, CodeRow), "this data set has rows of code"
-            calls = row.tests if self.mode == "legacy" else [compared(call) for call in row.tests]
-            found.append(coding_task(f"{self.name}-{row.id}", row.question, row.answer, calls))
+            found.append(self.task(row))
         return found
+
+    def task(self, row: CodeRow) -> Task:
+        """The task of a row, whether or not the data set has it."""
+        calls = row.tests if self.mode == "legacy" else [compared(call) for call in row.tests]
+        return coding_task(f"{self.name}-{row.id}", row.question, row.answer, calls)
 
 
 def compared(call: str) -> str:

@@ -204,6 +204,10 @@ class Trajectories(Sequence[TrajectoryRow]):
         line = LineFile(self.path)
         return line.validated(number, line.parsed(number, data), TrajectoryRow)
 
+    def broken(self, index: int, reason: str) -> UserError:
+        """The error that names the line of a row."""
+        return LineFile(self.path).broken(self._lines[index][0], reason)
+
 
 def blocks(rows: Sequence[TrajectoryRow], repeats: int) -> Iterator[tuple[TrajectoryRow, ...]]:
     """The repeats of each task, task by task.
