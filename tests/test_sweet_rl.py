@@ -9,6 +9,7 @@ import pytest
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe, settings
+from coterie.recipes.sweet_data import PRIVILEGED, played, seen, selected
 from coterie.recipes.sweet_rl import SweetRL
 from coterie.recipes.sweet_settings import SweetSettings
 from coterie.reports.page import write_page
@@ -68,10 +69,10 @@ def test_pairs_for_the_critic_are_a_success_over_a_failure_of_the_same_task(run:
 
 def test_each_turn_of_a_dialogue_gets_its_candidates_under_its_own_prompt(run: Run) -> None:
     own = opened()
-    played = own.played(run)
-    assert len(played) == 4  # a tenth of 48
-    assert [one.sample for one in played] == [0] * 4
-    for one in played:
+    dialogues = played(run, own.settings.candidates.share)
+    assert len(dialogues) == 4  # a tenth of 48
+    assert [one.sample for one in dialogues] == [0] * 4
+    for one in dialogues:
         tree = run.store.tree(1, "rollout", one.task.id)
         turns = [turn for turn in one.path if turn.speaker.kind == "agent"]
         groups = candidates(tree)
@@ -106,7 +107,7 @@ def test_the_reference_is_in_the_critics_rows_and_in_no_prompt_of_the_policy(run
     own = opened()
     model = own.load_policy(run, 0)
     decode = model.renderer.decode
-    seen = 0
+    count = 0
     for tree in trees(run):
         reference = run.store.task(tree.task).secrets["reference"].reveal("critic")
         lines = [line for line in reference.splitlines() if "xs = " in line]
@@ -118,11 +119,12 @@ def test_the_reference_is_in_the_critics_rows_and_in_no_prompt_of_the_policy(run
                 # What the agent guessed itself may be right; nothing else may say it.
                 assert "Reference:" not in prompt
                 assert all(line in mine for line in lines if line in prompt)
-                seen += 1
-    assert seen > 100
-    for tree, selection in own._selected(run, 0):
-        reference = run.store.task(tree.task).secrets["reference"].reveal("critic")
-        shown = own.shown(run, tree, selection.leaf, model)
+                count += 1
+    assert count > 100
+    for tree, selection in selected(run, 0):
+        task = run.store.task(tree.task)
+        reference = task.secrets["reference"].reveal("critic")
+        shown = seen(task, tree, selection.leaf, PRIVILEGED, model)
         assert reference in decode(shown.segments[0].ids)
         plain = view(tree, selection.leaf, "agent")
         assert [p.turn.ids for s in shown.segments for p in s.pieces if p.turn] == [

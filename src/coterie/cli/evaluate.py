@@ -28,7 +28,8 @@ from coterie.models.loading import resolve as resolve_model
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings as recipe_settings
 from coterie.recipes.sweet_critic import open_critic
-from coterie.recipes.sweet_rl import FIRST, SECOND, SweetRL
+from coterie.recipes.sweet_data import FIRST
+from coterie.recipes.sweet_rl import SECOND, SweetRL
 from coterie.rollout.best_of import BestOfVoice
 from coterie.rollout.voices import TextVoice, TokenVoice, Voice
 from coterie.runs.benchmark import PRESETS, BenchmarkSettings, evaluate, store_name

@@ -1,4 +1,4 @@
-"""The step critic of ``sweet_rl``: its training, and its advantages of candidates. Kinds: see ``CriticSettings``."""
+"""The step critic of ``sweet_rl``: its advantages of candidates. Kinds: see ``CriticSettings``."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -9,31 +9,19 @@ from typing import TYPE_CHECKING, Protocol
 from coterie.engines.chat_model import open_chat
 from coterie.environments.coding import CRITIC
 from coterie.environments.person import REFERENCE
-from coterie.models.heads import add_head, load_head
+from coterie.models.heads import load_head
 from coterie.models.loading import LoadedModel
 from coterie.models.packing import CostRule
-from coterie.progress import Progress
-from coterie.recipes.base import trained_metrics
+from coterie.recipes.sweet_data import FIRST, critic_prompt
 from coterie.rewards.judge import Judge, Situation
 from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
 from coterie.runs.folder import Run
-from coterie.training.classifier import Classifier
-from coterie.training.dpo import DPO
-from coterie.training.loop import train
-from coterie.training.reference import with_reference
-from coterie.training.regression import Regression
-from coterie.trajectories.item import Metrics
-from coterie.trajectories.labelled import Labelled, labelled
-from coterie.trajectories.pair import Pair
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
 
 if TYPE_CHECKING:
     from coterie.recipes.sweet_rl import SweetRL
-
-FIRST = 0
-"""The round in which it is trained."""
 
 
 class TurnCritic(Protocol):
@@ -50,10 +38,11 @@ class TurnCritic(Protocol):
 class TrainedCritic:
     """A critic of tokens, shown each turn's prompt as the settings say."""
 
-    recipe: "SweetRL"
     step: StepCritic
     model: LoadedModel
     """Renders prompts."""
+    privileged: bool
+    """Whether these hold the reference."""
 
     async def advantages(
         self, task: Task, tree: Tree, groups: Sequence[Sequence[Turn]]
@@ -61,7 +50,8 @@ class TrainedCritic:
         """Those of all turns at once."""
         scored = (
             self.step.advantages(
-                self.recipe.context(task, tree, group[0], self.model), [turn.ids for turn in group]
+                critic_prompt(task, tree, group[0], self.model, privileged=self.privileged),
+                [turn.ids for turn in group],
             )
             for group in groups
         )
@@ -119,46 +109,4 @@ async def open_critic(recipe: "SweetRL", run: Run) -> AsyncIterator[TurnCritic]:
         load_head(critic.model, run.training_folder(FIRST) / "final")
         rule = CostRule.of(critic.model)
         step = HeadCritic(critic, "mean" if s.kind == "regression" else "last", rule)
-    yield TrainedCritic(recipe, step, critic)
-
-
-def train_critic(
-    recipe: "SweetRL", run: Run, model: LoadedModel, pairs: Sequence[Pair], progress: Progress
-) -> Metrics:
-    """Train the critic of round 0 on pairs of dialogues (a value function: on all dialogues)."""
-    s = recipe.settings.critic
-    own, folder = recipe.seeded(s.train, FIRST), run.training_folder(FIRST)
-    if s.kind == "classifier":
-        return _foretell(recipe, run, model, progress)
-    if s.kind == "regression":
-        add_head(model.model)
-        report = train(model.model, pairs, own, folder, objective=Regression(), progress=progress)
-    else:
-        known = with_reference(
-            model.model,
-            pairs,
-            own,
-            folder / "reference",
-            normalise=s.objective.normalise,
-            progress=progress,
-        )
-        report = train(
-            model.model, known, own, folder, objective=DPO(s.objective), progress=progress
-        )
-    sides = (side for pair in pairs for side in (pair.chosen, pair.rejected))
-    return trained_metrics(
-        report, sum(row.target_count for side in sides for row in side) * own.epochs
-    )
-
-
-def _foretell(recipe: "SweetRL", run: Run, model: LoadedModel, progress: Progress) -> Metrics:
-    own, folder = recipe.seeded(recipe.settings.critic.train, FIRST), run.training_folder(FIRST)
-    items: list[Labelled] = []
-    for tree in run.store.trees(FIRST, "rollout"):
-        for outcome, _ in tree.trajectories():
-            shown = recipe.shown(run, tree, outcome.leaf, model)
-            items.append(labelled(shown, outcome.score >= 1, group=tree.task))
-    add_head(model.model)
-    report = train(model.model, items, own, folder, objective=Classifier(), progress=progress)
-    targets = sum(row.target_count for item in items for row in item.rows)
-    return trained_metrics(report, targets * own.epochs)
+    yield TrainedCritic(step, critic, s.privileged)

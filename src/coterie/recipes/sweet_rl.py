@@ -21,44 +21,36 @@ tokens under one context by critic and reference alike; losses have only the age
 reference stands in the system prompt, not before it.
 """
 
-from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from coterie.engines.protocol import EngineGone
-from coterie.environments.coding import AGENT, CRITIC, Coding, with_reference
+from coterie.engines.protocol import EngineError, EngineGone
+from coterie.environments.coding import AGENT, Coding
 from coterie.environments.registry import coding_environment
 from coterie.environments.services import Services, services_of
 from coterie.errors import UserError
-from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
-from coterie.recipes.base import PolicyRecipe, trained_metrics
+from coterie.recipes.base import PolicyRecipe
 from coterie.recipes.plan import Plan
-from coterie.recipes.sweet_critic import open_critic, train_critic
+from coterie.recipes.sweet_critic import open_critic
+from coterie.recipes.sweet_data import FIRST, PRIVILEGED, pairs, played, rewards
 from coterie.recipes.sweet_plan import sweet_plan
-from coterie.recipes.sweet_settings import PolicySettings, SweetSettings
+from coterie.recipes.sweet_settings import SweetSettings
+from coterie.recipes.sweet_training import imitate, prefer, train_critic
 from coterie.rollout.candidates import Branching, Played, candidates
 from coterie.rollout.episodes import Episode
 from coterie.rollout.flight import in_flight
 from coterie.runs.folder import Run, Step
 from coterie.selection.ranked import ranked_pairs, trajectory_pairs
-from coterie.training.dpo import DPO
-from coterie.training.loop import train
-from coterie.training.reference import with_reference as with_reference_logprobs
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.pair import Pair, trajectory_pair, turn_pair
-from coterie.trajectories.row import Row, rows
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn, digest
-from coterie.trajectories.view import View, recontext, view
+from coterie.trajectories.turn import digest
 
-PRIVILEGED = "with_reference"
-"""Name of the recontext rule of the critic's rows."""
-FIRST, SECOND = 0, 1
-"""The rounds."""
+SECOND = 1
+"""The round of the policy."""
 
 
 class SweetRL(PolicyRecipe):
@@ -169,11 +161,12 @@ class SweetRL(PolicyRecipe):
     def select(self, run: Run) -> Metrics:
         """Pairs of a success and a failure on one task; for ``rejection_ft`` all successes."""
         chosen: list[Selection] = []
-        trees = list(run.store.trees(FIRST, "rollout"))
+        count = 0
         context = PRIVILEGED if self._critical and self.settings.critic.privileged else None
-        rewards = self.rewards(run)
-        for tree in trees:
-            of_task = [(o.leaf, rewards[tree.task, o.sample]) for o, _ in tree.trajectories()]
+        shares = rewards(run)
+        for tree in run.store.trees(FIRST, "rollout"):
+            count += 1
+            of_task = [(o.leaf, shares[tree.task, o.sample]) for o, _ in tree.trajectories()]
             if self.settings.method == "rejection_ft":
                 chosen += [Selection(leaf, AGENT) for leaf, reward in of_task if reward >= 1]
             else:
@@ -183,7 +176,7 @@ class SweetRL(PolicyRecipe):
                 ]
         if not run.store.finished(ItemKey(FIRST, "select", "")):
             run.store.select(FIRST, "select", chosen)
-        return {"tasks": len(trees), "selected": len(chosen)}
+        return {"tasks": count, "selected": len(chosen)}
 
     async def branch(self, run: Run, progress: Progress) -> Metrics:
         """Candidates for the turns of the first dialogues, in the order of tasks and samples."""
@@ -193,18 +186,25 @@ class SweetRL(PolicyRecipe):
             self.environment, voice, SECOND, "rollout", s.candidates.count, s.seed
         )
         finished = run.store.finished_keys(SECOND, "rollout")
-        left = [one for one in self.played(run) if (one.task.id, one.key) not in finished]
+        left = [
+            one for one in played(run, s.candidates.share) if (one.task.id, one.key) not in finished
+        ]
         stats, before = voice.engine.stats, voice.engine.stats.sampled_tokens
         progress.start(len(left), f"candidates {SECOND}")
 
-        async def one(played: Played) -> tuple[Played, Tree]:
-            return played, await branching.branch(played)
+        async def one(dialogue: Played) -> tuple[Played, Tree | None, str | None]:
+            try:
+                return dialogue, await branching.branch(dialogue), None
+            except EngineGone:
+                raise
+            except EngineError as error:
+                return dialogue, None, str(error)
 
         try:
-            async for played, tree in in_flight(map(one, left), s.candidates.in_flight):
-                count = sum(map(len, candidates(tree)))
-                key = ItemKey(SECOND, "rollout", played.task.id, played.key)
-                run.store.finish(key, tree=tree, metrics={"candidates": count})
+            async for done, tree, failure in in_flight(map(one, left), s.candidates.in_flight):
+                count = 0 if tree is None else sum(map(len, candidates(tree)))
+                key = ItemKey(SECOND, "rollout", done.task.id, done.key)
+                run.store.finish(key, tree=tree, metrics={"candidates": count}, failure=failure)
                 progress.advance(1, sampled_tokens=stats.sampled_tokens - before)
         except EngineGone as error:
             raise UserError(
@@ -214,7 +214,9 @@ class SweetRL(PolicyRecipe):
         finally:
             progress.close()
         found = [m for key, m in run.store.metrics(SECOND, "rollout").items() if key.task]
-        return {"dialogues": len(found), "candidates": sum(int(m["candidates"]) for m in found)}
+        failed = sum(key.stage == "rollout" for key, _ in run.store.failures(SECOND))
+        count = sum(int(metrics["candidates"]) for metrics in found)
+        return {"dialogues": len(found), "failed": failed, "candidates": count}
 
     async def reward(self, run: Run, progress: Progress) -> Metrics:
         """The critic's advantage of every candidate, as credit."""
@@ -224,20 +226,25 @@ class SweetRL(PolicyRecipe):
         progress.start(len(trees), f"advantages {SECOND}")
         async with open_critic(self, run) as critic:
 
-            async def one(tree: Tree) -> tuple[Tree, list[Credit], Metrics]:
-                task = run.store.task(tree.task)
+            async def one(tree: Tree) -> tuple[Tree, list[Credit], str | None]:
                 found = candidates(tree)
-                scored = await critic.advantages(task, tree, found)
+                try:
+                    scored = await critic.advantages(run.store.task(tree.task), tree, found)
+                except EngineGone:
+                    raise
+                except EngineError as error:
+                    return tree, [], str(error)
                 credit = [
                     Credit(turn.id, "advantage", value, settings)
                     for turns, values in zip(found, scored, strict=True)
                     for turn, value in zip(turns, values, strict=True)
                 ]
-                return tree, credit, {"turns": len(found)}
+                return tree, credit, None
 
-            async for tree, credit, metrics in in_flight(map(one, trees), 8):
+            async for tree, credit, failure in in_flight(map(one, trees), 8):
                 key = ItemKey(SECOND, "reward", tree.task)
-                run.store.finish(key, credit=credit, metrics=metrics)
+                metrics = {"turns": 0 if failure else len(candidates(tree))}
+                run.store.finish(key, credit=credit, metrics=metrics, failure=failure)
                 progress.advance(1)
         progress.close()
         found = [m for key, m in run.store.metrics(SECOND, "reward").items() if key.task]
@@ -253,6 +260,8 @@ class SweetRL(PolicyRecipe):
             nodes = [turn.id for group in found for turn in group]
             scores = run.store.credit(settings, "advantage", nodes)
             for group in found:
+                if any(turn.id not in scores for turn in group):
+                    continue  # the critic failed on this task, which its item says
                 seed = digest("pairs", s.seed, group[0].id)
                 own = {turn.id: scores[turn.id] for turn in group}
                 chosen += [
@@ -269,9 +278,9 @@ class SweetRL(PolicyRecipe):
         s = self.settings
         model = self.load_policy(run, 0)
         if iteration == FIRST and s.method == "rejection_ft":
-            return self._imitate(run, model, progress)
-        pairs = self._pairs(run, iteration, model)
-        if not pairs:
+            return imitate(self, run, model, progress)
+        found = pairs(run, iteration, model)
+        if not found:
             raise UserError(
                 f"no pair was selected in round {iteration}",
                 "sample more tasks or repeats (rollout.tasks, rollout.repeats): pairs need a full success "
@@ -280,9 +289,9 @@ class SweetRL(PolicyRecipe):
                 else "raise candidates.share or candidates.count",
             )
         if iteration == FIRST and self._critical:
-            return train_critic(self, run, model, pairs, progress)
+            return train_critic(self, run, model, found, progress)
         own = s.policy if iteration == SECOND else s.multi_turn_dpo
-        return self._prefer(run, iteration, model, pairs, own, progress)
+        return prefer(self, run, iteration, model, found, own.objective, own.train, progress)
 
     # -- its data -----------------------------------------------------------------------------
 
@@ -292,35 +301,7 @@ class SweetRL(PolicyRecipe):
 
     def rewards(self, run: Run) -> dict[tuple[str, int], float]:
         """Share of tests that each dialogue's answer passes, by task and sample."""
-        found = {}
-        for key, metrics in run.store.metrics(FIRST, "rollout").items():
-            if key.task and "fraction" in metrics:
-                found[key.task, int(key.sample)] = float(metrics["fraction"])
-        return found
-
-    def played(self, run: Run) -> list[Played]:
-        """The dialogues whose turns get candidates: the first of every task before the second of any."""
-        found = [
-            Played(run.store.task(tree.task), outcome.sample, path)
-            for tree in run.store.trees(FIRST, "rollout")
-            for outcome, path in tree.trajectories()
-        ]
-        found.sort(key=lambda one: one.sample)
-        return found[: max(1, int(len(found) * self.settings.candidates.share))]
-
-    def context(self, task: Task, tree: Tree, turn: Turn, model: LoadedModel) -> tuple[int, ...]:
-        """Ids of a turn's prompt as the critic sees it."""
-        assert turn.prompt is not None, "a candidate answers a request"
-        shown = tree.messages(tree.requests[turn.prompt])
-        if not self.settings.critic.privileged:
-            return model.renderer.render(shown, tree, AGENT)
-        edited = with_reference(task)(shown)
-        return model.renderer.render(edited, tree, AGENT, privileges=CRITIC)
-
-    def shown(self, run: Run, tree: Tree, leaf: str, model: LoadedModel) -> View:
-        """What the critic sees of a dialogue."""
-        context = PRIVILEGED if self.settings.critic.privileged else None
-        return self._view(run, tree, leaf, context, model)
+        return rewards(run)
 
     # -- details ------------------------------------------------------------------------------
 
@@ -336,75 +317,3 @@ class SweetRL(PolicyRecipe):
             return (s.rejection_ft.train.identity(),)
         own = s.multi_turn_dpo
         return (own.objective.fingerprint(), own.train.identity())
-
-    def _imitate(self, run: Run, model: LoadedModel, progress: Progress) -> Metrics:
-        chosen: list[Row] = []
-        for tree, selection in self._selected(run, FIRST):
-            chosen += [row for row in rows(view(tree, selection.leaf, AGENT)) if row.targets]
-        if not chosen:
-            raise UserError(
-                "no dialogue succeeded, so there is nothing to imitate", "sample more tasks"
-            )
-        own = self.seeded(self.settings.rejection_ft.train, FIRST)
-        report = train(model.model, chosen, own, run.training_folder(FIRST), progress=progress)
-        return trained_metrics(report, sum(row.target_count for row in chosen) * own.epochs)
-
-    def _prefer(
-        self,
-        run: Run,
-        iteration: int,
-        model: LoadedModel,
-        pairs: Sequence[Pair],
-        settings: PolicySettings,
-        progress: Progress,
-    ) -> Metrics:
-        own, folder = self.seeded(settings.train, iteration), run.training_folder(iteration)
-        objective = DPO(settings.objective)
-        known = with_reference_logprobs(
-            model.model,
-            pairs,
-            own,
-            folder / "reference",
-            normalise=settings.objective.normalise,
-            progress=progress,
-        )
-        report = train(model.model, known, own, folder, objective=objective, progress=progress)
-        sides = (side for pair in pairs for side in (pair.chosen, pair.rejected))
-        tokens = sum(row.target_count for side in sides for row in side)
-        return trained_metrics(report, tokens * own.epochs)
-
-    def _pairs(self, run: Run, iteration: int, model: LoadedModel) -> list[Pair]:
-        """The selected pairs: of whole dialogues in round 0, of turns in round 1."""
-        found = []
-        for tree, selection in self._selected(run, iteration):
-            assert selection.rejected is not None, "these selections are pairs"
-            sides = [
-                self._view(run, tree, leaf, selection.context, model)
-                for leaf in (selection.leaf, selection.rejected)
-            ]
-            if iteration == FIRST:
-                found.append(trajectory_pair(sides[0], sides[1], group=tree.task))
-            else:
-                found.append(turn_pair(sides[0], sides[1], group=tree.turns[selection.leaf].parent))
-        return found
-
-    def _view(
-        self, run: Run, tree: Tree, leaf: str, context: str | None, model: LoadedModel
-    ) -> View:
-        if context is None:
-            return view(tree, leaf, AGENT)
-        return recontext(
-            tree,
-            leaf,
-            AGENT,
-            name=context,
-            edit=with_reference(run.store.task(tree.task)),
-            render=partial(model.renderer.render, privileges=CRITIC),
-        )
-
-    def _selected(self, run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
-        tree: Tree | None = None
-        for task, selection in run.store.selections(iteration, "select"):
-            if tree is None or tree.task != task:
-                tree = run.store.tree(iteration, "rollout", task)
-            yield tree, selection
