@@ -229,6 +229,25 @@ def test_a_world_without_a_script_needs_somebody_to_play_the_person() -> None:
         recipe(settings("sweet_rl/backend", words)).check()
 
 
+def test_a_person_whose_server_is_down_is_an_error_that_says_so(cli: Cli) -> None:
+    said = cli(
+        *("evaluate", "colbench-code", "policy=tiny-persona", "data.source=sample", "tasks=2"),
+        *("person.url=http://127.0.0.1:9/v1", "person.model=nobody", "person.retries=0"),
+        "max_tokens=16",
+    )
+    assert said.code == 2 and "all 2 dialogues failed" in said.err and "nobody" in said.err
+
+
+def test_a_person_played_by_a_model_that_coterie_serves(cli: Cli) -> None:
+    said = cli(
+        *("evaluate", "colbench-code", "policy=tiny-persona", "data.source=sample", "tasks=2"),
+        *("person=tiny-exchange", "person.max_tokens=16", "max_tokens=16"),
+    )
+    assert said.code == 0, said.err
+    (row,) = json.loads(said.out.splitlines()[-1])["rows"]
+    assert row["failed"] == 0 and row["leaks"] == 0 and row["turns"] > 1
+
+
 def test_the_papers_values() -> None:
     own = settings("sweet_rl/backend", ["dataset=colbench_code"])
     assert isinstance(own, SweetSettings)

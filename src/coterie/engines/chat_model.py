@@ -42,6 +42,7 @@ class ChatModelSettings(Settings):
     temperature: float = key(0.0, "Sampling temperature; 0 is greedy.", ge=0, le=2)
     max_tokens: int = key(128, "Most tokens of a reply.", ge=1)
     timeout: float = key(120.0, "Seconds after which one try is given up.", gt=0)
+    retries: int = key(5, "Further tries of a server after a failure that may pass.", ge=0, le=20)
     engine: EngineSettings = EngineSettings()
 
     @model_validator(mode="after")
@@ -63,6 +64,7 @@ class ChatModelSettings(Settings):
             concurrency=self.concurrency,
             requests_per_minute=self.requests_per_minute,
             timeout=self.timeout,
+            retries=self.retries,
         )
 
     def identity(self) -> tuple[object, ...]:

@@ -144,7 +144,7 @@ class InProcessEngine:
         """Drop the kept keys and values of prompt beginnings. Not while requests are in flight."""
         if self.busy:
             raise EngineError("can't forget prefixes while requests are in flight; await them")
-        self._runner.clear()
+        self._runner.prefixes.clear()
 
     def check(self, ids: Sequence[int], more: int) -> None:
         """Refuse (:class:`EngineError`) ids that, with ``more`` to come, the model can't take.

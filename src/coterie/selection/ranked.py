@@ -18,10 +18,11 @@ class RankedPairSettings(Settings):
     )
     top_share: float = key(
         0.5,
-        "Chosen ones are drawn from this share of the candidates, the best; rejected ones from the rest.",
+        "Chosen ones are drawn from this share of the candidates, the best; rejected ones from as many of the "
+        "worst.",
         source="SWEET-RL section 4.3: 0.5",
         gt=0,
-        lt=1,
+        le=0.5,
     )
 
 
@@ -43,15 +44,15 @@ def trajectory_pairs(rewards: Sequence[tuple[str, float]]) -> list[tuple[str, st
 def ranked_pairs(
     scores: Mapping[str, float], settings: RankedPairSettings, seed: str
 ) -> list[tuple[str, str]]:
-    """(chosen, rejected) candidates of one turn: one of the best and one of the rest each, at random.
+    """(chosen, rejected) candidates of one turn: one of the best and one of the worst each, at random.
 
     Ties go to the earlier candidate. A draw of two equal scores is no pair and is left out.
     """
     ranked = sorted(scores, key=lambda node: -scores[node])
-    top = round(len(ranked) * settings.top_share)
-    best, rest = ranked[:top], ranked[top:]
-    if not best or not rest:
+    share = max(1, int(len(ranked) * settings.top_share))
+    if len(ranked) < 2:
         return []
+    best, worst = ranked[:share], ranked[-share:]
     chance = random.Random(seed)
-    drawn = [(chance.choice(best), chance.choice(rest)) for _ in range(settings.count)]
+    drawn = [(chance.choice(best), chance.choice(worst)) for _ in range(settings.count)]
     return [(chosen, rejected) for chosen, rejected in drawn if scores[chosen] > scores[rejected]]
