@@ -105,7 +105,7 @@ class SweetRL(PolicyRecipe):
         )
         own: dict[tuple[int, str], tuple[object, ...]] = {
             (FIRST, "rollout"): (*talk, s.rollout.fingerprint()),
-            (FIRST, "select"): (self._critical, s.method == "rejection_ft"),
+            (FIRST, "select"): (self._critical, s.method == "rejection_ft", s.least_reward),
             (FIRST, "train"): critic if self._critical else self._training(),
             (SECOND, "rollout"): (*branched, s.rollout.top_p, *s.engine.identity()),
             (SECOND, "reward"): (*branched, *critic),
@@ -163,16 +163,16 @@ class SweetRL(PolicyRecipe):
         chosen: list[Selection] = []
         count = 0
         context = PRIVILEGED if self._critical and self.settings.critic.privileged else None
-        shares = rewards(run)
+        shares, least = rewards(run), self.settings.least_reward
         for tree in run.store.trees(FIRST, "rollout"):
             count += 1
             of_task = [(o.leaf, shares[tree.task, o.sample]) for o, _ in tree.trajectories()]
             if self.settings.method == "rejection_ft":
-                chosen += [Selection(leaf, AGENT) for leaf, reward in of_task if reward >= 1]
+                chosen += [Selection(leaf, AGENT) for leaf, reward in of_task if reward >= least]
             else:
                 chosen += [
                     Selection(best, AGENT, context, rejected=worse)
-                    for best, worse in trajectory_pairs(of_task)
+                    for best, worse in trajectory_pairs(of_task, least)
                 ]
         if not run.store.finished(ItemKey(FIRST, "select", "")):
             run.store.select(FIRST, "select", chosen)
@@ -284,7 +284,7 @@ class SweetRL(PolicyRecipe):
             raise UserError(
                 f"no pair was selected in round {iteration}",
                 "sample more tasks or repeats (rollout.tasks, rollout.repeats): pairs need a full success "
-                "and a failure on one task"
+                "and a failure on one task; or lower least_reward"
                 if iteration == FIRST
                 else "raise candidates.share or candidates.count",
             )

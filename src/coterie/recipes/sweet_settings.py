@@ -118,6 +118,14 @@ class SweetSettings(RecipeSettings):
     person: PersonSettings = PersonSettings()
     sandbox: SandboxSettings = SandboxSettings()
     rollout: RepeatSettings = RepeatSettings()
+    least_reward: float = key(
+        1.0,
+        "Least share of tests that a dialogue passes which is preferred to others or imitated; below 1 for models "
+        "that never pass all.",
+        source="SWEET-RL's code: 1",
+        gt=0,
+        le=1,
+    )
     critic: CriticSettings = CriticSettings()
     candidates: CandidateSettings = CandidateSettings()
     pairs: RankedPairSettings = RankedPairSettings()

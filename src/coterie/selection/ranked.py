@@ -26,16 +26,18 @@ class RankedPairSettings(Settings):
     )
 
 
-def trajectory_pairs(rewards: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
+def trajectory_pairs(
+    rewards: Sequence[tuple[str, float]], least: float = 1.0
+) -> list[tuple[str, str]]:
     """(chosen, rejected) leaves of one task's repeats, whose rewards in [0, 1] are given in their order.
 
-    Chosen is the first with the highest reward, if that is a full success; rejected is each other one
-    whose reward is lower.
+    Chosen is the first with the highest reward, if that is at least ``least`` (1: a full success);
+    rejected is each other one whose reward is lower.
     """
     if not rewards:
         return []
     best = max(reward for _, reward in rewards)
-    if best < 1:
+    if best < least:
         return []
     chosen = next(leaf for leaf, reward in rewards if reward == best)
     return [(chosen, leaf) for leaf, reward in rewards if reward < best]
