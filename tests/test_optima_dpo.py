@@ -66,7 +66,7 @@ def test_rewards_are_those_of_equation_1_relative_to_the_probe(run: Run) -> None
     for task, played in rollouts(run.store, 1).items():
         tree = run.store.tree(1, "rollout", task)
         total = {reward.leaf: reward.total for reward in found[task]}
-        tokens = {reward.leaf: reward.tokens for reward in found[task]}
+        tokens = {reward.leaf: reward.token_term for reward in found[task]}
         for one in played:
             assert one.leaf is not None
             assert one.reward == pytest.approx(total[one.leaf])

@@ -182,7 +182,7 @@ def test_rewarded_dialogues_become_finished_rollouts_and_rewards(tmp_path: Path)
         ]  # fmt: skip
         assert {turn.writer for turn in tree.turns.values()} == {"import:theirs.jsonl"}
         (rewards,) = recipe.rewards(run, 0).values()
-        assert [(r.task, r.tokens, r.loss, r.leaks) for r in rewards] == [
+        assert [(r.task_term, r.token_term, r.loss_term, r.leak_term) for r in rewards] == [
             (1.0, -0.6, 0.4, 0.0), (0.0, -0.3, 0.5, -20.0), (0.0, -1.0, -1.0, 0.0)
         ]  # fmt: skip
         assert [reason for _, reason in run.store.failures()] == [
@@ -346,11 +346,14 @@ def test_our_dialogues_go_round_and_train_the_same(
                 assert [t.speaker for t in path] == [t.speaker for t in again]
                 assert (one.answer, one.score, one.end) == (other.answer, other.score, other.end)
         rewards = [
-            [(r.sample, r.task, r.tokens, r.loss, pytest.approx(r.leaks)) for r in found]
+            [
+                (r.sample, r.task_term, r.token_term, r.loss_term, pytest.approx(r.leak_term))
+                for r in found
+            ]
             for found in recipe.rewards(run, 0).values()
         ]
         assert rewards == [
-            [(r.sample, r.task, r.tokens, r.loss, r.leaks) for r in found]
+            [(r.sample, r.task_term, r.token_term, r.loss_term, r.leak_term) for r in found]
             for found in recipe.rewards(back, 0).values()
         ]
         base = recipe.load_policy(run, 0)

@@ -13,7 +13,7 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import View
 
 PARTS = ("task", "tokens", "loss", "leaks")
-"""The names of the parts of a reward, as credit."""
+"""The names of the terms of a reward, as credit, in their order."""
 COUNTS = ("trajectories", "failed", "runaways", "leaks", "repeats")
 """What is counted of every task's dialogues."""
 
@@ -64,7 +64,8 @@ async def score(
     ]
     credit = [Credit(turn, "nll", loss, settings) for turn, loss in losses.items()]
     for reward in rewards(samples, rule):
-        credit += [Credit(reward.leaf, name, getattr(reward, name), settings) for name in PARTS]
+        named = zip(PARTS, reward.terms, strict=True)
+        credit += [Credit(reward.leaf, name, value, settings) for name, value in named]
     return Scored(tree.task, credit, _counts(samples))
 
 

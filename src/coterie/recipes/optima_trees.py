@@ -105,7 +105,8 @@ class TreeJudge:
         ]
         found = []
         for reward in rewards(samples, self.rule, most=self.most):
-            own = [Credit(reward.leaf, n, getattr(reward, n), self.settings) for n in PARTS]
+            named = zip(PARTS, reward.terms, strict=True)
+            own = [Credit(reward.leaf, name, value, self.settings) for name, value in named]
             found.append(Judged(reward.total, tuple(own)))
         if found and new:
             nll = tuple(Credit(turn, "nll", loss, self.settings) for turn, loss in new.items())

@@ -88,18 +88,23 @@ class Reward:
 
     leaf: str
     sample: int
-    task: float
-    tokens: float
+    task_term: float
+    token_term: float
     """-lambda_token * tokens / max tokens, or -1 of a runaway; at most 0."""
-    loss: float
+    loss_term: float
     """lambda_loss / loss (or its bounded form); -1 of a runaway, 0 of a dialogue that repeats itself."""
-    leaks: float = 0.0
+    leak_term: float = 0.0
     """-leak_penalty for each leak, at most 0."""
 
     @property
     def total(self) -> float:
         """R."""
-        return self.task + self.tokens + self.loss + self.leaks
+        return self.task_term + self.token_term + self.loss_term + self.leak_term
+
+    @property
+    def terms(self) -> tuple[float, float, float, float]:
+        """What is added, in the order of declaration."""
+        return (self.task_term, self.token_term, self.loss_term, self.leak_term)
 
 
 def rewards(

@@ -71,7 +71,7 @@ def best_demonstrations(
     Ties go to the earlier sample, then to the smaller task id.
     """
     right = {
-        task: [r for r in rs if r.task >= settings.least_score] for task, rs in rewards.items()
+        task: [r for r in rs if r.task_term >= settings.least_score] for task, rs in rewards.items()
     }
     best = {task: min(rs, key=lambda r: (-r.total, r.sample)) for task, rs in right.items() if rs}
     good = [(task, r) for task, r in best.items() if r.total >= settings.threshold]

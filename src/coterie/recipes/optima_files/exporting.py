@@ -119,9 +119,9 @@ def _rewarded(result: Result, reward: Reward) -> Result:
     return result.model_copy(
         update={
             "reward": reward.total,
-            "correct_score": reward.task,
-            "token_score": reward.tokens,
-            "ppl_score": reward.loss,
+            "correct_score": reward.task_term,
+            "token_score": reward.token_term,
+            "ppl_score": reward.loss_term,
         }
     )
 
