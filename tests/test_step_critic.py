@@ -15,7 +15,7 @@ from coterie.engines.protocol import EngineError, Sampling
 from coterie.models.heads import add_head
 from coterie.models.loading import LoadedModel, load
 from coterie.models.packed import checked_rule
-from coterie.rewards.judge import Judge, JudgeCritic, Situation, question, read_verdict
+from coterie.rewards.judge import Judge, Situation, question, read_verdict
 from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import LossModule
@@ -213,8 +213,7 @@ class Scripted:
 def test_a_judge_ranks_by_the_share_of_comparisons_won():
     chat = Scripted()
     judge = Judge(chat, opponents=5)
-    critic: StepCritic = JudgeCritic(judge, HERE, lambda ids: str(ids[0]))
-    found = asyncio.run(critic.advantages((), [(3,), (9,), (1,), (7,), (5,), (2,)]))
+    found = asyncio.run(judge.wins(HERE, ["3", "9", "1", "7", "5", "2"]))
     assert found == pytest.approx([0.4, 1.0, 0.0, 0.8, 0.6, 0.2])
     assert (judge.comparisons, judge.unreadable) == (30, 0)
 

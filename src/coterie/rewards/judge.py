@@ -95,27 +95,6 @@ class Judge:
         return {"A": 1.0, "B": 0.0, None: 0.5}[verdict]
 
 
-class JudgeCritic:
-    """A :class:`~coterie.rewards.step_critic.StepCritic` for one situation.
-
-    ``text`` gives the text of a candidate's ids; the prompt is not used, for a judge with another
-    tokenizer is told the situation in words.
-    """
-
-    def __init__(
-        self, judge: Judge, situation: Situation, text: Callable[[Sequence[int]], str]
-    ) -> None:
-        self.judge = judge
-        self.situation = situation
-        self.text = text
-
-    async def advantages(
-        self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]
-    ) -> list[float]:
-        """Share of comparisons won, from 0 to 1."""
-        return await self.judge.wins(self.situation, [self.text(ids) for ids in candidates])
-
-
 def question(situation: Situation, a: str, b: str) -> list[Utterance]:
     """What the judge is asked about one comparison."""
     said = "\n".join(f"{who}: {what}" for who, what in situation.dialogue) or "(nothing yet)"
