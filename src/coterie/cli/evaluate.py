@@ -168,7 +168,7 @@ async def _best(benchmark: str, told: ModelSettings, voice: TokenVoice) -> Async
         return
     with _critic_run(Path(told.critic)) as (recipe, run):
         tasks = {task.id: task for task in _tasks(benchmark, told)}
-        async with open_critic(recipe, run) as critic:
+        async with open_critic(recipe, run, recipe.settings.critic, recipe.environment) as critic:
 
             async def score(tree: Tree, turns: Sequence[Turn]) -> list[float]:
                 return (await critic.advantages(tasks[tree.task], tree, [turns]))[0]

@@ -4,24 +4,23 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from coterie.engines.chat_model import open_chat
-from coterie.environments.coding import CRITIC
+from coterie.environments.coding import CRITIC, Coding
 from coterie.environments.person import REFERENCE
 from coterie.models.heads import load_head
 from coterie.models.loading import LoadedModel
 from coterie.models.packing import CostRule
+from coterie.recipes.base import PolicyRecipe
 from coterie.recipes.sweet_data import FIRST, critic_prompt
+from coterie.recipes.sweet_settings import CriticSettings
 from coterie.rewards.judge import Judge, Situation
 from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
 from coterie.runs.folder import Run
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
-
-if TYPE_CHECKING:
-    from coterie.recipes.sweet_rl import SweetRL
 
 
 class TurnCritic(Protocol):
@@ -62,8 +61,10 @@ class TrainedCritic:
 class JudgeOfTurns:
     """A chat model that compares candidates in words."""
 
-    recipe: "SweetRL"
+    world: Coding
     judge: Judge
+    privileged: bool
+    """Whether it is shown the reference."""
 
     async def advantages(
         self, task: Task, tree: Tree, groups: Sequence[Sequence[Turn]]
@@ -72,30 +73,28 @@ class JudgeOfTurns:
         return list(await asyncio.gather(*(self._of_turn(task, tree, one) for one in groups)))
 
     async def _of_turn(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
-        world = self.recipe.environment
         parent = group[0].parent
-        seen = self.recipe.settings.critic.privileged
         situation = Situation(
             f"{task.id}/{parent}",
             str(task.public["question"]),
-            task.secrets[REFERENCE].reveal(CRITIC) if seen else "(not shown)",
-            world.transcript(tree.path(parent)),
+            task.secrets[REFERENCE].reveal(CRITIC) if self.privileged else "(not shown)",
+            self.world.transcript(tree.path(parent)),
         )
-        return await self.judge.wins(situation, [world.visible(turn.text) for turn in group])
+        return await self.judge.wins(situation, [self.world.visible(turn.text) for turn in group])
 
 
 @asynccontextmanager
-async def open_critic(recipe: "SweetRL", run: Run) -> AsyncIterator[TurnCritic]:
+async def open_critic(
+    recipe: PolicyRecipe, run: Run, s: CriticSettings, world: Coding
+) -> AsyncIterator[TurnCritic]:
     """The critic that round 0 left, or the judge."""
-    s = recipe.settings.critic
     if s.kind == "judge":
         told = s.judge
         if told.url is None and told.model == "policy":
             told = told.model_copy(update={"model": recipe.settings.model})
         async with open_chat(told, run.folder / "judge") as chat:
-            yield JudgeOfTurns(
-                recipe, Judge(lambda asked: chat.ask(asked, 0), seed=recipe.settings.seed)
-            )
+            judge = Judge(lambda asked: chat.ask(asked, 0), seed=recipe.settings.seed)
+            yield JudgeOfTurns(world, judge, s.privileged)
         return
     critic = recipe.load_policy(run, FIRST + 1)
     if s.kind == "likelihood":

@@ -224,7 +224,7 @@ class SweetRL(PolicyRecipe):
         finished = run.store.finished_keys(SECOND, "reward")
         trees = [t for t in run.store.trees(SECOND, "rollout") if (t.task, "") not in finished]
         progress.start(len(trees), f"advantages {SECOND}")
-        async with open_critic(self, run) as critic:
+        async with open_critic(self, run, self.settings.critic, self.environment) as critic:
 
             async def one(tree: Tree) -> tuple[Tree, list[Credit], str | None]:
                 found = candidates(tree)
@@ -278,7 +278,7 @@ class SweetRL(PolicyRecipe):
         s = self.settings
         model = self.load_policy(run, 0)
         if iteration == FIRST and s.method == "rejection_ft":
-            return imitate(self, run, model, progress)
+            return imitate(self, run, model, s.rejection_ft.train, progress)
         found = pairs(run, iteration, model)
         if not found:
             raise UserError(
@@ -289,7 +289,7 @@ class SweetRL(PolicyRecipe):
                 else "raise candidates.share or candidates.count",
             )
         if iteration == FIRST and self._critical:
-            return train_critic(self, run, model, found, progress)
+            return train_critic(self, run, model, found, s.critic, progress)
         own = s.policy if iteration == SECOND else s.multi_turn_dpo
         return prefer(self, run, iteration, model, found, own.objective, own.train, progress)
 

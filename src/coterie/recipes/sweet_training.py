@@ -1,15 +1,15 @@
 """The trainings of ``sweet_rl``: preferring, imitating, and the critics of other kinds."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from coterie.environments.coding import AGENT
 from coterie.errors import UserError
 from coterie.models.heads import add_head
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
-from coterie.recipes.base import trained_metrics
+from coterie.recipes.base import PolicyRecipe, trained_metrics
 from coterie.recipes.sweet_data import FIRST, PRIVILEGED, seen, selected
+from coterie.recipes.sweet_settings import CriticSettings
 from coterie.runs.folder import Run
 from coterie.training.classifier import Classifier
 from coterie.training.dpo import DPO, DPOSettings
@@ -23,12 +23,9 @@ from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.view import view
 
-if TYPE_CHECKING:
-    from coterie.recipes.sweet_rl import SweetRL
-
 
 def prefer(
-    recipe: "SweetRL",
+    recipe: PolicyRecipe,
     run: Run,
     iteration: int,
     model: LoadedModel,
@@ -51,7 +48,13 @@ def prefer(
     return trained_metrics(report, _targets(pairs) * own.epochs)
 
 
-def imitate(recipe: "SweetRL", run: Run, model: LoadedModel, progress: Progress) -> Metrics:
+def imitate(
+    recipe: PolicyRecipe,
+    run: Run,
+    model: LoadedModel,
+    settings: TrainingSettings,
+    progress: Progress,
+) -> Metrics:
     """SFT on the dialogues that succeeded."""
     chosen: list[Row] = []
     for tree, selection in selected(run, FIRST):
@@ -60,29 +63,34 @@ def imitate(recipe: "SweetRL", run: Run, model: LoadedModel, progress: Progress)
         raise UserError(
             "no dialogue succeeded, so there is nothing to imitate", "sample more tasks"
         )
-    own = recipe.seeded(recipe.settings.rejection_ft.train, FIRST)
+    own = recipe.seeded(settings, FIRST)
     report = train(model.model, chosen, own, run.training_folder(FIRST), progress=progress)
     return trained_metrics(report, sum(row.target_count for row in chosen) * own.epochs)
 
 
 def train_critic(
-    recipe: "SweetRL", run: Run, model: LoadedModel, pairs: Sequence[Pair], progress: Progress
+    recipe: PolicyRecipe,
+    run: Run,
+    model: LoadedModel,
+    pairs: Sequence[Pair],
+    s: CriticSettings,
+    progress: Progress,
 ) -> Metrics:
     """Train the critic on pairs of dialogues (a value function: on all dialogues)."""
-    s = recipe.settings.critic
     if s.kind == "likelihood":
         return prefer(recipe, run, FIRST, model, pairs, s.objective, s.train, progress)
     if s.kind == "classifier":
-        return _foretell(recipe, run, model, progress)
+        return _foretell(recipe, run, model, s, progress)
     own, folder = recipe.seeded(s.train, FIRST), run.training_folder(FIRST)
     add_head(model.model)
     report = train(model.model, pairs, own, folder, objective=Regression(), progress=progress)
     return trained_metrics(report, _targets(pairs) * own.epochs)
 
 
-def _foretell(recipe: "SweetRL", run: Run, model: LoadedModel, progress: Progress) -> Metrics:
+def _foretell(
+    recipe: PolicyRecipe, run: Run, model: LoadedModel, s: CriticSettings, progress: Progress
+) -> Metrics:
     """Train a value function on whether dialogues succeeded."""
-    s = recipe.settings.critic
     own, folder = recipe.seeded(s.train, FIRST), run.training_folder(FIRST)
     context = PRIVILEGED if s.privileged else None
     items: list[Labelled] = []
