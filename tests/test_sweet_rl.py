@@ -172,7 +172,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(run: Run, tmp_path: Path) -> 
         ("critic.objective.normalise=none",),
         ("critic.kind=regression",),
         ("critic.kind=classifier",),
-        ("critic.kind=judge", "critic.judge.max_tokens=4"),
     ],
     ids=lambda words: words[0],
 )
@@ -190,6 +189,19 @@ def test_baselines_and_ablations_go_on_from_the_same_dialogues(
         assert policy != run.metrics(Step(1, "train"))["weights"]
         if own.settings.method == "sweet":
             assert CANDIDATES in kept
+
+
+def test_a_judge_that_cannot_read_makes_no_pairs_and_says_so(run: Run, tmp_path: Path) -> None:
+    own = opened("critic.kind=judge", "critic.judge.max_tokens=4", "candidates.share=0.05")
+    fork(own, run.folder, tmp_path / "run", own.settings)
+    with (
+        open_run(tmp_path / "run", own.name, own.settings) as made,
+        pytest.raises(UserError, match="no pair was selected in round 1"),
+    ):
+        run_steps(own, made, Silent())
+    with open_run(tmp_path / "run", own.name, own.settings) as made:
+        judged = made.metrics(Step(1, "reward"))
+        assert int(judged["comparisons"]) == int(judged["unreadable"]) > 0
 
 
 def test_the_report_shows_the_dialogues(run: Run, tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ seeds, p < 0.05; score is success: all ten tests in the sandbox):
 * reported: SWEET scores above SWEET whose critic takes sums in place of means (the paper: replies collapse).
 
 A seed's runs share what is equal in them: the base's evaluation, the offline dialogues and the
-candidates. The other critics (a regression head, a value function, a judge) run with the first seed and make no claim.
+candidates. The other critics (a regression head, a value function, a judge) run with the first seed and
+make no claim. The judge is the base itself; if none of its verdicts can be read there is no pair, and its
+row is that of the base.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,9 +24,9 @@ from coterie.cli.findings import Findings, print_findings, tested
 from coterie.evaluation.claims import Claim, Results, above
 from coterie.progress import Progress
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.sweet_rl import SweetRL
+from coterie.recipes.sweet_rl import SECOND, SweetRL
 from coterie.recipes.sweet_settings import SweetSettings
-from coterie.runs.folder import open_run
+from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 
 NAME = SweetSettings.recipe
@@ -76,10 +78,21 @@ def _run(method: str, recipe: SweetRL, base: Path, progress: Progress, found: Fi
     elif not folder.exists():
         fork(recipe, base / "sweet", folder, own)
     with open_run(folder, recipe.name, own) as run:
-        run_steps(recipe, run, progress)
+        unchanged = method == "judge" and not _judged(recipe, run, progress)
+        if not unchanged:
+            run_steps(recipe, run, progress)
         if method == "sweet":
             found.add(BASE, own.seed, run, 0)
-        found.add(method, own.seed, run, own.rounds)
+        found.add(method, own.seed, run, 0 if unchanged else own.rounds)
+
+
+def _judged(recipe: SweetRL, run: Run, progress: Progress) -> bool:
+    """Whether the judge made any pair; one that can't read makes none, and leaves the policy as it was."""
+    before = [
+        step for step in recipe.steps() if step != recipe.steps()[-1] and step.stage != "train"
+    ]
+    run_steps(recipe, run, progress, before)
+    return int(run.metrics(Step(SECOND, "select"))["selected"]) > 0
 
 
 def _claims(found: Findings) -> list[Claim]:

@@ -14,7 +14,7 @@ from coterie.models.loading import LoadedModel
 from coterie.models.packing import CostRule
 from coterie.recipes.base import PolicyRecipe
 from coterie.recipes.sweet_data import FIRST, critic_prompt
-from coterie.recipes.sweet_settings import CriticSettings
+from coterie.recipes.sweet_settings import POLICY, CriticSettings
 from coterie.rewards.judge import Judge, Situation
 from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
 from coterie.runs.folder import Run
@@ -25,6 +25,11 @@ from coterie.trajectories.turn import Turn
 
 class TurnCritic(Protocol):
     """Scores candidates of turns of one task."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What is to be remembered of how it went."""
+        ...
 
     async def advantages(
         self, task: Task, tree: Tree, groups: Sequence[Sequence[Turn]]
@@ -42,6 +47,11 @@ class TrainedCritic:
     """Renders prompts."""
     privileged: bool
     """Whether these hold the reference."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Nothing."""
+        return {}
 
     async def advantages(
         self, task: Task, tree: Tree, groups: Sequence[Sequence[Turn]]
@@ -65,6 +75,11 @@ class JudgeOfTurns:
     judge: Judge
     privileged: bool
     """Whether it is shown the reference."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Comparisons in this process, and how many of them were no verdict, which is a tie."""
+        return {"comparisons": self.judge.comparisons, "unreadable": self.judge.unreadable}
 
     async def advantages(
         self, task: Task, tree: Tree, groups: Sequence[Sequence[Turn]]
@@ -90,7 +105,7 @@ async def open_critic(
     """The critic that round 0 left, or the judge."""
     if s.kind == "judge":
         told = s.judge
-        if told.url is None and told.model == "policy":
+        if told.url is None and told.model == POLICY:
             told = told.model_copy(update={"model": recipe.settings.model})
         async with open_chat(told, run.folder / "judge") as chat:
             judge = Judge(lambda asked: chat.ask(asked, 0), seed=recipe.settings.seed)

@@ -17,7 +17,7 @@ from coterie.recipes.plan import (
     longest_prompt,
     updates_of,
 )
-from coterie.recipes.sweet_settings import SweetSettings
+from coterie.recipes.sweet_settings import POLICY, SweetSettings
 from coterie.tools.sandbox.jail import make_jail
 from coterie.training.trackers import check_tracker
 
@@ -87,5 +87,5 @@ def _check_services(s: SweetSettings, world: Coding) -> None:
     for chat in (s.person, s.critic.judge):
         if chat.key_variable is not None:
             find_key(chat.key_variable, Path())
-        if chat.url is None and chat.model not in (SCRIPT, "policy"):
+        if chat.url is None and chat.model not in (SCRIPT, POLICY):
             weights_of(chat.model)

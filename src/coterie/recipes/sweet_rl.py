@@ -246,9 +246,10 @@ class SweetRL(PolicyRecipe):
                 metrics = {"turns": 0 if failure else len(candidates(tree))}
                 run.store.finish(key, credit=credit, metrics=metrics, failure=failure)
                 progress.advance(1)
+            counts = critic.counts
         progress.close()
         found = [m for key, m in run.store.metrics(SECOND, "reward").items() if key.task]
-        return {"turns": sum(int(metrics["turns"]) for metrics in found)}
+        return {"turns": sum(int(metrics["turns"]) for metrics in found), **counts}
 
     def select_turns(self, run: Run) -> Metrics:
         """Pairs of candidates: one of a turn's upper half over one of its lower half."""
@@ -286,7 +287,8 @@ class SweetRL(PolicyRecipe):
                 "sample more tasks or repeats (rollout.tasks, rollout.repeats): pairs need a full success "
                 "and a failure on one task; or lower least_reward"
                 if iteration == FIRST
-                else "raise candidates.share or candidates.count",
+                else "raise candidates.share or candidates.count; a judge whose verdicts can't be read makes "
+                "all candidates equal",
             )
         if iteration == FIRST and self._critical:
             return train_critic(self, run, model, found, s.critic, progress)

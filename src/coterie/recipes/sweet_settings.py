@@ -15,6 +15,8 @@ from coterie.training.settings import TrainingSettings
 
 SweetMethod = Literal["sweet", "rejection_ft", "multi_turn_dpo"]
 CriticKind = Literal["likelihood", "regression", "classifier", "judge"]
+POLICY = "policy"
+"""As a judge: the base model."""
 
 
 class RepeatSettings(Settings):
@@ -49,6 +51,18 @@ class CriticObjective(PairObjective):
     )
 
 
+class JudgeSettings(ChatModelSettings):
+    """Who compares candidates, for ``critic.kind=judge``."""
+
+    model: str = key(
+        POLICY,
+        "`policy` (the base model), a model that coterie serves itself, or, with a `url`, the name of a model there.",
+        source="SWEET-RL: Llama-3.1-8B-Instruct, the base",
+        min_length=1,
+    )
+    max_tokens: int = key(8, "Most tokens of a verdict.", ge=1)
+
+
 class CriticSettings(Settings):
     """The judge of single turns: who it is, what it sees, how it is trained."""
 
@@ -65,11 +79,11 @@ class CriticSettings(Settings):
     )
     objective: CriticObjective = CriticObjective()
     train: TrainingSettings = TrainingSettings()
-    judge: ChatModelSettings = ChatModelSettings(model="policy")
+    judge: JudgeSettings = JudgeSettings()
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        if self.kind != "judge" and self.judge.model != "policy":
+        if self.kind != "judge" and self.judge.model != POLICY:
             raise ValueError("critic.judge is for critic.kind=judge")
         return self
 
