@@ -23,10 +23,13 @@ from coterie.environments.dialogue import (
     step,
 )
 from coterie.environments.exchange.environment import Exchange
-from coterie.environments.registry import NAMES, DataSettings, environment
+from coterie.environments.registry import CODING, NAMES, DataSettings, environment
+from coterie.errors import UserError
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part, Speaker, make_turn
 from tests.conftest import Cli
+
+TALKS = tuple(name for name in NAMES if name not in CODING)
 
 SAMPLE = DataSettings(source="sample")
 
@@ -146,7 +149,7 @@ def test_three_agents_of_a_debate_outvote_the_first() -> None:
 
 
 def test_all_agents_choose_a_format_of_their_own() -> None:
-    for name in NAMES:
+    for name in TALKS:
         own, choosing = world(name), AutoForm(world(name))
         (task,) = own.tasks("heldout", 1, 0)
         for agent in own.agents:
@@ -156,7 +159,7 @@ def test_all_agents_choose_a_format_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("method", ["cot", "cot_sc", "mad", "autoform"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TALKS)
 def test_tasks_scores_and_marks_are_the_benchmarks_own(name: str, method: Method) -> None:
     own = world(name)
     played = by_method(own, method)
@@ -185,3 +188,15 @@ def test_a_method_of_no_kind_is_refused(cli: Cli) -> None:
     said = cli("evaluate", "exchange", "policy=tiny-exchange", "method=cott")
     assert said.code == 2
     assert "'cot'" in said.err
+
+
+@pytest.mark.parametrize("name", CODING)
+def test_where_functions_are_written_the_only_baseline_is_to_answer_at_once(name: str) -> None:
+    world = environment(name, DataSettings(source="sample"))
+    alone = by_method(world, "cot")
+    assert alone.max_turns == 1
+    assert [task.id for task in alone.tasks("heldout", 2, 0)] == [
+        task.id for task in world.tasks("heldout", 2, 0)
+    ]
+    with pytest.raises(UserError, match="method=mad is not for"):
+        by_method(world, "mad")

@@ -105,6 +105,10 @@ class Worker:
         self.kill()
         self._in.close()
         await self._process.wait()
+        for pipe in (self._out, cast(StreamReader, self._process.stderr)):
+            await pipe.read()  # to its end, so that nothing of it is left to the event loop
+        with contextlib.suppress(OSError):
+            await self._in.wait_closed()
 
 
 def _records(reply: bytes, count: int) -> list[Record]:
