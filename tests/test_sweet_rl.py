@@ -24,7 +24,8 @@ from tests.conftest import Cli
 SMALL = (
     "rollout.tasks=16", "rollout.max_tokens=96", "candidates.share=0.1", "candidates.count=4",
     "critic.train.epochs=1", "policy.train.batch_rows=16", "evaluate.tasks=4", "engine.device=cpu",
-    "rejection_ft.train.epochs=1", "multi_turn_dpo.train.epochs=1",
+    "rejection_ft.train.epochs=1", "multi_turn_dpo.train.epochs=1", "critic.train.max_steps=2",
+    "policy.train.max_steps=2",
 )  # fmt: skip
 ROLLOUT, CANDIDATES = Step(0, "rollout"), Step(1, "rollout")
 
@@ -168,8 +169,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(run: Run, tmp_path: Path) -> 
     [
         ("method=rejection_ft",),
         ("method=multi_turn_dpo",),
-        ("critic.privileged=false",),
-        ("critic.objective.normalise=none",),
+        ("critic.privileged=false", "critic.objective.normalise=none"),
         ("critic.kind=regression",),
         ("critic.kind=classifier",),
     ],

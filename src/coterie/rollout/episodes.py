@@ -5,7 +5,7 @@ stage, task, sample, turn), so what it says does not depend on what else runs. A
 episode alone and is reported with its reason.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from coterie.engines.protocol import EngineError, EngineGone
@@ -72,14 +72,13 @@ class Player:
         self.seed = seed
         self.services = services
 
-    async def play_all(self, episodes: Sequence[Episode]) -> AsyncIterator[Finished]:
-        """Start all episodes; yield each as it finishes. Closing the iterator cancels the rest.
+    def play_all(self, episodes: Sequence[Episode]) -> AsyncGenerator[Finished, None]:
+        """Start all episodes; gives each as it finishes. Closing it cancels the rest (``in_flight``).
 
         Raises ``EngineGone`` when the engine will answer nobody.
         """
         work = (self._guarded(episode) for episode in episodes)
-        async for finished in in_flight(work, limit=max(len(episodes), 1)):
-            yield finished
+        return in_flight(work, limit=max(len(episodes), 1))
 
     async def _guarded(self, episode: Episode) -> Finished:
         try:

@@ -28,6 +28,7 @@ class Sandbox:
         self._idle: asyncio.Queue[Worker | None] = asyncio.Queue()
         """A place for each worker; ``None`` where one is to be started."""
         self._busy: set[Worker] = set()
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         jails = [make_jail(self.settings) for _ in range(self.settings.count)]
@@ -96,6 +97,8 @@ class Sandbox:
         return Graded(tuple(judge(result, wire, mode, tolerance) for result, wire in tests))
 
     async def _run(self, source: str, calls: list[str], mode: Mode) -> list[tuple[int, bytes]]:
+        if self._closed:
+            raise RuntimeError("a sandbox runs nothing outside of its context")
         worker = await self._idle.get()
         back: Worker | None = None
         try:
@@ -139,6 +142,7 @@ class Sandbox:
             )
 
     async def _close(self) -> None:
+        self._closed = True
         for _ in range(self._idle.qsize()):
             worker = self._idle.get_nowait()
             if worker is not None:
