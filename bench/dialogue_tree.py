@@ -87,8 +87,9 @@ class Bench:
             for task in self.world.tasks("train", TASKS, SEED)
         ]
         began = time.perf_counter()
-        async for _ in in_flight((tree.grow(_forget) for tree in self.trees), at_a_time):
-            pass
+        async with in_flight((tree.grow(_forget) for tree in self.trees), at_a_time) as grown:
+            async for _ in grown:
+                pass
         return time.perf_counter() - began
 
     def alone(self) -> int:

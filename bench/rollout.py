@@ -87,8 +87,9 @@ class RecordingVoice(TokenVoice):
 async def dialogues(voice: TokenVoice, world: Any, tasks: Sequence[Task]) -> None:
     """Play all dialogues."""
     episodes = [Episode(task, 0, 0, "bench") for task in tasks]
-    async for finished in Player(world, voice, 0).play_all(episodes):
-        assert finished.failure is None, finished.failure
+    async with Player(world, voice, 0).play_all(episodes) as playing:
+        async for finished in playing:
+            assert finished.failure is None, finished.failure
 
 
 async def requests(engine: Engine, asked: Sequence[Asked], sampling: Sampling) -> None:

@@ -83,7 +83,7 @@ def play(
     ],
 )
 def test_marker_and_thoughts(text: str, seen: str, answer: str | None) -> None:
-    world = Coding()
+    world = Persona()
     assert world.visible(text) == seen
     assert world.answer(text) == answer
 
@@ -104,7 +104,7 @@ def test_code_of_an_answer(answer: str, code: str) -> None:
 
 
 def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight() -> None:
-    world, task = Coding(), a_task()
+    world, task = Persona(), a_task()
     state, _ = play(world, task, ["my thoughts OUTPUT: Which number?"])
     shown = messages(world, state, AGENT)  # type: ignore[arg-type]
     assert [message.role for message in shown] == ["system", "user", "assistant", "user"]
@@ -113,25 +113,25 @@ def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight() -> None:
 
 
 def test_a_dialogue_ends_with_an_answer_or_with_the_last_turn() -> None:
-    world, task = Coding(), a_task()
+    world, task = Persona(), a_task()
     state, grade = play(world, task, ["Which?", f"{MARKER}\n{REFERENCE_CODE}"])
     assert state.end == "answered" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
     assert grade.metrics["turns"] == 2 and grade.metrics["fraction"] == 1.0  # type: ignore[union-attr]
     world.max_turns = 3
     state, grade = play(world, task, ["Which?", "And?", REFERENCE_CODE])
     assert state.end == "turn_limit" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
-    state, grade = play(SingleTurn(Coding()), task, [REFERENCE_CODE])
+    state, grade = play(SingleTurn(Persona()), task, [REFERENCE_CODE])
     assert state.end == "turn_limit" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
 
 
 def test_the_fraction_of_tests_and_why_each_failed_are_kept() -> None:
     half = f"{MARKER}\ndef double(x):\n    return 2 * x if x < 5 else [][x]"
-    _, grade = play(Coding(), a_task(), [half])
+    _, grade = play(Persona(), a_task(), [half])
     assert grade is not None and (grade.score, grade.metrics["fraction"]) == (0.0, 0.5)
     results = json.loads(str(grade.metrics["results"]))
     assert [one["passed"] for one in results] == [True] * 5 + [False] * 5
     assert results[1]["gave"] == "2" and "IndexError" in results[9]["why"]
-    _, grade = play(Coding(), a_task(), [MARKER])
+    _, grade = play(Persona(), a_task(), [MARKER])
     assert grade is not None and grade.score == 0.0 and grade.metrics["why"] == "no code"
 
 
@@ -146,8 +146,8 @@ HELPERS = {
 @pytest.mark.parametrize("name", HELPERS)
 def test_what_passes_as_a_module_fails_as_in_the_legacy_grader(name: str) -> None:
     said = [f"{MARKER}\n{HELPERS[name]}"]
-    _, modern = play(Coding("module"), a_task(), said)
-    _, legacy = play(Coding("legacy"), a_task(), said)
+    _, modern = play(Persona("module"), a_task(), said)
+    _, legacy = play(Persona("legacy"), a_task(), said)
     assert modern is not None and legacy is not None
     assert modern.score == 1.0
     # recursion alone passes a call that does not recurse
@@ -156,13 +156,13 @@ def test_what_passes_as_a_module_fails_as_in_the_legacy_grader(name: str) -> Non
 
 def test_legacy_refuses_words_wherever_they_stand() -> None:
     said = [f"{MARKER}\n{REFERENCE_CODE}\n# no sudo needed"]
-    assert play(Coding("module"), a_task(), said)[1].score == 1.0  # type: ignore[union-attr]
-    assert play(Coding("legacy"), a_task(), said)[1].score == 0.0  # type: ignore[union-attr]
+    assert play(Persona("module"), a_task(), said)[1].score == 1.0  # type: ignore[union-attr]
+    assert play(Persona("legacy"), a_task(), said)[1].score == 0.0  # type: ignore[union-attr]
 
 
 def test_a_reference_that_fails_its_tests_is_a_recorded_failure() -> None:
     with pytest.raises(EngineError, match="its reference fails on `double\\(0\\)`"):
-        play(Coding(), a_task("def double(x):\n    return 1 / x"), [f"{MARKER} x"])
+        play(Persona(), a_task("def double(x):\n    return 1 / x"), [f"{MARKER} x"])
 
 
 def test_tests_that_hold_their_verdict_are_taken_apart() -> None:
@@ -187,7 +187,7 @@ def test_what_a_reply_quotes_of_the_reference_is_counted() -> None:
             return "return sum(price for price in prices if price > 2)"
 
     async def run() -> Grade:
-        world, task = Coding(), a_task(reference, ["total([1, 2, 3])", "total([])"])
+        world, task = Persona(), a_task(reference, ["total([1, 2, 3])", "total([])"])
         async with Sandbox(SandboxSettings(workers=1)) as sandbox:
             services = Services(Quoting(), sandbox)
             state = begin(world, task, "root")

@@ -36,15 +36,16 @@ async def play(engine: Engine, model: LoadedModel, long: int | None = None) -> P
     voice = TokenVoice(engine, model.renderer.render, SAMPLING, model.context_length)
     player = Player(environment, voice, seed=5)
     played: Played = {}
-    async for one in player.play_all(episodes):
-        name = str([task.id for task in tasks].index(one.episode.task.id))
-        if one.tree is None:
-            played[name] = one.failure or ""
-            continue
-        (leaf,) = one.tree.outcomes
-        played[name] = [
-            Said(turn.ids, turn.sample.logprobs, turn.parts[0].text)
-            for turn in one.tree.path(leaf)
-            if turn.sample
-        ]
+    async with player.play_all(episodes) as playing:
+        async for one in playing:
+            name = str([task.id for task in tasks].index(one.episode.task.id))
+            if one.tree is None:
+                played[name] = one.failure or ""
+                continue
+            (leaf,) = one.tree.outcomes
+            played[name] = [
+                Said(turn.ids, turn.sample.logprobs, turn.parts[0].text)
+                for turn in one.tree.path(leaf)
+                if turn.sample
+            ]
     return played

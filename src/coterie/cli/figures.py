@@ -59,7 +59,7 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
             "score": round(found.score, 4),
             "score_ci": [round(found.low, 4), round(found.high, 4)],
             "tokens": round(found.tokens, 2),
-            **{name: round(value, 4) for name, value in found.found.items()},
+            **{name: round(value, 4) for name, value in found.means.items()},
         }
         return [common | score]
     return [
@@ -83,7 +83,7 @@ def _rounded(estimate: Estimate) -> list[float] | None:
 def _scores(title: str, figures: Sequence[Figures]) -> Table:
     """One dialogue a task."""
     names = list(
-        dict.fromkeys(n for f in figures if isinstance(f.found, Evaluation) for n in f.found.found)
+        dict.fromkeys(n for f in figures if isinstance(f.found, Evaluation) for n in f.found.means)
     )
     table = _table(title, "score", "95% interval", "tokens", *names, "n", "failed")
     for one in figures:
@@ -94,7 +94,7 @@ def _scores(title: str, figures: Sequence[Figures]) -> Table:
             f"{found.score:.3f}",
             f"{found.low:.3f} to {found.high:.3f}",
             f"{found.tokens:.1f}",
-            *(f"{found.found[name]:.2f}" if name in found.found else "" for name in names),
+            *(f"{found.means[name]:.2f}" if name in found.means else "" for name in names),
             f"{found.n}",
             f"{found.failed}",
         )

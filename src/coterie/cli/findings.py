@@ -35,14 +35,14 @@ class Result:
     """Training rows so far."""
     steps: int
     """Optimiser steps so far."""
-    found: Mapping[str, float] = field(default_factory=dict)
+    means: Mapping[str, float] = field(default_factory=dict)
     """Means of what the environment's grades say besides, such as turns."""
 
     @property
     def row(self) -> dict[str, object]:
         """As it is printed: one flat object."""
         values = asdict(self)
-        return {**values, **values.pop("found")}
+        return {**values, **values.pop("means")}
 
 
 @dataclass(slots=True)
@@ -98,8 +98,8 @@ def _result(method: str, seed: int, run: Run, version: int) -> Result:
 
 def _found(point: Evaluation) -> dict[str, float]:
     """What grades say, and with turns how long a reply is."""
-    found = {name: round(value, 4) for name, value in point.found.items()}
-    if turns := point.found.get("turns"):
+    found = {name: round(value, 4) for name, value in point.means.items()}
+    if turns := point.means.get("turns"):
         found["tokens_a_turn"] = round(point.tokens / turns, 2)
     return found
 
@@ -117,12 +117,12 @@ def _table(results: Sequence[Result]) -> Table:
     few = any(result.n < ENOUGH for result in results)
     note = f" (fewer than {ENOUGH} tasks: for trying out, not a test)" * few
     table = Table(title=f"held-out results{note}", box=None)
-    names = list(dict.fromkeys(name for result in results for name in result.found))
+    names = list(dict.fromkeys(name for result in results for name in result.means))
     titles = ("method", "seed", "iteration", "n", "score", "tokens", *names, "rows", "steps")
     for title in titles:
         table.add_column(title, justify="left" if title == "method" else "right")
     for r in results:
-        more = [f"{r.found[name]:.2f}" if name in r.found else "" for name in names]
+        more = [f"{r.means[name]:.2f}" if name in r.means else "" for name in names]
         cells = (
             r.seed,
             r.iteration,

@@ -1,7 +1,9 @@
 """A chat model that is only talked to (a person, a judge): served by coterie itself, or behind an endpoint.
 
-async with open_chat(ChatModelSettings(model="smollm2"), Path("logs")) as chat:
-    text = await chat.ask([Utterance("user", "Hello")], seed=0)
+Someone opens it and asks::
+
+    async with open_chat(ChatModelSettings(model="smollm2"), Path("logs")) as chat:
+        text = await chat.ask([Utterance("user", "Hello")], seed=0)
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -11,8 +13,8 @@ from typing import ClassVar, Protocol, Self
 
 from pydantic import model_validator
 
-from coterie.config.settings import Settings, key
-from coterie.engines.endpoint import Endpoint, EndpointSettings, Utterance
+from coterie.config.settings import key
+from coterie.engines.endpoint import Endpoint, EndpointSettings, RequestSettings, Utterance
 from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings
@@ -21,7 +23,7 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message
 
 
-class ChatModelSettings(Settings):
+class ChatModelSettings(RequestSettings):
     """Which model, where it is, and how it is sampled."""
 
     main: ClassVar[str] = "model"
@@ -34,15 +36,8 @@ class ChatModelSettings(Settings):
     url: str | None = key(
         None, "An OpenAI-compatible server, up to and including `/v1`.", quiet=True
     )
-    key_variable: str | None = key(
-        None, "Environment variable (or name in `.env`) that holds the server's key.", quiet=True
-    )
-    concurrency: int = key(16, "Most requests to the server at a time.", ge=1)
-    requests_per_minute: float | None = key(None, "Most requests in any minute.", ge=1)
     temperature: float = key(0.0, "Sampling temperature; 0 is greedy.", ge=0, le=2)
     max_tokens: int = key(128, "Most tokens of a reply.", ge=1)
-    timeout: float = key(120.0, "Seconds after which one try is given up.", gt=0)
-    retries: int = key(5, "Further tries of a server after a failure that may pass.", ge=0, le=20)
     engine: EngineSettings = EngineSettings()
 
     @model_validator(mode="after")
@@ -57,15 +52,8 @@ class ChatModelSettings(Settings):
         """The server, if it is one."""
         if self.url is None:
             return None
-        return EndpointSettings(
-            url=self.url,
-            model=self.model,
-            key_variable=self.key_variable,
-            concurrency=self.concurrency,
-            requests_per_minute=self.requests_per_minute,
-            timeout=self.timeout,
-            retries=self.retries,
-        )
+        common = {name: getattr(self, name) for name in RequestSettings.model_fields}
+        return EndpointSettings(url=self.url, model=self.model, **common)
 
     def identity(self) -> tuple[object, ...]:
         """What replies depend on."""

@@ -36,11 +36,9 @@ NO_CREDIT = "insufficient_quota"
 """A 429 of this kind does not go away by waiting."""
 
 
-class EndpointSettings(Settings):
-    """A server, a model on it, and what may be asked of it."""
+class RequestSettings(Settings):
+    """What may be asked of a server of chat models, with which key, and what it costs."""
 
-    url: str = key(..., "Up to and including `/v1`, such as https://api.openai.com/v1.", quiet=True)
-    model: str = key(..., "Name of the model there.", min_length=1)
     key_variable: str | None = key(
         None,
         "Environment variable (or name in `.env`) that holds the key, such as OPENAI_API_KEY; none "
@@ -66,6 +64,13 @@ class EndpointSettings(Settings):
         None, "Price of a million prompt tokens that were cached; none: as the others.", ge=0
     )
     completion_price: float | None = key(None, "Price of a million tokens of replies.", ge=0)
+
+
+class EndpointSettings(RequestSettings):
+    """A server and a model on it."""
+
+    url: str = key(..., "Up to and including `/v1`, such as https://api.openai.com/v1.", quiet=True)
+    model: str = key(..., "Name of the model there.", min_length=1)
 
     @field_validator("url")
     @classmethod

@@ -21,6 +21,7 @@ from coterie.environments.dialogue import (
     FORMAT_SOURCE,
     DialogueEnvironment,
     DialogueState,
+    QuestionEnvironment,
     Split,
 )
 from coterie.environments.exchange.environment import Exchange, ExchangeAlone
@@ -36,7 +37,7 @@ ROUNDS = 2
 """Messages of each agent of a debate (Du et al., section 3.1)."""
 
 
-def by_method(world: DialogueEnvironment, method: Method) -> DialogueEnvironment:
+def by_method(world: QuestionEnvironment | Coding, method: Method) -> DialogueEnvironment:
     """The environment in which a benchmark's tasks are played by a method."""
     if method == "dialogue":
         return world
@@ -54,7 +55,7 @@ def by_method(world: DialogueEnvironment, method: Method) -> DialogueEnvironment
     return single_agent(world)
 
 
-def single_agent(world: DialogueEnvironment) -> DialogueEnvironment:
+def single_agent(world: QuestionEnvironment) -> QuestionEnvironment:
     """The environment's tasks for one agent that holds everything: the ceiling of a dialogue."""
     return ExchangeAlone(world.levels) if isinstance(world, Exchange) else SingleAgent(world)
 
@@ -62,7 +63,7 @@ def single_agent(world: DialogueEnvironment) -> DialogueEnvironment:
 class Variant:
     """The tasks, answers and scores of an environment, to be played in another way."""
 
-    def __init__(self, world: DialogueEnvironment) -> None:
+    def __init__(self, world: QuestionEnvironment) -> None:
         self.world = world
         self.name = world.name
         self.agents: tuple[str, ...] = world.agents
@@ -103,7 +104,7 @@ class Variant:
 class SingleAgent(Variant):
     """One agent, one message: steps, then the answer."""
 
-    def __init__(self, world: DialogueEnvironment) -> None:
+    def __init__(self, world: QuestionEnvironment) -> None:
         super().__init__(world)
         self.agents = world.agents[:1]
         self.max_turns = 1
@@ -126,7 +127,7 @@ class MultiAgentDebate(Variant):
     among the largest wins. A message that was cut gives the answer that is in it, if any.
     """
 
-    def __init__(self, world: DialogueEnvironment) -> None:
+    def __init__(self, world: QuestionEnvironment) -> None:
         super().__init__(world)
         self.max_turns = ROUNDS * len(self.agents)
 

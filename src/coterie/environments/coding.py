@@ -7,6 +7,7 @@ answer, and an answer counts if it does on all hidden calls what the reference d
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,7 +38,7 @@ REFUSED = (
 """Words with which ColBench's own grader gives an answer 0, wherever they stand; for ``legacy`` only."""
 
 
-class Coding:
+class Coding(ABC):
     """One agent and a person (see ``environments.dialogue``). Subclasses say where tasks come from."""
 
     name = "coding"
@@ -55,9 +56,9 @@ class Coding:
         self.tolerance = tolerance
         self._expected: dict[str, list[Any]] = {}
 
+    @abstractmethod
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
-        """See the subclass."""
-        raise NotImplementedError
+        """See ``DialogueEnvironment.tasks``."""
 
     # -- what is said -------------------------------------------------------------------------
 
@@ -159,10 +160,6 @@ class Coding:
     def same(self, first: str, second: str) -> bool:
         """Whether two answers are the same code."""
         return code_of(first) == code_of(second)
-
-    def score(self, task: Task, answer: str | None) -> float:
-        """Only :meth:`grade` can tell, with a sandbox."""
-        raise NotImplementedError("answers of this world are graded in a sandbox: Coding.grade")
 
     def similarity(self, answer: str, other: str) -> float:
         """Whether two answers are the same code, 0 or 1."""

@@ -56,7 +56,7 @@ class DialogueEnvironment(Protocol):
     agents: tuple[str, ...]
     max_turns: int
     metric: str
-    """What :meth:`score` gives, in the words of a report: ``F1``, ``exact match``."""
+    """What a grade's score is, in the words of a report: ``F1``, ``exact match``."""
     formats: tuple[str, ...]
     """The pool of format prompts for the first iteration; may be empty."""
     format_agents: tuple[str, ...]
@@ -83,10 +83,6 @@ class DialogueEnvironment(Protocol):
         """
         ...
 
-    def score(self, task: Task, answer: str | None) -> float:
-        """The benchmark's metric for a final answer, in [0, 1]."""
-        ...
-
     def similarity(self, answer: str, other: str) -> float:
         """How much two answers are the same, in [0, 1]: the metric of one if the other were right."""
         ...
@@ -94,6 +90,19 @@ class DialogueEnvironment(Protocol):
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """What an agent is told who holds all that the agents hold, and works alone."""
         ...
+
+
+@runtime_checkable
+class Scored(Protocol):
+    """What an environment has besides if the final answer alone tells what a dialogue is worth."""
+
+    def score(self, task: Task, answer: str | None) -> float:
+        """The benchmark's metric for a final answer, in [0, 1]."""
+        ...
+
+
+class QuestionEnvironment(DialogueEnvironment, Scored, Protocol):
+    """A world of agents who look for the answer to a question."""
 
 
 @runtime_checkable
@@ -139,6 +148,10 @@ def _is(kind: Any, protocol: Any) -> bool:
 def has_person(environment: Any) -> TypeGuard[WithPerson]:
     """Whether the agent of an environment talks with a person."""
     return _is(environment.__class__, WithPerson)
+
+
+def _is_scored(environment: Any) -> TypeGuard[Scored]:
+    return _is(environment.__class__, Scored)
 
 
 def _has_rules(environment: Any) -> TypeGuard[OwnRules]:
@@ -229,6 +242,7 @@ async def graded(
         return await environment.grade(state, services)
     if state.end == "runaway":
         return Grade(0.0)
+    assert _is_scored(environment), "a world without a person is graded by its answers"
     return Grade(await asyncio.to_thread(environment.score, state.task, state.answer))
 
 

@@ -9,7 +9,7 @@ from coterie.environments.agents import NAMES as AGENTS
 from coterie.environments.coding import Coding
 from coterie.environments.colbench.environment import Backend
 from coterie.environments.debate import ARITHMETIC, CHOICE, MATHEMATICS, Debate
-from coterie.environments.dialogue import DialogueEnvironment
+from coterie.environments.dialogue import QuestionEnvironment
 from coterie.environments.exchange.environment import Exchange
 from coterie.environments.format_pool import read_pool
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
@@ -27,9 +27,11 @@ SUBJECTS = {
     "mmlu": (CHOICE, DEBATE_FORMATS),
 }
 """Data sets to debate on: how, and the packaged pool of formats."""
+QUESTIONS = ("exchange", *EXCHANGES, *SUBJECTS)
+"""Worlds of questions."""
 CODING = ("persona", "colbench_code")
 """Data sets of functions that a person wants written."""
-NAMES = ("exchange", *EXCHANGES, *SUBJECTS, *CODING)
+NAMES = (*QUESTIONS, *CODING)
 GENERATED = ("exchange", "persona")
 """Worlds whose tasks a seed makes."""
 
@@ -88,17 +90,24 @@ def content(name: str, data: DataSettings) -> str:
     return " ".join([rows, *more]) if more else rows
 
 
-def environment(name: str, data: DataSettings | None = None) -> DialogueEnvironment:
+def environment(name: str, data: DataSettings | None = None) -> QuestionEnvironment | Coding:
     """The environment of the data set ``name``.
 
     Raises ``UserError`` if there is none, for more agents than it can have, and for a broken pool of
     formats.
     """
-    data = data or DataSettings()
-    if name not in NAMES:
-        raise UserError(f"dataset={name!r} is not known", f"use one of: {', '.join(NAMES)}")
     if name in CODING:
         return coding_environment(name, data)
+    if name in QUESTIONS:
+        return question_environment(name, data)
+    raise UserError(f"dataset={name!r} is not known", f"use one of: {', '.join(NAMES)}")
+
+
+def question_environment(name: str, data: DataSettings | None = None) -> QuestionEnvironment:
+    """The world of questions ``name``. Raises ``UserError`` as :func:`environment`."""
+    data = data or DataSettings()
+    if name not in QUESTIONS:
+        raise UserError(f"dataset={name!r} has no questions", f"use one of: {', '.join(QUESTIONS)}")
     file = data.format_pool_file
     pool = None if file is None else read_pool(Path(file).expanduser())
     agents = AGENTS[: data.agents]

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ValidationError
 from coterie.errors import UserError
 
 L = TypeVar("L", bound=BaseModel)
+NEW = "an import makes a new run: give another --folder"
+"""What to do where an import's folder is there already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ the top share, as in the paper.
 import random
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.environments.dialogue import drop_format
-from coterie.environments.registry import environment
+from coterie.environments.dialogue import QuestionEnvironment, drop_format
+from coterie.environments.registry import question_environment
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
@@ -49,12 +49,13 @@ class Optima(PolicyRecipe):
     """The recipe under given settings; those of ``optima/isft`` make every iteration one of SFT."""
 
     settings: OptimaSettings
+    environment: QuestionEnvironment
 
     def __init__(self, settings: OptimaSettings) -> None:
         super().__init__()
         self.settings = settings
         self.name = settings.recipe
-        self.environment = environment(settings.dataset, settings.data)
+        self.environment = question_environment(settings.dataset, settings.data)
 
     # -- what the loop asks -------------------------------------------------------------------
 
@@ -126,12 +127,13 @@ class Optima(PolicyRecipe):
         base = self.load_policy(run, 0)
         engine = self.engines(run).embedded(base, 0)
         scoring = (self._score(engine, base, tree) for tree in trees)
-        async for scored in in_flight(scoring, TREES_IN_FLIGHT):
-            key = ItemKey(iteration, "reward", scored.task)
-            run.store.finish(
-                key, credit=scored.credit, metrics=scored.counts, failure=scored.failure
-            )
-            progress.advance(1)
+        async with in_flight(scoring, TREES_IN_FLIGHT) as results:
+            async for scored in results:
+                key = ItemKey(iteration, "reward", scored.task)
+                run.store.finish(
+                    key, credit=scored.credit, metrics=scored.counts, failure=scored.failure
+                )
+                progress.advance(1)
         progress.close()
         items = [m for key, m in run.store.metrics(iteration, "reward").items() if key.task]
         return {name: sum(int(metrics[name]) for metrics in items) for name in COUNTS}

@@ -111,8 +111,9 @@ class OptimaDPO(Optima):
             for task in tasks
         )  # fmt: skip
         try:
-            async for _ in in_flight(growing_trees, s.trees_in_flight):
-                pass
+            async with in_flight(growing_trees, s.trees_in_flight) as grown:
+                async for _ in grown:
+                    pass
         except EngineGone as error:
             raise UserError(
                 f"the trees of iteration {iteration} can't go on: {error}",

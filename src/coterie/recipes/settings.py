@@ -1,5 +1,6 @@
 """The settings that all recipes have."""
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from coterie.config.settings import Settings, key
@@ -27,11 +28,11 @@ class RecipeSettings(Settings):
     engine: EngineSettings = EngineSettings()
 
     @property
+    @abstractmethod
     def rounds(self) -> int:
         """How many trainings there are."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def most_tokens(self) -> int:
         """Most tokens of one turn."""
-        raise NotImplementedError

@@ -201,11 +201,12 @@ class SweetRL(PolicyRecipe):
                 return dialogue, None, str(error)
 
         try:
-            async for done, tree, failure in in_flight(map(one, left), s.candidates.in_flight):
-                count = 0 if tree is None else sum(map(len, candidates(tree)))
-                key = ItemKey(SECOND, "rollout", done.task.id, done.key)
-                run.store.finish(key, tree=tree, metrics={"candidates": count}, failure=failure)
-                progress.advance(1, sampled_tokens=stats.sampled_tokens - before)
+            async with in_flight(map(one, left), s.candidates.in_flight) as results:
+                async for done, tree, failure in results:
+                    count = 0 if tree is None else sum(map(len, candidates(tree)))
+                    key = ItemKey(SECOND, "rollout", done.task.id, done.key)
+                    run.store.finish(key, tree=tree, metrics={"candidates": count}, failure=failure)
+                    progress.advance(1, sampled_tokens=stats.sampled_tokens - before)
         except EngineGone as error:
             raise UserError(
                 f"candidates can't go on: {error}",
@@ -241,11 +242,12 @@ class SweetRL(PolicyRecipe):
                 ]
                 return tree, credit, None
 
-            async for tree, credit, failure in in_flight(map(one, trees), 8):
-                key = ItemKey(SECOND, "reward", tree.task)
-                metrics = {"turns": 0 if failure else len(candidates(tree))}
-                run.store.finish(key, credit=credit, metrics=metrics, failure=failure)
-                progress.advance(1)
+            async with in_flight(map(one, trees), 8) as results:
+                async for tree, credit, failure in results:
+                    key = ItemKey(SECOND, "reward", tree.task)
+                    metrics = {"turns": 0 if failure else len(candidates(tree))}
+                    run.store.finish(key, credit=credit, metrics=metrics, failure=failure)
+                    progress.advance(1)
             counts = critic.counts
         progress.close()
         found = [m for key, m in run.store.metrics(SECOND, "reward").items() if key.task]

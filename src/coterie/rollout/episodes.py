@@ -5,7 +5,8 @@ stage, task, sample, turn), so what it says does not depend on what else runs. A
 episode alone and is reported with its reason.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from coterie.engines.protocol import EngineError, EngineGone
@@ -72,10 +73,12 @@ class Player:
         self.seed = seed
         self.services = services
 
-    def play_all(self, episodes: Sequence[Episode]) -> AsyncGenerator[Finished, None]:
-        """Start all episodes; gives each as it finishes. Closing it cancels the rest (``in_flight``).
+    def play_all(
+        self, episodes: Sequence[Episode]
+    ) -> AbstractAsyncContextManager[AsyncIterator[Finished]]:
+        """Start all episodes; gives each as it finishes. None outlives the block (``in_flight``).
 
-        Raises ``EngineGone`` when the engine will answer nobody.
+        The block raises ``EngineGone`` when the engine will answer nobody.
         """
         work = (self._guarded(episode) for episode in episodes)
         return in_flight(work, limit=max(len(episodes), 1))

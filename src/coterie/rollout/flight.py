@@ -1,18 +1,27 @@
 """Keeps a bounded number of coroutines in flight and yields results as they come."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-async def in_flight(work: Iterable[Coroutine[Any, Any, T]], limit: int) -> AsyncGenerator[T, None]:
+@asynccontextmanager
+async def in_flight(
+    work: Iterable[Coroutine[Any, Any, T]], limit: int
+) -> AsyncIterator[AsyncIterator[T]]:
     """Results of ``work`` in order of completion, at most ``limit`` running at a time.
 
-    Closing it, or an exception in any of them, cancels those in flight. Leaving a loop over it does not
-    close it: use ``contextlib.aclosing`` where they must not outlive the loop.
+    None outlives the block: when it ends, by an exception in one of them or in the block too, those still
+    running are cancelled and have ended.
     """
+    async with aclosing(_results(work, limit)) as results:
+        yield results
+
+
+async def _results(work: Iterable[Coroutine[Any, Any, T]], limit: int) -> AsyncGenerator[T, None]:
     source = iter(work)
     running: set[asyncio.Task[T]] = set()
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from coterie.config.folders import flush
+from coterie.config.folders import flush, whole_folder
 from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings
 from coterie.errors import UserError
@@ -106,6 +106,19 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
             )
     with Store.open(folder / "store.sqlite", read_only=not write) as store:
         yield Run(folder, recipe, settings, store)
+
+
+@contextmanager
+def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterator[Run]:
+    """A run folder that is there, whole, when the block ends well, and else not at all.
+
+    Raises :class:`UserError` (with ``todo``) if there is something already, and as :func:`open_run`.
+    """
+    if folder.exists():
+        raise UserError(f"{folder} exists", todo)
+    with whole_folder(folder) as partial, open_run(partial, recipe, settings) as run:
+        write_config(run)
+        yield run
 
 
 def write_config(run: Run) -> None:

@@ -27,7 +27,7 @@ class Evaluation:
     high: float
     tokens: float
     """Mean tokens of a dialogue's turns."""
-    found: Mapping[str, float] = field(default_factory=dict)
+    means: Mapping[str, float] = field(default_factory=dict)
     """Means of what else the environment's grades say, such as turns and the share of tests passed."""
 
 

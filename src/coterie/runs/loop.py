@@ -14,7 +14,7 @@ from typing import Protocol
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.progress import Progress
-from coterie.runs.folder import Run, Step, differences, open_run, read_config, write_config
+from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config, write_config
 from coterie.trajectories.jsonl import copy
 from coterie.trajectories.store import Metrics
 
@@ -103,13 +103,9 @@ def fork(recipe: Recipe, source: Path, target: Path, settings: Settings) -> list
     steps kept. The folder appears when it is whole. Raises :class:`UserError` if
     ``target`` exists.
     """
-    if target.exists():
-        raise UserError(f"{target} exists", "give --fork a folder that does not exist")
-    staged = target.with_name(f".{target.name}.fork")
-    shutil.rmtree(staged, ignore_errors=True)
     with (
         open_run(source, read_config(source)[0], settings, write=False) as old,
-        open_run(staged, recipe.name, settings) as new,
+        new_run(target, recipe.name, settings, "give --fork a folder that does not exist") as new,
     ):
         kept = _kept(recipe, old)
         copy(old.store, new.store, {(step.iteration, step.stage) for step in kept})
@@ -117,8 +113,6 @@ def fork(recipe: Recipe, source: Path, target: Path, settings: Settings) -> list
             trained = old.training_folder(step.iteration)
             if step.stage == "train" and trained.exists():
                 shutil.copytree(trained, new.training_folder(step.iteration))
-        write_config(new)
-    staged.rename(target)
     return kept
 
 

@@ -1,7 +1,6 @@
 """Plays episodes into a store: each is written as it finishes, and what is written is not played again."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
 
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
@@ -29,7 +28,7 @@ async def play(
     before = sampled_tokens()
     succeeded = len(finished) > sum(key.stage == stage for key, _ in store.failures(iteration))
     try:
-        async with aclosing(player.play_all(left)) as playing:
+        async with player.play_all(left) as playing:
             await _record(
                 store, playing, progress, lambda: sampled_tokens() - before, succeeded=succeeded
             )

@@ -6,7 +6,6 @@ not used; the recipe would drop their format instructions anyway.
 """
 
 import asyncio
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
+from coterie.recipes.line_files import NEW
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.records import ERROR, Lines, Result, TaskLine
 from coterie.recipes.optima_files.speech import Conversation, beginner, check_agents, parse
@@ -24,7 +24,7 @@ from coterie.rewards.conduct import leaks, repeats
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.recorded import recorded
 from coterie.rollout.voices import Ask, Memory
-from coterie.runs.folder import Run, Step, open_run, write_config
+from coterie.runs.folder import Run, Step, new_run
 from coterie.runs.play import summary
 from coterie.trajectories.store import Credit, ItemKey, Metrics
 from coterie.trajectories.task import Task
@@ -98,22 +98,14 @@ def import_dialogues(
     Its rollouts of iteration 0 are then finished, and, if ``rewarded``, their rewards too: as the
     file has them. Raises ``UserError`` if the folder exists or a line can't be used.
     """
-    if folder.exists():
-        raise UserError(f"{folder} exists", "an import makes a new run: give another --folder")
     check_agents(recipe.environment.agents)
     renderer, _ = load_renderer(recipe.settings.model)
-    staged = folder.with_name(f".{folder.name}.import")
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with open_run(staged, recipe.name, recipe.settings) as run:
-            write_config(run)
+        with new_run(folder, recipe.name, recipe.settings, NEW) as run:
             work = _Import(lines, recipe, run, renderer, found.first, rewarded=rewarded)
             result = asyncio.run(work.do(found.tasks, progress))
-        staged.rename(folder)
     finally:
         progress.close()
-        shutil.rmtree(staged, ignore_errors=True)
     return result
 
 

@@ -4,7 +4,6 @@ A pair is two utterances after the same beginning, under the system prompt of th
 On import the tasks' trees have both as siblings, with credit ``value``; the system prompt is the file's own.
 """
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,13 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
+from coterie.recipes.line_files import NEW
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.records import Lines, PairRecord, PairsLine
 from coterie.recipes.optima_files.speech import beginner, named, parse
 from coterie.rollout.recorded import recorded
 from coterie.rollout.voices import Ask, Memory
-from coterie.runs.folder import Run, Step, open_run, write_config
+from coterie.runs.folder import Run, Step, new_run
 from coterie.trajectories.pair import Pair, turn_pair
 from coterie.trajectories.store import Credit, ItemKey, Selection, Store
 from coterie.trajectories.task import Task
@@ -54,8 +54,6 @@ def import_pairs(lines: Lines, recipe: Optima, folder: Path, progress: Progress)
 
     Raises ``UserError`` if the folder exists, or names the first line that is broken.
     """
-    if folder.exists():
-        raise UserError(f"{folder} exists", "an import makes a new run: give another --folder")
     total = count = 0
     for _, line in lines.read(PairsLine):
         total, count = total + 1, count + len(line.dpo_results)
@@ -64,13 +62,9 @@ def import_pairs(lines: Lines, recipe: Optima, folder: Path, progress: Progress)
     sides = (pair.chosen[1:] for _, line in lines.read(PairsLine) for pair in line.dpo_results)
     first = beginner(sides)
     renderer, _ = load_renderer(recipe.settings.model)
-    staged = folder.with_name(f".{folder.name}.import")
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.parent.mkdir(parents=True, exist_ok=True)
     progress.start(total, f"import {lines.path.name}")
     try:
-        with open_run(staged, recipe.name, recipe.settings) as run:
-            write_config(run)
+        with new_run(folder, recipe.name, recipe.settings, NEW) as run:
             for number, line in lines.read(PairsLine):
                 try:
                     _import(run, lines.path.name, line, first, renderer)
@@ -78,10 +72,8 @@ def import_pairs(lines: Lines, recipe: Optima, folder: Path, progress: Progress)
                     raise lines.broken(number, str(error)) from error
                 progress.advance(1)
             run.store.finish(PAIRS.key, metrics={"pairs": count, "imported": lines.path.name})
-        staged.rename(folder)
     finally:
         progress.close()
-        shutil.rmtree(staged, ignore_errors=True)
     return count
 
 

@@ -6,7 +6,6 @@ run goes on as if its policy had said them. The file is read a task at a time.
 
 import asyncio
 import hashlib
-import shutil
 from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
+from coterie.recipes.line_files import NEW
 from coterie.recipes.plan import content_of
 from coterie.recipes.sweet_files.records import Trajectories, TrajectoryRow, blocks
 from coterie.recipes.sweet_rl import FIRST, SweetRL
@@ -32,7 +32,7 @@ from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.flight import in_flight
 from coterie.rollout.recorded import recorded
 from coterie.rollout.voices import LEAST_ROOM, Ask, Memory
-from coterie.runs.folder import Run, Step, open_run, write_config
+from coterie.runs.folder import Run, Step, new_run
 from coterie.runs.play import summary
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.item import ItemKey, Metrics
@@ -102,8 +102,6 @@ def import_trajectories(
     Its dialogues of round 0 are then finished. Those without a reward are graded in the sandbox. Raises
     ``UserError`` if the folder exists, the run is of another world, or nothing could be used.
     """
-    if folder.exists():
-        raise UserError(f"{folder} exists", "an import makes a new run: give another --folder")
     if not isinstance(recipe.environment, Backend):
         raise UserError(
             f"dataset={recipe.settings.dataset} makes its own tasks",
@@ -113,18 +111,12 @@ def import_trajectories(
     if person.url is None and person.model == SCRIPT:
         check_person(recipe.environment.script)
     renderer, context = load_renderer(recipe.settings.model)
-    staged = folder.with_name(f".{folder.name}.import")
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with open_run(staged, recipe.name, recipe.settings) as run:
-            write_config(run)
+        with new_run(folder, recipe.name, recipe.settings, NEW) as run:
             work = _Import(rows, recipe, recipe.environment, run, renderer, context)
             result = asyncio.run(work.do(found, progress))
-        staged.rename(folder)
     finally:
         progress.close()
-        shutil.rmtree(staged, ignore_errors=True)
     return result
 
 
@@ -160,7 +152,8 @@ class _Import:
             if found.without_reward:
                 sandbox = Sandbox(self.recipe.settings.sandbox)
                 self.services = Services(sandbox=await stack.enter_async_context(sandbox))
-            async for task, done in in_flight(self._work(found, progress), TASKS_IN_FLIGHT):
+            working = in_flight(self._work(found, progress), TASKS_IN_FLIGHT)
+            async for task, done in await stack.enter_async_context(working):
                 with self.run.store.together():
                     self.run.store.put_tasks([task])
                     for one in done:
