@@ -11,8 +11,9 @@ seeds, p < 0.05; score is success: all ten tests in the sandbox):
 
 A seed's runs share what is equal in them: the base's evaluation, the offline dialogues and the
 candidates. The other critics (a regression head, a value function, a judge) run with the first seed and
-make no claim. The judge is the base itself; if none of its verdicts can be read there is no pair, and its
-row is that of the base.
+make no claim. The judge is the base itself, asked about a tenth of the candidates (it compares them in
+words, three comparisons for each); if none of its verdicts can be read there is no pair, and its row is that of
+the base.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +42,7 @@ METHODS: dict[str, tuple[str, ...]] = {
 CRITICS: dict[str, tuple[str, ...]] = {
     "regression": ("critic.kind=regression",),
     "classifier": ("critic.kind=classifier",),
-    "judge": ("critic.kind=judge",),
+    "judge": ("critic.kind=judge", "candidates.share=0.02"),
 }
 BASE = "zero_shot"
 

@@ -274,7 +274,7 @@ class InProcessEngine:
         if one.future.done():
             return
         try:
-            scores = self._runner.score(one.sequences, one.start)
+            scores = self._runner.score(one.sequences, one.start, len(self._running))
         except Exception as error:
             self._fail([one], f"scoring failed: {error!r}", error)
             return

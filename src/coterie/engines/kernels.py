@@ -427,6 +427,21 @@ def vocabulary(weights: Weights, hidden: np.ndarray, logits: np.ndarray) -> None
 
 
 @njit(cache=True, nogil=True)
+def likelihoods(
+    weights: Weights, hidden: np.ndarray, targets: np.ndarray, size: int, logprobs: np.ndarray
+) -> None:
+    """Log-probs ``[N]`` of ``targets``, out of ``size`` words, after what the last layer left."""
+    logits = np.empty((CHUNK, weights.head.shape[0] * PANEL), np.float32)
+    for start in range(0, len(targets), CHUNK):
+        stop = min(start + CHUNK, len(targets))
+        vocabulary(weights, hidden[start:stop], logits[: stop - start])
+        for row in range(stop - start):
+            own = logits[row, :size]
+            said, largest = own[targets[start + row]], own.max()
+            logprobs[start + row] = said - largest - np.log(weigh(own, _ONE))
+
+
+@njit(cache=True, nogil=True)
 def read(weights: Weights, tokens: Tokens, layer: int, share: int, shares: int) -> None:
     """End the layer before ``layer`` and begin ``layer`` (0 to L) for every ``shares``-th chunk of
     tokens from the ``share``-th on. All shares of one layer are done before those of the next."""

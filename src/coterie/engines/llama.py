@@ -91,18 +91,8 @@ class CompiledLlama:
     ) -> Tensor:
         """Logits ``[N, vocabulary]`` after each prompt; its row in slots, which have room, holds the
         first ``begins`` tokens of it already, and then all."""
-        counts = [len(prompt) - begin for prompt, begin in zip(prompts, begins, strict=True)]
-        ids = np.concatenate([prompt[n:] for prompt, n in zip(prompts, begins, strict=True)])
-        at = np.concatenate([range(n, len(p)) for p, n in zip(prompts, begins, strict=True)])
-        owners, ends = np.repeat(rows, counts), np.cumsum(counts) - 1
-        hidden = np.empty((len(prompts), self._weights.embedding.shape[1]), np.float32)
-        for start in range(0, len(ids), TOKENS):
-            part = slice(start, start + TOKENS)
-            tokens = self._tokens(ids[part], owners[part], at[part], slots)
-            for layer in range(len(self._weights.before) + 1):
-                self._layer(tokens, layer)
-            here = (ends >= start) & (ends < start + TOKENS)
-            hidden[here] = tokens.hidden[ends[here] - start]
+        wanted = [len(prompt) - 1 for prompt in prompts]
+        hidden = self._hidden(prompts, begins, wanted, rows, slots)
         logits = self._logits(len(prompts))
 
         def work(first: int, stop: int) -> None:
@@ -110,6 +100,52 @@ class CompiledLlama:
 
         self._rows(len(prompts), work)
         return torch.from_numpy(logits)[:, : self._vocabulary]
+
+    def score(
+        self,
+        sequences: Sequence[Sequence[int]],
+        start: int,
+        rows: Sequence[int],
+        slots: Slots,
+    ) -> list[list[float]]:
+        """Log-probs of each sequence's tokens from ``start`` (at least 1) on; its row in slots, which have
+        room, holds the first ``start - 1`` tokens of it already, and then all but the last."""
+        before = [start - 1] * len(sequences)
+        hidden = self._hidden([ids[:-1] for ids in sequences], before, before, rows, slots)
+        targets = np.concatenate([np.array(ids[start:], np.int64) for ids in sequences])
+        found = np.empty(len(targets), np.float32)
+
+        def work(first: int, stop: int) -> None:
+            told = hidden[first:stop], targets[first:stop], self._vocabulary
+            kernels.likelihoods(self._weights, *told, found[first:stop])
+
+        self._rows(len(targets), work)
+        stops = np.cumsum([len(ids) - start for ids in sequences])[:-1]
+        return [part.tolist() for part in np.split(found, stops)]
+
+    def _hidden(
+        self,
+        sequences: Sequence[Sequence[int]],
+        begins: Sequence[int],
+        wanted: Sequence[int],
+        rows: Sequence[int],
+        slots: Slots,
+    ) -> np.ndarray:
+        """What the last layer leaves of each sequence's tokens from ``wanted`` on, one after the other."""
+        counts = [len(ids) - begin for ids, begin in zip(sequences, begins, strict=True)]
+        ids = np.concatenate([ids[n:] for ids, n in zip(sequences, begins, strict=True)])
+        at = np.concatenate([range(n, len(ids)) for ids, n in zip(sequences, begins, strict=True)])
+        owners, chosen = np.repeat(rows, counts), at >= np.repeat(wanted, counts)
+        hidden, done = np.empty((chosen.sum(), self._weights.embedding.shape[1]), np.float32), 0
+        for start in range(0, len(ids), TOKENS):
+            part = slice(start, start + TOKENS)
+            tokens = self._tokens(ids[part], owners[part], at[part], slots)
+            for layer in range(len(self._weights.before) + 1):
+                self._layer(tokens, layer)
+            here = tokens.hidden[chosen[part]]
+            hidden[done : done + len(here)] = here
+            done += len(here)
+        return hidden
 
     def _tokens(self, ids: Any, rows: Any, places: Any, slots: Slots) -> kernels.Tokens:
         weights = self._weights

@@ -23,7 +23,10 @@ from coterie.models.packing import CostRule
 from coterie.models.splitting import Splitter
 
 PROMPTS = 32
-"""Prompts read at once."""
+"""Prompts read, and sequences scored, at once."""
+CACHED_BYTES = 1 << 26
+"""Up to this size of its weights a model's likelihoods are computed by the compiled loops: torch's products, which wake
+all threads for each, are faster for larger ones (bench/logprobs.py)."""
 SCORED_TOKENS = 8192
 """Tokens, padding included, that are scored at once."""
 
@@ -36,6 +39,8 @@ class Runner:
         config = self.model.config
         _refuse_windows(config)
         self._rule = CostRule.of(self.model)
+        size = sum(weight.nbytes for weight in self.model.parameters())
+        self._small = size <= CACHED_BYTES
         self._compiled: CompiledLlama | None = None
         if self.model.device.type == "cpu":
             use_rows(self.model)
@@ -77,6 +82,8 @@ class Runner:
     def _follow(self) -> None:
         """Compile the model as it is now: its weights may have changed, or adapters come or gone."""
         if self._compiled is None or not self._compiled.holds:
+            if self._compiled is not None:
+                self.prefixes.clear()
             fits = CompiledLlama.fits(self.model)
             self._compiled = CompiledLlama(self.model) if fits else None
 
@@ -116,8 +123,14 @@ class Runner:
         return vocabulary_logits(self.model, hidden[:, 0])[:count]
 
     @torch.inference_mode()
-    def score(self, sequences: Sequence[tuple[int, ...]], start: int) -> list[list[float]]:
-        """Log-probs of each sequence from ``start`` on; shared beginnings are computed once."""
+    def score(
+        self, sequences: Sequence[tuple[int, ...]], start: int, free: int = 0
+    ) -> list[list[float]]:
+        """Log-probs of sequences from ``start`` on, before which all are the same; shared beginnings are
+        computed once. Slots from row ``free`` on may be written to."""
+        self._follow()
+        if self._compiled is not None and self._small:
+            return self._score_by_rows(self._compiled, sequences, start, free)
         splitter = Splitter([[ids] for ids in sequences], self._rule, SCORED_TOKENS)
         scores: list[list[float]] = [[] for _ in sequences]
         with attending(self.model, "sdpa"):
@@ -128,6 +141,23 @@ class Runner:
                 for i, values in zip(part, found, strict=True):
                     scores[i] = values.tolist()
         return scores
+
+    def _score_by_rows(
+        self, compiled: CompiledLlama, sequences: Sequence[tuple[int, ...]], start: int, free: int
+    ) -> list[list[float]]:
+        """Read what all share into one row, as far as it is not kept, and go on from it in many."""
+        distinct, shared = list(dict.fromkeys(sequences)), sequences[0][: start - 1]
+        rows = range(free, free + min(len(distinct), PROMPTS))
+        self.slots.reserve(rows.stop, max(map(len, distinct)))
+        if shared:
+            self.prefill([free], [shared])
+            self.slots.move(free, rows[1:], len(shared))
+        scores: dict[tuple[int, ...], list[float]] = {}
+        for first in range(0, len(distinct), PROMPTS):
+            part = distinct[first : first + PROMPTS]
+            found = compiled.score(part, start, rows[: len(part)], self.slots)
+            scores |= zip(part, found, strict=True)
+        return [scores[ids] for ids in sequences]
 
     def _restore(self, row: int, keys: Sequence[str]) -> int:
         """Put the kept beginning of a prompt into a row; returns its number of blocks."""

@@ -149,4 +149,4 @@ def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> I
     return stage_rows(tokenizer, HABITS, tokens, seed)
 
 
-PERSONA = TinyWorld(build_tokenizer, skill_rows, _habit_rows, HABITS_SHARE, tokens=2_200_000)
+PERSONA = TinyWorld(build_tokenizer, skill_rows, _habit_rows, HABITS_SHARE, tokens=4_500_000)
