@@ -17,6 +17,7 @@ from coterie.engines import kernels
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.llama import CompiledLlama
 from coterie.engines.protocol import Sampling
+from coterie.engines.runner import Runner
 from coterie.models.adapters import add_lora
 from coterie.models.loading import LoadedModel
 from tests.templates import model as templated
@@ -71,6 +72,48 @@ def test_steps_give_the_logprobs_of_transformers(kind: str) -> None:
     ids, logprobs = sampled(InProcessEngine(loaded(COMPILED[kind]), policy="p", version="0"))
     assert logprobs == pytest.approx(recomputed(loaded(COMPILED[kind]).model, ids), abs=1e-4)
     assert CompiledLlama.fits(loaded(COMPILED[kind]).model)
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+@pytest.mark.parametrize("start", [1, 2, 32, 33, 70])
+def test_likelihoods_are_those_of_transformers(kind: str, start: int) -> None:
+    one = loaded(COMPILED[kind])
+    rng = np.random.default_rng(0)
+    prefix = rng.integers(0, 300, start).tolist()
+    ends = [rng.integers(0, 300, n).tolist() for n in (1, 7, 40, 7)] + [[9, 9, 9]] * 2
+    runner = Runner(one, 1 << 20)
+    first = runner.score([(*prefix, *end) for end in ends], start)
+    again = runner.score([(*prefix, *end) for end in ends[::-1]], start)[::-1]
+    assert again == first  # now with a kept beginning, and in other rows
+    for end, scores in zip(ends, first, strict=True):
+        with torch.no_grad():
+            logits = one.model(torch.tensor([[*prefix, *end]])).logits[0, start - 1 : -1]
+        right = torch.log_softmax(logits, -1).gather(1, torch.tensor(end)[:, None])[:, 0]
+        assert scores == pytest.approx(right.tolist(), abs=2e-4)
+
+
+def test_likelihoods_of_more_sequences_than_rows_beside_others_that_run() -> None:
+    one = loaded(COMPILED["llama"])
+    rng = np.random.default_rng(0)
+    ends = [rng.integers(0, 300, 1 + n % 9).tolist() for n in range(75)]
+
+    async def both(engine: InProcessEngine, *, score: bool) -> tuple[list[list[int]], list[float]]:
+        told = Sampling(temperature=1.0, max_tokens=60)
+        saying = asyncio.ensure_future(engine.sample(PROMPT, range(20), told))
+        scores = []
+        for _ in range(5 * score):
+            await asyncio.sleep(0)
+            (scores,) = await engine.logprobs(PROMPT[:3], [ends[0]])
+            found = await engine.logprobs(PROMPT, ends)
+            scores = [*scores, *found[74]]
+        return [list(said.ids) for said in await saying], scores
+
+    alone, _ = asyncio.run(both(InProcessEngine(one, policy="p", version="0"), score=False))
+    beside, scores = asyncio.run(both(InProcessEngine(one, policy="p", version="0"), score=True))
+    assert beside == alone
+    quiet = InProcessEngine(one, policy="p", version="0")
+    (last,) = asyncio.run(quiet.logprobs(PROMPT, [ends[74]]))
+    assert scores[-len(last) :] == last
 
 
 @pytest.mark.parametrize("kind", PLAIN)
