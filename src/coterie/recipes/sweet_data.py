@@ -49,15 +49,14 @@ def selected(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
         yield tree, selection
 
 
-def pairs(run: Run, iteration: int, model: LoadedModel) -> list[Pair]:
-    """The selected pairs: of whole dialogues in round 0, of turns in round 1."""
+def pairs(run: Run, iteration: int, model: LoadedModel, context: str | None) -> list[Pair]:
+    """The selected pairs, as :func:`seen` in ``context``: of whole dialogues in round 0, of turns in round 1."""
     found = []
     for tree, selection in selected(run, iteration):
         assert selection.rejected is not None, "these selections are pairs"
         task = run.store.task(tree.task)
         better, worse = (
-            seen(task, tree, leaf, selection.context, model)
-            for leaf in (selection.leaf, selection.rejected)
+            seen(task, tree, leaf, context, model) for leaf in (selection.leaf, selection.rejected)
         )
         if iteration == FIRST:
             found.append(trajectory_pair(better, worse, group=tree.task))

@@ -162,7 +162,6 @@ class SweetRL(PolicyRecipe):
         """Pairs of a success and a failure on one task; for ``rejection_ft`` all successes."""
         chosen: list[Selection] = []
         count = 0
-        context = PRIVILEGED if self._critical and self.settings.critic.privileged else None
         shares, least = rewards(run), self.settings.least_reward
         for tree in run.store.trees(FIRST, "rollout"):
             count += 1
@@ -171,7 +170,7 @@ class SweetRL(PolicyRecipe):
                 chosen += [Selection(leaf, AGENT) for leaf, reward in of_task if reward >= least]
             else:
                 chosen += [
-                    Selection(best, AGENT, context, rejected=worse)
+                    Selection(best, AGENT, rejected=worse)
                     for best, worse in trajectory_pairs(of_task, least)
                 ]
         if not run.store.finished(ItemKey(FIRST, "select", "")):
@@ -282,7 +281,7 @@ class SweetRL(PolicyRecipe):
         model = self.load_policy(run, 0)
         if iteration == FIRST and s.method == "rejection_ft":
             return imitate(self, run, model, s.rejection_ft.train, progress)
-        found = pairs(run, iteration, model)
+        found = pairs(run, iteration, model, self.context(iteration))
         if not found:
             raise UserError(
                 f"no pair was selected in round {iteration}",
@@ -302,6 +301,11 @@ class SweetRL(PolicyRecipe):
     def train_tasks(self) -> list[Task]:
         """The training tasks."""
         return self.environment.tasks("train", self.settings.rollout.tasks, self.settings.seed)
+
+    def context(self, iteration: int) -> str | None:
+        """In which context a round trains on dialogues: the critic may be shown the reference."""
+        privileged = iteration == FIRST and self._critical and self.settings.critic.privileged
+        return PRIVILEGED if privileged else None
 
     def rewards(self, run: Run) -> dict[tuple[str, int], float]:
         """Share of tests that each dialogue's answer passes, by task and sample."""

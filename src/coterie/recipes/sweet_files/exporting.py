@@ -115,7 +115,7 @@ class _Export:
         """Whole dialogues: what was shown before the last turn, as the trained model sees it, and that turn."""
         for tree, selection, rejected in self._selected(iteration):
             chosen, other = (
-                self._prompt(tree, leaf, selection.context) + tree.turns[leaf].text
+                self._prompt(tree, leaf, self.recipe.context(iteration)) + tree.turns[leaf].text
                 for leaf in (selection.leaf, rejected)
             )
             if chosen != other:  # equal texts are refused by readers
@@ -126,7 +126,7 @@ class _Export:
         for tree, selection, rejected in self._selected(iteration):
             chosen, other = (tree.turns[leaf].text for leaf in (selection.leaf, rejected))
             if chosen != other:
-                prompt = self._prompt(tree, selection.leaf, selection.context)
+                prompt = self._prompt(tree, selection.leaf, None)
                 yield PreferenceRow(prompt=prompt, chosen=chosen, rejected=other)
 
     def _trajectory(self, tree: Tree, outcome: Outcome, reward: float) -> TrajectoryRow:
