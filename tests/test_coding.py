@@ -80,6 +80,7 @@ def play(
         (f"I know. {MARKER} code {MARKER} more", f"I know. {MARKER} code {MARKER} more", "code"),
         (f"hm OUTPUT: {MARKER} code", f"{MARKER} code", "code"),
         (f"{MARKER} thoughts OUTPUT: code", f"{MARKER} code", "code"),
+        (f"{MARKER} f()  # OUTPUT: 3", f"{MARKER} f()  # OUTPUT: 3", "f()  # OUTPUT: 3"),
     ],
 )
 def test_marker_and_thoughts(text: str, seen: str, answer: str | None) -> None:
@@ -96,6 +97,9 @@ def test_marker_and_thoughts(text: str, seen: str, answer: str | None) -> None:
         ("```\ndef f(): pass\n```", "def f(): pass"),
         ("``` x ```python\ny\n```", "y"),
         ("```python\nunclosed", "unclosed"),
+        ("```py\nx\n```", "x"),
+        ("```text\nlike so:\n``` and\n``` Python3 \nx\n```", "x"),
+        ("```f(x)```", "f(x)"),
         ("", ""),
     ],
 )
@@ -167,8 +171,13 @@ def test_a_reference_that_fails_its_tests_is_a_recorded_failure() -> None:
 
 def test_tests_that_hold_their_verdict_are_taken_apart() -> None:
     assert compared("f(2) == 4") == "f(2)"
-    assert compared("f([1, 2], key=lambda x: x > 2)") == "f([1, 2], key=lambda x: x > 2)"
-    assert compared("f(") == "f("
+    assert compared("4 == f(2)[0]") == "f(2)[0]"
+    assert compared("sorted(f(2)) == list([1, 2])") == "sorted(f(2))"
+    for whole in (
+        "f([1, 2], key=lambda x: x > 2)", "abs(f(2) - 4) < 0.1", "f(1) == f(2)", "f(1) == 1 == f(2)",
+        "f(1) == 2 and f(2) == 4", "f(",
+    ):  # fmt: skip
+        assert compared(whole) == whole
 
 
 def test_replies_are_cut_at_a_sentence() -> None:
@@ -176,6 +185,10 @@ def test_replies_are_cut_at_a_sentence() -> None:
     assert cut_reply("Costs 3.50 in all. More.", 20) == "Costs 3.50 in all."
     assert cut_reply("word " * 20, 20) == "word word word…"
     assert cut_reply("  short ", 20) == "short"
+    assert cut_reply("Times 3. Multiply by 3.14 and then", 23) == "Times 3."
+    assert cut_reply("A sentence. And a pie", 400, unfinished=True) == "A sentence."
+    assert cut_reply("No sentence at a", 400, unfinished=True) == "No sentence at…"
+    assert cut_reply("", 400, unfinished=True) == ""
 
 
 def test_what_a_reply_quotes_of_the_reference_is_counted() -> None:

@@ -9,7 +9,7 @@ import pytest
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe, settings
-from coterie.recipes.sweet_data import PRIVILEGED, played, seen, selected
+from coterie.recipes.sweet_data import PRIVILEGED, pairs, played, seen, selected
 from coterie.recipes.sweet_rl import SweetRL
 from coterie.recipes.sweet_settings import SweetSettings
 from coterie.reports.page import write_page
@@ -189,6 +189,12 @@ def test_baselines_and_ablations_go_on_from_the_same_dialogues(
         assert policy != run.metrics(Step(1, "train"))["weights"]
         if own.settings.method == "sweet":
             assert CANDIDATES in kept
+        if not own.settings.critic.privileged:  # nor is its critic trained with it
+            assert Step(0, "select") in kept and Step(0, "train") not in kept
+            trained = pairs(made, 0, own.load_policy(made, 0), own.context(0))
+            rows = [row for pair in trained for row in (*pair.chosen, *pair.rejected)]
+            decode = own.load_policy(made, 0).renderer.decode
+            assert rows and not any("Reference:" in decode(row.ids) for row in rows)
 
 
 def test_a_judge_that_cannot_read_makes_no_pairs_and_says_so(run: Run, tmp_path: Path) -> None:
@@ -245,7 +251,7 @@ def test_a_person_whose_server_is_down_is_an_error_that_says_so(cli: Cli) -> Non
     said = cli(
         *("evaluate", "colbench-code", "policy=tiny-persona", "data.source=sample", "tasks=2"),
         *("person.url=http://127.0.0.1:9/v1", "person.model=nobody", "person.retries=0"),
-        "max_tokens=16",
+        "max_tokens=2",
     )
     assert said.code == 2 and "all 2 dialogues failed" in said.err and "nobody" in said.err
 
@@ -253,7 +259,7 @@ def test_a_person_whose_server_is_down_is_an_error_that_says_so(cli: Cli) -> Non
 def test_a_person_played_by_a_model_that_coterie_serves(cli: Cli) -> None:
     said = cli(
         *("evaluate", "colbench-code", "policy=tiny-persona", "data.source=sample", "tasks=2"),
-        *("person=tiny-exchange", "person.max_tokens=16", "max_tokens=16"),
+        *("person=tiny-exchange", "person.max_tokens=16", "max_tokens=2"),
     )
     assert said.code == 0, said.err
     (row,) = json.loads(said.out.splitlines()[-1])["rows"]

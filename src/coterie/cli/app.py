@@ -125,9 +125,15 @@ def evaluate(
     ] = Checkpoints.last,
     iteration: Iteration = None,
     recipe: StageRecipe = "optima/isft",
-    fast: Annotated[bool, typer.Option("--fast", help="100 held-out tasks.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="As --paper, on 100 held-out tasks.")
+    ] = False,
     paper: Annotated[
-        bool, typer.Option("--paper", help="1000 held-out tasks, as papers on ColBench have.")
+        bool,
+        typer.Option(
+            "--paper",
+            help="1000 held-out tasks; colbench-code at temperature 1 and 1024 tokens a turn.",
+        ),
     ] = False,
 ) -> None:
     """Evaluate any policy on a benchmark's held-out tasks; or do a run's own evaluation stage.
@@ -157,12 +163,15 @@ def evaluate(
 
     if (benchmark := target.replace("-", "_")) in NAMES:
         from coterie.cli.evaluate import evaluate_benchmark
+        from coterie.runs.benchmark import PUBLISHED
 
         if fast and paper:
             raise UserError("--fast and --paper are two numbers of tasks", "give one of them")
-        count = ["tasks=100"] if fast else ["tasks=1000"] if paper else []
+        protocol: list[str] = []
+        if fast or paper:
+            protocol = [f"tasks={100 if fast else 1000}", *PUBLISHED.get(benchmark, ())]
         every = checkpoints is Checkpoints.all
-        evaluate_benchmark(benchmark, [*count, *(words or [])], every=every, console=console)
+        evaluate_benchmark(benchmark, [*protocol, *(words or [])], every=every, console=console)
         return
     from coterie.cli.running import run_stage
 

@@ -22,14 +22,16 @@ from coterie.config.settings import key
 from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.run_engines import RunEngines
 from coterie.engines.settings import EngineSettings
+from coterie.environments.registry import CODING
 from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings as recipe_settings
-from coterie.recipes.sweet_critic import open_critic
-from coterie.recipes.sweet_data import FIRST
-from coterie.recipes.sweet_rl import SECOND, SweetRL
+from coterie.recipes.sweet_critic import TrainedCritic, open_critic
+from coterie.recipes.sweet_data import FIRST, SECOND
+from coterie.recipes.sweet_rl import SweetRL
 from coterie.rollout.best_of import BestOfVoice
 from coterie.rollout.voices import TextVoice, TokenVoice, Voice
 from coterie.runs.benchmark import PRESETS, BenchmarkSettings, evaluate, store_name
@@ -106,6 +108,11 @@ def evaluate_benchmark(
         show(benchmark, server, [found], usage)
     else:
         model = resolve(ModelSettings, [preset], words, where=KEYS)
+        if model.critic and benchmark not in CODING:
+            raise UserError(
+                f"critic={model.critic} judges functions, which {benchmark} does not ask for",
+                f"use one of: {', '.join(CODING)}",
+            )
         model.world(benchmark).tasks("heldout", 1, model.seed)
         show(benchmark, model, _by_models(benchmark, model, every, console), None)
 
@@ -133,7 +140,7 @@ async def _by_engine(
     sampling = told.sampling(told.engine.timeout)
     voice = TokenVoice(engine, policy.renderer.render, sampling, policy.context_length)
     progress = ConsoleProgress(console)
-    async with _best(benchmark, told, voice) as speaking:
+    async with _best(benchmark, told, voice, policy.renderer) as speaking:
         found = await evaluate(
             benchmark, told, speaking, path, progress, lambda: engine.stats.sampled_tokens
         )
@@ -161,7 +168,9 @@ async def _by_endpoint(
 
 
 @asynccontextmanager
-async def _best(benchmark: str, told: ModelSettings, voice: TokenVoice) -> AsyncIterator[Voice]:
+async def _best(
+    benchmark: str, told: ModelSettings, voice: TokenVoice, renderer: ChatRenderer
+) -> AsyncIterator[Voice]:
     """The voice, or one that says the best of several candidates by a run's critic."""
     if told.critic is None:
         yield voice
@@ -169,11 +178,22 @@ async def _best(benchmark: str, told: ModelSettings, voice: TokenVoice) -> Async
     with _critic_run(Path(told.critic)) as (recipe, run):
         tasks = {task.id: task for task in _tasks(benchmark, told)}
         async with open_critic(recipe, run, recipe.settings.critic, recipe.environment) as critic:
+            if isinstance(critic, TrainedCritic):
+                _check_words(told, critic.model.renderer, renderer)
 
             async def score(tree: Tree, turns: Sequence[Turn]) -> list[float]:
-                return (await critic.advantages(tasks[tree.task], tree, [turns]))[0]
+                return await critic.advantages(tasks[tree.task], tree, turns)
 
             yield BestOfVoice(voice, told.best_of, score)
+
+
+def _check_words(told: ModelSettings, critic: ChatRenderer, policy: ChatRenderer) -> None:
+    """Refuse a critic that would read the policy's ids as other words."""
+    if critic.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UserError(
+            f"critic={told.critic} has another tokenizer than policy={told.policy}",
+            "give the critic of a run whose base has the policy's tokenizer",
+        )
 
 
 def _tasks(benchmark: str, told: ModelSettings) -> list[Task]:
@@ -196,8 +216,12 @@ def _critic_run(folder: Path) -> Iterator[tuple[SweetRL, Run]]:
 
 
 def _critic_hash(folder: str) -> str:
-    with _critic_run(Path(folder)) as (recipe, _):
-        return recipe.fingerprint(Step(SECOND, "reward"))
+    """What its scores depend on: its settings, and its weights."""
+    with _critic_run(Path(folder)) as (recipe, run):
+        settings = recipe.fingerprint(Step(SECOND, "reward"))
+        if recipe.settings.critic.kind == "judge":
+            return settings
+        return f"{settings} {weight_hash(run.training_folder(FIRST) / 'final')}"
 
 
 def _candidates(told: ModelSettings, every: bool) -> Iterator[Candidate]:

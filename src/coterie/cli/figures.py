@@ -71,6 +71,8 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
             "majority": round(point.majority.mean, 4),
             "majority_ci": _rounded(point.majority),
             "tokens": round(point.tokens, 2),
+            **({} if point.fraction is None else {"fraction": round(point.fraction, 4)}),
+            "of_all": {name: round(value, 4) for name, value in found.means.items()},
         }
         for point in found.points
     ]
@@ -103,7 +105,7 @@ def _scores(title: str, figures: Sequence[Figures]) -> Table:
 
 def _curves(title: str, figures: Sequence[Figures]) -> Table:
     """Several dialogues a task: coverage and majority, where there are intervals."""
-    names = ("k", "coverage", "95%", "majority", "95%", "tokens", "failed")
+    names = ("k", "coverage", "95%", "majority", "95%", "tokens", "best fraction", "failed")
     table = _table(f"{title}, {figures[0].found.n} with k dialogues each", *names)
     for one in figures:
         assert isinstance(one.found, Consistency)
@@ -117,6 +119,7 @@ def _curves(title: str, figures: Sequence[Figures]) -> Table:
                     f"{point.majority.mean:.3f}",
                     "{:.3f}-{:.3f}".format(*point.majority.interval),
                     f"{point.tokens:.1f}",
+                    "" if point.fraction is None else f"{point.fraction:.3f}",
                     f"{one.found.failed}",
                 )
     return table

@@ -84,15 +84,18 @@ def write_report(folder: Path) -> Path:
 def summary(recipe: PolicyRecipe, run: Run) -> Table:
     """Score and tokens by policy."""
     table = Table(title=f"{recipe.name} on {recipe.settings.dataset}", box=None)
-    for title in ("policy", "score", "95% interval", "tokens", "n"):
-        table.add_column(title, justify="right")
     done = [step for step in recipe.steps() if step.stage == "evaluate" and run.is_finished(step)]
-    for point in (evaluation(run.store, step.iteration) for step in done):
+    points = [evaluation(run.store, step.iteration) for step in done]
+    names = list(dict.fromkeys(name for point in points for name in point.means))
+    for title in ("policy", "score", "95% interval", "tokens", *names, "n"):
+        table.add_column(title, justify="right")
+    for point in points:
         table.add_row(
             f"{point.version}" if point.version else "base",
             f"{point.score:.3f}",
             f"{point.low:.3f} to {point.high:.3f}",
             f"{point.tokens:.1f}",
+            *(f"{point.means[name]:.2f}" if name in point.means else "" for name in names),
             f"{point.n}",
         )
     return table

@@ -3,11 +3,12 @@
 Someone opens it and asks::
 
     async with open_chat(ChatModelSettings(model="smollm2"), Path("logs")) as chat:
-        text = await chat.ask([Utterance("user", "Hello")], seed=0)
+        answer = await chat.ask([Utterance("user", "Hello")], seed=0)
 """
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
@@ -44,6 +45,8 @@ class ChatModelSettings(RequestSettings):
     def _check_url(self) -> Self:
         if self.model.startswith(("http://", "https://")):
             raise ValueError("give a server as url=URL, and as model the name of a model there")
+        if self.url is not None and self.model == type(self).model_fields["model"].default:
+            raise ValueError(f"url={self.url} needs a model=NAME, the name of a model there")
         _ = self.endpoint
         return self
 
@@ -60,13 +63,22 @@ class ChatModelSettings(RequestSettings):
         return (self.model, self.url, self.temperature, self.max_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a chat model said."""
+
+    text: str
+    cut: bool
+    """Whether it ran to its limit of tokens."""
+
+
 class ChatModel(Protocol):
     """Answers chats."""
 
     name: str
     """As an author: ``model:NAME`` or ``endpoint:NAME``."""
 
-    async def ask(self, chat: Sequence[Utterance], seed: int) -> str:
+    async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer:
         """The reply. Raises ``EngineError``."""
         ...
 
@@ -79,13 +91,13 @@ class EndpointChat:
         self.settings = settings
         self.name = f"endpoint:{settings.model}"
 
-    async def ask(self, chat: Sequence[Utterance], seed: int) -> str:
+    async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer:
         """The reply."""
         s = self.settings
         reply = await self.endpoint.chat(
             chat, max_tokens=s.max_tokens, temperature=s.temperature, top_p=1.0, seed=seed % 2**31
         )
-        return reply.text
+        return Answer(reply.text, reply.finish == "length")
 
 
 class ServedChat:
@@ -96,7 +108,7 @@ class ServedChat:
         self.settings = settings
         self.name = f"model:{settings.model}"
 
-    async def ask(self, chat: Sequence[Utterance], seed: int) -> str:
+    async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer:
         """The reply."""
         s, of = self.settings, self.speaking
         messages = [Message.of(one.role, one.text) for one in chat]
@@ -108,7 +120,7 @@ class ServedChat:
             )
         sampling = Sampling(s.temperature, 1.0, min(s.max_tokens, room), (), s.timeout)
         (found,) = await of.engine.sample(prompt, [seed], sampling)
-        return found.text
+        return Answer(found.text, found.finish == "length")
 
 
 @asynccontextmanager

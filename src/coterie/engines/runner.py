@@ -128,9 +128,10 @@ class Runner:
     ) -> list[list[float]]:
         """Log-probs of sequences from ``start`` on, before which all are the same; shared beginnings are
         computed once. Slots from row ``free`` on may be written to."""
-        self._follow()
-        if self._compiled is not None and self._small:
-            return self._score_by_rows(self._compiled, sequences, start, free)
+        if self._small:
+            self._follow()
+            if self._compiled is not None:
+                return self._score_by_rows(self._compiled, sequences, start, free)
         splitter = Splitter([[ids] for ids in sequences], self._rule, SCORED_TOKENS)
         scores: list[list[float]] = [[] for _ in sequences]
         with attending(self.model, "sdpa"):

@@ -5,8 +5,8 @@ vague, the person knows the right function and cannot write code, the agent has 
 answer, and an answer counts if it does on all hidden calls what the reference does. Answers run in the sandbox alone.
 """
 
-import asyncio
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from coterie.engines.protocol import EngineError
 from coterie.environments.dialogue import GRADER, DialogueState, Grade, Split
 from coterie.environments.person import PERSON, REFERENCE, Person, Said, leaks
 from coterie.environments.services import Services
-from coterie.tools.sandbox.results import Graded, Mode
+from coterie.tools.sandbox.results import CallResult, Graded, Mode
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import End
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest, make_turn
@@ -38,6 +38,12 @@ REFUSED = (
 """Words with which ColBench's own grader gives an answer 0, wherever they stand; for ``legacy`` only."""
 
 
+_DIVIDER = re.compile(rf"(?<![#\"'])(?<!# ){re.escape(OUTPUT)}")
+"""Where thoughts end; not in a comment or a string of the code."""
+_FENCE = re.compile(r"```[ \t]*(?P<language>\w*)[ \t]*\n(?P<code>.*?)(?:```|\Z)", re.DOTALL)
+_PYTHON = ("python", "python3", "py", "py3")
+
+
 class Coding(ABC):
     """One agent and a person (see ``environments.dialogue``). Subclasses say where tasks come from."""
 
@@ -54,7 +60,7 @@ class Coding(ABC):
     def __init__(self, mode: Mode = "module", tolerance: float = 0.0) -> None:
         self.mode: Mode = mode
         self.tolerance = tolerance
-        self._expected: dict[str, list[Any]] = {}
+        self._expected: dict[str, Sequence[CallResult]] = {}
 
     @abstractmethod
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
@@ -76,10 +82,10 @@ class Coding(ABC):
 
     def visible(self, text: str) -> str:
         """What follows ``OUTPUT:`` (up to a second one); a marker before it stays."""
-        before, found, after = text.partition(OUTPUT)
-        if not found:
+        parts = _DIVIDER.split(text)
+        if len(parts) == 1:
             return text
-        seen = after.partition(OUTPUT)[0].strip()
+        before, seen = parts[0], parts[1].strip()
         return f"{MARKER} {seen}" if MARKER in before and MARKER not in seen else seen
 
     def answer(self, text: str) -> str | None:
@@ -122,8 +128,9 @@ class Coding(ABC):
     async def grade(self, state: DialogueState, services: Services) -> Grade:
         """Success if all hidden calls give what the reference gives. Raises ``EngineError`` for a task
         whose reference gives nothing that can be compared."""
-        task, code = state.task, code_of(state.answer or "")
+        task, code = state.task, self.code(state.answer or "")
         reference, calls = task.secrets[REFERENCE].reveal(GRADER), hidden_calls(task)
+        expected = await self.expected(task, services)
         replies = [turn.text for turn in state.turns[1:] if turn.speaker.name == PERSON]
         common: dict[str, float | int | str] = {
             "turns": _own(state),
@@ -135,7 +142,6 @@ class Coding(ABC):
             why = "a word that this grader refuses" if code else "no code"
             return Grade(0.0, {**common, "fraction": 0.0, "why": why})
         assert services.sandbox is not None, "a sandbox is part of this world"
-        expected = await self.expected(task, services)
         found = await services.sandbox.grade(
             code, calls, expected, mode=self.mode, tolerance=self.tolerance
         )
@@ -143,23 +149,28 @@ class Coding(ABC):
         return Grade(float(found.success), metrics)
 
     async def expected(self, task: Task, services: Services) -> list[Any]:
-        """What the reference gives for each hidden call, found once."""
+        """What the reference gives for each hidden call, found once. Raises ``EngineError`` if it fails on one."""
         if task.id not in self._expected:
             assert services.sandbox is not None, "a sandbox is part of this world"
             reference = task.secrets[REFERENCE].reveal(GRADER)
-            found = await services.sandbox.run(reference, hidden_calls(task), mode=self.mode)
-            for result in found:
-                if not result.ok:
-                    raise EngineError(
-                        f"task {task.id} can't be graded: its reference fails on "
-                        f"`{result.call}`: {result.reason}"
-                    )
-            self._expected[task.id] = [result.value for result in found]
-        return self._expected[task.id]
+            self._expected[task.id] = await services.sandbox.run(
+                reference, hidden_calls(task), mode=self.mode
+            )
+        for result in self._expected[task.id]:
+            if not result.ok:
+                raise EngineError(
+                    f"task {task.id} can't be graded: its reference fails on "
+                    f"`{result.call}`: {result.reason}"
+                )
+        return [result.value for result in self._expected[task.id]]
+
+    def code(self, answer: str) -> str:
+        """The code of an answer; in ``legacy`` mode as ColBench's own grader finds it."""
+        return legacy_code_of(answer) if self.mode == "legacy" else code_of(answer)
 
     def same(self, first: str, second: str) -> bool:
         """Whether two answers are the same code."""
-        return code_of(first) == code_of(second)
+        return self.code(first) == self.code(second)
 
     def similarity(self, answer: str, other: str) -> float:
         """Whether two answers are the same code, 0 or 1."""
@@ -219,7 +230,16 @@ def hidden_calls(task: Task) -> list[str]:
 
 
 def code_of(answer: str) -> str:
-    """The code of an answer: what is in its first fence, of python if there is one; else all of it."""
+    """The code of an answer: what is in its first fence, of Python if there is one; else all of it."""
+    fences = list(_FENCE.finditer(answer))
+    if not fences:
+        return legacy_code_of(answer)
+    python = (one for one in fences if one["language"].lower() in _PYTHON)
+    return next(python, fences[0])["code"].strip()
+
+
+def legacy_code_of(answer: str) -> str:
+    """As :func:`code_of`, but a fence of another spelling (``py``, ``Python``) is part of the code."""
     _, fence, after = answer.partition("```python")
     if not fence:
         _, fence, after = answer.partition("```")
@@ -242,20 +262,6 @@ def _results(graded: Graded) -> str:
             for test in graded.tests
         ]
     )
-
-
-async def check_answers(world: Coding, tasks: Sequence[Task], services: Services) -> list[str]:
-    """Ids of tasks whose reference fails its own tests."""
-
-    async def fails(task: Task) -> bool:
-        try:
-            await world.expected(task, services)
-        except EngineError:
-            return True
-        return False
-
-    found = await asyncio.gather(*map(fails, tasks))
-    return [task.id for task, bad in zip(tasks, found, strict=True) if bad]
 
 
 _WORK = (

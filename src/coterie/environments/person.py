@@ -77,7 +77,7 @@ class ModelPerson:
     async def reply(self, task: Task, said: Sequence[Said], seed: int) -> str:
         """One reply of the model, cut at a sentence."""
         reply = await self.chat.ask([Utterance("user", role(task, said))], seed)
-        return cut_reply(reply, self.settings.longest)
+        return cut_reply(reply.text, self.settings.longest, unfinished=reply.cut)
 
 
 def role(task: Task, said: Sequence[Said]) -> str:
@@ -87,15 +87,18 @@ def role(task: Task, said: Sequence[Said]) -> str:
     return _ROLE.format(code=code, transcript="\n".join([*lines, "You:"]))
 
 
-def cut_reply(text: str, longest: int) -> str:
-    """A reply of at most ``longest`` characters: as many whole sentences as fit, or else whole words."""
+def cut_reply(text: str, longest: int, *, unfinished: bool = False) -> str:
+    """A reply of at most ``longest`` characters: as many whole sentences as fit, or else whole words.
+
+    Of an ``unfinished`` one, which ran to the model's limit, the last piece of a sentence goes too.
+    """
     text = text.strip()
-    if len(text) <= longest:
+    if len(text) <= longest and not unfinished:
         return text
-    ends = [found.end() for found in _SENTENCE.finditer(text, 0, longest)]
+    ends = [end for found in _SENTENCE.finditer(text) if (end := found.end()) <= longest]
     if ends:
         return text[: ends[-1]]
-    return text[: longest - 1].rsplit(None, 1)[0] + "…"
+    return text[: longest - 1].rsplit(None, 1)[0] + "…" if text else ""
 
 
 def overlap(reply: str, reference: str) -> int:

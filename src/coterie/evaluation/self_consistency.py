@@ -3,7 +3,8 @@
 Self-consistency of several agents, as in Optima (arXiv 2410.08115, section 3.3): of the first k
 dialogues of each task,
 
-* *coverage* is the best score, as if somebody could tell which one is right;
+* *coverage* is the best score, as if somebody could tell which one is right; so is *fraction*, of shares of tests
+  (ColBench's best-of-k);
 * *majority* is the score of the answer that most of them give;
 * *tokens* are those of all k.
 
@@ -28,6 +29,8 @@ class Draw:
     """``None`` if it ended without one: it has no vote."""
     score: float
     tokens: int
+    fraction: float | None = None
+    """Share of tests that its answer passes, where there are tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class TaskPoint:
     coverage: float
     majority: float
     tokens: int
+    fraction: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Point:
     coverage: Estimate
     majority: Estimate
     tokens: float
+    fraction: float | None = None
 
 
 def task_curve(draws: Sequence[Draw], similarity: Similarity) -> list[TaskPoint]:
@@ -65,12 +70,15 @@ def task_curve(draws: Sequence[Draw], similarity: Similarity) -> list[TaskPoint]
     """
     vote = Vote(similarity)
     points: list[TaskPoint] = []
-    best, tokens = 0.0, 0
+    best, tokens, fraction = 0.0, 0, None
     for index, draw in enumerate(draws):
         vote.add(index, draw.answer)
         best, tokens = max(best, draw.score), tokens + draw.tokens
+        if draw.fraction is not None:
+            fraction = max(fraction or 0.0, draw.fraction)
         scores = [draws[winner].score for winner in vote.winners]
-        points.append(TaskPoint(best, sum(scores) / len(scores) if scores else 0.0, tokens))
+        majority = sum(scores) / len(scores) if scores else 0.0
+        points.append(TaskPoint(best, majority, tokens, fraction))
     return points
 
 
@@ -91,6 +99,7 @@ def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list
             _estimate([curve[k - 1].coverage for curve in curves], k in shown),
             _estimate([curve[k - 1].majority for curve in curves], k in shown),
             float(np.mean([curve[k - 1].tokens for curve in curves])),
+            _mean_of_known([curve[k - 1].fraction for curve in curves]),
         )
         for k in range(1, most + 1)
     ]
@@ -100,6 +109,13 @@ def marks(most: int) -> list[int]:
     """The numbers of dialogues to show: powers of two up to ``most``, and ``most``."""
     powers = [2**power for power in range(most.bit_length())]
     return powers if powers[-1] == most else [*powers, most]
+
+
+def _mean_of_known(shares: Sequence[float | None]) -> float | None:
+    """``None`` if no task has tests; one without a share, for its dialogues failed, counts with 0."""
+    if all(share is None for share in shares):
+        return None
+    return float(np.mean([share or 0.0 for share in shares]))
 
 
 def _estimate(values: list[float], with_interval: bool) -> Estimate:

@@ -50,8 +50,8 @@ class PolicyRecipe(ABC):
         """All steps in the order in which they run."""
 
     @abstractmethod
-    def needs(self, step: Step) -> Step | None:
-        """The step whose results this one reads."""
+    def needs(self, step: Step) -> list[Step]:
+        """The steps whose results this one reads."""
 
     @abstractmethod
     def depends(self, step: Step) -> tuple[object, ...]:

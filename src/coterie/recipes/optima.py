@@ -68,12 +68,12 @@ class Optima(PolicyRecipe):
         """What an iteration is."""
         return self.settings.kinds()[iteration]
 
-    def needs(self, step: Step) -> Step | None:
+    def needs(self, step: Step) -> list[Step]:
         """Rollouts and evaluation of iteration i need the training of i - 1."""
         before = {"reward": "rollout", "select": "reward", "train": "select"}
         if step.stage in before:
-            return Step(step.iteration, before[step.stage])
-        return Step(step.iteration - 1, "train") if step.iteration else None
+            return [Step(step.iteration, before[step.stage])]
+        return [Step(step.iteration - 1, "train")] if step.iteration else []
 
     def depends(self, step: Step) -> tuple[object, ...]:
         """The settings of a step that are its own."""

@@ -29,9 +29,9 @@ class ScriptedControl(Optima):
         count = self.settings.iterations
         return [Step(i, "train") for i in range(count)] + [Step(count, "evaluate")]
 
-    def needs(self, step: Step) -> Step | None:
+    def needs(self, step: Step) -> list[Step]:
         """Each training goes on from the one before."""
-        return Step(step.iteration - 1, "train") if step.iteration else None
+        return [Step(step.iteration - 1, "train")] if step.iteration else []
 
     def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
         """Both agents' rows of fresh scripted dialogues."""

@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coterie.engines.chat_model import open_chat
+from coterie.engines.endpoint import Utterance
+from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.coding import CRITIC, Coding
 from coterie.environments.person import REFERENCE
 from coterie.models.heads import load_head
 from coterie.models.loading import LoadedModel
 from coterie.models.packing import CostRule
 from coterie.recipes.base import PolicyRecipe
-from coterie.recipes.sweet_data import FIRST, critic_prompt
+from coterie.recipes.sweet_data import FIRST, SECOND, critic_prompt
 from coterie.recipes.sweet_settings import POLICY, CriticSettings
 from coterie.rewards.judge import Judge, Situation
 from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
+from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run
+from coterie.runs.items import Done
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.item import ItemKey
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
@@ -31,11 +37,34 @@ class TurnCritic(Protocol):
         """What is to be remembered of how it went."""
         ...
 
-    async def advantages(
-        self, task: Task, tree: Tree, groups: Sequence[Sequence[Turn]]
-    ) -> list[list[float]]:
-        """A number for each candidate of each turn, higher for better. Raises ``EngineError``."""
+    async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
+        """A number for each candidate of one turn, higher for better. Raises ``EngineError``."""
         ...
+
+
+async def scored(critic: TurnCritic, task: Task, tree: Tree, settings: str) -> Done:
+    """The advantages of a tree's candidates as credit; turns that the critic fails on are counted.
+
+    Raises ``EngineGone``.
+    """
+    groups = candidates(tree)
+    found = await asyncio.gather(
+        *(critic.advantages(task, tree, group) for group in groups), return_exceptions=True
+    )
+    credit, errors = [], []
+    for group, values in zip(groups, found, strict=True):
+        if isinstance(values, EngineError) and not isinstance(values, EngineGone):
+            errors.append(values)
+        elif isinstance(values, BaseException):
+            raise values
+        else:
+            credit += [
+                Credit(turn.id, "advantage", value, settings)
+                for turn, value in zip(group, values, strict=True)
+            ]
+    failure = str(errors[0]) if errors and not credit else None
+    metrics = {"turns": len(groups) - len(errors), "unscored": len(errors)}
+    return Done(ItemKey(SECOND, "reward", tree.task), metrics, None, tuple(credit), failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +82,10 @@ class TrainedCritic:
         """Nothing."""
         return {}
 
-    async def advantages(
-        self, task: Task, tree: Tree, groups: Sequence[Sequence[Turn]]
-    ) -> list[list[float]]:
-        """Those of all turns at once."""
-        scored = (
-            self.step.advantages(
-                critic_prompt(task, tree, group[0], self.model, privileged=self.privileged),
-                [turn.ids for turn in group],
-            )
-            for group in groups
-        )
-        return list(await asyncio.gather(*scored))
+    async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
+        """Those of the critic of tokens."""
+        prompt = critic_prompt(task, tree, group[0], self.model, privileged=self.privileged)
+        return await self.step.advantages(prompt, [turn.ids for turn in group])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +102,8 @@ class JudgeOfTurns:
         """Comparisons in this process, and how many of them were no verdict, which is a tie."""
         return {"comparisons": self.judge.comparisons, "unreadable": self.judge.unreadable}
 
-    async def advantages(
-        self, task: Task, tree: Tree, groups: Sequence[Sequence[Turn]]
-    ) -> list[list[float]]:
+    async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
         """Shares of comparisons won."""
-        return list(await asyncio.gather(*(self._of_turn(task, tree, one) for one in groups)))
-
-    async def _of_turn(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
         parent = group[0].parent
         situation = Situation(
             f"{task.id}/{parent}",
@@ -108,7 +124,11 @@ async def open_critic(
         if told.url is None and told.model == POLICY:
             told = told.model_copy(update={"model": recipe.settings.model})
         async with open_chat(told, run.folder / "judge") as chat:
-            judge = Judge(lambda asked: chat.ask(asked, 0), seed=recipe.settings.seed)
+
+            async def say(asked: list[Utterance]) -> str:
+                return (await chat.ask(asked, 0)).text
+
+            judge = Judge(say, seed=recipe.settings.seed)
             yield JudgeOfTurns(world, judge, s.privileged)
         return
     critic = recipe.load_policy(run, FIRST + 1)

@@ -18,6 +18,8 @@ PRIVILEGED = "with_reference"
 """Name of the recontext rule of the critic's rows."""
 FIRST = 0
 """The round of the dialogues, and of the critic."""
+SECOND = 1
+"""The round of the candidates, and of the policy."""
 
 
 def rewards(run: Run) -> dict[tuple[str, int], float]:

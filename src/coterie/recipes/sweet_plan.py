@@ -4,8 +4,8 @@ from pathlib import Path
 
 from coterie.engines.keys import find_key
 from coterie.engines.servers.vllm import check_vllm
-from coterie.environments.coding import Coding
-from coterie.environments.person import SCRIPT
+from coterie.environments.coding import CRITIC, Coding
+from coterie.environments.person import REFERENCE, SCRIPT
 from coterie.environments.services import check_person
 from coterie.models.loading import check_context, load_renderer, weights_of
 from coterie.recipes.plan import (
@@ -36,6 +36,8 @@ def sweet_plan(settings: SweetSettings, world: Coding) -> Plan:
     check_disjoint(train, heldout)
     renderer, context = load_renderer(s.model)
     longest = longest_prompt(world, renderer, train + heldout)
+    if s.method == "sweet" and s.critic.kind != "judge" and s.critic.privileged:
+        longest += max(len(renderer.written(t.secrets[REFERENCE].reveal(CRITIC))) for t in train)
     check_context(context, longest + s.most_tokens, s.model)
     for name, training in s.trainings.items():
         check_length(name, training, context)
@@ -70,7 +72,8 @@ def _rows(s: SweetSettings, tasks: int, dialogues: int, turns: int) -> list[int]
     pairs = tasks * (s.rollout.repeats - 1)
     if s.method == "multi_turn_dpo":
         return [pairs]
-    return [pairs, _branched(s, dialogues) * turns * s.pairs.count]
+    critic = {"judge": [], "classifier": [dialogues]}.get(s.critic.kind, [pairs])
+    return [*critic, _branched(s, dialogues) * turns * s.pairs.count]
 
 
 def _branched(s: SweetSettings, dialogues: int) -> int:

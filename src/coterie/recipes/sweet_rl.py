@@ -32,25 +32,24 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import PolicyRecipe
 from coterie.recipes.plan import Plan
-from coterie.recipes.sweet_critic import open_critic
-from coterie.recipes.sweet_data import FIRST, PRIVILEGED, pairs, played, rewards
+from coterie.recipes.sweet_critic import open_critic, scored
+from coterie.recipes.sweet_data import FIRST, PRIVILEGED, SECOND, pairs, played, rewards
 from coterie.recipes.sweet_plan import sweet_plan
 from coterie.recipes.sweet_settings import SweetSettings
-from coterie.recipes.sweet_training import imitate, prefer, train_critic
+from coterie.recipes.sweet_training import foretell, imitate, prefer, train_critic
 from coterie.rollout.candidates import Branching, Played, candidates
 from coterie.rollout.episodes import Episode
 from coterie.rollout.flight import in_flight
 from coterie.runs.folder import Run, Step
+from coterie.runs.items import Done, going_on, has_succeeded, record
 from coterie.selection.ranked import ranked_pairs, trajectory_pairs
-from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import digest
 
-SECOND = 1
-"""The round of the policy."""
+TREES_IN_FLIGHT = 8
+"""Trees whose candidates a critic scores at a time."""
 
 
 class SweetRL(PolicyRecipe):
@@ -77,22 +76,21 @@ class SweetRL(PolicyRecipe):
             stages += [(SECOND, stage) for stage in ("rollout", "reward", "select", "train")]
         return [Step(*one) for one in (*stages, (s.rounds, "evaluate"))]
 
-    def needs(self, step: Step) -> Step | None:
-        """The step whose results this one reads; a candidate's reward needs critic and candidates."""
+    def needs(self, step: Step) -> list[Step]:
+        """The steps whose results this one reads; a candidate's reward needs candidates and critic."""
         first, second = partial(Step, FIRST), partial(Step, SECOND)
+        critic = [] if self.settings.critic.kind == "judge" else [first("train")]
         before = {
-            first("select"): first("rollout"),
-            first("train"): first("select"),
-            second("rollout"): first("rollout"),
-            second("reward"): first("train"),
-            second("select"): second("reward"),
-            second("train"): second("select"),
+            first("select"): [first("rollout")],
+            first("train"): [first("select")],
+            second("rollout"): [first("rollout")],
+            second("reward"): [second("rollout"), *critic],
+            second("select"): [second("reward")],
+            second("train"): [second("select")],
         }
-        if step == second("reward") and self.settings.critic.kind == "judge":
-            return second("rollout")
         if step.stage == "evaluate" and step.iteration:
-            return Step(step.iteration - 1, "train")
-        return before.get(step)
+            return [Step(step.iteration - 1, "train")]
+        return before.get(step, [])
 
     def depends(self, step: Step) -> tuple[object, ...]:
         """The settings of a step that are its own."""
@@ -191,28 +189,24 @@ class SweetRL(PolicyRecipe):
         stats, before = voice.engine.stats, voice.engine.stats.sampled_tokens
         progress.start(len(left), f"candidates {SECOND}")
 
-        async def one(dialogue: Played) -> tuple[Played, Tree | None, str | None]:
+        async def one(dialogue: Played) -> Done:
+            key = ItemKey(SECOND, "rollout", dialogue.task.id, dialogue.key)
             try:
-                return dialogue, await branching.branch(dialogue), None
+                tree = await branching.branch(dialogue)
             except EngineGone:
                 raise
             except EngineError as error:
-                return dialogue, None, str(error)
+                return Done(key, {"candidates": 0}, failure=str(error))
+            return Done(key, {"candidates": sum(map(len, candidates(tree)))}, tree)
 
-        try:
-            async with in_flight(map(one, left), s.candidates.in_flight) as results:
-                async for done, tree, failure in results:
-                    count = 0 if tree is None else sum(map(len, candidates(tree)))
-                    key = ItemKey(SECOND, "rollout", done.task.id, done.key)
-                    run.store.finish(key, tree=tree, metrics={"candidates": count}, failure=failure)
-                    progress.advance(1, sampled_tokens=stats.sampled_tokens - before)
-        except EngineGone as error:
-            raise UserError(
-                f"candidates can't go on: {error}",
-                "mend the cause and run again: what is finished is kept",
-            ) from error
-        finally:
-            progress.close()
+        succeeded = has_succeeded(run.store, SECOND, "rollout")
+        with going_on(f"candidates {SECOND}", progress):
+            async with in_flight(map(one, left), s.candidates.in_flight) as items:
+                await record(
+                    *(run.store, items, progress, "dialogues"),
+                    lambda: stats.sampled_tokens - before,
+                    succeeded=succeeded,
+                )
         found = [m for key, m in run.store.metrics(SECOND, "rollout").items() if key.task]
         failed = sum(key.stage == "rollout" for key, _ in run.store.failures(SECOND))
         count = sum(int(metrics["candidates"]) for metrics in found)
@@ -224,33 +218,18 @@ class SweetRL(PolicyRecipe):
         finished = run.store.finished_keys(SECOND, "reward")
         trees = [t for t in run.store.trees(SECOND, "rollout") if (t.task, "") not in finished]
         progress.start(len(trees), f"advantages {SECOND}")
-        async with open_critic(self, run, self.settings.critic, self.environment) as critic:
-
-            async def one(tree: Tree) -> tuple[Tree, list[Credit], str | None]:
-                found = candidates(tree)
-                try:
-                    scored = await critic.advantages(run.store.task(tree.task), tree, found)
-                except EngineGone:
-                    raise
-                except EngineError as error:
-                    return tree, [], str(error)
-                credit = [
-                    Credit(turn.id, "advantage", value, settings)
-                    for turns, values in zip(found, scored, strict=True)
-                    for turn, value in zip(turns, values, strict=True)
-                ]
-                return tree, credit, None
-
-            async with in_flight(map(one, trees), 8) as results:
-                async for tree, credit, failure in results:
-                    key = ItemKey(SECOND, "reward", tree.task)
-                    metrics = {"turns": 0 if failure else len(candidates(tree))}
-                    run.store.finish(key, credit=credit, metrics=metrics, failure=failure)
-                    progress.advance(1)
-            counts = critic.counts
-        progress.close()
+        succeeded = has_succeeded(run.store, SECOND, "reward")
+        with going_on(f"advantages {SECOND}", progress):
+            async with open_critic(self, run, self.settings.critic, self.environment) as critic:
+                scoring = (
+                    scored(critic, run.store.task(tree.task), tree, settings) for tree in trees
+                )
+                async with in_flight(scoring, TREES_IN_FLIGHT) as items:
+                    await record(run.store, items, progress, "trees", succeeded=succeeded)
+                counts = critic.counts
         found = [m for key, m in run.store.metrics(SECOND, "reward").items() if key.task]
-        return {"turns": sum(int(metrics["turns"]) for metrics in found), **counts}
+        totals = {name: sum(int(m[name]) for m in found) for name in ("turns", "unscored")}
+        return {**totals, **counts}
 
     def select_turns(self, run: Run) -> Metrics:
         """Pairs of candidates: one of a turn's upper half over one of its lower half."""
@@ -263,7 +242,7 @@ class SweetRL(PolicyRecipe):
             scores = run.store.credit(settings, "advantage", nodes)
             for group in found:
                 if any(turn.id not in scores for turn in group):
-                    continue  # the critic failed on this task, which its item says
+                    continue  # the critic failed on this turn, which its item says
                 seed = digest("pairs", s.seed, group[0].id)
                 own = {turn.id: scores[turn.id] for turn in group}
                 chosen += [
@@ -281,6 +260,8 @@ class SweetRL(PolicyRecipe):
         model = self.load_policy(run, 0)
         if iteration == FIRST and s.method == "rejection_ft":
             return imitate(self, run, model, s.rejection_ft.train, progress)
+        if iteration == FIRST and self._critical and s.critic.kind == "classifier":
+            return foretell(self, run, model, s.critic, s.least_reward, progress)
         found = pairs(run, iteration, model, self.context(iteration))
         if not found:
             raise UserError(

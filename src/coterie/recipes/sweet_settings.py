@@ -164,7 +164,8 @@ class SweetSettings(RecipeSettings):
             return {"rejection_ft.train": self.rejection_ft.train}
         if self.method == "multi_turn_dpo":
             return {"multi_turn_dpo.train": self.multi_turn_dpo.train}
-        return {"critic.train": self.critic.train, "policy.train": self.policy.train}
+        critic = {} if self.critic.kind == "judge" else {"critic.train": self.critic.train}
+        return {**critic, "policy.train": self.policy.train}
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:

@@ -8,7 +8,7 @@ from coterie.models.heads import add_head
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.recipes.base import PolicyRecipe, trained_metrics
-from coterie.recipes.sweet_data import FIRST, PRIVILEGED, seen, selected
+from coterie.recipes.sweet_data import FIRST, PRIVILEGED, rewards, seen, selected
 from coterie.recipes.sweet_settings import CriticSettings
 from coterie.runs.folder import Run
 from coterie.training.classifier import Classifier
@@ -76,29 +76,34 @@ def train_critic(
     s: CriticSettings,
     progress: Progress,
 ) -> Metrics:
-    """Train the critic on pairs of dialogues (a value function: on all dialogues)."""
+    """Train the critic on pairs of dialogues."""
     if s.kind == "likelihood":
         return prefer(recipe, run, FIRST, model, pairs, s.objective, s.train, progress)
-    if s.kind == "classifier":
-        return _foretell(recipe, run, model, s, progress)
     own, folder = recipe.seeded(s.train, FIRST), run.training_folder(FIRST)
     add_head(model.model)
     report = train(model.model, pairs, own, folder, objective=Regression(), progress=progress)
     return trained_metrics(report, _targets(pairs) * own.epochs)
 
 
-def _foretell(
-    recipe: PolicyRecipe, run: Run, model: LoadedModel, s: CriticSettings, progress: Progress
+def foretell(
+    recipe: PolicyRecipe,
+    run: Run,
+    model: LoadedModel,
+    s: CriticSettings,
+    least: float,
+    progress: Progress,
 ) -> Metrics:
-    """Train a value function on whether dialogues succeeded."""
+    """Train a critic that is a value function: whether dialogues succeeded, by the ``least`` share of tests."""
     own, folder = recipe.seeded(s.train, FIRST), run.training_folder(FIRST)
+    shares = rewards(run)
     context = PRIVILEGED if s.privileged else None
     items: list[Labelled] = []
     for tree in run.store.trees(FIRST, "rollout"):
         task = run.store.task(tree.task)
         for outcome, _ in tree.trajectories():
             shown = seen(task, tree, outcome.leaf, context, model)
-            items.append(labelled(shown, outcome.score >= 1, group=tree.task))
+            succeeded = shares[tree.task, outcome.sample] >= least
+            items.append(labelled(shown, succeeded, group=tree.task))
     add_head(model.model)
     report = train(model.model, items, own, folder, objective=Classifier(), progress=progress)
     targets = sum(row.target_count for item in items for row in item.rows)

@@ -6,7 +6,7 @@ Iteration 0 is the policy before training; iteration ``i`` is the policy after t
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,6 +70,18 @@ class RewardSample:
     tokens: int
     score: float
     selected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GradeMeans:
+    """What dialogues with a person were like: means of what their grades say."""
+
+    of: str
+    """Which dialogues: ``training``, ``held out, base``, ..."""
+    dialogues: int
+    score: float
+    means: Mapping[str, float]
+    """``turns`` of the agent, ``fraction`` of tests passed, ``leaks`` (replies that quote the reference), ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +280,8 @@ class RunReport:
     iterations: tuple[IterationPoint, ...] = ()
     rewards: tuple[RewardMeans, ...] = ()
     conduct: tuple[Conduct, ...] = ()
+    grades: tuple[GradeMeans, ...] = ()
+    """In place of rewards, conduct and samples, for worlds that grade a dialogue as a whole."""
     samples: tuple[RewardSample, ...] = ()
     """All samples; the page draws a :func:`subsample` of them."""
     examples: tuple[Example, ...] = ()

@@ -16,8 +16,9 @@ from coterie.reports.common import (
     tasks_of,
     timings,
 )
-from coterie.reports.data import AgentFacts, Counts, DialogueView, Example, RunReport
+from coterie.reports.data import AgentFacts, Counts, DialogueView, Example, GradeMeans, RunReport
 from coterie.runs.folder import Run, Step
+from coterie.runs.held_out import grade_means
 from coterie.trajectories.task import Task
 
 
@@ -27,7 +28,8 @@ def sweet_report(recipe: SweetRL, run: Run) -> RunReport:
     trained = [run.metrics(step) for step in done if step.stage == "train"]
     rollouts = Step(FIRST, "rollout")
     played = run.metrics(rollouts) if rollouts in done else {"n": 0}
-    versions = [step.iteration for step in done if step.stage == "evaluate"]
+    evaluations = [step for step in done if step.stage == "evaluate"]
+    versions = [step.iteration for step in evaluations]
     return RunReport(
         title=f"{recipe.name} ({recipe.settings.method}) on {recipe.settings.dataset}",
         command=f"coterie run {recipe.name} --folder {run.folder}",
@@ -43,14 +45,20 @@ def sweet_report(recipe: SweetRL, run: Run) -> RunReport:
         ),
         settings=shown_settings(recipe.settings),
         iterations=tuple(policy_point(run, version) for version in versions),
-        rewards=(),
-        conduct=(),
-        samples=(),
+        grades=tuple(_grades(run, step) for step in done if step in (rollouts, *evaluations)),
         examples=_examples(recipe, run, versions),
-        trees=(),
         failures=failures(run),
         timings=timings(run, done),
     )
+
+
+def _grades(run: Run, step: Step) -> GradeMeans:
+    """What a stage's dialogues were like."""
+    known = run.metrics(step)
+    means = grade_means(run.store, step.iteration, step.stage, samples=None)
+    version = f"policy {step.iteration}" if step.iteration else "base"
+    of = "training, base" if step.stage == "rollout" else f"held out, {version}"
+    return GradeMeans(of, int(known["n"]), float(known["score"]), means)
 
 
 def _examples(recipe: SweetRL, run: Run, versions: list[int]) -> tuple[Example, ...]:

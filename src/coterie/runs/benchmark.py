@@ -4,7 +4,7 @@ Each policy has a small store of its own, so that an evaluation that was cut off
 is done is only read, and one of more samples plays only those that are new.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +22,14 @@ from coterie.evaluation.self_consistency import Point, scaling
 from coterie.progress import Progress
 from coterie.rollout.episodes import Episode, Player
 from coterie.rollout.voices import Voice
-from coterie.runs.held_out import STAGE, Evaluation, evaluation, failed_keys, held_out_draws
+from coterie.runs.held_out import (
+    STAGE,
+    Evaluation,
+    evaluation,
+    failed_keys,
+    grade_means,
+    held_out_draws,
+)
 from coterie.runs.play import play
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.store import Store
@@ -34,6 +41,9 @@ PRESETS: dict[Method, dict[str, Any]] = {
     "mad": {"temperature": 0.5},
 }
 """What a method sets if it is not said otherwise: agents that are told the same must differ somehow."""
+
+PUBLISHED: dict[str, tuple[str, ...]] = {"colbench_code": ("temperature=1", "max_tokens=1024")}
+"""How a benchmark's paper evaluates, as settings (ColBench: SWEET-RL's released code)."""
 
 
 class BenchmarkSettings(Settings):
@@ -89,6 +99,8 @@ class Consistency:
     """Dialogues that failed for good; each counts with a score of 0 and has no vote."""
     points: tuple[Point, ...]
     """For 1, 2, ... dialogues a task."""
+    means: Mapping[str, float]
+    """Over all dialogues, of what else the environment's grades say, such as turns and leaks."""
 
 
 async def evaluate(
@@ -123,7 +135,9 @@ async def evaluate(
             return evaluation(store, attempt)
         draws = held_out_draws(store, attempt, settings.samples)
         failed = sum(int(key.sample) < settings.samples for key in failed_keys(store, attempt))
-        return Consistency(len(draws), failed, tuple(scaling(draws, world.similarity)))
+        points = tuple(scaling(draws, world.similarity))
+        means = grade_means(store, attempt, STAGE, settings.samples)
+        return Consistency(len(draws), failed, points, means)
 
 
 def _episodes(tasks: Sequence[Task], samples: int, attempt: int) -> list[Episode]:

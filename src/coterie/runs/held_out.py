@@ -45,7 +45,13 @@ def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[D
             if outcome.sample < samples:
                 key = ItemKey(version, STAGE, tree.task, f"{outcome.sample:04d}")
                 answer = None if outcome.end == "runaway" else outcome.answer
-                draws[key] = Draw(answer, outcome.score, int(metrics[key].get("tokens", 0)))
+                share = metrics[key].get("fraction")
+                draws[key] = Draw(
+                    answer,
+                    outcome.score,
+                    int(metrics[key].get("tokens", 0)),
+                    None if share is None else float(share),
+                )
     found: dict[str, list[Draw]] = {}
     for key in sorted(draws):
         found.setdefault(key.task, []).append(draws[key])
@@ -71,15 +77,20 @@ def evaluation(store: Store, version: int) -> Evaluation:
     n = len(scores)
     failed = sum(int(key.sample) == 0 for key in failed_keys(store, version))
     tokens = sum(result.tokens for result in results) / n
-    found = _means(store, version)
+    found = grade_means(store, version, STAGE)
     return Evaluation(version, n, failed, sum(scores) / n, low, high, tokens, found)
 
 
-def _means(store: Store, version: int) -> dict[str, float]:
-    """Means of the numbers that grades came with, over the first dialogues that did not fail."""
+def grade_means(
+    store: Store, iteration: int, stage: str, samples: int | None = 1
+) -> dict[str, float]:
+    """Means of the numbers that grades came with, over the dialogues of a stage that did not fail.
+
+    Of each task the first ``samples`` dialogues count, or all.
+    """
     values: dict[str, list[float]] = {}
-    for key, metrics in store.metrics(version, STAGE).items():
-        if key.task and key.sample == "0000":
+    for key, metrics in store.metrics(iteration, stage).items():
+        if key.task and (samples is None or int(key.sample) < samples):
             for name, value in metrics.items():
                 if name not in ("tokens", "seconds") and not isinstance(value, str):
                     values.setdefault(name, []).append(float(value))

@@ -28,8 +28,8 @@ class Recipe(Protocol):
         """All steps in the order in which they run."""
         ...
 
-    def needs(self, step: Step) -> Step | None:
-        """The step whose results this one reads; ``None`` for the first ones."""
+    def needs(self, step: Step) -> list[Step]:
+        """The steps whose results this one reads; none for the first ones."""
         ...
 
     def fingerprint(self, step: Step) -> str:
@@ -68,12 +68,13 @@ def run_steps(
 
 
 def _run_step(recipe: Recipe, run: Run, step: Step, progress: Progress) -> None:
-    needed = recipe.needs(step)
-    if needed is not None and not run.is_finished(needed):
-        raise UserError(
-            f"the {step} needs the {needed}, which is not finished",
-            f"run `coterie {needed.stage} {run.folder}` first, or `coterie run` for all",
-        )
+    for needed in recipe.needs(step):
+        if not run.is_finished(needed):
+            raise UserError(
+                f"the {step} needs the {needed}, which is not finished",
+                f"run `coterie {needed.stage} {run.folder} --iteration {needed.iteration}` first, or "
+                "`coterie run` for all",
+            )
     run.begin(step, recipe.fingerprint(step))
     began = time.monotonic()
     metrics = recipe.do(run, step, progress)
@@ -120,8 +121,7 @@ def _kept(recipe: Recipe, run: Run) -> list[Step]:
     """Finished steps whose settings, and whose inputs' settings, are as they were."""
     kept: list[Step] = []
     for step in recipe.steps():
-        needed = recipe.needs(step)
-        whole = needed is None or needed in kept
+        whole = all(needed in kept for needed in recipe.needs(step))
         if whole and run.is_finished(step) and _is_current(recipe, run, step):
             kept.append(step)
     return kept

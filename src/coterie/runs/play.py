@@ -2,10 +2,10 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from coterie.engines.protocol import EngineGone
-from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.rollout.episodes import Episode, Finished, Player
+from coterie.runs.held_out import grade_means
+from coterie.runs.items import Done, going_on, has_succeeded, record
 from coterie.trajectories.store import Metrics, Store
 
 
@@ -26,23 +26,18 @@ async def play(
     left = [e for e in episodes if (e.key.task, e.key.sample) not in finished]
     progress.start(len(left), f"{stage} {iteration}")
     before = sampled_tokens()
-    succeeded = len(finished) > sum(key.stage == stage for key, _ in store.failures(iteration))
-    try:
+    succeeded = has_succeeded(store, iteration, stage)
+    with going_on(f"{stage} {iteration}", progress):
         async with player.play_all(left) as playing:
-            await _record(
-                store, playing, progress, lambda: sampled_tokens() - before, succeeded=succeeded
+            await record(
+                *(store, _items(playing), progress, "dialogues"),
+                lambda: sampled_tokens() - before,
+                succeeded=succeeded,
             )
-    except EngineGone as error:
-        raise UserError(
-            f"{stage} {iteration} can't go on: {error}",
-            "mend the cause and run again: what is finished is kept, the rest is played then",
-        ) from error
-    finally:
-        progress.close()
 
 
 def summary(store: Store, iteration: int, stage: str) -> Metrics:
-    """How many dialogues of a stage there are and how many failed; mean score and tokens.
+    """How many dialogues of a stage there are and how many failed; mean score, tokens, and what grades say.
 
     A failed dialogue counts with a score and tokens of 0.
     """
@@ -59,35 +54,11 @@ def summary(store: Store, iteration: int, stage: str) -> Metrics:
         "failed": failed,
         "score": sum(scores) / n if n else 0.0,
         "tokens": sum(int(metrics["tokens"]) for metrics in played) / n if n else 0.0,
+        **grade_means(store, iteration, stage, samples=None),
     }
 
 
-async def _record(
-    store: Store,
-    finished: AsyncIterator[Finished],
-    progress: Progress,
-    sampled_tokens: Callable[[], int],
-    *,
-    succeeded: bool,
-) -> None:
-    """Write each episode as it finishes.
-
-    Failures are withheld until one episode succeeds: if all fail, that is no property of the
-    episodes, nothing is written, and :class:`UserError` says why.
-    """
-    withheld: list[Finished] = []
-    async for done in finished:
-        progress.advance(1, sampled_tokens=sampled_tokens())
-        withheld.append(done)
-        succeeded = succeeded or done.tree is not None
-        if not succeeded:
-            continue
-        for one in withheld:
-            metrics = {"tokens": one.tokens, **one.metrics}
-            store.finish(one.episode.key, tree=one.tree, failure=one.failure, metrics=metrics)
-        withheld.clear()
-    if withheld:
-        raise UserError(
-            f"all {len(withheld)} dialogues failed; the first because: {withheld[0].failure}",
-            "mend the cause and run again; nothing was recorded of them",
-        )
+async def _items(playing: AsyncIterator[Finished]) -> AsyncIterator[Done]:
+    async for one in playing:
+        metrics = {"tokens": one.tokens, **one.metrics}
+        yield Done(one.episode.key, metrics, one.tree, failure=one.failure)

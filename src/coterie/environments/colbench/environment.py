@@ -1,6 +1,7 @@
 """ColBench's Backend Programming as an environment (see ``environments.coding``)."""
 
 import ast
+import builtins
 
 from coterie.datasets.code_rows import CodeRow
 from coterie.environments.coding import Coding, coding_task
@@ -33,12 +34,19 @@ class Backend(Coding):
 
 
 def compared(call: str) -> str:
-    """Of a test that holds its own verdict (``f(2) == 4``), what it compares: else an answer's own
-    ``__eq__`` would be asked. Other tests stay as they are; the reference says what they should give."""
+    """Of a test that says what should come out (``f(2) == 4``, ``[1] == f(3)[0]``), what it compares with that: else an
+    answer's own ``__eq__`` would be asked. Others stay as they are; the reference says what they should give."""
     try:
         tree = ast.parse(call.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return call
-    if isinstance(tree, ast.Compare) and isinstance(tree.left, ast.Call):
-        return ast.unparse(tree.left)
-    return call
+    if not isinstance(tree, ast.Compare) or [type(op) for op in tree.ops] != [ast.Eq]:
+        return call
+    sides = (tree.left, tree.comparators[0])
+    asked = [side for side in sides if _calls_more_than_builtins(side)]
+    return ast.unparse(asked[0]) if len(asked) == 1 else call
+
+
+def _calls_more_than_builtins(side: ast.expr) -> bool:
+    called = [node.func for node in ast.walk(side) if isinstance(node, ast.Call)]
+    return any(not isinstance(one, ast.Name) or not hasattr(builtins, one.id) for one in called)
