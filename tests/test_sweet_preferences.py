@@ -155,6 +155,7 @@ def test_the_policy_trains_on_imported_pairs(cli: Cli, tmp_path: Path) -> None:
     said = cli("train", "run", "--iteration", "1")
     assert said.code == 0 and "rows=2" in said.out and "steps=1" in said.out, said
     assert cli("report", "run").code == 0
+    assert "has no dialogues" in cli("export", "sweet_rl", "run", "--out", "files").err
     renderer, _ = load_renderer("tiny-persona")
     with opened(tmp_path / "run", *WORDS, "rollout.tasks=1000", "rollout.repeats=3") as (
         recipe,
