@@ -12,12 +12,13 @@ import pytest
 
 from coterie.environments.coding import AGENT
 from coterie.environments.person import PERSON
+from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.sweet_files.exporting import export_run
 from coterie.recipes.sweet_files.preferences import compared
 from coterie.recipes.sweet_files.records import PreferenceRow
-from coterie.recipes.sweet_files.rendered import CHATML, LLAMA, Chat, form_of
+from coterie.recipes.sweet_files.rendered import CHATML, LLAMA, Chat, Form, form_of
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
@@ -92,6 +93,46 @@ def test_the_form_of_a_model_is_that_of_its_template() -> None:
     assert form.chat("<|user|>Apples?<|end|><|assistant|>") == Chat("", ("Apples?",))
     assert form.split(f"{text}Yes.<|end|>") == (text, "Yes.<|end|>")
     assert form.turn("Yes.<|end|>") == "Yes." and form.chat(PROMPT) is None
+
+
+HEADERS = (
+    "{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' }}"
+    "{% if m['role'] == 'system' %}{{ 'Cutting Knowledge Date: May\nToday Date: 3 June\n\n' }}{% endif %}"
+    "{{ m['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
+)
+FOLDED = (
+    "{% for m in messages %}{% if m['role'] == 'system' %}{{ '[INST]' + m['content'] + '\n\n' }}"
+    "{% elif m['role'] == 'assistant' %}{{ m['content'] + '</s>' }}"
+    "{% else %}{{ ('' if loop.index == 2 and messages[0]['role'] == 'system' else '[INST]') }}"
+    "{{ m['content'] + '[/INST]' }}{% endif %}{% endfor %}"
+)
+DEFAULT = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nHelp.<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{{ '<|im_start|>assistant\n' }}"
+)
+
+
+def test_templates_of_other_models_are_probed() -> None:
+    tokenizer = load_renderer("tiny-persona")[0].tokenizer
+
+    def form(template: str) -> Form | None:
+        tokenizer.chat_template = template
+        return form_of(ChatRenderer(tokenizer))
+
+    dated, default = form(HEADERS), form(DEFAULT)
+    assert dated is not None and default is not None
+    assert dated.chat(PROMPT) is None, "other dates"
+    assert compared(row(**PAIR), [dated, LLAMA]).chat == CHAT
+    own = PROMPT.replace("December 2023", "May").replace("26 Jul 2024", "3 June")
+    assert dated.chat(own) == CHAT
+    help_ = "<|im_start|>system\nHelp.<|im_end|>\n"
+    assert default.chat(help_ + chatml(ASKED)) == Chat("Help.", (ASKED,))
+    folded = FOLDED.replace("'[INST]'", "'<|user|>'")
+    assert form(FOLDED) is None and form(folded) is None, (
+        "where the system prompt ends can't be told"
+    )
 
 
 @pytest.mark.parametrize(

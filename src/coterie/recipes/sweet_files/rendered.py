@@ -17,7 +17,8 @@ _BEGINNING = re.compile(r"\A(<\|begin_of_text\|>)+")
 """Of a text for Llama: a tokenizer that adds it to a rendered chat doubles it."""
 _DATES = re.compile(r"\ACutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n\n")
 """What Llama-3.1's template writes before the system prompt, and will write again."""
-_MARK = re.compile(r"<\|[^<>|]+\|>")
+_MARK = re.compile(r"<[^<>\s]+>|\[/?\w+\]")
+"""What may be a control token; one is if a template writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,10 @@ CHATML = _of_headers("<|im_start|>", "\n", "<|im_end|>", "\n")
 
 
 def form_of(renderer: ChatRenderer) -> Form | None:
-    """The form of a model's own template; ``None`` if it doesn't write the texts in their order."""
+    """The form of a model's own template.
+
+    ``None`` if it doesn't write the texts in their order, or no control token after the system prompt.
+    """
     system, *turns = (f"probe{n}z" for n in range(4))
 
     def pieces(texts: Sequence[str], roles: Sequence[str]) -> list[str] | None:
@@ -121,4 +125,5 @@ def form_of(renderer: ChatRenderer) -> Form | None:
         return None
     before, told, asked, answered, last = with_system
     end = renderer.decode(renderer.written(""))
-    return Form(before, without[0], told, asked, answered, end) if asked == last else None
+    plain = asked == last and _MARK.search(told)
+    return Form(before, without[0], told, asked, answered, end) if plain else None
