@@ -10,7 +10,6 @@ import pytest
 from coterie.errors import UserError
 from coterie.recipes.sweet_files.records import (
     PreferenceRow,
-    RankedRow,
     Trajectories,
     TrajectoryRow,
     blocks,
@@ -45,12 +44,6 @@ def jsonl(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return file
 
 
-RANKED = {
-    "input": "p", "input_with_ground_truth": "cp", "older_output": "o", "reward": 1, "ground_truth": "c",
-    "messages": [{"role": "user", "content": "Hello"}], "additional_outputs": ["a", "b"],
-    "additional_reference_logprobs": [-1.5, -0.5], "additional_reference_logprobs_sum": [-3, -1.0],
-    "judge_result": [0.25, -0.25],
-}  # fmt: skip
 ROWS: list[tuple[Any, dict[str, Any]]] = [
     (TrajectoryRow, trajectory()),
     (TrajectoryRow, {k: v for k, v in trajectory(answer=None).items() if k != "reward"}),
@@ -60,8 +53,6 @@ ROWS: list[tuple[Any, dict[str, Any]]] = [
         PreferenceRow,
         {"chosen": {"input": "p", "output": "g"}, "rejected": {"input": "p", "output": "b"}},
     ),
-    (RankedRow, RANKED),
-    (RankedRow, {k: v for k, v in RANKED.items() if k != "judge_result"}),
 ]
 
 
@@ -103,8 +94,6 @@ TURNS = trajectory()["dialogue_history"]
         (PreferenceRow, {"chosen": "same", "rejected": "same"}, "are equal"),
         (PreferenceRow, {"chosen": "a"}, "rejected"),
         (PreferenceRow, {"chosen": "a", "rejected": {"input": "", "output": "b"}}, "one side is a text"),
-        (RankedRow, RANKED | {"judge_result": [1.0]}, "judge_result has 1 numbers for 2 candidates"),
-        (RankedRow, RANKED | {"additional_outputs": []}, "additional_outputs"),
     ],
 )  # fmt: skip
 def test_a_broken_line_is_named(kind: Any, row: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def export_sweet_rl(
 
 @import_app.command("sweet_rl")
 def import_sweet_rl(
-    file: Annotated[Path, typer.Argument(help="A file of trajectories.")],
+    file: Annotated[Path, typer.Argument(help="A file of trajectories, or of --preferences.")],
     folder: Annotated[Path, typer.Option(help="Run folder to make.")],
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the run.")
@@ -197,18 +197,31 @@ def import_sweet_rl(
     repeats: Annotated[
         int | None, typer.Option(help="Dialogues of each task; default: as the file shows.", min=1)
     ] = None,
+    preferences: Annotated[
+        bool, typer.Option("--preferences", help="The file has the policy's pairs of turns.")
+    ] = False,
 ) -> None:
-    """Make a run of a file of trajectories of SWEET-RL's released code, to go on from.
+    """Make a run of a file of trajectories of SWEET-RL's released code, or of its policy's preferences, to go
+    on from.
 
     Its dialogues become those of round 0, so that the critic comes next. Dialogues without a `reward` are
-    graded in the sandbox. A broken line is named by its number, and nothing is made. The person who is
+    graded in the sandbox. With `--preferences`, its pairs of turns become those of round 1, so that the training
+    of the policy comes next. A broken line is named by its number, and nothing is made. The person who is
     named is for the evaluation.
 
-    Example:
+    Examples:
 
         coterie import sweet_rl colbench_code_offline_15k_llama8b.jsonl --folder runs/theirs person=MODEL
+
+        coterie import sweet_rl random_pairs.jsonl --preferences --folder runs/pairs model=MODEL person=MODEL
     """
     from coterie.recipes.registry import settings
+
+    if preferences:
+        if repeats is not None:
+            raise UserError("preferences have no repeats", "leave out --repeats")
+        _import_preferences(file, folder, words or [])
+        return
     from coterie.recipes.sweet_files.importing import import_trajectories, survey
     from coterie.recipes.sweet_files.records import Trajectories
 
@@ -227,6 +240,22 @@ def import_sweet_rl(
         console.print(f"left out, for they are held out in this run: {done.held_out:,} tasks")
     console.print(
         f"go on with: coterie select {folder}, or coterie run {own.name} --folder {folder}"
+    )
+    print(folder)
+
+
+def _import_preferences(file: Path, folder: Path, words: list[str]) -> None:
+    from coterie.recipes.registry import settings
+    from coterie.recipes.sweet_files.preferences import import_preferences
+
+    own = _sweet_rl(settings("sweet_rl/backend", ["dataset=colbench_code", *words]))
+    console = Console(stderr=True, soft_wrap=True)
+    done = import_preferences(file, own, folder, ConsoleProgress(console))
+    console.print(f"pairs: {done.pairs:,}")
+    if done.held_out:
+        console.print(f"left out, for their tasks are held out in this run: {done.held_out:,}")
+    console.print(
+        f"go on with: coterie train {folder} --iteration 1, or coterie run {own.name} --folder {folder}"
     )
     print(folder)
 

@@ -26,6 +26,8 @@ CRITIC = "critic"
 """The role that judges the agent's turns in training, knowing the reference."""
 TESTS = "tests"
 """The secret that holds the hidden calls, a JSON list."""
+SHOWN_REFERENCE = "\nReference:\n"
+"""What the reference comes after, at the end of a critic's system prompt."""
 MARKER = "I WANT TO ANSWER:"
 """Stands before the agent's answer; ColBench's own marker, so that its trajectories can be read."""
 OUTPUT = "OUTPUT:"
@@ -214,7 +216,7 @@ def coding_task(
 
 def with_reference(task: Task) -> Callable[[tuple[Message, ...]], tuple[Message, ...]]:
     """The recontext rule of the critic: the reference stands at the end of the system prompt."""
-    secret = (Part("\nReference:\n", source="task"), task.secrets[REFERENCE].part(CRITIC))
+    secret = (Part(SHOWN_REFERENCE, source="task"), task.secrets[REFERENCE].part(CRITIC))
 
     def edit(messages: tuple[Message, ...]) -> tuple[Message, ...]:
         system, *rest = messages

@@ -1,1 +1,1 @@
-"""The files of SWEET-RL's released code: trajectories, preference pairs, ranked candidates."""
+"""The files of SWEET-RL's released code: trajectories and preference pairs."""

@@ -50,13 +50,19 @@ class Exported:
 def export_run(recipe: SweetRL, run: Run, out: Path) -> Exported:
     """Write the files for which the run has got far enough.
 
-    Raises ``UserError`` if its dialogues are not finished, no task has all of its repeats, or a file exists.
+    Raises ``UserError`` if its dialogues are not finished or there are none, no task has all of its repeats,
+    or a file exists.
     """
     rollouts = Step(FIRST, "rollout")
     if not run.is_finished(rollouts):
         raise UserError(
             f"the dialogues of {run.folder} are not finished",
             f"run `coterie rollout {run.folder}` first",
+        )
+    if not run.metrics(rollouts)["n"]:
+        raise UserError(
+            f"{run.folder} was imported from preferences and has no dialogues",
+            "`coterie export RUN FILE` writes any run",
         )
     writing = _Export(recipe, run, load_renderer(recipe.settings.model)[0])
     whole, incomplete = writing.tasks()

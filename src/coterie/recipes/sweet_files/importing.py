@@ -94,6 +94,20 @@ def survey(rows: Trajectories, repeats: int | None = None) -> Survey:
     return Survey(tasks, count, lacking)
 
 
+def world_of(recipe: SweetRL) -> Backend:
+    """The run's world. Raises ``UserError`` if it isn't ColBench's, or nobody can play its person."""
+    world = recipe.environment
+    if not isinstance(world, Backend):
+        raise UserError(
+            f"dataset={recipe.settings.dataset} makes its own tasks",
+            "use dataset=colbench_code: the file's tasks are of its form",
+        )
+    person = recipe.settings.person
+    if person.url is None and person.model == SCRIPT:
+        check_person(world.script)
+    return world
+
+
 def import_trajectories(
     rows: Trajectories, recipe: SweetRL, folder: Path, progress: Progress, *, found: Survey
 ) -> Imported:
@@ -102,18 +116,11 @@ def import_trajectories(
     Its dialogues of round 0 are then finished. Those without a reward are graded in the sandbox. Raises
     ``UserError`` if the folder exists, the run is of another world, or nothing could be used.
     """
-    if not isinstance(recipe.environment, Backend):
-        raise UserError(
-            f"dataset={recipe.settings.dataset} makes its own tasks",
-            "use dataset=colbench_code: the file's tasks are of its form",
-        )
-    person = recipe.settings.person
-    if person.url is None and person.model == SCRIPT:
-        check_person(recipe.environment.script)
+    world = world_of(recipe)
     renderer, context = load_renderer(recipe.settings.model)
     try:
         with new_run(folder, recipe.name, recipe.settings, NEW) as run:
-            work = _Import(rows, recipe, recipe.environment, run, renderer, context)
+            work = _Import(rows, recipe, world, run, renderer, context)
             result = asyncio.run(work.do(found, progress))
     finally:
         progress.close()

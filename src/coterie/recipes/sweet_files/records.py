@@ -12,8 +12,7 @@ the raw completion (``output``). A file of k repeats has them one after another:
 ``j * tasks + i``.
 
 A preference row has ``chosen`` and ``rejected``, both texts (with or without a ``prompt``) or both ``{"input",
-"output"}``. A ranked row has one agent's turn and the candidates for it, with a critic's ``judge_result``
-once they are ranked.
+"output"}``.
 
 Fields that are not known are kept, so a file that was read and written again says the same.
 """
@@ -30,7 +29,6 @@ from coterie.errors import UserError
 from coterie.recipes.line_files import LineFile, write_objects
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Numbers = tuple[Number, ...]
 
 
 class _Line(BaseModel):
@@ -109,42 +107,7 @@ class PreferenceRow(_Line):
         return self
 
 
-class RankedRow(_Line):
-    """A turn of an agent, other candidates for it, and what a critic makes of them."""
-
-    input: str
-    """The policy's prompt."""
-    input_with_ground_truth: str | None = None
-    """The critic's prompt, which has the reference in front."""
-    older_output: str | None = None
-    """What the agent had said."""
-    reward: Number | None = None
-    """Of the whole dialogue."""
-    ground_truth: str | None = None
-    messages: tuple[Said, ...] = ()
-    """The dialogue up to the turn."""
-    additional_outputs: tuple[str, ...] = Field(min_length=1)
-    """The candidates."""
-    additional_reference_logprobs: Numbers = ()
-    """Mean log-prob of each candidate's tokens, its end included, under the policy without the reference."""
-    additional_reference_logprobs_sum: Numbers = ()
-    judge_result: Numbers = ()
-    """The critic's score of each candidate; empty before ranking."""
-
-    @model_validator(mode="after")
-    def _one_each(self) -> "RankedRow":
-        for name in (
-            "additional_reference_logprobs", "additional_reference_logprobs_sum", "judge_result",
-        ):  # fmt: skip
-            count = len(getattr(self, name))
-            if count not in (0, len(self.additional_outputs)):
-                raise ValueError(
-                    f"{name} has {count} numbers for {len(self.additional_outputs)} candidates"
-                )
-        return self
-
-
-L = TypeVar("L", TrajectoryRow, PreferenceRow, RankedRow)
+L = TypeVar("L", TrajectoryRow, PreferenceRow)
 
 
 def read_lines(path: Path, kind: type[L]) -> Iterator[tuple[int, L]]:
@@ -154,7 +117,7 @@ def read_lines(path: Path, kind: type[L]) -> Iterator[tuple[int, L]]:
         yield number, file.validated(number, fields, kind)
 
 
-def write_lines(path: Path, rows: Iterable[TrajectoryRow | PreferenceRow | RankedRow]) -> None:
+def write_lines(path: Path, rows: Iterable[TrajectoryRow | PreferenceRow]) -> None:
     """Write a new file; it appears when it is whole. A field that was never given is left out."""
     write_objects(path, (row.model_dump(mode="json", exclude_unset=True) for row in rows))
 
