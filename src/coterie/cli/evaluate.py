@@ -210,7 +210,8 @@ def _critic_run(folder: Path) -> Iterator[tuple[SweetRL, Run]]:
             f"critic={folder} is a run of {name} without a critic", "give a run of sweet_rl"
         )
     with open_run(folder, name, recipe.settings, write=False) as run:
-        if not run.is_finished(Step(FIRST, "train")) and recipe.settings.critic.kind != "judge":
+        trained = (run.training_folder(FIRST) / "final").is_dir()
+        if not trained and recipe.settings.critic.kind != "judge":
             raise UserError(f"the critic of {folder} is not trained", f"coterie train {folder}")
         yield recipe, run
 

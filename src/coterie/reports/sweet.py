@@ -45,7 +45,11 @@ def sweet_report(recipe: SweetRL, run: Run) -> RunReport:
         ),
         settings=shown_settings(recipe.settings),
         iterations=tuple(policy_point(run, version) for version in versions),
-        grades=tuple(_grades(run, step) for step in done if step in (rollouts, *evaluations)),
+        grades=tuple(
+            _grades(run, step)
+            for step in done
+            if step in (rollouts, *evaluations) and run.metrics(step)["n"]
+        ),
         examples=_examples(recipe, run, versions),
         failures=failures(run),
         timings=timings(run, done),
