@@ -42,7 +42,7 @@ class Result:
     def row(self) -> dict[str, object]:
         """As it is printed: one flat object."""
         values = asdict(self)
-        return {**values, **values.pop("means")}
+        return values | values.pop("means")
 
 
 @dataclass(slots=True)
@@ -119,8 +119,9 @@ def _table(results: Sequence[Result]) -> Table:
     table = Table(title=f"held-out results{note}", box=None)
     names = list(dict.fromkeys(name for result in results for name in result.means))
     titles = ("method", "seed", "iteration", "n", "score", "tokens", *names, "rows", "steps")
-    for title in titles:
-        table.add_column(title, justify="left" if title == "method" else "right")
+    table.add_column(titles[0], min_width=max(len(result.method) for result in results))
+    for title in titles[1:]:
+        table.add_column(title, justify="right")
     for r in results:
         more = [f"{r.means[name]:.2f}" if name in r.means else "" for name in names]
         cells = (

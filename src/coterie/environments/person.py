@@ -75,9 +75,10 @@ class ModelPerson:
         self.name = chat.name
 
     async def reply(self, task: Task, said: Sequence[Said], seed: int) -> str:
-        """One reply of the model, cut at a sentence."""
+        """One reply of the model, cut at a sentence; some models repeat the name that stands before it."""
         reply = await self.chat.ask([Utterance("user", role(task, said))], seed)
-        return cut_reply(reply.text, self.settings.longest, unfinished=reply.cut)
+        text = reply.text.strip().removeprefix("You:")
+        return cut_reply(text, self.settings.longest, unfinished=reply.cut)
 
 
 def role(task: Task, said: Sequence[Said]) -> str:
