@@ -73,7 +73,7 @@ class CompiledLlama:
     def decode(self, ids: Sequence[int], places: Sequence[int], slots: Slots) -> Tensor:
         """Logits ``[N, vocabulary]`` after one more token at its place in each of the first N rows."""
         count = len(ids)
-        slots.reserve(count, max(places) + 1)
+        slots.reserve(count, max(places) + 1, only=True)
         tokens, logits = self._tokens(ids, range(count), places, slots), self._logits(count)
 
         def work(first: int, stop: int) -> None:

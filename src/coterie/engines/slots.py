@@ -31,10 +31,11 @@ class Slots:
         self._rows: Tensor | slice = slice(0)
         self._cells: Tensor | None = None
         self._length = STEP
+        self._used = 0
 
     def decode(self, places: Tensor, length: int) -> "Slots":
         """Next: one token for each of the first rows, at its place; attend to ``length`` keys."""
-        self.reserve(len(places), length)
+        self.reserve(len(places), length, only=True)
         _, _, heads, stride, _ = self.keys.shape
         first = torch.arange(len(places) * heads, device=places.device) * stride
         self._cells = first + places.repeat_interleave(heads)
@@ -86,20 +87,26 @@ class Slots:
 
     def clear(self) -> None:
         """Forget everything and give the memory back."""
+        self._used = 0
         self.keys = _zeros(self._shape, self._like)
         self.values = _zeros(self._shape, self._like)
 
-    def reserve(self, rows: int, length: int) -> None:
-        """Have room for so many rows and tokens; growing copies all, so it is done by a good part."""
+    def reserve(self, rows: int, length: int, *, only: bool = False) -> None:
+        """Have room for so many rows and tokens; growing copies what is in use, so it is done by a good part.
+
+        ``only`` says that no other rows are in use: later growth need not copy them, nor touch their memory.
+        """
         layers, have, heads, reach, width = self.keys.shape
+        used, self._used = self._used, rows if only else max(rows, self._used)
         if rows <= have and length <= reach:
             return
+        used = min(used, have)
         more = max(rows, 4 * have) if rows > have else have
         longer = stepped(max(length, reach + reach // 2)) if length > reach else reach
         grown = (layers, more, heads, longer, width)
         for name, old in (("keys", self.keys), ("values", self.values)):
             new = _zeros(grown, self._like)
-            new[:, :have, :, :reach] = old
+            new[:, :used, :, :reach] = old[:, :used]
             setattr(self, name, new)
 
 
