@@ -9,7 +9,8 @@ rewards by the frozen base included, with an empty prefix cache each time:
     one tree      one tree after another, the rollouts of a search as a group
     one rollout   one tree after another, one rollout of a search after another
 
-Alternating repeats, medians. The last line is one JSON object:
+A first growth that is not counted (it loads the compiled loops and finds the slots' size), then alternating
+repeats, medians; two minutes. The last line is one JSON object:
 
     vs_one_rollout        time of the last over that of the first
     vs_one_tree           time of the second over that of the first
@@ -47,7 +48,7 @@ from coterie.trajectories.credit import Credit
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import view
 
-TASKS, REPEATS, SEED = 16, 2, 5
+TASKS, REPEATS, SEED = 16, 3, 5
 MOST = 120
 """What the token term is relative to."""
 
@@ -140,6 +141,7 @@ async def main() -> None:
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     leaves: dict[str, list[list[str | None]]] = {}
     share = 0.0
+    await bench.grow(*sides["together"]())
     for _ in range(REPEATS):
         for side, way in sides.items():
             before = replace(bench.engine.stats)
