@@ -92,11 +92,11 @@ def _result(method: str, seed: int, run: Run, version: int) -> Result:
         round(point.tokens, 2),
         sum(int(metrics["rows"]) for metrics in trainings),
         sum(int(metrics["steps"]) for metrics in trainings),
-        _found(point),
+        _means(point),
     )
 
 
-def _found(point: Evaluation) -> dict[str, float]:
+def _means(point: Evaluation) -> dict[str, float]:
     """What grades say, and with turns how long a reply is."""
     found = {name: round(value, 4) for name, value in point.means.items()}
     if turns := point.means.get("turns"):

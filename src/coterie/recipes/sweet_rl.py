@@ -41,7 +41,7 @@ from coterie.rollout.candidates import Branching, Played, candidates
 from coterie.rollout.episodes import Episode
 from coterie.rollout.flight import in_flight
 from coterie.runs.folder import Run, Step
-from coterie.runs.items import Done, going_on, has_succeeded, record
+from coterie.runs.items import Done, going_on, record
 from coterie.selection.ranked import ranked_pairs, trajectory_pairs
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.selection import Selection
@@ -199,13 +199,11 @@ class SweetRL(PolicyRecipe):
                 return Done(key, {"candidates": 0}, failure=str(error))
             return Done(key, {"candidates": sum(map(len, candidates(tree)))}, tree)
 
-        succeeded = has_succeeded(run.store, SECOND, "rollout")
         with going_on(f"candidates {SECOND}", progress):
             async with in_flight(map(one, left), s.candidates.in_flight) as items:
                 await record(
                     *(run.store, items, progress, "dialogues"),
                     lambda: stats.sampled_tokens - before,
-                    succeeded=succeeded,
                 )
         found = [m for key, m in run.store.metrics(SECOND, "rollout").items() if key.task]
         failed = sum(key.stage == "rollout" for key, _ in run.store.failures(SECOND))
@@ -218,14 +216,13 @@ class SweetRL(PolicyRecipe):
         finished = run.store.finished_keys(SECOND, "reward")
         trees = [t for t in run.store.trees(SECOND, "rollout") if (t.task, "") not in finished]
         progress.start(len(trees), f"advantages {SECOND}")
-        succeeded = has_succeeded(run.store, SECOND, "reward")
         with going_on(f"advantages {SECOND}", progress):
             async with open_critic(self, run, self.settings.critic, self.environment) as critic:
                 scoring = (
                     scored(critic, run.store.task(tree.task), tree, settings) for tree in trees
                 )
                 async with in_flight(scoring, TREES_IN_FLIGHT) as items:
-                    await record(run.store, items, progress, "trees", succeeded=succeeded)
+                    await record(run.store, items, progress, "trees")
                 counts = critic.counts
         found = [m for key, m in run.store.metrics(SECOND, "reward").items() if key.task]
         totals = {name: sum(int(m[name]) for m in found) for name in ("turns", "unscored")}

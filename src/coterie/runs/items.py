@@ -45,16 +45,17 @@ async def record(
     progress: Progress,
     what: str,
     sampled_tokens: Callable[[], int] | None = None,
-    *,
-    succeeded: bool,
 ) -> None:
-    """Write each item as it finishes.
+    """Write each item of a stage as it finishes.
 
-    Failures are withheld until one succeeds (``succeeded``: one has, earlier): if all fail, that is no
+    Failures are withheld until one succeeds, if none has in an earlier session: if all fail, that is no
     property of the items, nothing is written, and :class:`UserError` says why.
     """
     withheld: list[Done] = []
+    succeeded: bool | None = None
     async for done in items:
+        if succeeded is None:
+            succeeded = _has_succeeded(store, done.key.iteration, done.key.stage)
         if sampled_tokens is None:
             progress.advance(1)
         else:
@@ -79,7 +80,7 @@ async def record(
         )
 
 
-def has_succeeded(store: Store, iteration: int, stage: str) -> bool:
+def _has_succeeded(store: Store, iteration: int, stage: str) -> bool:
     """Whether an item of a stage, that is one of a task, is finished and did not fail."""
     finished = sum(bool(task) for task, _ in store.finished_keys(iteration, stage))
     return finished > sum(key.stage == stage for key, _ in store.failures(iteration))

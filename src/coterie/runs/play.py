@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from coterie.progress import Progress
 from coterie.rollout.episodes import Episode, Finished, Player
 from coterie.runs.held_out import grade_means
-from coterie.runs.items import Done, going_on, has_succeeded, record
+from coterie.runs.items import Done, going_on, record
 from coterie.trajectories.store import Metrics, Store
 
 
@@ -26,13 +26,10 @@ async def play(
     left = [e for e in episodes if (e.key.task, e.key.sample) not in finished]
     progress.start(len(left), f"{stage} {iteration}")
     before = sampled_tokens()
-    succeeded = has_succeeded(store, iteration, stage)
     with going_on(f"{stage} {iteration}", progress):
         async with player.play_all(left) as playing:
             await record(
-                *(store, _items(playing), progress, "dialogues"),
-                lambda: sampled_tokens() - before,
-                succeeded=succeeded,
+                *(store, _items(playing), progress, "dialogues"), lambda: sampled_tokens() - before
             )
 
 
