@@ -101,7 +101,7 @@ def _how(data_set: DataSet) -> str:
     return (
         f"`coterie data download {data_set.name}`, or `coterie data prepare {data_set.name} --from "
         f"FILE...` with upstream's files ({', '.join(SUFFIXES)}); either makes {folder}/train.jsonl "
-        "and heldout.jsonl"
+        "and heldout.jsonl; or data.source=sample, the rows that ship"
     )
 
 
