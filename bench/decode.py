@@ -12,6 +12,7 @@ About two minutes on two quiet cores. The last line is one JSON object:
 Alternating repeats, medians. Ends are off on both sides, so that all lengths are equal.
 """
 
+import coterie  # noqa: F401  # isort: skip  # before torch, which reads how threads are to wait
 import argparse
 import asyncio
 import json

@@ -20,6 +20,7 @@ repeats, medians; two minutes. The last line is one JSON object:
                           what is new to each agent)
 """
 
+import coterie  # noqa: F401  # isort: skip  # before torch, which reads how threads are to wait
 import argparse
 import asyncio
 import json

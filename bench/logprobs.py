@@ -9,6 +9,7 @@ where a log-prob is wanted). Alternating repeats, medians; the last line is one 
 ``speedup``, and ``max_diff``, the largest difference of a log-prob (nats).
 """
 
+import coterie  # noqa: F401  # isort: skip  # before torch, which reads how threads are to wait
 import argparse
 import asyncio
 import json

@@ -14,6 +14,7 @@ be faster on that engine. Its prefix cache is emptied before each run. The last 
 Alternating repeats, medians. Where no vLLM is found there is no key ``vllm``.
 """
 
+import coterie  # noqa: F401  # isort: skip  # before torch, which reads how threads are to wait
 import argparse
 import asyncio
 import json

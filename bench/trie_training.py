@@ -18,6 +18,7 @@ nothing). The three sides alternate three times; figures are ratios of medians. 
 process of its own a side. ``loss_diff`` is the largest difference of ours to both others.
 """
 
+import coterie  # noqa: F401  # isort: skip  # before torch, which reads how threads are to wait
 import argparse
 import json
 import random

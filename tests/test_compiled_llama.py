@@ -16,7 +16,8 @@ from transformers import (
 from coterie.engines import kernels
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.llama import CompiledLlama
-from coterie.engines.protocol import Sampling
+from coterie.engines.paged import PagedRows
+from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.runner import Runner
 from coterie.models.adapters import add_lora
 from coterie.models.loading import LoadedModel
@@ -114,6 +115,66 @@ def test_likelihoods_of_more_sequences_than_rows_beside_others_that_run() -> Non
     quiet = InProcessEngine(one, policy="p", version="0")
     (last,) = asyncio.run(quiet.logprobs(PROMPT, [ends[74]]))
     assert scores[-len(last) :] == last
+
+
+def test_scores_of_a_tree_are_those_of_each_of_its_paths_alone() -> None:
+    rng = np.random.default_rng(1)
+    paths = [rng.integers(0, 300, 90).tolist()]
+    for _ in range(
+        70
+    ):  # each leaves an earlier one somewhere; a few are its beginning or go on after it
+        path = paths[rng.integers(len(paths))]
+        stay = int(rng.integers(2, len(path) + 1))
+        paths.append([*path[:stay], *rng.integers(0, 300, int(rng.integers(0, 40))).tolist()])
+    one = loaded(COMPILED["llama"])
+    for start in (1, 2):
+        together = Runner(one, 1 << 20).score([tuple(path) for path in paths], start)
+        alone = [Runner(one, 0).score([tuple(path)], start)[0] for path in paths[::9]]
+        assert together[::9] == alone
+        assert [len(path) - start for path in paths] == list(map(len, together))
+
+
+def test_prompts_that_begin_alike_are_read_once_and_their_pages_are_shared() -> None:
+    engine = InProcessEngine(loaded(COMPILED["llama"]), policy="p", version="0")
+    prompts, told = [[*PROMPT, *PROMPT, n] for n in (7, 8)], Sampling(max_tokens=8)
+    most = 0
+
+    async def both() -> list[list[list[int]]]:
+        tasks = [asyncio.ensure_future(engine.sample(p, range(16), told)) for p in prompts]
+        nonlocal most
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            rows = engine._runner._rows
+            most = max(most, rows.pages.used if isinstance(rows, PagedRows) else 0)
+        return [[list(said.ids) for said in task.result()] for task in tasks]
+
+    found = asyncio.run(both())
+    assert engine.stats.cached_tokens == 96  # of the second prompt, in the same step
+    assert most == 3 + 32  # three whole blocks of what all begin with, and a last one for each
+    quiet = InProcessEngine(loaded(COMPILED["llama"]), policy="p", version="0")
+    assert [list(s.ids) for s in asyncio.run(quiet.sample(prompts[1], [3], told))] == [found[1][3]]
+    assert isinstance(rows := engine._runner._rows, PagedRows)
+    engine.forget()
+    assert rows.pages.used == 0
+
+
+def test_weights_that_change_in_flight_fail_those_that_run() -> None:
+    one = loaded(COMPILED["llama"])
+    engine = InProcessEngine(one, policy="p", version="0")
+
+    async def changed() -> None:
+        first = asyncio.ensure_future(engine.sample(PROMPT, [0], Sampling(max_tokens=60)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with torch.no_grad():
+            one.model.get_input_embeddings().weight.mul_(0.5)
+        with pytest.raises(EngineError, match="weights were changed"):
+            await engine.sample(PROMPT, [1], Sampling(max_tokens=2))
+        await first
+
+    with pytest.raises(EngineError, match="weights were changed"):
+        asyncio.run(changed())
+    assert sampled(engine)[0]
 
 
 @pytest.mark.parametrize("kind", PLAIN)

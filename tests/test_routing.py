@@ -2,7 +2,8 @@
 
 import random
 
-from coterie.engines.servers.routing import BLOCK, FACTOR, SLACK, PrefixRouter, block_keys
+from coterie.engines.prefixes import BLOCK, block_keys
+from coterie.engines.servers.routing import FACTOR, SLACK, PrefixRouter
 
 
 def ids(seed: int, blocks: int) -> list[int]:

@@ -22,7 +22,7 @@ def test_growth_keeps_what_rows_in_use_hold() -> None:
     slots.keys[:, :3] = 1.0
     slots.reserve(20, 64)  # three are running, and others are read into rows behind them
     slots.keys[:, 3:20] = 2.0
-    slots.move(19, [40], 64)
+    slots.copy(19, [40], 64)
     slots.reserve(5, 200)
     assert slots.keys.shape[1] >= 41 and slots.keys.shape[3] >= 200
     assert (slots.keys[:, :3, :, :64] == 1.0).all() and (slots.keys[:, 3:20, :, :64] == 2.0).all()

@@ -144,7 +144,7 @@ class InProcessEngine:
         """Drop the kept keys and values of prompt beginnings. Not while requests are in flight."""
         if self.busy:
             raise EngineError("can't forget prefixes while requests are in flight; await them")
-        self._runner.prefixes.clear()
+        self._runner.forget()
 
     def check(self, ids: Sequence[int], more: int) -> None:
         """Refuse (:class:`EngineError`) ids that, with ``more`` to come, the model can't take.
@@ -229,7 +229,7 @@ class InProcessEngine:
             same.setdefault(one.prompt, []).append(row)
         logits, cached = self._runner.prefill([rows[0] for rows in same.values()], list(same))
         for (prompt, (row, *others)), kept in zip(same.items(), cached, strict=True):
-            self._runner.slots.move(row, others, len(prompt))
+            self._runner.fork(row, others, len(prompt))
             for place in (row, *others):
                 joining[place - first].cached = kept
         self.stats.prompt_tokens += sum(map(len, same))
@@ -258,7 +258,7 @@ class InProcessEngine:
 
     def _leave(self) -> None:
         """Drop requests that ended or were given up; the last row moves to the free place."""
-        running, slots = self._running, self._runner.slots
+        running = self._running
         for one in running:
             if one.late and not one.future.done():
                 error = EngineError(_late(self.policy, one.sampling.timeout))
@@ -266,8 +266,8 @@ class InProcessEngine:
         for row in range(len(running) - 1, -1, -1):
             if running[row].future.done():
                 last = running.pop()
+                self._runner.leave(row, len(running), last.place)
                 if row < len(running):
-                    slots.move(len(running), [row], last.place)
                     running[row] = last
 
     def _score(self, one: Scoring) -> None:

@@ -18,6 +18,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from coterie.engines.prefixes import BLOCK
+
 _WIDE = llvmlite.binding.get_host_cpu_features().get("avx512f", False)
 LANES = 16 if _WIDE else 8
 """Floats in a vector of a product."""
@@ -62,10 +64,11 @@ class Tokens(NamedTuple):
     """``N`` new tokens; those of one row stand together and in order."""
 
     ids: np.ndarray  # [N]
-    rows: np.ndarray  # [N], the slots that hold their sequences
+    rows: np.ndarray  # [N], the sequences that they belong to
     places: np.ndarray  # [N], their index in those
-    keys: np.ndarray  # [L, rows, key heads, length, head width]
-    values: np.ndarray
+    pages: np.ndarray  # [rows, blocks], where each block of a row's sequence lies
+    keys: np.ndarray  # [pages, L, key heads, head width, BLOCK]
+    values: np.ndarray  # [pages, L, key heads, BLOCK, head width]
     hidden: np.ndarray  # [N, width]
     joined: np.ndarray  # [N, panels * PANEL]: queries, keys and values of a layer
 
@@ -101,9 +104,9 @@ def _counted(builder: Any, depth: Any, step: int, zeros: list[Any], body: Any) -
     return more[:-1]
 
 
-def _tile(rows: int, vectors: int, lanes: int) -> Any:
+def _tile(rows: int, vectors: int, lanes: int, *, more: bool = False) -> Any:
     """``y[r, :] = sum over k of x[r, k] * w[k, :]`` of ``rows`` rows and ``vectors * lanes`` columns:
-    sums stay in registers, and each is taken in the order of ``k``.
+    sums stay in registers, and each is taken in the order of ``k``. With ``more`` they go on from ``y``.
 
     Arguments: of x, w and y an array, the index in it to begin at and the distance of rows (for w of
     ``k``); then the number of ``k``, at least one.
@@ -134,38 +137,18 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
                         more.append(b.fadd(sums[r * vectors + v], part, flags=_FUSE))
                 return more
 
-            sums = _counted(b, args[9], 1, [zero] * rows * vectors, body)
-            for r in range(rows):
-                to = b.gep(y, [b.mul(args[8], _INDEX(r))])
-                for v in range(vectors):
-                    column = _vector(b, to, _INDEX(v * lanes), lanes)
-                    b.store(sums[r * vectors + v], column, align=4)
+            lines = [b.gep(y, [b.mul(args[8], _INDEX(r))]) for r in range(rows)]
+            to = [
+                _vector(b, line, _INDEX(v * lanes), lanes) for line in lines for v in range(vectors)
+            ]
+            begin = [b.load(column, align=4) if more else zero for column in to]
+            for found, column in zip(_counted(b, args[9], 1, begin, body), to, strict=True):
+                b.store(found, column, align=4)
             return context.get_dummy_value()
 
         return signature, generate
 
     return tile
-
-
-def _dot_code(_: Any, x: Any, x0: Any, y: Any, y0: Any, depth: Any) -> Any:
-    """Sum of products of two runs of ``depth`` floats, a multiple of ``SPAN`` and not 0."""
-
-    def generate(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        ends = [_pointer(context, b, sig.args[i], *args[i : i + 2]) for i in (0, 2)]
-
-        def body(k: Any, sums: list[Any]) -> list[Any]:
-            one, other = (b.load(_vector(b, end, k, SPAN), align=4) for end in ends)
-            return [b.fadd(sums[0], b.fmul(one, other, flags=_FUSE), flags=_FUSE)]
-
-        zero = ir.Constant(ir.VectorType(_FLOAT, SPAN), [0.0] * SPAN)
-        (found,) = _counted(b, args[4], SPAN, [zero], body)
-        half = SPAN // 2
-        while half:  # fold it
-            low, high = list(range(half)), list(range(half, 2 * half))
-            found, half = b.fadd(_pick(b, found, low), _pick(b, found, high)), half // 2
-        return b.extract_element(found, _INDEX(0))
-
-    return types.float32(x, types.intp, y, types.intp, types.intp), generate
 
 
 def _fetch_code(_: Any, x: Any, at: Any) -> Any:
@@ -189,9 +172,9 @@ def _as_float_code(_: Any, bits: Any) -> Any:
 
 
 _many, _two, _single = (_tile(rows, 2, LANES) for rows in (TILE, 2, 1))
-_narrow = _tile(1, 1, SPAN)
+_more_many, _more_two, _more_single = (_tile(rows, 2, LANES, more=True) for rows in (TILE, 2, 1))
+_more_narrow = _tile(1, 1, SPAN, more=True)
 _fetch: Any = intrinsic(_fetch_code)
-_dot: Any = intrinsic(_dot_code)
 _as_float: Any = intrinsic(_as_float_code)
 _LOG2E = np.float32(1.44269504)
 _LN2 = np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -280,65 +263,94 @@ def weigh(scores: np.ndarray, scaling: np.float32) -> np.float32:
 
 @njit(cache=True, nogil=True)
 def mix(
-    scores: np.ndarray, rows: int, length: int, values: np.ndarray, start: int, width: int, y: np.ndarray, y0: int
+    x: np.ndarray, x0: int, dx: int, rows: int, w: np.ndarray, w0: int, width: int,
+    y: np.ndarray, y0: int, dy: int, depth: int,
 ) -> None:  # fmt: skip
-    """Sums of ``length`` values of ``width``, from ``values[start]`` on, weighted by each row's scores."""
-    dx, dy, done = scores.shape[1], y.shape[1], 0
+    """Add to ``y`` the sums of ``depth`` values ``w`` of ``width``, weighted by each row of ``x``."""
+    done = 0
     while done + PANEL <= width:
-        product(scores, 0, dx, rows, values, start + done, width, y, y0 + done, dy, length)
+        row = 0
+        while row + TILE <= rows:
+            _more_many(
+                x, x0 + row * dx, dx, w, w0 + done, width, y, y0 + row * dy + done, dy, depth
+            )
+            row += TILE
+        while row + 2 <= rows:
+            _more_two(x, x0 + row * dx, dx, w, w0 + done, width, y, y0 + row * dy + done, dy, depth)
+            row += 2
+        if row < rows:
+            _more_single(
+                x, x0 + row * dx, dx, w, w0 + done, width, y, y0 + row * dy + done, dy, depth
+            )
         done += PANEL
     while done < width:
         for row in range(rows):
-            to = row * dy + y0 + done
-            _narrow(scores, row * dx, dx, values, start + done, width, y, to, dy, length)
+            _more_narrow(
+                x, x0 + row * dx, dx, w, w0 + done, width, y, y0 + row * dy + done, dy, depth
+            )
         done += SPAN
 
 
 @njit(cache=True, nogil=True)
-def turned_over(keys: np.ndarray, length: int, panels: np.ndarray) -> None:
-    """The first ``length`` keys ``[length, width]`` as ``panels [panels, width, PANEL]``."""
-    for t in range(length):
-        for i in range(keys.shape[1]):
-            panels[t // PANEL, i, t % PANEL] = keys[t, i]
+def start_of(pages: np.ndarray, block: int, layer: int, head: int, store: np.ndarray) -> int:
+    """Where a key head's part of a block begins in ``store``, keys or values."""
+    _, layers, heads, width, length = store.shape
+    return ((pages[block] * layers + layer) * heads + head) * width * length
+
+
+@njit(cache=True, nogil=True)
+def fetch(x: np.ndarray, first: int, count: int) -> None:
+    """Tell the processor that these floats are wanted soon."""
+    for i in range(first, first + count, 16):
+        _fetch(x, i)
 
 
 @njit(cache=True, nogil=True, fastmath=_FUSED)
 def attend(
-    joined: np.ndarray, places: np.ndarray, keys: np.ndarray, values: np.ndarray, scaling: np.float32,
-    alone: bool, mixed: np.ndarray,
+    joined: np.ndarray, places: np.ndarray, pages: np.ndarray, keys: np.ndarray, values: np.ndarray,
+    layer: int, scaling: np.float32, mixed: np.ndarray,
 ) -> None:  # fmt: skip
-    """Queries of tokens of one row over the keys and values ``[key heads, length, head width]`` up to
-    each one's place. The next token of a row comes ``alone``, and its keys are read as they lie; for a
-    prompt's tokens they are turned over, so that sums run over several keys and tokens at once.
+    """Queries of tokens of one row over the keys and values of its pages, up to each one's place.
+
+    Of several tokens one head goes at a time. A single one waits for memory: all heads go through a
+    page together, for they lie next to each other, and those that share keys read them once.
     """
-    shared, reach, width = keys.shape
-    heads, rows, length = mixed.shape[1] // width, len(places), places[-1] + 1
-    panels = np.zeros((-(-length // PANEL), width, PANEL), np.float32)
-    scores = np.empty((rows, len(panels) * PANEL), np.float32)
-    for head in range(heads):
-        first, group = head * width, head * shared // heads
-        start = group * reach * width
-        if alone:
-            for t in range(length):  # and on the way fetch values, and the keys of the next head
-                for ahead in range(0, width, 16):
-                    _fetch(values, start + t * width + ahead)
-                    _fetch(keys, start + (reach + t) * width + ahead)
-                scores[0, t] = _dot(joined, first, keys, start + t * width, width)
-        else:
-            if head * shared % heads == 0:  # the first of those that share a key head
-                turned_over(keys[group], length, panels)
-            for panel in range(len(panels)):
-                at, dx, dy = panel * width * PANEL, joined.shape[1], scores.shape[1]
-                product(
-                    joined, first, dx, rows, panels, at, PANEL, scores, panel * PANEL, dy, width
-                )
-        for row in range(rows):
-            seen = places[row] + 1
+    shared, width = keys.shape[2:4]
+    heads, length = mixed.shape[1] // width, places[-1] + 1
+    alone = len(places) == 1
+    rows, step, span, dx, dy = len(places), 1, 1, joined.shape[1], mixed.shape[1]
+    if alone:
+        rows = step = heads // shared
+        span, dx, dy = heads, width, width
+    blocks, size = -(-length // BLOCK), width * BLOCK
+    scores = np.empty((span * len(places), blocks * BLOCK), np.float32)
+    reach = scores.shape[1]
+    mixed[:] = _ZERO
+    for first in range(0, heads, span):
+        for block in range(blocks):
+            ahead = min(block + 1, blocks - 1)
+            for head in range(first, first + span, step):
+                group, to = head * shared // heads, (head - first) * reach + block * BLOCK
+                if alone:
+                    fetch(keys, start_of(pages, ahead, layer, group, keys), size)
+                at = start_of(pages, block, layer, group, keys)
+                for part in range(0, BLOCK, PANEL):
+                    told = keys, at + part, BLOCK, scores, to + part, reach, width
+                    product(joined, head * width, dx, rows, *told)
+        for row in range(len(scores)):
+            seen = places[row % len(places)] + 1
             share = _ONE / weigh(scores[row, :seen], scaling)
             for t in range(seen):
                 scores[row, t] *= share
             scores[row, seen:] = _ZERO
-        mix(scores, rows, length, values, start, width, mixed, first)
+        for block in range(blocks):
+            ahead, depth = min(block + 1, blocks - 1), min(BLOCK, length - block * BLOCK)
+            for head in range(first, first + span, step):
+                group, own = head * shared // heads, (head - first) * reach + block * BLOCK
+                if alone:
+                    fetch(values, start_of(pages, ahead, layer, group, values), size)
+                at = start_of(pages, block, layer, group, values)
+                mix(scores, own, reach, rows, values, at, width, mixed, head * width, dy, depth)
 
 
 @njit(cache=True, nogil=True, fastmath=_FUSED, error_model="numpy")  # no branch for 1 / 0
@@ -364,16 +376,17 @@ def add(x: np.ndarray, more: np.ndarray, bias: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def enter(weights: Weights, tokens: Tokens, layer: int, first: int, stop: int) -> None:
-    """Queries, keys and values of tokens from ``first`` to ``stop``; the latter go to their slots."""
+    """Queries, keys and values of tokens from ``first`` to ``stop``; the latter go to their pages."""
     joined, hidden = tokens.joined[first:stop], tokens.hidden[first:stop]
     normed = np.empty_like(hidden)
     normalise(hidden, weights.before[layer], weights.epsilon, normed)
     multiply(normed, weights.qkv[layer], joined)
     bias, turning = weights.qkv_bias[layer], len(weights.qkv_bias[layer])
-    keys, values = tokens.keys[layer], tokens.values[layer]
-    shared, _, width = keys.shape[1:]
+    keys, values = tokens.keys, tokens.values
+    shared, width = keys.shape[2:4]
     for i in range(stop - first):
-        own, row, place = joined[i], tokens.rows[first + i], tokens.places[first + i]
+        own, place = joined[i], tokens.places[first + i]
+        page, line = tokens.pages[tokens.rows[first + i], place // BLOCK], place % BLOCK
         for j in range(len(bias)):
             own[j] += bias[j]
         value_from = turning - shared * width
@@ -381,12 +394,12 @@ def enter(weights: Weights, tokens: Tokens, layer: int, first: int, stop: int) -
         for head in range(shared):
             value = value_from + head * width
             key = value - shared * width
-            keys[row, head, place] = own[key : key + width]
-            values[row, head, place] = own[value : value + width]
+            keys[page, layer, head, :, line] = own[key : key + width]
+            values[page, layer, head, line] = own[value : value + width]
 
 
 @njit(cache=True, nogil=True)
-def leave(weights: Weights, tokens: Tokens, layer: int, first: int, stop: int, alone: bool) -> None:
+def leave(weights: Weights, tokens: Tokens, layer: int, first: int, stop: int) -> None:
     """What comes after: attention and the MLP."""
     count, hidden, joined = stop - first, tokens.hidden[first:stop], tokens.joined[first:stop]
     mixed = np.empty((count, weights.out.shape[2]), np.float32)
@@ -394,9 +407,9 @@ def leave(weights: Weights, tokens: Tokens, layer: int, first: int, stop: int, a
     begin = 0
     for i in range(1, count + 1):
         if i == count or rows[i] != rows[begin]:
-            keys, values = tokens.keys[layer, rows[begin]], tokens.values[layer, rows[begin]]
-            told = joined[begin:i], places[begin:i], keys, values, weights.scaling, alone
-            attend(*told, mixed[begin:i])
+            own, at, pages = joined[begin:i], places[begin:i], tokens.pages[rows[begin]]
+            told = pages, tokens.keys, tokens.values, layer, weights.scaling
+            attend(own, at, *told, mixed[begin:i])
             begin = i
     back = np.empty((count, weights.out.shape[1] * PANEL), np.float32)
     multiply(mixed, weights.out[layer], back)
@@ -442,13 +455,13 @@ def likelihoods(
 
 
 @njit(cache=True, nogil=True)
-def read(weights: Weights, tokens: Tokens, layer: int, share: int, shares: int) -> None:
+def read(weights: Weights, tokens: Tokens, layer: int, share: int, shares: int, chunk: int) -> None:
     """End the layer before ``layer`` and begin ``layer`` (0 to L) for every ``shares``-th chunk of
     tokens from the ``share``-th on. All shares of one layer are done before those of the next."""
-    for first in range(share * CHUNK, len(tokens.ids), shares * CHUNK):
-        stop = min(first + CHUNK, len(tokens.ids))
+    for first in range(share * chunk, len(tokens.ids), shares * chunk):
+        stop = min(first + chunk, len(tokens.ids))
         if layer:
-            leave(weights, tokens, layer - 1, first, stop, False)
+            leave(weights, tokens, layer - 1, first, stop)
         else:
             embed(weights, tokens, first, stop)
         if layer < len(weights.before):
@@ -463,7 +476,7 @@ def decode(weights: Weights, tokens: Tokens, first: int, stop: int, logits: np.n
         embed(weights, tokens, start, end)
         for layer in range(len(weights.before)):
             enter(weights, tokens, layer, start, end)
-            leave(weights, tokens, layer, start, end, True)
+            leave(weights, tokens, layer, start, end)
         vocabulary(weights, tokens.hidden[start:end], logits[start:end])
 
 

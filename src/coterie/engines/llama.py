@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.engines import kernels
-from coterie.engines.slots import Slots
+from coterie.engines.pages import Pages
 from coterie.models.logprobs import body
 
 KINDS = ("llama", "qwen2")
@@ -27,7 +27,7 @@ TOKENS = 4096
 
 
 class CompiledLlama:
-    """Steps over slots with a model's weights as they are when it is made."""
+    """Steps over pages with a model's weights as they are when it is made."""
 
     def __init__(self, model: Any) -> None:
         inner = body(model)
@@ -70,11 +70,17 @@ class CompiledLlama:
         """Whether the model's weights still are where they were, and nobody wrote to them."""
         return _state(self._model) == self._made_of
 
-    def decode(self, ids: Sequence[int], places: Sequence[int], slots: Slots) -> Tensor:
-        """Logits ``[N, vocabulary]`` after one more token at its place in each of the first N rows."""
+    def pages(self) -> Pages:
+        """Empty pages for its keys and values."""
+        inner = body(self._model)
+        layers, attention = len(inner.layers), inner.layers[0].self_attn
+        return Pages(layers, self._model.config.num_key_value_heads, attention.head_dim)
+
+    def decode(self, ids: Sequence[int], places: Sequence[int], pages: Pages) -> Tensor:
+        """Logits ``[N, vocabulary]`` after one more token at its place in each of the first N rows, which
+        have room for it."""
         count = len(ids)
-        slots.reserve(count, max(places) + 1, only=True)
-        tokens, logits = self._tokens(ids, range(count), places, slots), self._logits(count)
+        tokens, logits = self._tokens(ids, range(count), places, pages), self._logits(count)
 
         def work(first: int, stop: int) -> None:
             kernels.decode(self._weights, tokens, first, stop, logits)
@@ -87,12 +93,12 @@ class CompiledLlama:
         prompts: Sequence[Sequence[int]],
         begins: Sequence[int],
         rows: Sequence[int],
-        slots: Slots,
+        pages: Pages,
     ) -> Tensor:
-        """Logits ``[N, vocabulary]`` after each prompt; its row in slots, which have room, holds the
-        first ``begins`` tokens of it already, and then all."""
+        """Logits ``[N, vocabulary]`` after each prompt; its row, which has room, holds the first ``begins``
+        tokens of it already, or shares them with an earlier one of the call, and then all."""
         wanted = [len(prompt) - 1 for prompt in prompts]
-        hidden = self._hidden(prompts, begins, wanted, rows, slots)
+        hidden = self._hidden(prompts, begins, wanted, rows, pages)
         logits = self._logits(len(prompts))
 
         def work(first: int, stop: int) -> None:
@@ -104,15 +110,17 @@ class CompiledLlama:
     def score(
         self,
         sequences: Sequence[Sequence[int]],
-        start: int,
+        begins: Sequence[int],
+        wanted: Sequence[int],
         rows: Sequence[int],
-        slots: Slots,
+        pages: Pages,
     ) -> list[list[float]]:
-        """Log-probs of each sequence's tokens from ``start`` (at least 1) on; its row in slots, which have
-        room, holds the first ``start - 1`` tokens of it already, and then all but the last."""
-        before = [start - 1] * len(sequences)
-        hidden = self._hidden([ids[:-1] for ids in sequences], before, before, rows, slots)
-        targets = np.concatenate([np.array(ids[start:], np.int64) for ids in sequences])
+        """Log-probs of each sequence's tokens after ``wanted``, which is not before ``begins``; of rows as for
+        :meth:`read`, which then hold all but the last token."""
+        before = [ids[:-1] for ids in sequences]
+        hidden = self._hidden(before, begins, wanted, rows, pages)
+        ends = [ids[first + 1 :] for ids, first in zip(sequences, wanted, strict=True)]
+        targets = np.array([one for end in ends for one in end], np.int64)
         found = np.empty(len(targets), np.float32)
 
         def work(first: int, stop: int) -> None:
@@ -120,7 +128,7 @@ class CompiledLlama:
             kernels.likelihoods(self._weights, *told, found[first:stop])
 
         self._rows(len(targets), work)
-        stops = np.cumsum([len(ids) - start for ids in sequences])[:-1]
+        stops = np.cumsum([len(end) for end in ends])[:-1]
         return [part.tolist() for part in np.split(found, stops)]
 
     def _hidden(
@@ -129,7 +137,7 @@ class CompiledLlama:
         begins: Sequence[int],
         wanted: Sequence[int],
         rows: Sequence[int],
-        slots: Slots,
+        pages: Pages,
     ) -> np.ndarray:
         """What the last layer leaves of each sequence's tokens from ``wanted`` on, one after the other."""
         counts = [len(ids) - begin for ids, begin in zip(sequences, begins, strict=True)]
@@ -139,7 +147,7 @@ class CompiledLlama:
         hidden, done = np.empty((chosen.sum(), self._weights.embedding.shape[1]), np.float32), 0
         for start in range(0, len(ids), TOKENS):
             part = slice(start, start + TOKENS)
-            tokens = self._tokens(ids[part], owners[part], at[part], slots)
+            tokens = self._tokens(ids[part], owners[part], at[part], pages)
             for layer in range(len(self._weights.before) + 1):
                 self._layer(tokens, layer)
             here = tokens.hidden[chosen[part]]
@@ -147,14 +155,15 @@ class CompiledLlama:
             done += len(here)
         return hidden
 
-    def _tokens(self, ids: Any, rows: Any, places: Any, slots: Slots) -> kernels.Tokens:
+    def _tokens(self, ids: Any, rows: Any, places: Any, pages: Pages) -> kernels.Tokens:
         weights = self._weights
         return kernels.Tokens(
             ids=np.array(ids, np.int64),
             rows=np.array(rows, np.int64),
             places=np.array(places, np.int64),
-            keys=slots.keys.numpy(),
-            values=slots.values.numpy(),
+            pages=pages.table,
+            keys=pages.keys,
+            values=pages.values,
             hidden=np.empty((len(ids), weights.embedding.shape[1]), np.float32),
             joined=np.empty((len(ids), weights.qkv.shape[1] * kernels.PANEL), np.float32),
         )
@@ -170,9 +179,11 @@ class CompiledLlama:
 
     def _layer(self, tokens: kernels.Tokens, layer: int) -> None:
         """One layer of :func:`~coterie.engines.kernels.read`."""
-        threads = min(self._threads, -(-len(tokens.ids) // kernels.CHUNK))
+        tiles = -(-len(tokens.ids) // kernels.TILE)
+        threads = min(self._threads, tiles)
+        chunk = min(kernels.CHUNK, -(-tiles // threads) * kernels.TILE)
         told = kernels.read, self._weights, tokens, layer
-        self._together([(*told, share, threads) for share in range(threads)])
+        self._together([(*told, share, threads, chunk) for share in range(threads)])
 
     def _together(self, calls: Sequence[tuple[Any, ...]]) -> None:
         """Call each ``(function, *arguments)`` in a thread of its own, the first in this one."""

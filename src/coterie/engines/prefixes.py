@@ -1,51 +1,66 @@
-"""Keys and values of prompt beginnings, by whole blocks of tokens, the least recently used dropped.
+"""Beginnings of prompts, by whole blocks of tokens: their keys, and what was computed for them.
 
-A block's keys and values depend only on the tokens up to its end, and are computed in the same
-shape whether or not earlier blocks were found here; so what is found changes speed and no bit.
+A block's keys and values depend only on the tokens up to its end, and are the same bits whether or not
+earlier blocks were found here; so what is found changes speed and no bit.
 """
 
+import hashlib
+from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
-from torch import Tensor
+Block = TypeVar("Block")
+BLOCK = 32
+"""Tokens of a block."""
 
-from coterie.engines.slots import BLOCK
-from coterie.trajectories.turn import digest
 
+class PrefixCache(Generic[Block]):
+    """Blocks under the keys of :func:`block_keys`, at most ``most``: the least recently used go first, and
+    ``dropped`` hears of each."""
 
-class PrefixCache:
-    """Blocks under a hash of all tokens up to their end, within a limit of bytes."""
+    def __init__(self, most: int, dropped: Callable[[Block], None] = lambda _: None) -> None:
+        self._most = most
+        self._dropped = dropped
+        self._blocks: OrderedDict[bytes, Block] = OrderedDict()
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.bytes = 0
-        self._blocks: OrderedDict[str, Tensor] = OrderedDict()
-
-    @staticmethod
-    def keys(prompt: Sequence[int]) -> list[str]:
-        """The key of each whole block of a prompt that is followed by at least one more token."""
-        keys, before = [], ""
-        for stop in range(BLOCK, len(prompt), BLOCK):
-            before = digest(before, list(prompt[stop - BLOCK : stop]))
-            keys.append(before)
-        return keys
-
-    def get(self, key: str) -> Tensor | None:
-        """A block's keys and values, if kept."""
-        if (block := self._blocks.get(key)) is not None:
+    def known(self, keys: Sequence[bytes]) -> list[Block]:
+        """The blocks of a prompt's keys that are kept, up to the first that is not."""
+        found = []
+        for key in keys:
+            if (block := self._blocks.get(key)) is None:
+                break
             self._blocks.move_to_end(key)
-        return block
+            found.append(block)
+        return found
 
-    def put(self, key: str, block: Tensor) -> None:
-        """Keep a block, dropping the least recently used ones if need be."""
-        if key in self._blocks or block.nbytes > self.limit:
-            return
+    def put(self, key: bytes, block: Block) -> bool:
+        """Keep a block, unless one is kept under its key (or none at all): then false."""
+        if key in self._blocks or self._most < 1:
+            return False
         self._blocks[key] = block
-        self.bytes += block.nbytes
-        while self.bytes > self.limit:
-            self.bytes -= self._blocks.popitem(last=False)[1].nbytes
+        if len(self._blocks) > self._most:
+            self._drop()
+        return True
 
     def clear(self) -> None:
-        """Forget all blocks (their weights have changed)."""
-        self._blocks.clear()
-        self.bytes = 0
+        """Drop all blocks."""
+        while self._blocks:
+            self._drop()
+
+    def _drop(self) -> None:
+        _, block = self._blocks.popitem(last=False)
+        self._dropped(block)
+
+
+def block_keys(ids: Sequence[int]) -> list[bytes]:
+    """One key for each whole block of ``ids``: a hash of all ids up to its end, so that equal keys mean
+    equal beginnings."""
+    tokens = array("q", ids)
+    keys: list[bytes] = []
+    before = b""
+    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        piece = tokens[start : start + BLOCK].tobytes()
+        before = hashlib.blake2b(before + piece, digest_size=16).digest()
+        keys.append(before)
+    return keys

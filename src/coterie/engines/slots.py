@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BLOCK = 32
-"""Prompts are read, and their beginnings kept, in blocks of so many tokens."""
+from coterie.engines.prefixes import BLOCK
+
 STEP = 64
 """Slots are a multiple of so many tokens long."""
 ROWS = 16
@@ -66,13 +66,19 @@ class Slots:
             values.view(-1, width).index_copy_(0, self._cells, value.reshape(-1, width))
         return keys[self._rows, :, :stop], values[self._rows, :, :stop]
 
-    def move(self, source: int, targets: Sequence[int], length: int) -> None:
+    def copy(self, source: int, targets: Sequence[int], length: int) -> None:
         """Copy the first ``length`` tokens of a row to others."""
         self.reserve(max(targets, default=0) + 1, length)
         for store in (self.keys, self.values):
             kept = store[:, source, :, :length]
             for target in targets:
                 store[:, target, :, :length] = kept
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of what :meth:`read` gives."""
+        layers, _, heads, _, width = self._shape
+        return 2 * layers * heads * BLOCK * width * self._like.element_size()
 
     def read(self, row: int, block: int) -> Tensor:
         """A copy of a row's keys and values of one block: ``[2, layers, heads, BLOCK, width]``."""
@@ -84,12 +90,6 @@ class Slots:
         self.reserve(row + 1, (block + 1) * BLOCK)
         span = slice(block * BLOCK, (block + 1) * BLOCK)
         self.keys[:, row, :, span], self.values[:, row, :, span] = content[0], content[1]
-
-    def clear(self) -> None:
-        """Forget everything and give the memory back."""
-        self._used = 0
-        self.keys = _zeros(self._shape, self._like)
-        self.values = _zeros(self._shape, self._like)
 
     def reserve(self, rows: int, length: int, *, only: bool = False) -> None:
         """Have room for so many rows and tokens; growing copies what is in use, so it is done by a good part.

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from coterie.engines.prefixes import block_keys
 from coterie.engines.protocol import Completion, EngineError, EngineGone, Sampling, Stats
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
 from coterie.engines.servers.member import Member, Weights, absolute
 from coterie.engines.servers.probe import same_weights
-from coterie.engines.servers.routing import PrefixRouter, block_keys
+from coterie.engines.servers.routing import PrefixRouter
 from coterie.engines.servers.settings import PoolSettings
 from coterie.engines.servers.wire import Usage
 from coterie.models.loading import is_adapter, resolve

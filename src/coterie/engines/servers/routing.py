@@ -1,7 +1,7 @@
 """Which server gets a prompt: the one that has most of it in its prefix cache, unless it is busier.
 
-Prompts are cut into blocks of ``BLOCK`` tokens; a block's key is a hash of all tokens up to its end, so that
-equal keys mean equal prefixes. For each key we remember which servers have seen it. The rule:
+Prompts are cut into blocks (:mod:`coterie.engines.prefixes`); for each block's key we remember which servers
+have seen it. The rule:
 
 * The servers that know the longest part of the prompt are its *holders*. They are asked first if they know
   at least ``SHARE`` of its whole blocks (a system prompt that everybody knows makes no holder), and the least
@@ -11,12 +11,9 @@ equal keys mean equal prefixes. For each key we remember which servers have seen
 Work per prompt is linear in its blocks; memory is bounded, least recently used prefixes go first.
 """
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
-BLOCK = 32
 SHARE = 0.5
 FACTOR = 1.5
 SLACK = 8
@@ -78,15 +75,3 @@ class PrefixRouter:
                 break
             depth, holders = depth + 1, still
         return depth, [server for server in among if holders >> server & 1]
-
-
-def block_keys(ids: Sequence[int]) -> list[bytes]:
-    """One key for each whole block of ``ids``; each depends on all ids up to its end."""
-    tokens = array("q", ids)
-    keys: list[bytes] = []
-    before = b""
-    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-        piece = tokens[start : start + BLOCK].tobytes()
-        before = hashlib.blake2b(before + piece, digest_size=16).digest()
-        keys.append(before)
-    return keys

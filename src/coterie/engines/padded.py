@@ -1,0 +1,122 @@
+"""Rows of any Transformers model, by its own forward pass.
+
+A sequence's numbers do not depend on its neighbours (on CPU in float32, with a fixed number of threads): rows are
+padded to a multiple of 8 and at least 16, keys to a multiple of 64, and prompts are read in blocks of tokens that
+attend to whole blocks.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from coterie.engines.attention import use_rows
+from coterie.engines.prefixes import BLOCK, PrefixCache, block_keys
+from coterie.engines.slots import STEP, Slots, blocks, stepped
+from coterie.models.loading import LoadedModel
+from coterie.models.logprobs import hidden_states, vocabulary_logits
+
+PROMPTS = 32
+"""Prompts read at once."""
+
+
+class PaddedRows:
+    """:class:`~coterie.engines.rows.Rows` by Transformers."""
+
+    def __init__(self, loaded: LoadedModel, cache_bytes: int) -> None:
+        self.model = loaded.model
+        config = self.model.config
+        if self.model.device.type == "cpu":
+            use_rows(self.model)
+        weights = self.model.get_input_embeddings().weight.detach()
+        self.device, self.dtype = weights.device, weights.dtype
+        heads = config.num_key_value_heads
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self.slots = Slots(config.num_hidden_layers, heads, width, weights)
+        self._prefixes = PrefixCache[Tensor](cache_bytes // self.slots.block_bytes)
+
+    def prefill(
+        self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]
+    ) -> tuple[Tensor, list[int]]:
+        """Read each prompt into its row. Logits after it ``[N, V]``, and how many of its tokens were
+        kept from earlier requests."""
+        self.slots.reserve(max(rows) + 1, max(map(len, prompts)) + STEP)
+        keys = [block_keys(prompt[:-1]) for prompt in prompts]
+        known = [self._restore(row, key) for row, key in zip(rows, keys, strict=True)]
+        last: list[Tensor] = [torch.empty(0)] * len(prompts)
+        for block in range(max(blocks(len(prompt)) for prompt in prompts)):
+            members = [i for i, p in enumerate(prompts) if known[i] <= block < blocks(len(p))]
+            for start in range(0, len(members), PROMPTS):
+                part = members[start : start + PROMPTS]
+                hidden = self._read([rows[i] for i in part], [prompts[i] for i in part], block)
+                for row, i in zip(hidden, part, strict=True):
+                    if block < len(keys[i]):
+                        self._prefixes.put(keys[i][block], self.slots.read(rows[i], block))
+                    else:
+                        last[i] = row[(len(prompts[i]) - 1) % BLOCK]
+        logits = self._logits(torch.stack(last))[: len(prompts)]
+        return logits, [count * BLOCK for count in known]
+
+    def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Logits ``[N, V]`` after one more token in each of the first N rows."""
+        count = len(tokens)
+        fill = [0] * (_padded(count) - count)
+        ids = torch.tensor([[*tokens, *fill]], device=self.device).T
+        at = torch.tensor([*places, *fill], device=self.device)
+        length = stepped(max(places) + 1)
+        mask = self._mask(torch.arange(length, device=self.device) <= at[:, None])
+        hidden = self._hidden(ids, at[:, None], mask[:, None, None], self.slots.decode(at, length))
+        return vocabulary_logits(self.model, hidden[:, 0])[:count]
+
+    def fork(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Free rows begin with the first ``length`` tokens of another."""
+        self.slots.copy(source, targets, length)
+
+    def leave(self, row: int, last: int, length: int) -> None:
+        """A row ends, and the last one, of ``length`` tokens, takes its place."""
+        if row != last:
+            self.slots.copy(last, [row], length)
+
+    def forget(self) -> None:
+        """Drop the beginnings of prompts that are kept."""
+        self._prefixes.clear()
+
+    def _restore(self, row: int, keys: Sequence[bytes]) -> int:
+        """Put the kept beginning of a prompt into a row; returns its number of blocks."""
+        known = self._prefixes.known(keys)
+        for block, content in enumerate(known):
+            self.slots.write(row, block, content)
+        return len(known)
+
+    def _read(self, rows: list[int], prompts: list[tuple[int, ...]], block: int) -> Tensor:
+        """Hidden states ``[N, BLOCK, width]`` of one block of each prompt (end padded)."""
+        span = slice(block * BLOCK, (block + 1) * BLOCK)
+        ids = [[*prompt[span], *[0] * (BLOCK - len(prompt[span]))] for prompt in prompts]
+        at = torch.arange(span.start, span.stop, device=self.device)
+        mask = self._mask(torch.arange(span.stop, device=self.device) <= at[:, None])
+        ids_BQ = torch.tensor(ids, device=self.device)
+        return self._hidden(ids_BQ, at[None], mask[None, None], self.slots.prefill(rows, block))
+
+    def _hidden(self, ids: Tensor, at: Tensor, mask: Tensor, slots: Slots) -> Tensor:
+        """Hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at places ``at``, which slots then hold."""
+        return hidden_states(
+            self.model, ids, attention_mask=mask, position_ids=at, past_key_values=slots
+        )
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        missing = _padded(len(hidden)) - len(hidden)
+        return vocabulary_logits(self.model, torch.nn.functional.pad(hidden, (0, 0, 0, missing)))
+
+    def _mask(self, seen: Tensor) -> Tensor:
+        """An additive mask of what is seen."""
+        lowest = torch.finfo(self.dtype).min
+        return torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(
+            ~seen, lowest
+        )
+
+
+def _padded(rows: int) -> int:
+    """Rows of a matrix product whose results do not depend on their number."""
+    return max(16, -(-rows // 8) * 8)

@@ -1,0 +1,36 @@
+"""What the in-process engine asks of the running sequences of one model, a row each.
+
+Rows in use are kept together at the front; those behind them are free.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Rows(Protocol):
+    """Two kinds: :class:`~coterie.engines.paged.PagedRows`, :class:`~coterie.engines.padded.PaddedRows`."""
+
+    def prefill(
+        self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]
+    ) -> tuple[Tensor, list[int]]:
+        """Read each prompt into its row. Logits after it ``[N, V]``, and how many of its tokens were
+        there already."""
+        ...
+
+    def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Logits ``[N, V]`` after one more token, at its place, in each of the first N rows."""
+        ...
+
+    def fork(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Free rows begin with the first ``length`` tokens of another."""
+        ...
+
+    def leave(self, row: int, last: int, length: int) -> None:
+        """A row ends, and the last one, of ``length`` tokens, takes its place."""
+        ...
+
+    def forget(self) -> None:
+        """Drop the beginnings of prompts that are kept."""
+        ...

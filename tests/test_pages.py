@@ -1,0 +1,100 @@
+"""Pages: shared for as long as sequences are the same, counted, freed, grown."""
+
+import numpy as np
+import pytest
+
+from coterie.engines.pages import Pages
+from coterie.engines.prefixes import BLOCK, PrefixCache
+
+
+def pages() -> Pages:
+    return Pages(2, 2, 8)
+
+
+def fill(store: Pages, row: int, length: int, value: float) -> None:
+    """Write to all pages of a row up to a length."""
+    for block in range(-(-length // BLOCK)):
+        store.keys[store.page(row, block)] = store.values[store.page(row, block)] = value
+
+
+def test_a_fork_shares_full_pages_and_copies_the_last() -> None:
+    store = pages()
+    store.begin(0, [], 2 * BLOCK + 5)
+    fill(store, 0, 2 * BLOCK + 5, 3.0)
+    store.fork(0, [1, 2], 2 * BLOCK + 5)
+    assert store.used == 3 + 2
+    for row in (1, 2):
+        assert [store.page(row, n) for n in (0, 1)] == [store.page(0, n) for n in (0, 1)]
+        last = store.page(row, 2)
+        assert last != store.page(0, 2)
+        assert (store.keys[last] == 3.0).all() and (store.values[last] == 3.0).all()
+        assert store.table[row, :3].tolist() == [store.page(row, n) for n in range(3)]
+
+
+def test_a_fork_at_the_end_of_a_page_shares_all() -> None:
+    store = pages()
+    store.begin(0, [], BLOCK)
+    store.fork(0, [1], BLOCK)
+    assert store.used == 1
+    store.extend(0, BLOCK + 1)
+    store.extend(1, BLOCK + 1)
+    assert store.used == 3 and store.page(0, 1) != store.page(1, 1)
+
+
+def test_the_last_user_of_a_page_frees_it() -> None:
+    store = pages()
+    store.begin(0, [], 70)
+    store.fork(0, [1, 2], 64)
+    store.leave(0, 2)  # row 2 is row 0 now
+    assert store.used == 2
+    store.begin(2, [store.page(1, 0)], 33)
+    store.drop(0)
+    store.drop(1)
+    assert store.used == 2
+    store.drop(2)
+    assert store.used == 0
+    store.begin(0, [], 300)
+    assert store.used == 10 and len(set(store.table[0, :10])) == 10
+
+
+def test_growth_keeps_all_that_is_there() -> None:
+    store = pages()
+    for row in range(40):
+        store.begin(row, [], 3 * BLOCK)
+        fill(store, row, 3 * BLOCK, row)
+    store.extend(7, 70 * BLOCK)
+    for row in range(40):
+        for block in range(3):
+            page = store.table[row, block]
+            assert page == store.page(row, block) and (store.keys[page] == row).all()
+    assert store.table[7, :70].tolist() == [store.page(7, n) for n in range(70)]
+    assert len({store.page(row, n) for row in range(40) for n in range(3)}) == 120
+
+
+def test_what_is_kept_for_prompts_to_come_outlives_its_row_and_goes_in_order_of_use() -> None:
+    store = pages()
+    kept = PrefixCache[int](2, store.release)
+    store.begin(0, [], 3 * BLOCK)
+    for name, block in ((b"a", 0), (b"b", 1)):
+        assert kept.put(name, store.page(0, block))
+        store.keep(store.page(0, block))
+    first = store.page(0, 0)
+    assert not kept.put(b"a", first)
+    store.drop(0)
+    assert store.used == 2
+    assert kept.known([b"a", b"x", b"b"]) == [first]
+    store.begin(0, [], BLOCK)
+    assert kept.put(b"c", store.page(0, 0))  # b was used longest ago
+    store.keep(store.page(0, 0))
+    assert kept.known([b"b"]) == [] and kept.known([b"a", b"c"]) == [first, store.page(0, 0)]
+    kept.clear()
+    assert store.used == 1
+    assert not PrefixCache[int](0).put(b"a", 1)
+
+
+@pytest.mark.parametrize("length", [1, BLOCK, 5 * BLOCK + 1])
+def test_a_page_costs_what_it_says(length: int) -> None:
+    store = pages()
+    store.begin(0, [], length)
+    assert store.page_bytes == 2 * 2 * 2 * 8 * BLOCK * np.dtype(np.float32).itemsize
+    assert store.used == -(-length // BLOCK)
