@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -132,30 +133,26 @@ def test_greedy_takes_the_likeliest_token() -> None:
 @pytest.mark.parametrize("draw", [draw, draw_by_torch])
 def test_draws_follow_the_distribution_and_top_p_cuts_its_tail(draw: Callable[..., Any]) -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4000, 4)
-    noise = torch.tensor(uniforms(7, 4000), dtype=torch.float64)
-    hot = torch.ones(4000)
-    ids, logprobs = draw(logits, hot, hot, noise)
-    assert (torch.bincount(ids, minlength=4) / 4000).tolist() == pytest.approx(
+    settings = np.array([(1.0, 1.0, noise) for noise in uniforms(7, 4000)])
+    ids, logprobs = draw(logits, settings)
+    assert (np.bincount(ids, minlength=4) / 4000).tolist() == pytest.approx(
         [0.5, 0.3, 0.15, 0.05], abs=0.025
     )
-    assert torch.allclose(logprobs, logits[0][ids])
-    ids, logprobs = draw(logits, hot, hot * 0.7, noise)
+    assert np.allclose(logprobs, logits[0].numpy()[ids])
+    settings[:, 1] = 0.7
+    ids, logprobs = draw(logits, settings)
     assert set(ids.tolist()) == {0, 1}
-    assert torch.allclose(logprobs.exp(), torch.tensor([0.625, 0.375])[ids])
+    assert np.allclose(np.exp(logprobs), np.array([0.625, 0.375])[ids])
 
 
 def test_draws_are_those_of_torch() -> None:
-    rows = 60
-    logits = torch.randn(rows, 300, generator=torch.Generator().manual_seed(0)) * 4
-    told = (
-        torch.tensor([0.0, 0.5, 1.0, 2.0]).repeat(rows // 4),
-        torch.tensor([1.0, 0.9, 0.3]).repeat_interleave(rows // 3),
-        torch.tensor(uniforms(1, rows), dtype=torch.float64),
-    )
-    ids, logprobs = draw(logits, *told)
-    theirs, their_logprobs = draw_by_torch(logits, *told)
-    assert torch.equal(ids, theirs)
-    assert torch.allclose(logprobs, their_logprobs, atol=1e-5)
+    logits = torch.randn(60, 300, generator=torch.Generator().manual_seed(0)) * 4
+    heat, share = np.tile([0.0, 0.5, 1.0, 2.0], 15), np.repeat([1.0, 0.9, 0.3], 20)
+    settings = np.stack([heat, share, uniforms(1, 60)], 1)
+    ids, logprobs = draw(logits, settings)
+    theirs, their_logprobs = draw_by_torch(logits, settings)
+    assert np.array_equal(ids, theirs)
+    assert np.allclose(logprobs, their_logprobs, atol=1e-5)
 
 
 def test_a_stop_string_across_tokens_ends_it_and_only_its_text_is_cut() -> None:

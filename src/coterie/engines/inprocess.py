@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
@@ -248,8 +249,7 @@ class InProcessEngine:
         """Sample a token for each running request from ``first`` on; let the finished ones go."""
         ones = self._running[first:]
         settings = [(o.sampling.temperature, o.sampling.top_p, o.noise[len(o.ids)]) for o in ones]
-        columns = torch.tensor(settings, dtype=torch.float64, device=logits.device)
-        ids, logprobs = draw(logits, columns[:, 0].float(), columns[:, 1].float(), columns[:, 2])
+        ids, logprobs = draw(logits, np.array(settings))
         self.stats.sampled_tokens += len(ones)
         renderer = self.loaded.renderer
         for one, token, logprob in zip(ones, ids.tolist(), logprobs.tolist(), strict=True):

@@ -494,23 +494,21 @@ def nucleus(chances: np.ndarray, top_p: float) -> None:
 
 
 @njit(cache=True, nogil=True)
-def draw(
-    logits: np.ndarray, temperature: np.ndarray, top_p: np.ndarray, noise: np.ndarray,
-    ids: np.ndarray, logprobs: np.ndarray,
-) -> None:  # fmt: skip
-    """What :func:`~coterie.engines.sampler.draw` says, of ``logits [N, V]`` into ``ids, logprobs [N]``."""
+def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> None:
+    """What :func:`~coterie.engines.sampler.draw` says, into ``ids`` and ``logprobs``."""
     for row in range(len(logits)):
         chances, total, at = logits[row].copy(), 0.0, 0.0
-        if temperature[row] == 0:
+        temperature, top_p, noise = settings[row]
+        if temperature == 0:
             ids[row], logprobs[row] = np.argmax(chances), _ZERO
             continue
-        weigh(chances, _ONE / temperature[row])
-        if top_p[row] < 1:
-            nucleus(chances, top_p[row])
+        weigh(chances, _ONE / np.float32(temperature))
+        if top_p < 1:
+            nucleus(chances, top_p)
         for i in range(len(chances)):
             total += chances[i]
         for i in range(len(chances)):
             at += chances[i]
-            if at > noise[row] * total:
+            if at > noise * total:
                 ids[row], logprobs[row] = i, np.log(chances[i] / total)
                 break

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coterie.engines.kernels import BLOCK
+from coterie.engines.prefixes import BLOCK
 
 FIRST = 16
 """Room for so many rows, and for so many pages, to begin with; four times as much when it is too little."""

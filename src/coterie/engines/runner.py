@@ -96,9 +96,10 @@ class Runner:
     def _follow(self, running: int) -> Rows:
         """Rows for the model as it is now."""
         rows, model = self._rows, self._loaded.model
-        if isinstance(rows, PagedRows) and not rows.model.holds and running:
+        holds = not isinstance(rows, PagedRows) or rows.model.holds
+        if running and not holds:
             raise RuntimeError("the model's weights were changed while requests were in flight")
-        if (isinstance(rows, PagedRows) and rows.model.holds) or (rows is not None and running):
+        if rows is not None and (running or isinstance(rows, PagedRows) and holds):
             return rows
         if CompiledLlama.fits(model):
             rows = PagedRows(CompiledLlama(model), self._cache_bytes)

@@ -23,28 +23,24 @@ def uniforms(seed: int, count: int) -> list[float]:
     return result
 
 
-def draw(
-    logits: Tensor, temperature: Tensor, top_p: Tensor, noise: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Draw one token per row: ids and their log-probs (nats) in the distribution drawn from.
+def draw(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Draw one token per row: ids and their log-probs (nats, float32) in the distribution drawn from.
 
-    ``logits`` float32 ``[N, V]``; ``temperature``, ``top_p`` float32 and ``noise`` float64 ``[N]``.
+    ``logits`` float32 ``[N, V]``; ``settings`` float64 ``[N, 3]``: temperature, top-p, and a number in [0, 1).
     Temperature 0 takes the likeliest token, whose log-prob is then 0. Top-p keeps the smallest set
-    of likeliest tokens whose probability reaches ``top_p`` (Holtzman et al. 2020).
+    of likeliest tokens whose probability reaches it (Holtzman et al. 2020).
     """
     if logits.device.type != "cpu":
-        return draw_by_torch(logits, temperature, top_p, noise)
+        return draw_by_torch(logits, settings)
     ids, logprobs = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
-    rows = np.ascontiguousarray(logits.numpy())
-    heat, share, uniform = (each.contiguous().numpy() for each in (temperature, top_p, noise))
-    kernels.draw(rows, heat, share, uniform, ids, logprobs)
-    return torch.from_numpy(ids), torch.from_numpy(logprobs)
+    kernels.draw(np.ascontiguousarray(logits.numpy()), settings, ids, logprobs)
+    return ids, logprobs
 
 
-def draw_by_torch(
-    logits: Tensor, temperature: Tensor, top_p: Tensor, noise: Tensor
-) -> tuple[Tensor, Tensor]:
+def draw_by_torch(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The same on a GPU. On CPU its many small operations would wait for threads to wake."""
+    columns = torch.tensor(settings, device=logits.device)
+    temperature, top_p, noise = columns[:, 0].float(), columns[:, 1].float(), columns[:, 2]
     greedy = temperature == 0
     logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
     logprobs = torch.log_softmax(logits, -1)
@@ -55,8 +51,8 @@ def draw_by_torch(
     at = noise[:, None] * cumulative[:, -1:]
     ids = torch.searchsorted(cumulative, at, right=True).squeeze(1)
     ids = torch.where(greedy, logits.argmax(-1), ids)
-    chosen = logprobs.gather(1, ids[:, None]).squeeze(1)
-    return ids, chosen.masked_fill(greedy, 0.0)
+    chosen = logprobs.gather(1, ids[:, None]).squeeze(1).masked_fill(greedy, 0.0)
+    return ids.cpu().numpy(), chosen.cpu().numpy()
 
 
 def _top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
