@@ -113,13 +113,16 @@ def test_a_broken_row_is_named_by_its_line(
     assert said in error.value.what
 
 
-# The packaged sample
+# The packaged sample, and the rows of the recipe's page
+
+EASY = Path(__file__).parent.parent / "docs/recipes/easy_functions"
 
 
-def test_every_packaged_row_is_without_fault() -> None:
-    rows = [row for part in load_splits("colbench_code", "sample").values() for row in part]
+@pytest.mark.parametrize(("source", "count"), [("sample", 84), (str(EASY), 10)])
+def test_every_row_that_ships_is_without_fault(source: str, count: int) -> None:
+    rows = [row for part in load_splits("colbench_code", source).values() for row in part]
     found = checked([row for row in rows if isinstance(row, CodeRow)])
-    assert len(found) == len(rows) == 84
+    assert len(found) == len(rows) == count
     for one in found:
         told = signature(one.row.question)
         assert not one.findings and told and told.text == one.row.answer.splitlines()[0][:-1]

@@ -195,7 +195,7 @@ def test_a_timeout_fails_alone_and_frees_its_slot() -> None:
 
     async def both() -> list[object]:
         return await asyncio.gather(
-            one.sample([1], [0], Sampling(temperature=0, max_tokens=2000, timeout=0.2)),
+            one.sample([1], [0], Sampling(temperature=0, max_tokens=2000, timeout=0.02)),
             one.sample([2], [0], Sampling(max_tokens=5)),
             return_exceptions=True,
         )
@@ -210,7 +210,7 @@ def test_cancelling_a_caller_frees_its_slot() -> None:
 
     async def cancel() -> Completion:
         task = asyncio.create_task(one.sample([1], [0], Sampling(temperature=0, max_tokens=2000)))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.01)
         task.cancel()
         return (await one.sample([2], [0], Sampling(max_tokens=5)))[0]
 

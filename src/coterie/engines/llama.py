@@ -172,8 +172,8 @@ class CompiledLlama:
         return np.empty((rows, self._weights.head.shape[0] * kernels.PANEL), np.float32)
 
     def _rows(self, count: int, work: Callable[[int, int], None]) -> None:
-        """``work(first, stop)`` of all rows, a share to each thread."""
-        threads = min(self._threads, count)
+        """``work(first, stop)`` of all rows, a share to each thread; a tile's rows take hardly longer than one."""
+        threads = min(self._threads, -(-count // kernels.TILE))
         ends = [count * n // threads for n in range(threads + 1)]
         self._together([(work, *pair) for pair in pairwise(ends)])
 
