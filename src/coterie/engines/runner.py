@@ -99,7 +99,7 @@ class Runner:
         holds = not isinstance(rows, PagedRows) or rows.model.holds
         if running and not holds:
             raise RuntimeError("the model's weights were changed while requests were in flight")
-        if rows is not None and (running or isinstance(rows, PagedRows) and holds):
+        if rows is not None and (running or (isinstance(rows, PagedRows) and holds)):
             return rows
         if CompiledLlama.fits(model):
             rows = PagedRows(CompiledLlama(model), self._cache_bytes)
