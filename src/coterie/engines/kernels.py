@@ -88,16 +88,16 @@ def _pick(builder: Any, vector: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), which)
 
 
-def _counted(builder: Any, depth: Any, step: int, zeros: list[Any], body: Any) -> list[Any]:
-    """A loop over k from 0 in ``step`` up to ``depth``, at least once: ``body(k, sums)`` gives the
-    next sums, which begin as ``zeros``."""
+def _counted(builder: Any, depth: Any, first: list[Any], body: Any) -> list[Any]:
+    """A loop over k from 0 up to ``depth``, at least once: ``body(k, sums)`` gives the
+    next sums, which begin as ``first``."""
     entry, loop, end = builder.block, builder.append_basic_block(), builder.append_basic_block()
     builder.branch(loop)
     builder.position_at_end(loop)
-    k, sums = builder.phi(_INDEX), [builder.phi(zero.type) for zero in zeros]
-    more = [*body(k, sums), builder.add(k, _INDEX(step))]
-    for phi, first, following in zip([*sums, k], [*zeros, _INDEX(0)], more, strict=True):
-        phi.add_incoming(first, entry)
+    k, sums = builder.phi(_INDEX), [builder.phi(one.type) for one in first]
+    more = [*body(k, sums), builder.add(k, _INDEX(1))]
+    for phi, one, following in zip([*sums, k], [*first, _INDEX(0)], more, strict=True):
+        phi.add_incoming(one, entry)
         phi.add_incoming(following, loop)
     builder.cbranch(builder.icmp_signed("<", more[-1], depth), loop, end)
     builder.position_at_end(end)
@@ -142,7 +142,7 @@ def _tile(rows: int, vectors: int, lanes: int, *, more: bool = False) -> Any:
                 _vector(b, line, _INDEX(v * lanes), lanes) for line in lines for v in range(vectors)
             ]
             begin = [b.load(column, align=4) if more else zero for column in to]
-            for found, column in zip(_counted(b, args[9], 1, begin, body), to, strict=True):
+            for found, column in zip(_counted(b, args[9], begin, body), to, strict=True):
                 b.store(found, column, align=4)
             return context.get_dummy_value()
 
