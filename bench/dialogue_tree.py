@@ -1,6 +1,7 @@
 """Trees of dialogues grown together against one tree, and one rollout, at a time.
 
     .venv/bin/python bench/dialogue_tree.py
+    .venv/bin/python bench/dialogue_tree.py --model smollm2 --tasks 8 --searches 1 --repeats 1
 
 The same trees (tasks, seeds, choices; compared at the end) are grown three ways on the in-process engine,
 rewards by the frozen base included, with an empty prefix cache each time:
@@ -49,7 +50,7 @@ from coterie.trajectories.credit import Credit
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import view
 
-TASKS, REPEATS, SEED = 16, 3, 5
+SEED = 5
 MOST = 120
 """What the token term is relative to."""
 
@@ -67,11 +68,13 @@ class OneByOne(DialogueTree):
 class Bench:
     """The engine, and the trees that were grown last."""
 
-    def __init__(self, loaded: LoadedModel, base: LoadedModel, told: OptimaDPOSettings) -> None:
+    def __init__(
+        self, loaded: LoadedModel, base: LoadedModel, told: OptimaDPOSettings, tasks: int
+    ) -> None:
         self.engine = InProcessEngine(loaded, policy="bench", version="0")
         self.base = InProcessEngine(base, policy="base", version="0")
         self.loaded = loaded
-        self.told = told
+        self.told, self.tasks = told, tasks
         self.world = environment("exchange")
         self.trees: list[DialogueTree] = []
 
@@ -86,7 +89,7 @@ class Bench:
         judge = TreeJudge(s.dpo.reward, MOST, self.base, self.world.agents, settings="bench")
         self.trees = [
             kind(self.world, voice, judge, s.dpo.search, task, Tree(task.id, "rollout", 0))
-            for task in self.world.tasks("train", TASKS, SEED)
+            for task in self.world.tasks("train", self.tasks, SEED)
         ]
         began = time.perf_counter()
         async with in_flight((tree.grow(_forget) for tree in self.trees), at_a_time) as grown:
@@ -130,12 +133,20 @@ async def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--threads", type=int, default=2)
-    torch.set_num_threads(parser.parse_args().threads)
+    parser.add_argument("--model", default="tiny-exchange")
+    parser.add_argument("--tasks", type=int, default=16)
+    parser.add_argument("--searches", type=int, help="of a tree; default: the recipe's, 8")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     told = settings("optima/idpo")
     assert isinstance(told, OptimaDPOSettings)
-    bench = Bench(load("tiny-exchange"), load("tiny-exchange"), told)
+    if options.searches:
+        search = told.dpo.search.model_copy(update={"searches": options.searches})
+        told = told.model_copy(update={"dpo": told.dpo.model_copy(update={"search": search})})
+    bench = Bench(load(options.model), load(options.model), told, options.tasks)
     sides: dict[str, Callable[[], tuple[type[DialogueTree], int]]] = {
-        "together": lambda: (DialogueTree, TASKS),
+        "together": lambda: (DialogueTree, options.tasks),
         "one tree": lambda: (DialogueTree, 1),
         "one rollout": lambda: (OneByOne, 1),
     }
@@ -143,7 +154,7 @@ async def main() -> None:
     leaves: dict[str, list[list[str | None]]] = {}
     share = 0.0
     await bench.grow(*sides["together"]())
-    for _ in range(REPEATS):
+    for _ in range(options.repeats):
         for side, way in sides.items():
             before = replace(bench.engine.stats)
             seconds[side].append(await bench.grow(*way()))
@@ -161,7 +172,7 @@ async def main() -> None:
         "vs_one_tree": medians["one tree"] / medians["together"],
         "shared_prompt_share": share,
         "seconds": medians,
-        "rollouts": TASKS * told.dpo.search.searches * told.dpo.search.rollouts,
+        "rollouts": options.tasks * told.dpo.search.searches * told.dpo.search.rollouts,
     }
     print(json.dumps(found))
 

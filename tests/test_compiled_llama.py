@@ -158,6 +158,26 @@ def test_prompts_that_begin_alike_are_read_once_and_their_pages_are_shared() -> 
     assert rows.pages.used == 0
 
 
+@pytest.mark.parametrize("kind", COMPILED)
+def test_what_was_said_need_not_be_read_when_the_next_prompt_goes_on_from_it(kind: str) -> None:
+    one, told = loaded(COMPILED[kind]), Sampling(max_tokens=30)
+    engine, other = (InProcessEngine(one, policy="p", version="0") for _ in range(2))
+    (said,) = asyncio.run(engine.sample(PROMPT, [1], told))
+    longer = [*PROMPT, *said.ids, 7, 8, 9]
+    next_one = asyncio.run(engine.sample(longer, [2], told))
+    assert next_one[0].cached == 64 > len(PROMPT)
+    fresh = asyncio.run(other.sample(longer, [2], told))
+    assert (next_one[0].ids, next_one[0].logprobs) == (fresh[0].ids, fresh[0].logprobs)
+
+
+def test_sampling_and_scoring_give_the_same_bits() -> None:
+    one = loaded(COMPILED["wide heads that share keys"])
+    engine = InProcessEngine(one, policy="p", version="0")
+    (said,) = asyncio.run(engine.sample(PROMPT, [1], Sampling(max_tokens=40)))
+    (scores,) = asyncio.run(engine.logprobs(PROMPT, [said.ids]))
+    assert list(said.logprobs) == pytest.approx(scores, abs=2e-6)
+
+
 def test_weights_that_change_in_flight_fail_those_that_run() -> None:
     one = loaded(COMPILED["llama"])
     engine = InProcessEngine(one, policy="p", version="0")

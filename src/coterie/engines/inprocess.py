@@ -265,8 +265,8 @@ class InProcessEngine:
                 one.future.set_exception(error)
         for row in range(len(running) - 1, -1, -1):
             if running[row].future.done():
-                last = running.pop()
-                self._runner.leave(row, len(running), last.place)
+                ended, last = running[row], running.pop()
+                self._runner.leave(row, ended.held, len(running), last.place)
                 if row < len(running):
                     running[row] = last
 

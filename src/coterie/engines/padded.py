@@ -74,7 +74,7 @@ class PaddedRows:
         """Free rows begin with the first ``length`` tokens of another."""
         self.slots.copy(source, targets, length)
 
-    def leave(self, row: int, last: int, length: int) -> None:
+    def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
         """A row ends, and the last one, of ``length`` tokens, takes its place."""
         if row != last:
             self.slots.copy(last, [row], length)

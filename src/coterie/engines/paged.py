@@ -1,6 +1,7 @@
 """Rows of a Llama-shaped model on CPU: compiled loops over pages of keys and values.
 
-Whatever begins alike is read once: prompts of one call and of earlier ones, and sequences to be scored.
+Whatever begins alike is read once: prompts of one call, and of later ones together with what was said to them, and
+sequences to be scored. Reading and sampling give a token the same bits.
 """
 
 from collections.abc import Sequence
@@ -48,8 +49,9 @@ class PagedRows:
         """Free rows begin with the first ``length`` tokens of another."""
         self.pages.fork(source, targets, length)
 
-    def leave(self, row: int, last: int, length: int) -> None:
-        """A row ends, and the last one, of ``length`` tokens, takes its place."""
+    def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
+        """A row ends, which holds ``ids``: they may begin a later prompt. The last one takes its place."""
+        self._keep(row, block_keys(ids), 0)
         self.pages.leave(row, last)
 
     def forget(self) -> None:

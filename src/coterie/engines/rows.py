@@ -27,8 +27,8 @@ class Rows(Protocol):
         """Free rows begin with the first ``length`` tokens of another."""
         ...
 
-    def leave(self, row: int, last: int, length: int) -> None:
-        """A row ends, and the last one, of ``length`` tokens, takes its place."""
+    def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
+        """A row ends, which holds ``ids``, and the last one, of ``length`` tokens, takes its place."""
         ...
 
     def forget(self) -> None:

@@ -68,10 +68,10 @@ class Runner:
         assert self._rows is not None
         self._rows.fork(source, targets, length)
 
-    def leave(self, row: int, last: int, length: int) -> None:
-        """A row ends, and the last one, of ``length`` tokens, takes its place."""
+    def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
+        """A row ends, which holds ``ids``, and the last one, of ``length`` tokens, takes its place."""
         assert self._rows is not None
-        self._rows.leave(row, last, length)
+        self._rows.leave(row, ids, last, length)
 
     @torch.inference_mode()
     def score(

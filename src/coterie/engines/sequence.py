@@ -39,6 +39,11 @@ class Running:
         """Index of the last sampled token in its sequence."""
         return len(self.prompt) + len(self.ids) - 1
 
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The tokens whose keys and values were computed: all but the last."""
+        return (*self.prompt, *self.ids[:-1])
+
     def accept(self, token: int, logprob: float, ends: frozenset[int], decode: Decode) -> bool:
         """Add a sampled token; whether that ended the completion (its future then has it)."""
         self.ids.append(token)
