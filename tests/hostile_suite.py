@@ -1,6 +1,6 @@
 """Runs every hostile answer, each followed by an honest one. Also by itself, as another user:
 
-python tests/hostile_suite.py       # prints one JSON object: what went wrong, by answer
+python tests/hostile_suite.py [NSJAIL]      # prints one JSON object: what went wrong, by answer
 """
 
 import asyncio
@@ -57,22 +57,23 @@ async def probe(sandbox: Sandbox, statement: str) -> list[str]:
     return [] if result.ok and result.value == "refused" else [str(result)]
 
 
-async def lane(number: int) -> dict[str, list[str]]:
+async def lane(number: int, settings: SandboxSettings) -> dict[str, list[str]]:
     """Every second of all, on one worker."""
-    async with Sandbox(SETTINGS) as sandbox:
+    async with Sandbox(settings) as sandbox:
         found = {name: await attack(sandbox, HOSTILE[name]) for name in list(HOSTILE)[number::2]}
         probes = list(PROBES)[number::2]
         return found | {name: await probe(sandbox, PROBES[name]) for name in probes}
 
 
-async def suite() -> dict[str, list[str]]:
-    """What went wrong, by answer or statement; empty if nothing did."""
-    one, other = await asyncio.gather(lane(0), lane(1))
+async def suite(nsjail: str = "") -> dict[str, list[str]]:
+    """What went wrong, by answer or statement; empty if nothing did. In jails of ``nsjail``, if given."""
+    settings = SETTINGS.model_copy(update={"nsjail_path": nsjail})
+    one, other = await asyncio.gather(lane(0, settings), lane(1, settings))
     return {name: wrong for name, wrong in (one | other).items() if wrong}
 
 
 if __name__ == "__main__":
     began = time.monotonic()
-    wrong = asyncio.run(suite())
+    wrong = asyncio.run(suite(*sys.argv[1:]))
     print(json.dumps({"uid": os.getuid(), "wrong": wrong, "seconds": time.monotonic() - began}))
     sys.exit(bool(wrong))

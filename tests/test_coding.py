@@ -21,6 +21,7 @@ from coterie.environments.colbench.environment import compared
 from coterie.environments.dialogue import Grade, begin, graded, messages, step
 from coterie.environments.person import PERSON, REFERENCE, Said, cut_reply, overlap, role
 from coterie.environments.persona.environment import HIDDEN, Persona
+from coterie.environments.registry import DataSettings, coding_environment
 from coterie.environments.services import Services
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -117,11 +118,12 @@ def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight() -> None:
 
 
 def test_a_dialogue_ends_with_an_answer_or_with_the_last_turn() -> None:
-    world, task = Persona(), a_task()
+    world: Coding = Persona()
+    task = a_task()
     state, grade = play(world, task, ["Which?", f"{MARKER}\n{REFERENCE_CODE}"])
     assert state.end == "answered" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
     assert grade.metrics["turns"] == 2 and grade.metrics["fraction"] == 1.0  # type: ignore[union-attr]
-    world.max_turns = 3
+    world = coding_environment("persona", DataSettings(turns=3))
     state, grade = play(world, task, ["Which?", "And?", REFERENCE_CODE])
     assert state.end == "turn_limit" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
     state, grade = play(SingleTurn(Persona()), task, [REFERENCE_CODE])

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from coterie.datasets.catalogue import SPLITS, find
+from coterie.datasets.catalogue import find
 from coterie.datasets.code_rows import SENTENCE, CodeRow, Signature, signature
 from coterie.datasets.download import download
-from coterie.datasets.local import load_rows, load_splits
+from coterie.datasets.local import load_rows
 from coterie.datasets.prepared import folder_of, prepare, read_manifest
 from coterie.datasets.rows import question_key
 from coterie.environments.colbench.checks import Checked, check_rows, is_verdict
@@ -111,29 +111,6 @@ def test_a_broken_row_is_named_by_its_line(
     with pytest.raises(UserError, match=r"line 2 is broken") as error:
         load_rows("colbench_code", "train", file)
     assert said in error.value.what
-
-
-# The packaged sample, and the rows of the recipe's page
-
-EASY = Path(__file__).parent.parent / "docs/recipes/easy_functions"
-
-
-@pytest.mark.parametrize(("source", "count"), [("sample", 84), (str(EASY), 10)])
-def test_every_row_that_ships_is_without_fault(source: str, count: int) -> None:
-    rows = [row for part in load_splits("colbench_code", source).values() for row in part]
-    found = checked([row for row in rows if isinstance(row, CodeRow)])
-    assert len(found) == len(rows) == count
-    for one in found:
-        told = signature(one.row.question)
-        assert not one.findings and told and told.text == one.row.answer.splitlines()[0][:-1]
-
-
-def test_packaged_kinds_of_function_are_not_in_both_splits() -> None:
-    train, heldout = (
-        {row.answer.partition("(")[0] for row in load_rows("colbench_code", split, "sample")}
-        for split in SPLITS
-    )
-    assert (len(train), len(heldout)) == (12, 9) and not train & heldout
 
 
 # Checks

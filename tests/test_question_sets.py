@@ -202,12 +202,17 @@ def test_the_micro_world_has_two_agents() -> None:
 def test_what_tasks_are_made_of_is_hashed(tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     pool.write_text("- in verse\n")
-    told = [sample(), sample(3), sample(format_pool_file=str(pool))]
+    told = [sample(), sample(3), sample(format_pool_file=str(pool)), sample(turns=4)]
     found = [content("cbt", one) for one in told]
-    assert len(set(found)) == 3 and found[0] in found[1]
+    assert len(set(found)) == 4 and found[0] in found[1]
     pool.write_text("- in prose\n")
     assert content("cbt", told[2]) != found[2]
     assert content("exchange", sample()) == ""
+
+
+@pytest.mark.parametrize("name", ["exchange", "cbt", "gsm8k"])
+def test_the_most_turns_of_a_dialogue_can_be_set(name: str) -> None:
+    assert environment(name, sample(turns=4)).max_turns == 4 < environment(name).max_turns
 
 
 # Answers

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,17 +17,25 @@ from tests.hostile_answers import HOSTILE, PROBES
 from tests.hostile_suite import suite
 
 ROOT = Path(__file__).parent.parent
+NSJAIL = shutil.which("nsjail")
+JAILS = [
+    "",
+    pytest.param(NSJAIL, marks=pytest.mark.skipif(NSJAIL is None, reason="no nsjail on PATH")),
+]
+"""Programs that make the jail: bubblewrap, which comes with coterie, and nsjail where it is installed."""
 
 
-def test_no_hostile_answer_is_accepted_and_every_honest_one_is() -> None:
+@pytest.mark.parametrize("nsjail", JAILS, ids=["bubblewrap", "nsjail"])
+def test_no_hostile_answer_is_accepted_and_every_honest_one_is(nsjail: str) -> None:
     assert len(HOSTILE) + len(PROBES) >= 40
-    assert asyncio.run(suite()) == {}
+    assert asyncio.run(suite(nsjail)) == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the suite above has run as an ordinary user")
-def test_the_same_as_an_ordinary_user() -> None:
+@pytest.mark.parametrize("nsjail", JAILS, ids=["bubblewrap", "nsjail"])
+def test_the_same_as_an_ordinary_user(nsjail: str) -> None:
     for python in pythons():
-        command = [python, str(ROOT / "tests/hostile_suite.py")]
+        command = [python, str(ROOT / "tests/hostile_suite.py"), nsjail]
         done = subprocess.run(
             command, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True,
             cwd="/", env={"PYTHONPATH": os.pathsep.join(paths()), "PYTHONDONTWRITEBYTECODE": "1"},

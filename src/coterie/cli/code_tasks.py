@@ -1,4 +1,4 @@
-"""``coterie data generate colbench-code``: a chat model writes tasks into a file."""
+"""``coterie data generate|draw colbench-code``: a chat model writes tasks into a file, or a seed draws them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,11 +6,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from coterie.cli.progress import ConsoleProgress
 from coterie.config.resolve import resolve
 from coterie.config.settings import Settings, key
+from coterie.datasets.catalogue import SPLITS, Split
+from coterie.datasets.code_rows import CodeRow
 from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.protocol import EngineError
+from coterie.environments.colbench.drawn import draw_rows
 from coterie.environments.colbench.generator import Asking, TaskWriter
+from coterie.environments.colbench.kinds import Level
 from coterie.environments.colbench.prompts import read_excerpts
 from coterie.errors import UserError
 from coterie.tools.sandbox.pool import Sandbox
@@ -50,3 +55,30 @@ def generate(
             f"no more tasks: {error}", f"what came is in {out}; the same command goes on"
         ) from error
     return out
+
+
+def draw(folder: Path, train: int, heldout: int, level: Level, seed: int, console: Console) -> Path:
+    """Write both splits into a new folder; raises ``UserError`` if it has them, or can't get that many."""
+    files = {split: folder / f"{split}.jsonl" for split in SPLITS}
+    if there := [file for file in files.values() if file.exists()]:
+        raise UserError(f"{there[0]} is there already", "give another folder, or remove it")
+    counts = {"train": train, "heldout": heldout}
+    progress = ConsoleProgress(console)
+
+    async def drawn() -> dict[Split, list[CodeRow]]:
+        async with Sandbox() as sandbox:
+            return {
+                split: await draw_rows(split, level, counts[split], seed, sandbox, progress)
+                for split in SPLITS
+            }
+
+    try:
+        rows = asyncio.run(drawn())
+    finally:
+        progress.close()
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, file in files.items():
+        text = "".join(row.model_dump_json() + "\n" for row in rows[split])
+        file.write_text(text, encoding="utf-8", newline="\n")
+        console.print(f"{split}: {len(rows[split]):,} rows", highlight=False)
+    return folder

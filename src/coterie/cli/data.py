@@ -196,7 +196,7 @@ def prompt_pool(
 
 
 class Written(StrEnum):
-    """What a model can write tasks for."""
+    """What tasks can be written or drawn for."""
 
     colbench_code = "colbench-code"
 
@@ -233,6 +233,44 @@ def generate(
     from coterie.cli.code_tasks import generate as write
 
     print(write(out, words or [], count, excerpts, Console(stderr=True, soft_wrap=True)))
+
+
+class Levels(StrEnum):
+    """How hard the tasks are."""
+
+    easy = "easy"
+    personal = "personal"
+
+
+@app.command()
+def draw(
+    what: Annotated[Written, typer.Argument(help="What the tasks are for.")],
+    out: Annotated[Path, typer.Option(help="The folder for train.jsonl and heldout.jsonl.")],
+    train: Annotated[int, typer.Option(help="Training tasks.", min=1)] = 1000,
+    heldout: Annotated[int, typer.Option(help="Held-out tasks.", min=1)] = 500,
+    level: Annotated[
+        Levels,
+        typer.Option(
+            help="`personal`: several hidden choices, as in ColBench; `easy`: one line and one choice, for models "
+            "of 100 million parameters."
+        ),
+    ] = Levels.personal,
+    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+) -> None:
+    """Draw tasks from kinds of function that come with coterie; no model is asked.
+
+    The hidden choices, words and calls are drawn by the seed; the kinds of the splits are different ones. Each
+    reference is run on its tests in the sandbox. The folder is for `data.source`.
+
+    Examples:
+
+        coterie data draw colbench-code --out tasks
+
+        coterie data draw colbench-code --out easy --level easy --train 120 --heldout 60
+    """
+    from coterie.cli.code_tasks import draw as write
+
+    print(write(out, train, heldout, level.value, seed, Console(stderr=True, soft_wrap=True)))
 
 
 def _say(manifest: "Manifest", console: Console) -> None:

@@ -57,6 +57,13 @@ class DataSettings(Settings):
         ge=2,
         le=3,
     )
+    turns: int | None = key(
+        None,
+        "Most turns of a dialogue: of all agents, or with a person of the agent. The default is the world's own: 10, "
+        "in `persona` 5, in `exchange` 8.",
+        source="Optima: 10; ColBench: 10",
+        ge=1,
+    )
     grading: Mode = key(
         "module",
         "Of code: `module` runs it as a module; `legacy` as SWEET-RL's grader does, where answers with helpers, "
@@ -84,6 +91,8 @@ def content(name: str, data: DataSettings) -> str:
     more = [] if data.agents == 2 else [f"{data.agents} agents"]
     if name in CODING and (data.grading != "module" or data.tolerance):
         more.append(f"{data.grading} {data.tolerance}")
+    if data.turns is not None:
+        more.append(f"{data.turns} turns")
     if data.format_pool_file is not None:
         pool = "\n".join(read_pool(Path(data.format_pool_file).expanduser()))
         more.append(hashlib.sha256(pool.encode()).hexdigest())
@@ -106,6 +115,12 @@ def environment(name: str, data: DataSettings | None = None) -> QuestionEnvironm
 def question_environment(name: str, data: DataSettings | None = None) -> QuestionEnvironment:
     """The world of questions ``name``. Raises ``UserError`` as :func:`environment`."""
     data = data or DataSettings()
+    world = _question_environment(name, data)
+    world.max_turns = data.turns or world.max_turns
+    return world
+
+
+def _question_environment(name: str, data: DataSettings) -> QuestionEnvironment:
     if name not in QUESTIONS:
         raise UserError(f"dataset={name!r} has no questions", f"use one of: {', '.join(QUESTIONS)}")
     file = data.format_pool_file
@@ -128,6 +143,12 @@ def question_environment(name: str, data: DataSettings | None = None) -> Questio
 def coding_environment(name: str, data: DataSettings | None = None) -> Coding:
     """The coding world ``name``. Raises ``UserError`` if there is none, and for more than one agent."""
     data = data or DataSettings()
+    world = _coding_environment(name, data)
+    world.max_turns = data.turns or world.max_turns
+    return world
+
+
+def _coding_environment(name: str, data: DataSettings) -> Coding:
     if name not in CODING:
         raise UserError(
             f"dataset={name!r} has no functions to write", f"use one of: {', '.join(CODING)}"

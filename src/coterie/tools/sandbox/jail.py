@@ -144,8 +144,8 @@ def _bind(path: Path, to: Path) -> list[str]:
 
 
 def _nsjail(root: bool) -> list[str]:
-    words = ["--mode", "o", "--really_quiet", "--disable_rlimits", "--time_limit", "0"]
-    words += ["--iface_no_lo", "--hostname", "sandbox", "--cwd", "/"]
+    words = ["--mode", "o", "--quiet", "--disable_rlimits", "--time_limit", "0"]
+    words += ["--iface_no_lo", "--hostname", "sandbox", "--cwd", "/", "--proc_rw"]
     if root:
         words += ["--disable_clone_newuser", "--user", "0", "--group", "0"]
     else:

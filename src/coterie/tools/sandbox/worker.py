@@ -45,7 +45,8 @@ class Worker:
         except (asyncio.IncompleteReadError, TimeoutError) as error:
             worker.kill()
             said = await cast(StreamReader, process.stderr).read(2000)
-            text = said.decode(errors="replace").strip() or type(error).__name__
+            text = said.decode(errors="replace").strip()
+            text = text or f"{jail.command[0]} did not say why ({type(error).__name__})"
             raise UserError(f"the sandbox does not start here: {text}", advice()) from error
         except BaseException:
             worker.kill()
