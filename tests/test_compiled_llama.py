@@ -266,3 +266,57 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         finally:
             torch.set_num_threads(threads)
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_rows_that_share_pages_attend_together_and_no_bit_changes(kind: str) -> None:
+    one = loaded(COMPILED[kind])
+    branches = [PROMPT[:k] for k in (0, 20, 46)]
+    prompts = [[*PROMPT, *branch, n] for n in (7, 8) for branch in branches]
+    seeds, told = range(5), [Sampling(max_tokens=3 + 5 * n) for n in range(len(prompts))]
+
+    async def all_of(
+        engine: InProcessEngine,
+    ) -> list[list[tuple[tuple[int, ...], tuple[float, ...]]]]:
+        asked = (engine.sample(p, seeds, s) for p, s in zip(prompts, told, strict=True))
+        return [[(c.ids, c.logprobs) for c in some] for some in await asyncio.gather(*asked)]
+
+    together = asyncio.run(all_of(InProcessEngine(one, policy="p", version="0")))
+    for prompt, sampling, found in zip(prompts, told, together, strict=True):
+        for seed in seeds:
+            lone = InProcessEngine(one, policy="p", version="0")
+            (said,) = asyncio.run(lone.sample(prompt, [seed], sampling))
+            assert (said.ids, said.logprobs) == found[seed]
+
+
+def test_rows_keep_the_company_with_which_they_share_most() -> None:
+    table = np.array(
+        [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 6], [1, 7, 8, 9], [1, 7, 8, 10], [11, 12, 0, 0], [13, 0, 0, 0]]
+    )  # fmt: skip
+    places = np.array([96, 127, 100, 96, 96, 40, 3])
+    common = np.empty(len(places), np.int64)
+    kernels.compare(table, places, common)
+    assert common.tolist() == [0, 3, 3, 1, 3, 0, 0]
+    kernels.compare(table, np.array([70, 127, 100, 96, 96, 40, 3]), common)
+    assert common[1] == 2  # the third block of the first row is not behind it yet
+    found = []
+    for shared, rows in (([0, 3, 3, 1, 3, 0, 0], range(7)), ([0, 1, 4, 4], range(4)), ([0, 2, 1], range(3)),
+                         ([0, 0, 0], [4, 4, 5])):  # fmt: skip
+        nothing = np.empty((0, 0), np.float32)
+        counts = np.array(shared)
+        tokens = kernels.Tokens(
+            ids=counts, rows=np.array(rows), places=counts, common=counts, pages=table,
+            keys=nothing, values=nothing, hidden=nothing, joined=nothing,
+        )  # fmt: skip
+        begin, groups = 0, []
+        while begin < len(counts):
+            end, blocks = kernels.company.py_func(tokens, begin, len(counts))
+            groups.append((list(range(begin, end)), int(blocks)))
+            begin = end
+        found.append(groups)
+    assert found == [
+        [([0, 1, 2], 3), ([3, 4], 3), ([5], 0), ([6], 0)],
+        [([0], 0), ([1, 2, 3], 4)],
+        [([0, 1], 2), ([2], 0)],
+        [([0, 1], 0), ([2], 0)],
+    ]

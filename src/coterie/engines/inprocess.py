@@ -74,6 +74,8 @@ class InProcessEngine:
         self._running: list[Running] = []
         self._scoring: deque[Scoring] = deque()
         self._patience = 0
+        self._moved = False
+        """Whether rows came or went since they were put in order."""
         self._task: asyncio.Task[None] | None = None
 
     async def sample(
@@ -237,10 +239,15 @@ class InProcessEngine:
         self.stats.cached_tokens += sum(cached)
         source = {row: index for index, rows in enumerate(same.values()) for row in rows}
         self._running += joining
+        self._moved = True
         places = [source[row] for row in range(first, first + len(joining))]
         self._accept(first, logits[places])
 
     def _decode(self) -> None:
+        if self._moved:
+            order = self._runner.arrange(len(self._running))
+            self._running = [self._running[row] for row in order]
+            self._moved = False
         running = self._running
         logits = self._runner.decode([one.ids[-1] for one in running], [o.place for o in running])
         self._accept(0, logits)
@@ -269,6 +276,7 @@ class InProcessEngine:
                 self._runner.leave(row, ended.held, len(running), last.place)
                 if row < len(running):
                     running[row] = last
+                    self._moved = True
 
     def _score(self, one: Scoring) -> None:
         if one.future.done():

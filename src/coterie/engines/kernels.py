@@ -28,6 +28,8 @@ TILE = 8 if _WIDE else 4
 """Rows of a tile: with two vectors each, their sums stay in registers."""
 SPAN = 8
 """Floats in a vector of one query's attention: a head's width is a multiple of it."""
+SCORES = 1 << 16
+"""Scores of attention that stay in the cache."""
 CHUNK = 32
 """Tokens that a thread takes through a layer together: what they need stays in its cache."""
 
@@ -66,6 +68,7 @@ class Tokens(NamedTuple):
     ids: np.ndarray  # [N]
     rows: np.ndarray  # [N], the sequences that they belong to
     places: np.ndarray  # [N], their index in those
+    common: np.ndarray  # [N], blocks before them that their row and that of the token before share
     pages: np.ndarray  # [rows, blocks], where each block of a row's sequence lies
     keys: np.ndarray  # [pages, L, key heads, head width, BLOCK]
     values: np.ndarray  # [pages, L, key heads, BLOCK, head width]
@@ -310,47 +313,128 @@ def attend(
     joined: np.ndarray, places: np.ndarray, pages: np.ndarray, keys: np.ndarray, values: np.ndarray,
     layer: int, scaling: np.float32, mixed: np.ndarray,
 ) -> None:  # fmt: skip
-    """Queries of tokens of one row over the keys and values of its pages, up to each one's place.
-
-    Of several tokens one head goes at a time. A single one waits for memory: all heads go through a
-    page together, for they lie next to each other, and those that share keys read them once.
-    """
+    """Queries of several tokens of one row over the keys and values of its pages, up to each one's place."""
     shared, width = keys.shape[2:4]
-    heads, length = mixed.shape[1] // width, places[-1] + 1
-    alone = len(places) == 1
-    rows, step, span, dx, dy = len(places), 1, 1, joined.shape[1], mixed.shape[1]
-    if alone:
-        rows = step = heads // shared
-        span, dx, dy = heads, width, width
-    blocks, size = -(-length // BLOCK), width * BLOCK
-    scores = np.empty((span * len(places), blocks * BLOCK), np.float32)
+    heads, length, rows = mixed.shape[1] // width, places[-1] + 1, len(places)
+    blocks, dx, dy = -(-length // BLOCK), joined.shape[1], mixed.shape[1]
+    scores = np.empty((rows, blocks * BLOCK), np.float32)
     reach = scores.shape[1]
     mixed[:] = _ZERO
-    for first in range(0, heads, span):
+    for head in range(heads):
+        group, own = head * shared // heads, head * width
         for block in range(blocks):
-            ahead = min(block + 1, blocks - 1)
-            for head in range(first, first + span, step):
-                group, to = head * shared // heads, (head - first) * reach + block * BLOCK
-                if alone:
-                    fetch(keys, start_of(pages, ahead, layer, group, keys), size)
-                at = start_of(pages, block, layer, group, keys)
-                for part in range(0, BLOCK, PANEL):
-                    told = keys, at + part, BLOCK, scores, to + part, reach, width
-                    product(joined, head * width, dx, rows, *told)
-        for row in range(len(scores)):
-            seen = places[row % len(places)] + 1
-            share = _ONE / weigh(scores[row, :seen], scaling)
-            for t in range(seen):
-                scores[row, t] *= share
-            scores[row, seen:] = _ZERO
+            at = start_of(pages, block, layer, group, keys)
+            for to in range(0, BLOCK, PANEL):
+                told = keys, at + to, BLOCK, scores, block * BLOCK + to, reach, width
+                product(joined, own, dx, rows, *told)
+        for row in range(rows):
+            soften(scores[row, : places[row] + 1], scaling)
+            scores[row, places[row] + 1 :] = _ZERO
         for block in range(blocks):
-            ahead, depth = min(block + 1, blocks - 1), min(BLOCK, length - block * BLOCK)
-            for head in range(first, first + span, step):
-                group, own = head * shared // heads, (head - first) * reach + block * BLOCK
-                if alone:
-                    fetch(values, start_of(pages, ahead, layer, group, values), size)
-                at = start_of(pages, block, layer, group, values)
-                mix(scores, own, reach, rows, values, at, width, mixed, head * width, dy, depth)
+            depth = min(BLOCK, length - block * BLOCK)
+            at = start_of(pages, block, layer, group, values)
+            told_values = values, at, width, mixed, own, dy, depth
+            mix(scores, block * BLOCK, reach, rows, *told_values)
+
+
+@njit(cache=True, nogil=True)
+def soften(scores: np.ndarray, scaling: np.float32) -> None:
+    """Softmax of scaled scores, in their place."""
+    share = _ONE / weigh(scores, scaling)
+    for t in range(len(scores)):
+        scores[t] *= share
+
+
+class Span(NamedTuple):
+    """Key heads whose scores are computed together, and where each query's are: a line for each head and row."""
+
+    scores: np.ndarray  # [query heads * rows, places]
+    rows: int
+    begin: int  # of the key heads
+    end: int
+    step: int  # query heads of a key head
+
+
+@njit(cache=True, nogil=True)
+def score(
+    joined: np.ndarray, row: int, rows: int, keys: np.ndarray, pages: np.ndarray, block: int, ahead: int,
+    layer: int, span: Span,
+) -> None:  # fmt: skip
+    """Queries of ``rows`` rows from ``row`` on times one block of keys that is theirs; ``ahead`` comes next."""
+    width, dx, reach = keys.shape[3], joined.shape[1], span.scores.shape[1]
+    for group in range(span.begin, span.end):
+        fetch(keys, start_of(pages, ahead, layer, group, keys), width * BLOCK)
+        at, first = start_of(pages, block, layer, group, keys), group * span.step
+        line = (first - span.begin * span.step) * span.rows + row
+        for part in range(0, BLOCK, PANEL):
+            x, to = row * dx + first * width, line * reach + block * BLOCK + part
+            if rows == 1:  # the queries of all heads that share these keys
+                told = keys, at + part, BLOCK, span.scores, to, span.rows * reach, width
+                product(joined, x, width, span.step, *told)
+                continue
+            for _ in range(span.step):
+                told = keys, at + part, BLOCK, span.scores, to, reach, width
+                product(joined, x, dx, rows, *told)
+                x, to = x + width, to + span.rows * reach
+
+
+@njit(cache=True, nogil=True)
+def gather(
+    mixed: np.ndarray, row: int, rows: int, values: np.ndarray, pages: np.ndarray, block: int, ahead: int,
+    layer: int, span: Span, depth: int,
+) -> None:  # fmt: skip
+    """Add the first ``depth`` values of one block, weighted by the scores, as :func:`score` goes."""
+    width, dy, reach = values.shape[4], mixed.shape[1], span.scores.shape[1]
+    for group in range(span.begin, span.end):
+        fetch(values, start_of(pages, ahead, layer, group, values), width * BLOCK)
+        at, first = start_of(pages, block, layer, group, values), group * span.step
+        line = (first - span.begin * span.step) * span.rows + row
+        x, to = line * reach + block * BLOCK, row * dy + first * width
+        if rows == 1:
+            told = values, at, width, mixed, to, width, depth
+            mix(span.scores, x, span.rows * reach, span.step, *told)
+            continue
+        for _ in range(span.step):
+            told = values, at, width, mixed, to, dy, depth
+            mix(span.scores, x, reach, rows, *told)
+            x, to = x + span.rows * reach, to + width
+
+
+@njit(cache=True, nogil=True)
+def attend_once(
+    joined: np.ndarray, tokens: Tokens, first: int, shared: int, layer: int, scaling: np.float32,
+    mixed: np.ndarray,
+) -> None:  # fmt: skip
+    """As :func:`attend`, of one token each of several rows, from ``first`` on, whose first ``shared`` blocks are the
+    same: these are read once for all. It waits for memory, so all heads go through a page together, for they lie
+    next to each other; fewer where their scores would not stay in the cache."""
+    keys, values, count = tokens.keys, tokens.values, len(joined)
+    key_heads, width = keys.shape[2:4]
+    places, lines = tokens.places[first : first + count], tokens.rows[first : first + count]
+    step, blocks = mixed.shape[1] // width // key_heads, places // BLOCK + 1
+    reach = blocks.max() * BLOCK
+    heads = min(max(SCORES // (step * count * reach), 1), key_heads)
+    scores = np.empty((heads * step * count, reach), np.float32)
+    mixed[:] = _ZERO
+    for begin in range(0, key_heads, heads):
+        span = Span(scores, count, begin, min(begin + heads, key_heads), step)
+        for block in range(shared):
+            pages = tokens.pages[lines[0]]
+            score(joined, 0, count, keys, pages, block, block + 1, layer, span)
+        for row in range(count):
+            for block in range(shared, blocks[row]):
+                pages, ahead = tokens.pages[lines[row]], min(block + 1, blocks[row] - 1)
+                score(joined, row, 1, keys, pages, block, ahead, layer, span)
+        for line in range((span.end - begin) * step * count):
+            soften(scores[line, : places[line % count] + 1], scaling)
+        for block in range(shared):
+            pages = tokens.pages[lines[0]]
+            gather(mixed, 0, count, values, pages, block, block + 1, layer, span, BLOCK)
+        for row in range(count):
+            for block in range(shared, blocks[row]):
+                pages, ahead = tokens.pages[lines[row]], min(block + 1, blocks[row] - 1)
+                depth = min(BLOCK, places[row] + 1 - block * BLOCK)
+                gather(mixed, row, 1, values, pages, block, ahead, layer, span, depth)
 
 
 @njit(cache=True, nogil=True, fastmath=_FUSED, error_model="numpy")  # no branch for 1 / 0
@@ -399,18 +483,52 @@ def enter(weights: Weights, tokens: Tokens, layer: int, first: int, stop: int) -
 
 
 @njit(cache=True, nogil=True)
+def company(tokens: Tokens, begin: int, stop: int) -> tuple[int, int]:
+    """Tokens from ``begin`` up to which one attend together, and how many blocks their rows share: those of one row
+    (0 then), or of as many rows as share as much as the first two of them."""
+    rows, common, end = tokens.rows, tokens.common, begin + 1
+    if end == stop or rows[end] == rows[begin]:
+        while end < stop and rows[end] == rows[begin]:
+            end += 1
+        return end, 0
+    shared = common[end]
+    while (
+        end < stop and 0 < common[end] == shared and (end + 1 == stop or common[end + 1] <= shared)
+    ):
+        end += 1
+    return end, shared if end > begin + 1 else 0
+
+
+@njit(cache=True, nogil=True)
+def compare(pages: np.ndarray, places: np.ndarray, common: np.ndarray) -> None:
+    """How many blocks before its place each row has in common with the row before it, into ``common``."""
+    common[0] = 0
+    for row in range(1, len(places)):
+        most = min(places[row], places[row - 1]) // BLOCK
+        block = 0
+        while block < most and pages[row, block] == pages[row - 1, block]:
+            block += 1
+        common[row] = block
+
+
+@njit(cache=True, nogil=True)
 def leave(weights: Weights, tokens: Tokens, layer: int, first: int, stop: int) -> None:
     """What comes after: attention and the MLP."""
     count, hidden, joined = stop - first, tokens.hidden[first:stop], tokens.joined[first:stop]
     mixed = np.empty((count, weights.out.shape[2]), np.float32)
-    rows, places = tokens.rows[first:stop], tokens.places[first:stop]
     begin = 0
-    for i in range(1, count + 1):
-        if i == count or rows[i] != rows[begin]:
-            own, at, pages = joined[begin:i], places[begin:i], tokens.pages[rows[begin]]
-            told = pages, tokens.keys, tokens.values, layer, weights.scaling
-            attend(own, at, *told, mixed[begin:i])
-            begin = i
+    while begin < count:
+        end, shared = company(tokens, first + begin, stop)
+        end -= first
+        own = joined[begin:end]
+        if end == begin + 1 or tokens.rows[first + begin] != tokens.rows[first + begin + 1]:
+            told = first + begin, shared, layer, weights.scaling
+            attend_once(own, tokens, *told, mixed[begin:end])
+        else:
+            at, row = tokens.places[first + begin : first + end], tokens.rows[first + begin]
+            told_row = tokens.pages[row], tokens.keys, tokens.values, layer, weights.scaling
+            attend(own, at, *told_row, mixed[begin:end])
+        begin = end
     back = np.empty((count, weights.out.shape[1] * PANEL), np.float32)
     multiply(mixed, weights.out[layer], back)
     add(hidden, back, weights.out_bias[layer])

@@ -81,6 +81,7 @@ class CompiledLlama:
         have room for it."""
         count = len(ids)
         tokens, logits = self._tokens(ids, range(count), places, pages), self._logits(count)
+        kernels.compare(tokens.pages, tokens.places, tokens.common)
 
         def work(first: int, stop: int) -> None:
             kernels.decode(self._weights, tokens, first, stop, logits)
@@ -161,6 +162,7 @@ class CompiledLlama:
             ids=np.array(ids, np.int64),
             rows=np.array(rows, np.int64),
             places=np.array(places, np.int64),
+            common=np.zeros(len(ids), np.int64),
             pages=pages.table,
             keys=pages.keys,
             values=pages.values,

@@ -74,6 +74,10 @@ class PaddedRows:
         """Free rows begin with the first ``length`` tokens of another."""
         self.slots.copy(source, targets, length)
 
+    def arrange(self, count: int) -> Sequence[int]:
+        """The first N rows stay as they are; the order."""
+        return range(count)
+
     def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
         """A row ends, and the last one, of ``length`` tokens, takes its place."""
         if row != last:

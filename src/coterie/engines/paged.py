@@ -49,6 +49,10 @@ class PagedRows:
         """Free rows begin with the first ``length`` tokens of another."""
         self.pages.fork(source, targets, length)
 
+    def arrange(self, count: int) -> Sequence[int]:
+        """Put the first N rows into another order, such that those that share pages are neighbours; the order."""
+        return self.pages.arrange(count)
+
     def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
         """A row ends, which holds ``ids``: they may begin a later prompt. The last one takes its place."""
         self._keep(row, block_keys(ids), 0)

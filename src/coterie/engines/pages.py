@@ -78,6 +78,13 @@ class Pages:
             self._rows[row], self._rows[last] = self._rows[last], []
             self._write(row, 0)
 
+    def arrange(self, count: int) -> list[int]:
+        """Put the first ``count`` rows into an order in which those that begin alike are neighbours; the order."""
+        order = sorted(range(count), key=self._rows.__getitem__)
+        self._rows[:count] = [self._rows[row] for row in order]
+        self.table[:count] = self.table[order]
+        return order
+
     def drop(self, row: int) -> None:
         """A row ends; nothing happens if it is free."""
         if row < len(self._rows):

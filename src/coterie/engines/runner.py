@@ -68,6 +68,11 @@ class Runner:
         assert self._rows is not None
         self._rows.fork(source, targets, length)
 
+    def arrange(self, count: int) -> Sequence[int]:
+        """Put the first N rows into the order in which they are decoded fastest; where each was before."""
+        assert self._rows is not None
+        return self._rows.arrange(count)
+
     def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
         """A row ends, which holds ``ids``, and the last one, of ``length`` tokens, takes its place."""
         assert self._rows is not None
