@@ -6,8 +6,9 @@ if nothing at all is wrong with it. What is disjoint between the splits: the kin
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice, product
+from typing import Any
 
 from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import SENTENCE, CodeRow
@@ -50,19 +51,24 @@ async def draw_rows(
 
 
 def _candidates(kind: Kind, seed: int) -> Iterator[CodeRow]:
-    """Every task of a kind once, in an order drawn by the seed, with calls drawn for each."""
+    """Every task of a kind once, in an order drawn by the seed, with calls drawn for each; the requests take turns, so
+    that none comes again before the others have."""
     rng = random.Random(f"colbench/{kind.name}/{seed}")
-    names, values = tuple(kind.choices), tuple(kind.choices.values())
-    tasks = list(product(kind.abouts, *values))
-    rng.shuffle(tasks)
-    for about, *chosen in tasks:
-        question = f"{kind.asked(about)}{SENTENCE} def {kind.signature}"
-        answer = kind.source(dict(zip(names, chosen, strict=True)))
-        calls: dict[str, None] = {}
-        while len(calls) < TESTS:
-            calls[kind.call(rng)] = None
-        digest = hashlib.sha256(f"{question}\n{answer}".encode()).hexdigest()
-        yield CodeRow(id=digest[:16], question=question, answer=answer, tests=tuple(calls))
+    every, abouts = list(product(*kind.choices.values())), rng.sample(kind.abouts, len(kind.abouts))
+    rounds = zip(*(rng.sample(every, len(every)) for _ in abouts), strict=True)
+    for found in rounds:
+        for about, values in zip(abouts, found, strict=True):
+            yield _row(kind, about, dict(zip(kind.choices, values, strict=True)), rng)
+
+
+def _row(kind: Kind, about: str, choices: Mapping[str, Any], rng: random.Random) -> CodeRow:
+    """The task with these choices."""
+    question = f"{kind.asked(about)}{SENTENCE} def {kind.signature}"
+    answer, calls = kind.source(choices), dict[str, None]()
+    while len(calls) < TESTS:
+        calls[kind.call(rng)] = None
+    digest = hashlib.sha256(f"{question}\n{answer}".encode()).hexdigest()
+    return CodeRow(id=digest[:16], question=question, answer=answer, tests=tuple(calls))
 
 
 def _too_few(split: Split, level: Level, count: int, kinds: list[Kind]) -> UserError:
@@ -70,5 +76,5 @@ def _too_few(split: Split, level: Level, count: int, kinds: list[Kind]) -> UserE
     return UserError(
         f"{count} {split} rows are more than can be drawn of the {len(kinds)} {level} kinds: they take turns, and of "
         f"`{smallest.name}` there are {smallest.size}",
-        f"ask for {len(kinds) * smallest.size // 2} or fewer",
+        f"ask for {len(kinds) * smallest.size * 9 // 10} or fewer",
     )
