@@ -26,10 +26,11 @@ from coterie.training.checkpoint import weight_hash
 from coterie.training.forward import row_logprobs
 from coterie.training.loop import train
 from coterie.training.optimizer import rate_at
+from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
 from coterie.trajectories.row import Row, Target
-from tests.training_models import SETTINGS, some_rows, tiny_llama
+from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
 
 SCRIPT = Path(__file__).with_name("training_models.py")
 
@@ -89,6 +90,14 @@ def test_ranks_get_equally_many_micro_batches():
     assert [len(batches.microbatches(families, rank, 2)) for rank in range(2)] == [2, 2]
 
 
+def test_items_of_one_group_are_drawn_into_one_step():
+    numbers = {"seed": 0, "batch_rows": 6, "tokens_per_microbatch": 128, "max_length": 64}
+    batches = plan(some_pairs(trees=6), Regression(), **numbers)
+    for step in batches.steps(0, 6):
+        assert len(step) == 6
+        assert len({batches.groups[item] for item in step}) == 2, "three pairs of each tree"
+
+
 def test_a_family_over_the_budget_is_halved():
     beginning = tuple(range(2, 22))
     rows = [Row((*beginning, *range(n, n + 8)), (Target(20, 28, "a"),)) for n in range(2, 18)]
@@ -104,6 +113,7 @@ def test_a_family_over_the_budget_is_halved():
 
 def test_rows_that_cannot_be_trained_are_dropped_and_counted(tmp_path):
     rows = some_rows(8)
+    rows[7] = Row((2,) * 64, (Target(3, 64, "script"),))
     long = Row((2,) * 65, (Target(3, 65, "script"),))
     report = train(
         tiny_llama(),
@@ -338,6 +348,7 @@ def test_a_checkpoint_that_was_not_finished_leaves_the_old_one(
     report = train(tiny_llama(), some_rows(), SETTINGS, tmp_path)
     whole = train(tiny_llama(), some_rows(), SETTINGS, tmp_path / "whole")
     assert weight_hash(report.final) == weight_hash(whole.final)
+    assert [line["step"] for line in metrics_of(tmp_path)] == list(range(1, 11)), "each step once"
 
 
 class Begun(StopAt):

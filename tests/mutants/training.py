@@ -210,7 +210,7 @@ MUTANTS = (
         'groups.setdefault(name or f"/{index}", [])',
         'groups.setdefault(f"/{index}", [])',
         "pairs of one tree are drawn apart, and shared beginnings are computed again",
-        (f"{PREFERENCES}test_pairs_of_one_tree_are_trained_in_one_step",),
+        (f"{TRAINING}test_items_of_one_group_are_drawn_into_one_step",),
     ),
     Mutant(
         "batches-longest-row-is-too-long",
@@ -460,7 +460,7 @@ MUTANTS = (
         "            self._cut_metrics(len(self._losses))\n",
         "            pass\n",
         "steps after the last checkpoint are twice in metrics.jsonl",
-        (f"{TRAINING}test_killed_and_resumed_training_is_bitwise_equal[full]",),
+        (INTERRUPTED,),
     ),
     Mutant(
         "record-one-epoch",
@@ -487,11 +487,11 @@ MUTANTS = (
         (f"{ROLES}test_the_scale_of_an_adapter_is_alpha_over_r",),
     ),
     Mutant(
-        "adapters-copy-stays-active",
+        "adapters-copy-is-trained",
         "models/adapters.py",
-        "    set_state(model, weights, adapter_name=name)\n    model.set_adapter(active)\n",
-        "    set_state(model, weights, adapter_name=name)\n",
-        "a frozen reference becomes the policy",
+        "weight.requires_grad_(False)",
+        "weight.requires_grad_(True)",
+        "a frozen reference moves with the policy",
         (f"{ROLES}test_a_frozen_copy_is_equal_frozen_and_not_active",),
     ),
     Mutant(

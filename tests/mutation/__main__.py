@@ -126,7 +126,7 @@ def _mutated(
             print(f"    {of_name[name].file}: {of_name[name].breaks}")
             print(f"    still green: {', '.join(of_name[name].tests)}")
         elif verdict != "killed" and words.only:
-            print(log())
+            print(log()[-3000:])
     return verdicts
 
 
@@ -144,8 +144,8 @@ def _verdict(result: Result) -> str:
     if result.asserted:
         return "killed"
     if result.crashed:
-        said = "; ".join(f"{test}: {what}" for test, what in result.crashed.items())
-        return f"no good: tests crash, and none says what is wrong: {said}"
+        test, said = next(iter(result.crashed.items()))
+        return f"no good: tests crash, and none says what is wrong: {test}: {said}"
     return "survived"
 
 
@@ -157,7 +157,7 @@ def _summary(verdicts: dict[str, str], seconds: float) -> int:
     for name in survived:
         print(f"SURVIVED {name}")
     for name, why in no_good.items():
-        print(f"NO GOOD {name}: {why.splitlines()[-1]}")
+        print(f"NO GOOD {name}: {why[9:300]}")
     counts = f"{killed} killed, {len(survived)} survived, {len(no_good)} no good"
     print(f"===== {counts} in {seconds:.1f}s =====")
     told = {"killed": killed, "survived": survived, "no_good": sorted(no_good)}
