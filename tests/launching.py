@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import coterie
+
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs" / "accelerate"
 
@@ -19,7 +21,7 @@ def launch(config: str, ranks: int, module: str, *words: object) -> None:
         cwd=ROOT,
         env={
             **os.environ,
-            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+            "PYTHONPATH": f"{Path(coterie.__file__).parents[1]}:{ROOT}",
             "OMP_WAIT_POLICY": "PASSIVE",
             "ACCELERATE_USE_CPU": "true",
         },

@@ -104,7 +104,11 @@ def test_part_of_a_record_comes_with_what_it_needs_only(tmp_path):
     kinds = {line["kind"] for line in lines}
     assert kinds == {"header", "task", "request", "turn", "outcome", "credit", "item"}
     assert [line["id"] for line in lines if line["kind"] == "task"] == ["a", "b"]
+    filed = {line["item"].get("sample") for line in lines if line["kind"] == "turn"}
+    assert filed == {"0", "1", "2"}, "each turn under the sample that made it"
     jsonl.import_(tmp_path / "a.jsonl", tmp_path / "b.db")
+    lines = export(tmp_path / "a.db", tmp_path / "select.jsonl", stages=["select"])
+    assert [line["kind"] for line in lines] == ["header", "item"], "no tree to select from"
     lines = export(tmp_path / "a.db", tmp_path / "none.jsonl", iterations=[5])
     assert [line["kind"] for line in lines] == ["header"]
 
@@ -125,6 +129,15 @@ def test_secrets_stay_home_unless_asked_for(tmp_path):
     assert first.writer == second.writer == "critic@2"
     assert (first.ids, third.ids) == ((8,), (9,))
     assert view(tree, third.id, "Alice") == view(with_secret_prompt(), third.id, "Alice")
+
+
+def test_ids_that_spell_a_secret_stay_home(tmp_path):
+    with Store.open(tmp_path / "a.db") as store:
+        store.put_tasks(TASKS)
+        store.finish(ItemKey(0, "rollout", "a"), tree=with_secret_prompt())
+    lines = export(tmp_path / "a.db", tmp_path / "a.jsonl")
+    asked = [line["request"]["agent"] for line in lines if line["kind"] == "request"]
+    assert asked == ["Alice"], "no prompt of the critic, whose ids spell the secret"
 
 
 def test_text_that_nobody_sampled_is_tokenised_once(tmp_path):

@@ -86,6 +86,29 @@ def test_a_frozen_copy_is_the_reference_of_the_role_it_was_copied_from(tmp_path)
         assert one.reference == pytest.approx(other.reference, abs=1e-5)
 
 
+def test_a_frozen_copy_is_equal_frozen_and_not_active():
+    both = two_roles(tiny_llama())
+    activate(both, "planner")
+    copy_adapter(both, "planner", "before")
+    assert both.active_adapter == "planner"
+    found = dict(both.named_parameters())
+    copied = {name for name in found if ".before." in name}
+    assert copied
+    for name in copied:
+        assert torch.equal(found[name], found[name.replace(".before.", ".planner.")])
+        assert not found[name].requires_grad
+
+
+def test_the_scale_of_an_adapter_is_alpha_over_r():
+    one = two_roles(tiny_llama())
+    weights = dict(one.named_parameters())
+    begin = "base_model.model.model.layers.0.self_attn.q_proj"
+    down, up = (weights[f"{begin}.lora_{side}.grounder.weight"] for side in "AB")
+    expected = weights[f"{begin}.base_layer.weight"] + 4 / 2 * up @ down
+    merged = one.merge_and_unload().model.layers[0].self_attn.q_proj.weight
+    torch.testing.assert_close(merged, expected)
+
+
 def roles(loaded: LoadedModel) -> dict[str, InProcessEngine]:
     return {
         role: InProcessEngine(loaded, policy=role, version="0", adapter=role)

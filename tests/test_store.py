@@ -11,7 +11,7 @@ from coterie.trajectories.store import Credit, Selection, Store
 from coterie.trajectories.table import write_tree
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import Sample, Speaker, Turn, make_turn
+from coterie.trajectories.turn import Part, Request, Sample, Speaker, Turn, make_turn
 from tests.random_trees import episodes, key, one_turn, whole
 
 # What goes in comes out
@@ -31,6 +31,18 @@ def test_a_tree_comes_back_equal_whatever_order_its_samples_finish_in(tmp_path, 
     assert list(stored.turns) == list(expected.turns), "the order of turns, too"
     for request in expected.requests.values():
         assert stored.messages(stored.requests[request.id]) == expected.messages(request)
+
+
+def test_a_turn_is_filed_under_the_first_sample_that_has_it(tmp_path):
+    trees = [Tree("t", "rollout", 0) for _ in range(3)]
+    speaker = Speaker("environment", "world")
+    shared, other = (make_turn(trees[0].root, speaker, [Part(text)]) for text in ("x", "y"))
+    for tree, turn in zip(trees, (shared, other, shared), strict=True):
+        tree.add(turn)
+    with Store.open(tmp_path / "s.db") as store:
+        for sample in (2, 1, 0):
+            store.finish(key("t", sample), tree=trees[sample])
+        assert list(store.tree(0, "rollout", "t").turns.values()) == [shared, other]
 
 
 def test_trees_stream_in_order_of_task_and_see_a_stage_only(tmp_path):
@@ -100,6 +112,30 @@ def test_credit_adds_under_new_settings_and_never_overwrites(tmp_path):
         Credit("n", "value", float("nan"), "a")
 
 
+def test_credit_of_other_settings_stands_beside_it(tmp_path):
+    tree = one_turn("t")
+    both = [Credit(tree.root, "value", 1.0, settings) for settings in ("a", "b")]
+    with Store.open(tmp_path / "s.db") as store:
+        store.finish(key("t"), tree=tree, credit=both)
+        found = [store.credit(settings, "value") for settings in ("a", "b")]
+    assert found == [{tree.root: 1.0}] * 2
+
+
+def test_items_that_are_finished_together_are_all_there_or_none(tmp_path):
+    def together(store: Store) -> None:
+        with store.together():
+            store.finish(key("a"), tree=one_turn("a"))
+            store.finish(key("b"), tree=one_turn("b"))
+            store.finish(key("a"))
+
+    with Store.open(tmp_path / "s.db") as store:
+        with pytest.raises(ValueError, match="finished already"):
+            together(store)
+        assert store.finished_keys(0, "rollout") == set()
+        assert list(store.trees(0, "rollout")) == []
+        store.finish(key("a"))
+
+
 def test_selections_are_references_in_stored_order(tmp_path):
     with Store.open(tmp_path / "s.db") as store:
         store.finish(key("b"), tree=one_turn("b"))
@@ -148,6 +184,28 @@ def test_a_turn_that_hangs_nowhere_or_answers_nothing_is_refused(tmp_path):
         with pytest.raises(ValueError, match="node gone is not in its tree"):
             store.finish(key("t"), tree=orphan)
         assert not store.finished(key("t"))
+
+
+def test_a_turn_cannot_hang_on_another_tree(tmp_path):
+    first = one_turn("t")
+    (there,) = first.turns
+    astray = make_turn(there, Speaker("environment", "world"), [])
+    with Store.open(tmp_path / "s.db") as store:
+        store.finish(key("t"), tree=first)
+        with pytest.raises(ValueError, match="is not in its tree"):
+            store.finish(key("u"), tree=Tree("u", "rollout", 0, {astray.id: astray}))
+
+
+def test_a_sample_whose_logprobs_are_not_its_tokens_is_refused(tmp_path):
+    tree = Tree("t", "rollout", 0)
+    request = Request.make("A", tree.root, None, (1,), ())
+    short = Sample(request.id, (1, 2), (-1.0,), "end", "p", "0", 0, 1.0, 1.0)
+    tree.add(make_turn(tree.root, Speaker("agent", "A"), [], sample=short), request)
+    with (
+        Store.open(tmp_path / "s.db") as store,
+        pytest.raises(ValueError, match="the log-probs differ"),
+    ):
+        store.finish(key("t"), tree=tree)
 
 
 # Growth

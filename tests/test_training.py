@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,16 +19,18 @@ from safetensors.torch import load_file
 from coterie.config import folders
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora
+from coterie.models.packing import CostRule, pack
 from coterie.training import checkpoint
 from coterie.training.batches import plan
 from coterie.training.checkpoint import weight_hash
 from coterie.training.forward import row_logprobs
 from coterie.training.loop import train
 from coterie.training.optimizer import rate_at
+from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
 from coterie.trajectories.row import Row, Target
-from tests.training_models import SETTINGS, some_rows, tiny_llama
+from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
 
 SCRIPT = Path(__file__).with_name("training_models.py")
 
@@ -80,8 +83,37 @@ def test_microbatches_split_a_step_within_the_budget(ranks):
         assert len(part) * max(len(batches.items[i].ids) for i in part) <= 128
 
 
+def test_ranks_get_equally_many_micro_batches():
+    rows = [Row((2,) * 60, (Target(1, 60, "a"),)) for _ in range(3)]
+    batches = planned(rows, tokens_per_microbatch=64)
+    families = batches.splitter.families(range(3))
+    assert [len(batches.microbatches(families, rank, 2)) for rank in range(2)] == [2, 2]
+
+
+def test_items_of_one_group_are_drawn_into_one_step():
+    numbers = {"seed": 0, "batch_rows": 6, "tokens_per_microbatch": 128, "max_length": 64}
+    batches = plan(some_pairs(trees=6), Regression(), **numbers)
+    for step in batches.steps(0, 6):
+        assert len(step) == 6
+        assert len({batches.groups[item] for item in step}) == 2, "three pairs of each tree"
+
+
+def test_a_family_over_the_budget_is_halved():
+    beginning = tuple(range(2, 22))
+    rows = [Row((*beginning, *range(n, n + 8)), (Target(20, 28, "a"),)) for n in range(2, 18)]
+    batches = planned(rows, batch_rows=16, rule=CostRule(0.0))
+    families = batches.splitter.families(range(16))
+    assert len(families) > 1
+    (parts,) = batches.splitter.microbatches(families)
+    assert sorted(item for part in parts for item in part) == list(range(16))
+    for part in parts:
+        packs = pack([rows[item].ids for item in part], CostRule(0.0))
+        assert len(packs) * max(len(one.trie) for one in packs) <= 128
+
+
 def test_rows_that_cannot_be_trained_are_dropped_and_counted(tmp_path):
     rows = some_rows(8)
+    rows[7] = Row((2,) * 64, (Target(3, 64, "script"),))
     long = Row((2,) * 65, (Target(3, 65, "script"),))
     report = train(
         tiny_llama(),
@@ -145,6 +177,54 @@ def test_microbatch_size_changes_nothing(tmp_path, budget):
     assert largest_difference(weights, other_weights) < 1e-6
 
 
+@pytest.mark.parametrize("max_norm", [1e9, 1e-6])
+def test_a_step_is_that_of_adamw_with_decay_of_matrices_only(tmp_path, max_norm):
+    """Four steps against torch's own, its rates and counts typed in; a tiny norm is near Adam's epsilon."""
+    rows = some_rows(8)
+    numbers = {"betas": (0.7, 0.9), "weight_decay": 0.5, "max_grad_norm": max_norm}
+    settings = with_(**numbers, epochs=4, schedule="linear", warmup_ratio=0.5)
+    trained, model = tiny_llama(), tiny_llama()
+    train(trained, rows, settings, tmp_path)
+    matrices, vectors = ([w for w in model.parameters() if w.ndim == n] for n in (2, 1))
+    parts = [{"params": matrices, "weight_decay": 0.5}, {"params": vectors, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(parts, betas=(0.7, 0.9))
+    for step, rate in zip(metrics_of(tmp_path), (0.005, 0.01, 0.01, 0.005), strict=True):
+        adam.zero_grad()
+        loss = sum(-row.weight * own_logprobs(model, row).sum() for row in rows)
+        loss = loss / sum(row.weight * row.target_count for row in rows)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        for part in adam.param_groups:
+            part["lr"] = rate
+        adam.step()
+        assert step["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+        assert step["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert largest_difference(weights_of(model), weights_of(trained)) < 1e-5
+
+
+def own_logprobs(model, row):
+    """Of a row's targets, by the model's plain forward pass."""
+    logprobs = model(torch.tensor([row.ids])).logits[0].log_softmax(-1)
+    places = [place for place, target in enumerate(row.mask) if target]
+    return torch.stack([logprobs[place - 1, row.ids[place]] for place in places])
+
+
+def test_a_training_leaves_threads_and_random_numbers_as_they_were(tmp_path):
+    model, threads = tiny_llama(), torch.get_num_threads()
+    before = torch.get_rng_state()
+    train(model, some_rows(8), with_(threads=threads + 1, epochs=1), tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_steps_are_those_of_all_epochs_or_as_many_as_were_asked_for(tmp_path):
+    for number, (changes, steps) in enumerate(
+        (({"epochs": 2}, 4), ({"epochs": 2, "max_steps": 3}, 3), ({"max_steps": 9}, 4))
+    ):
+        report = train(tiny_llama(), some_rows(10), with_(**changes), tmp_path / str(number))
+        assert report.steps == len(metrics_of(tmp_path / str(number))) == steps
+
+
 def test_gradient_checkpointing_changes_nothing(tmp_path):
     results = []
     for on in (False, True):
@@ -162,6 +242,19 @@ def test_the_rate_climbs_and_goes_to_zero():
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[-1] < 0.01
     assert rate_at(99, 100, with_(schedule="constant", learning_rate=1.0)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "after"),
+    [
+        ("constant", (1, 1, 1, 1, 1, 1, 1, 1)),
+        ("linear", (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)),
+        ("cosine", (1, 0.9619398, 0.8535534, 0.6913417, 0.5, 0.3086583, 0.1464466, 0.0380602)),
+    ],
+)
+def test_the_rate_of_every_schedule(schedule, after):
+    settings = with_(warmup_ratio=0.2, learning_rate=1.0, schedule=schedule)
+    assert [rate_at(step, 10, settings) for step in range(10)] == pytest.approx([0.5, 1, *after])
 
 
 # Adapters.
@@ -255,6 +348,31 @@ def test_a_checkpoint_that_was_not_finished_leaves_the_old_one(
     report = train(tiny_llama(), some_rows(), SETTINGS, tmp_path)
     whole = train(tiny_llama(), some_rows(), SETTINGS, tmp_path / "whole")
     assert weight_hash(report.final) == weight_hash(whole.final)
+    assert [line["step"] for line in metrics_of(tmp_path)] == list(range(1, 11)), "each step once"
+
+
+class Begun(StopAt):
+    """Progress that notes how many steps a training goes on from."""
+
+    first: int | None = None
+
+    def advance(self, n, **fields):
+        self.first = n if self.first is None else self.first
+        super().advance(n)
+
+
+def test_the_newest_of_several_checkpoints_is_gone_on_with(tmp_path):
+    """Several are there after a kill between making one and removing those before it."""
+    settings, folder = with_(save_every_steps=1), tmp_path / "run"
+    for steps in (3, 5):
+        with pytest.raises(Stop):
+            train(tiny_llama(), some_rows(), settings, folder, progress=StopAt(steps))
+        newest = folder / f"checkpoint-0000000{steps}"
+        shutil.copytree(newest, tmp_path / newest.name)
+    shutil.copytree(tmp_path / "checkpoint-00000003", folder / "checkpoint-00000003")
+    begun = Begun(100)
+    train(tiny_llama(), some_rows(), settings, folder, progress=begun)
+    assert begun.first == 5
 
 
 def test_a_finished_training_is_not_done_again(tmp_path):

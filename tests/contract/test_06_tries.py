@@ -162,6 +162,14 @@ def test_sequences_are_packed_only_where_it_is_cheaper():
     assert len(pack(sequences, CostRule(1e-1))) == 4, "attention would cost more than is saved"
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_cost_of_a_pair_is_that_of_the_models_shape(tied):
+    attention = 4 * 2 * 8 * 2  # heads, their width, layers
+    layer = 16 * (16 + 8 + 8 + 16) + 3 * 16 * 32 + 2 * 16
+    rule = CostRule.of(tiny_llama(tie_word_embeddings=tied))
+    assert rule.pair == attention / (2 * (2 * layer + 16))
+
+
 def test_no_tensor_of_tokens_by_vocabulary_is_made(monkeypatch):
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 8 * 32)
     model = tiny_llama()

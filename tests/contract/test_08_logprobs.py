@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
@@ -10,8 +11,15 @@ from coterie.trajectories.row import rows
 from coterie.trajectories.view import view
 from tests.dialogue import AGENTS, play
 from tests.templates import model
+from tests.training_models import SHAPE
 
 TOLERANCE = 1e-4
+OWN_WAYS = {
+    "tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
+    "untied": LlamaConfig(**SHAPE, tie_word_embeddings=False),
+    "capped": Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=0.5),
+}
+"""Ways from hidden states to logits."""
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -37,3 +45,19 @@ def test_the_trainers_forward_agrees(template: str, engine: InProcessEngine) -> 
     batch = [row for agent in AGENTS for row in rows(view(game.tree, game.leaf, agent))]
     for row, found in zip(batch, row_logprobs(model(template).model, batch), strict=True):
         assert (found - torch.tensor(row.logprobs)).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("way", OWN_WAYS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_the_models_own_logits(way: str, temperature: float) -> None:
+    torch.manual_seed(0)
+    own = AutoModelForCausalLM.from_config(OWN_WAYS[way]).eval()
+    with torch.no_grad():
+        for weight in own.parameters():
+            weight.mul_(3)
+        ids = torch.randint(32, (3, 10))
+        at, tokens = targets(ids, torch.arange(10).expand(3, 10) > 4)
+        found = token_logprobs(own, ids, at, tokens, temperature=temperature)
+        logits = own(ids).logits.flatten(0, 1)[at] / temperature
+    expected = logits.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
+    assert (found - expected).abs().max() < TOLERANCE
