@@ -47,6 +47,8 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4}
 LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
 MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+CAPPED = {"head_dim": 8, "layer_types": ["full_attention"] * 2, "attn_logit_softcapping": 1.0}
+CAPPED |= {"attn_implementation": "eager"}
 INKLING = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 INKLING |= {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "rel_extent": 16}
 WHOLE = ("flat", "packed", "engine")
@@ -65,6 +67,7 @@ FAMILIES: dict[str, tuple[str, dict[str, object], Sequence[str]]] = {
     "hyperclovax": ("hyperclovax", {**LLAMA, "logits_scaling": 4.0}, WHOLE),
     "mixtral": ("mixtral", {**LLAMA, **EXPERTS}, WHOLE),
     "gemma2": ("gemma2", {**LLAMA, "head_dim": 8, "sliding_window": 16, "final_logit_softcapping": 3.0}, ("flat",)),
+    "capped attention": ("gemma2", {**LLAMA, **CAPPED}, ("flat",)),
     "falcon_h1": ("falcon_h1", {**LLAMA, **MAMBA, "lm_head_multiplier": 0.1, "mamba_chunk_size": 16}, ("flat",)),
     "inkling": ("inkling_text", {**LLAMA, **INKLING, "logits_mup_width_multiplier": 4.0}, ("flat",)),
     "mamba": ("mamba", {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, ("flat",)),

@@ -13,14 +13,12 @@ from coterie.models.loading import LoadedModel
 
 STEPS = 3
 """Last tokens of each row, which come one by one after the prompt."""
+DO = "use the vLLM engine for this model"
 Score = Callable[[Sequence[tuple[int, ...]], int], list[list[float]]]
 
 
-def check_steps(loaded: LoadedModel, checked: Checked, rows: Rows, score: Score) -> None:
-    """Refuse (``UserError``) a model that reads, decodes or scores otherwise than it should.
-
-    Of ``rows`` none may be in use, and none is afterwards.
-    """
+def check_context(loaded: LoadedModel) -> None:
+    """Refuse (``UserError``) a context in which a model's numbers would not hold."""
     most = context_length(loaded.model.config)
     if most is not None and loaded.context_length > most:
         raise UserError(
@@ -28,12 +26,21 @@ def check_steps(loaded: LoadedModel, checked: Checked, rows: Rows, score: Score)
             f"numbers hold up to {most}",
             f"give context_length={most} or less",
         )
-    with torch.no_grad():
-        own = [one.cpu() for one in checked.own(loaded.model)]
+
+
+def check_steps(checked: Checked, own: Sequence[Tensor], rows: Rows, score: Score) -> None:
+    """Refuse (``UserError``) a model that reads, decodes or scores otherwise than its ``own`` pass does.
+
+    Of ``rows`` none may be in use, and none is afterwards.
+    """
+    own = [one.cpu() for one in own]
     last = [one[-STEPS - 1 :] for one in own]
-    checked.demand("when it is sampled with cached keys", lambda: _stepped(checked, rows), last)
+    checked.demand("when sampled with cached keys", lambda: _stepped(checked, rows), last, DO)
     checked.demand(
-        "when scored by the engine", lambda: list(map(torch.tensor, score(checked.rows, 1))), own
+        "when scored by the engine",
+        lambda: list(map(torch.tensor, score(checked.rows, 1))),
+        own,
+        DO,
     )
 
 

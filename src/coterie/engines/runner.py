@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from coterie.engines.attention import attending
-from coterie.engines.check import check_steps
+from coterie.engines.check import check_context, check_steps
 from coterie.engines.llama import CompiledLlama
 from coterie.engines.padded import PaddedRows
 from coterie.engines.paged import PagedRows
 from coterie.engines.rows import Rows
 from coterie.errors import UserError
-from coterie.models.check import check, tried
+from coterie.models.check import check
 from coterie.models.context import partial_attention
 from coterie.models.loading import LoadedModel
 from coterie.models.packed import sequence_logprobs
@@ -38,14 +38,17 @@ class Runner:
         _refuse_windows(loaded.model.config)
         self._loaded = loaded
         self._cache_bytes = cache_bytes
+        check_context(loaded)
         checked = check(loaded.model)
         self._rule = checked.rule
         size = sum(weight.nbytes for weight in loaded.model.parameters())
         self._small = size <= CACHED_BYTES
         self._rows: Rows | None = None
-        way = type(tried(checked.kind, "by this engine", lambda: self._follow(0))).__name__
+        way = "compiled" if CompiledLlama.fits(loaded.model) else "padded"
         if way not in checked.ways:
-            check_steps(loaded, checked, self, self.score)
+            with torch.no_grad():
+                own = checked.own(loaded.model)
+            check_steps(checked, own, self, self.score)
             checked.ways.add(way)
 
     def clear(self) -> None:

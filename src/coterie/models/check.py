@@ -29,7 +29,7 @@ ROUNDING = 1e-3
 """Largest difference (nats) of two log-probs in float32 that is taken for rounding."""
 ROUNDING_OF_16_BITS = 0.2
 """In 16 bits, of the median of a row's differences: single tokens may differ by more."""
-DO = "use another model, or tell us of this one: it needs a case of its own"
+DO = "use another model, or open an issue about this one: it needs a case of its own"
 
 Result = TypeVar("Result")
 Rows = tuple[tuple[int, ...], ...]
@@ -72,13 +72,13 @@ class Checked:
             )
         return list(found)
 
-    def demand(self, way: str, run: Callable[[], Logprobs], own: Logprobs) -> None:
+    def demand(self, way: str, run: Callable[[], Logprobs], own: Logprobs, do: str = DO) -> None:
         """Refuse (``UserError``) the model if ``run`` fails, or gives others than its own log-probs."""
-        if apart := self.differ(tried(self.kind, way, run), own):
+        if apart := self.differ(tried(self.kind, way, run, do), own):
             raise UserError(
                 f"this {self.kind} model gives other log-probs {way} than its own forward pass does "
                 f"(by {apart})",
-                DO,
+                do,
             )
 
     def differ(self, found: Logprobs, own: Logprobs) -> str:
@@ -101,7 +101,8 @@ def check(model: Any) -> Checked:
     state = (model.training, model.config._attn_implementation, weight.device, weight.dtype)
     known = _CHECKED.setdefault(model, {})
     if state not in known:
-        rows = _rows(len(weight), context_length(model.config))
+        vocabulary = model.config.get_text_config().vocab_size
+        rows = _rows(vocabulary, context_length(model.config))
         seen = Checked(model.config.model_type, weight.dtype == torch.float32, rows)
         with torch.no_grad():
             _check(model, seen)
@@ -175,11 +176,11 @@ def _differs_packed(model: Any, seen: Checked, own: Logprobs) -> str:
     )
 
 
-def tried(kind: str, way: str, run: Callable[[], Result]) -> Result:
+def tried(kind: str, way: str, run: Callable[[], Result], do: str = DO) -> Result:
     """What ``run`` gives; whatever the model's code raises is a refusal (``UserError``)."""
     try:
         return run()
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"this {kind} model can't be run {way}: {error!r}", DO) from error
+        raise UserError(f"this {kind} model can't be run {way}: {error!r}", do) from error
