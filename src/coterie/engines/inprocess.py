@@ -154,7 +154,7 @@ class InProcessEngine:
 
         They would fail its step, and with it the requests of others.
         """
-        vocabulary = self.loaded.model.config.vocab_size
+        vocabulary = self.loaded.model.config.get_text_config().vocab_size
         if not ids or min(ids) < 0 or max(ids) >= vocabulary:
             raise EngineError(f"a prompt needs ids from 0 to {vocabulary - 1}, and at least one")
         if len(ids) + more > self.loaded.context_length:

@@ -6,6 +6,7 @@ attend to whole blocks.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from torch import Tensor
 from coterie.engines.attention import use_rows
 from coterie.engines.prefixes import BLOCK, PrefixCache, block_keys
 from coterie.engines.slots import STEP, Slots, blocks, stepped
+from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
-from coterie.models.logprobs import hidden_states, vocabulary_logits
+from coterie.models.logprobs import body, hidden_states, vocabulary_logits
 
 PROMPTS = 32
 """Prompts read at once."""
@@ -25,16 +27,12 @@ class PaddedRows:
 
     def __init__(self, loaded: LoadedModel, cache_bytes: int) -> None:
         self.model = loaded.model
-        config = self.model.config
-        if self.model.device.type == "cpu":
-            use_rows(self.model)
         weights = self.model.get_input_embeddings().weight.detach()
         self.device, self.dtype = weights.device, weights.dtype
-        heads = config.num_key_value_heads
-        width = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        self.slots = Slots(config.num_hidden_layers, heads, width, weights)
+        self.slots = Slots(*_cache_shape(self.model), weights)
+        if self.model.device.type == "cpu":
+            use_rows(self.model)
+        self._last = loaded.context_length - 1
         self._prefixes = PrefixCache[Tensor](cache_bytes // self.slots.block_bytes)
 
     def prefill(
@@ -101,6 +99,7 @@ class PaddedRows:
         at = torch.arange(span.start, span.stop, device=self.device)
         mask = self._mask(torch.arange(span.stop, device=self.device) <= at[:, None])
         ids_BQ = torch.tensor(ids, device=self.device)
+        at = at.clamp(max=self._last)  # padding may lie beyond
         return self._hidden(ids_BQ, at[None], mask[None, None], self.slots.prefill(rows, block))
 
     def _hidden(self, ids: Tensor, at: Tensor, mask: Tensor, slots: Slots) -> Tensor:
@@ -119,6 +118,29 @@ class PaddedRows:
         return torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(
             ~seen, lowest
         )
+
+
+def _cache_shape(model: Any) -> tuple[int, int, int]:
+    """Layers, heads and width of the keys that a model keeps, by a look at what it keeps of one token.
+
+    Configs name them in many ways. Raises :class:`UserError` for layers that differ, or keep more than keys
+    and values.
+    """
+    ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    kept = body(model)(input_ids=ids, use_cache=True).past_key_values
+    shapes = {
+        tuple(part.shape) if isinstance(part, Tensor) else ()
+        for layer in getattr(kept, "layers", [None])
+        for part in (getattr(layer, "keys", None), getattr(layer, "values", None))
+    }
+    (shape, *others) = shapes
+    if others or len(shape) != 4:
+        raise UserError(
+            f"the in-process engine keeps keys and values of one shape, and this {model.config.model_type} "
+            f"model has {' and '.join(map(str, sorted(shapes)))}",
+            "use the vLLM engine for this model",
+        )
+    return len(kept.layers), shape[1], shape[3]
 
 
 def _padded(rows: int) -> int:

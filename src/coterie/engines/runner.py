@@ -5,19 +5,22 @@ loops for that (:mod:`coterie.engines.paged`), others run by Transformers (:mod:
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coterie.engines.attention import attending
+from coterie.engines.check import check_context, check_steps
 from coterie.engines.llama import CompiledLlama
 from coterie.engines.padded import PaddedRows
 from coterie.engines.paged import PagedRows
 from coterie.engines.rows import Rows
 from coterie.errors import UserError
+from coterie.models.check import check
+from coterie.models.context import partial_attention
 from coterie.models.loading import LoadedModel
 from coterie.models.packed import sequence_logprobs
-from coterie.models.packing import CostRule
 from coterie.models.splitting import Splitter
 
 CACHED_BYTES = 1 << 26
@@ -35,10 +38,18 @@ class Runner:
         _refuse_windows(loaded.model.config)
         self._loaded = loaded
         self._cache_bytes = cache_bytes
-        self._rule = CostRule.of(loaded.model)
+        check_context(loaded)
+        checked = check(loaded.model)
+        self._rule = checked.rule
         size = sum(weight.nbytes for weight in loaded.model.parameters())
         self._small = size <= CACHED_BYTES
         self._rows: Rows | None = None
+        way = "compiled" if CompiledLlama.fits(loaded.model) else "padded"
+        if way not in checked.ways:
+            with torch.no_grad():
+                own = checked.own(loaded.model)
+            check_steps(checked, own, self, self.score)
+            checked.ways.add(way)
 
     def clear(self) -> None:
         """Forget all sequences, and all that was computed with the present weights."""
@@ -114,13 +125,10 @@ class Runner:
         return rows
 
 
-def _refuse_windows(config: object) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None) and not kinds
-    if window or kinds - {"full_attention"}:
-        found = ", ".join(sorted(kinds)) or "sliding window"
+def _refuse_windows(config: Any) -> None:
+    if found := partial_attention(config):
         raise UserError(
-            "the in-process engine runs models with full attention only, not "
-            f"{getattr(config, 'model_type', '?')} ({found})",
+            "the in-process engine runs models whose tokens attend to all earlier ones, and this "
+            f"{config.model_type} model has {', '.join(found)}",
             "use the vLLM engine for this model",
         )

@@ -66,6 +66,10 @@ class Slots:
             values.view(-1, width).index_copy_(0, self._cells, value.reshape(-1, width))
         return keys[self._rows, :, :stop], values[self._rows, :, :stop]
 
+    def get_seq_length(self) -> int:
+        """Tokens before those that come next: some models ask, though they are told positions and mask."""
+        return self._length - (BLOCK if self._cells is None else 1)
+
     def copy(self, source: int, targets: Sequence[int], length: int) -> None:
         """Copy the first ``length`` tokens of a row to others."""
         self.reserve(max(targets, default=0) + 1, length)

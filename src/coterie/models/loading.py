@@ -27,6 +27,7 @@ from coterie.config.home import sha256
 from coterie.errors import UserError
 from coterie.models.catalogue import converted_folder, count_weights, packaged_folder
 from coterie.models.chat import ChatRenderer
+from coterie.models.context import context_length
 
 ADAPTER_FILE = "adapter_config.json"
 """What PEFT writes beside an adapter's weights."""
@@ -36,7 +37,6 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 """What of a model's folder makes prompts and ends turns."""
 CAUSAL = ("ForCausalLM", "LMHeadModel")
-SCALED_LOGITS = ("logit_scale", "logits_scaling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,9 @@ def load_renderer(name_or_path: str | Path) -> tuple[ChatRenderer, int]:
     source = resolve(name_or_path)
     config = _config(source)
     renderer = ChatRenderer(_tokenizer(source), _generation_ends(source))
-    return renderer, config.max_position_embeddings
+    context = context_length(config)
+    assert context is not None  # see _config
+    return renderer, context
 
 
 def weights_of(name_or_path: str | Path) -> int:
@@ -201,12 +203,10 @@ def _config(source: str) -> PreTrainedConfig:
             f"{source} is not a causal language model ({', '.join(names) or config.model_type})",
             "give a model whose architecture ends in ForCausalLM",
         )
-    scaled = [name for name in SCALED_LOGITS if getattr(config, name, None) not in (None, 1.0)]
-    if scaled or getattr(config, "max_position_embeddings", None) is None:
+    if context_length(config) is None:
         raise UserError(
-            f"{source} ({config.model_type}) is of a kind that is not supported "
-            f"({', '.join(scaled) or 'no max_position_embeddings'})",
-            "use a model in the manner of Llama or Qwen",
+            f"{source} ({config.model_type}) does not say how long its sequences may be",
+            "put max_position_embeddings into its config.json",
         )
     return config
 
