@@ -96,6 +96,10 @@ class Variant:
         """As the environment's own."""
         return self.world.score(task, answer)
 
+    def well_formed(self, answer: str) -> bool:
+        """As the environment's own."""
+        return self.world.well_formed(answer)
+
     def similarity(self, answer: str, other: str) -> float:
         """As the environment's own."""
         return self.world.similarity(answer, other)

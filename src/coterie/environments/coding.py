@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.dialogue import GRADER, DialogueState, Grade, Split
+from coterie.environments.code_form import functions
+from coterie.environments.dialogue import GRADER, WELL_FORMED, DialogueState, Grade, Split
 from coterie.environments.person import PERSON, REFERENCE, Person, Said, leaks
 from coterie.environments.services import Services
 from coterie.tools.sandbox.results import CallResult, Graded, Mode
@@ -30,6 +31,7 @@ SHOWN_REFERENCE = "\nReference:\n"
 """What the reference comes after, at the end of a critic's system prompt."""
 MARKER = "I WANT TO ANSWER:"
 """Stands before the agent's answer; ColBench's own marker, so that its trajectories can be read."""
+FENCE = "```"
 OUTPUT = "OUTPUT:"
 """What stands before it in an utterance are thoughts, which nobody else sees and the history drops."""
 LONGEST_VALUE = 200
@@ -56,6 +58,8 @@ class Coding(ABC):
     metric = "success"
     formats: tuple[str, ...] = ()
     format_agents: tuple[str, ...] = ()
+    fenced = True
+    """Whether the prompt asks for a block between fences."""
     script: Person | None = None
     """Who plays the person if nobody else is named."""
 
@@ -137,6 +141,9 @@ class Coding(ABC):
         common: dict[str, float | int | str] = {
             "turns": _own(state),
             "leaks": await leaks(replies, reference),
+            WELL_FORMED: float(
+                state.end == "answered" and self.well_formed(task, state.answer or "")
+            ),
         }
         if not code or (
             self.mode == "legacy" and any(word in (state.answer or "") for word in REFUSED)
@@ -149,6 +156,12 @@ class Coding(ABC):
         )
         metrics = {**common, "fraction": found.fraction, "results": _results(found)}
         return Grade(float(found.success), metrics)
+
+    def well_formed(self, task: Task, answer: str) -> bool:
+        """Whether a marked answer has a whole function of a name that the reference has, in a closed block."""
+        wanted = functions(task.secrets[REFERENCE].reveal(GRADER))
+        closed = not self.fenced or answer.count(FENCE) >= 2
+        return closed and not wanted.isdisjoint(functions(self.code(answer)))
 
     async def expected(self, task: Task, services: Services) -> list[Any]:
         """What the reference gives for each hidden call, found once. Raises ``EngineError`` if it fails on one."""
@@ -188,6 +201,7 @@ class SingleTurn(Coding):
         super().__init__(world.mode, world.tolerance)
         self.world = world
         self.name = world.name
+        self.fenced = world.fenced
         self.script = world.script
 
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:

@@ -32,6 +32,8 @@ class Subject:
     """What the solver is said to be good at."""
     ending: str
     """How it must give its answer."""
+    example: str
+    """The answer that ``ending`` shows, as ``read`` reads it."""
     read: Callable[[str], str | None]
     same: Callable[[str, str], bool]
     """Whether an answer (second) is the same as the right one, or as the one before it (first)."""
@@ -40,18 +42,21 @@ class Subject:
 ARITHMETIC = Subject(
     "arithmetic",
     "End each message with \\boxed{number}: your answer, a number with no unit.",
+    "number",
     boxed_number,
     same_number,
 )
 MATHEMATICS = Subject(
     "mathematics",
     "End each message with \\boxed{answer}: your answer and nothing else, in LaTeX.",
+    "answer",
     boxed_answer,
     same_mathematics,
 )
 CHOICE = Subject(
     "answering questions with options",
     "End each message with <A>answer</A>: the text of the option that you choose, word for word.",
+    "answer",
     marked_answer,
     same_text,
 )
@@ -102,6 +107,10 @@ class Debate:
     def score(self, task: Task, answer: str | None) -> float:
         """Whether the answer is the same as the right one, 0 or 1."""
         return float(answer is not None and self.subject.same(gold_answer(task), answer))
+
+    def well_formed(self, answer: str) -> bool:
+        """Whether it is not the example of the prompt."""
+        return answer != self.subject.example
 
     def similarity(self, answer: str, other: str) -> float:
         """Whether the two answers are the same, 0 or 1."""

@@ -21,6 +21,8 @@ from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
 
 Context = Literal["paragraph", "first_sentence"]
+EXAMPLE = "answer"
+"""What the prompts show between the marks."""
 
 
 class InformationExchange:
@@ -71,6 +73,10 @@ class InformationExchange:
     def score(self, task: Task, answer: str | None) -> float:
         """F1 of the answer's words, the best over all right answers."""
         return f1(answer, gold_answers(task))
+
+    def well_formed(self, answer: str) -> bool:
+        """Whether it is not the example of the prompt."""
+        return answer != EXAMPLE
 
     def similarity(self, answer: str, other: str) -> float:
         """F1 of their words."""
