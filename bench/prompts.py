@@ -5,8 +5,8 @@
 
 MODEL is what ``policy=`` of ``coterie evaluate`` takes: a packaged model, a folder, or a name on the hub. It is run by
 the in-process engine, greedily. Questions come from the rows that ship with coterie; functions are ColBench's easiest
-kinds, and MODEL plays the person too. ``exchange`` and ``persona`` are micro-worlds, whose prompts are made for the
-packaged models: how others do there says little.
+kinds, and MODEL plays the person too. A dialogue has 6 messages at most. ``exchange`` and ``persona`` are micro-worlds,
+whose prompts are made for the packaged models: how others do there says little.
 
 ``--seconds`` bounds the whole. What is left of it is shared equally among the environments that are left; dialogues
 that are not over when their share is used up are dropped and counted as ``unfinished``. The last line is one JSON
@@ -51,16 +51,23 @@ from coterie.runs.benchmark import BenchmarkSettings
 from coterie.tools.sandbox.pool import Sandbox
 
 CASES: tuple[tuple[str, Method], ...] = (
-    *((name, "dialogue") for name in (*EXCHANGES, *SUBJECTS)),
-    ("colbench_code", "dialogue"),
-    ("colbench_code", "cot"),
-    ("hotpot_qa", "cot"),
-    ("gsm8k", "cot"),
-    ("arc_c", "mad"),
-    ("trivia_qa", "autoform"),
     ("exchange", "dialogue"),
     ("persona", "dialogue"),
+    ("colbench_code", "cot"),
+    ("gsm8k", "cot"),
+    ("arc_c", "mad"),
+    *((name, "dialogue") for name in SUBJECTS),
+    ("colbench_code", "dialogue"),
+    ("hotpot_qa", "cot"),
+    ("trivia_qa", "autoform"),
+    *((name, "dialogue") for name in reversed(EXCHANGES)),
 )
+"""Environments and methods, about from the quickest to the slowest: what one leaves of its time goes to those after."""
+
+TURNS = 6
+"""Messages of a dialogue at most; of the agent, where a person talks too."""
+AT_ONCE = 2
+"""Dialogues at a time: few, so that some end on a slow machine too."""
 
 
 @dataclass(frozen=True)
@@ -105,17 +112,19 @@ def summed(finished: Sequence[Finished], started: int, seconds: float) -> Found:
 
 
 async def played(player: Player, world: DialogueEnvironment, tasks: int, seconds: float) -> Found:
-    """As many dialogues as there are tasks, at once, and for so long at most."""
+    """As many dialogues as there are tasks, some at a time, and for so long at most."""
     began = time.perf_counter()
     drawn = world.tasks("heldout", tasks, 0)
     episodes = [Episode(task, 0, 0, "bench") for task in drawn]
     finished: list[Finished] = []
     try:
-        async with asyncio.timeout(seconds), player.play_all(episodes) as playing:
-            async for one in playing:
-                finished.append(one)
-                if one.failure:
-                    print(f"failed: {one.failure}", file=sys.stderr)
+        async with asyncio.timeout(seconds):
+            for start in range(0, len(episodes), AT_ONCE):
+                async with player.play_all(episodes[start : start + AT_ONCE]) as playing:
+                    async for one in playing:
+                        finished.append(one)
+                        if one.failure:
+                            print(f"failed: {one.failure}", file=sys.stderr)
     except TimeoutError:
         pass
     return summed(finished, len(episodes), time.perf_counter() - began)
@@ -142,7 +151,9 @@ async def measure(told: Told, end: float, functions: Path) -> dict[str, Found]:
         await easiest(functions, told.tasks, sandbox)
         for place, (name, method) in enumerate(CASES):
             source = str(functions) if name == "colbench_code" else "sample"
-            settings = BenchmarkSettings(method=method, data=DataSettings(source=source))
+            settings = BenchmarkSettings(
+                method=method, data=DataSettings(source=source, turns=TURNS)
+            )
             world = settings.world(name)
             speaker = getattr(world, "script", None) or ModelPerson(chat, person)
             player = Player(world, voice, 0, Services(speaker, sandbox))
@@ -169,7 +180,7 @@ def main() -> None:
     parser.add_argument("model", help="a packaged model, a folder, or a name on the hub")
     parser.add_argument("--tasks", type=int, default=4, help="of each environment; default: 4")
     parser.add_argument("--max-tokens", type=int, default=256, help="of a message; default: 256")
-    parser.add_argument("--seconds", type=float, default=480, help="for everything; default: 480")
+    parser.add_argument("--seconds", type=float, default=540, help="for everything; default: 540")
     told = Told(**vars(parser.parse_args()))
     end = time.perf_counter() + told.seconds
     heads = " ".join(f"{head:>11}" for head in ("well formed", "cut off", "score"))

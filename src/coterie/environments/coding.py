@@ -14,6 +14,7 @@ from typing import Any
 
 from coterie.engines.protocol import EngineError
 from coterie.environments.code_form import functions
+from coterie.environments.code_prompts import at_once, work
 from coterie.environments.dialogue import GRADER, WELL_FORMED, DialogueState, Grade, Split
 from coterie.environments.person import PERSON, REFERENCE, Person, Said, leaks
 from coterie.environments.services import Services
@@ -76,11 +77,11 @@ class Coding(ABC):
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """How the agent is to work."""
-        return (Part(_WORK.format(turns=self.max_turns, marker=MARKER), source="task"),)
+        return (Part(work(self.max_turns, MARKER), source="task"),)
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """That the agent has to answer at once: the benchmark's single-turn baseline."""
-        return (Part(_AT_ONCE.format(marker=MARKER), source="task"),)
+        return (Part(at_once(MARKER), source="task"),)
 
     def opening(self, task: Task) -> str:
         """The person's request."""
@@ -278,18 +279,3 @@ def _results(graded: Graded) -> str:
             for test in graded.tests
         ]
     )
-
-
-_WORK = (
-    "You write Python functions for people. The person who writes to you wants one function, made for their own "
-    "case, and has not told you all that it must do.\n"
-    "- Ask before you write: what the request leaves open is decided in the person's head, and a guess is nearly "
-    "always wrong.\n"
-    "- One simple question at a time; the person knows no code and answers in a sentence or two.\n"
-    "- You have {turns} messages in all. Be brief, and answer before they are used up.\n"
-    "- When you know enough, write {marker} and after it only the code of the function, without explanation."
-)
-_AT_ONCE = (
-    "You write Python functions for people. Answer at once: write {marker} and after it only the code of the function "
-    "that is asked for, without explanation."
-)
