@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -249,6 +250,25 @@ def test_evaluations_show_well_formed_answers_and_cut_off_messages(cli: Cli) -> 
     first, second = json.loads(several.out.splitlines()[-1])["rows"]
     assert first["of_all"] == second["of_all"] and 0 < first["of_all"]["cut_off"] < 1
     assert "well formed" in several.out and "cut off" in several.out
+
+
+def test_the_benchmark_measures_within_its_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench import prompts
+
+    monkeypatch.setattr(prompts, "CASES", (("persona", "dialogue"), ("colbench_code", "cot")))
+    monkeypatch.setattr(sys, "argv", ["prompts", "tiny-persona", "--tasks=3", "--seconds=60"])
+    prompts.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["environments"]
+    assert (found["persona"]["well_formed"], found["persona"]["n"]) == (1.0, 3)
+    assert (found["colbench_code cot"]["well_formed"], found["colbench_code cot"]["n"]) == (0.0, 3)
+    monkeypatch.setattr(sys, "argv", ["prompts", "tiny-persona", "--tasks=3", "--seconds=0"])
+    prompts.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["environments"]
+    assert [(one["n"], one["unfinished"], one["score"]) for one in found.values()] == [
+        (0, 3, None), (0, 3, None)
+    ]  # fmt: skip
 
 
 def finishes() -> list[str]:
