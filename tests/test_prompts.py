@@ -36,6 +36,7 @@ from coterie.environments.persona.environment import Persona
 from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings, environment
 from coterie.environments.services import Services
 from coterie.rewards.judge import Situation, question, read_verdict
+from coterie.runs.benchmark import BenchmarkSettings, store_name
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.store import Store
@@ -250,6 +251,15 @@ def test_evaluations_show_well_formed_answers_and_cut_off_messages(cli: Cli) -> 
     first, second = json.loads(several.out.splitlines()[-1])["rows"]
     assert first["of_all"] == second["of_all"] and 0 < first["of_all"]["cut_off"] < 1
     assert "well formed" in several.out and "cut off" in several.out
+
+
+def test_dialogues_under_other_prompts_are_not_read_for_these(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = BenchmarkSettings(data=DataSettings(source="sample"))
+    names = [store_name("gsm8k", settings, "m") for _ in range(2)]
+    monkeypatch.setattr("coterie.environments.debate.LENGTH", "- Take your time.\n")
+    assert len({*names, store_name("gsm8k", settings, "m")}) == 2
 
 
 def test_the_benchmark_measures_within_its_time(
