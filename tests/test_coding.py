@@ -220,7 +220,7 @@ def test_secrets_are_for_those_who_may_read_them() -> None:
     for name, reader in ((REFERENCE, AGENT), (TESTS, PERSON), (TESTS, "critic")):
         with pytest.raises(PrivilegeError):
             task.secrets[name].reveal(reader)
-    assert REFERENCE_CODE in role(task, [(PERSON, "Hello"), (AGENT, "Which?")])
+    assert REFERENCE_CODE in role(task, [(PERSON, "Hello"), (AGENT, "Which?")], 400)
     persona = Persona().tasks("train", 1, 0)[0]
     for name in (REFERENCE, TESTS, HIDDEN):
         with pytest.raises(PrivilegeError):

@@ -151,7 +151,7 @@ def test_two_agents_are_told_of_a_partner_and_three_of_partners(name: str) -> No
         (task,) = world.tasks("heldout", 1, 0)
         for agent in world.agents:
             parts = world.system_parts(task, agent)
-            text = parts[0].text + (parts[-2].text if exchange else "")
+            text = parts[0].text + (parts[-1].text if exchange else "")
             assert all(name in text for name in world.agents)
             assert ("Carol" in text) == (agents == 3)
             if exchange:
@@ -160,8 +160,9 @@ def test_two_agents_are_told_of_a_partner_and_three_of_partners(name: str) -> No
                 assert ("both of you" in text) == (agents == 2)
     solver = world.system_parts(task, "Alice")[0].text
     if not exchange:
-        assert "Bob and Carol read your work" in solver
-        assert "Bob and you read the work" in world.system_parts(task, "Carol")[0].text
+        assert "Bob and Carol read your messages and point out" in solver
+        carol = world.system_parts(task, "Carol")[0].text
+        assert "You read the solution, as Bob does, and look" in carol
 
 
 def test_options_are_in_the_question() -> None:

@@ -96,6 +96,10 @@ class Variant:
         """As the environment's own."""
         return self.world.score(task, answer)
 
+    def well_formed(self, answer: str) -> bool:
+        """As the environment's own."""
+        return self.world.well_formed(answer)
+
     def similarity(self, answer: str, other: str) -> float:
         """As the environment's own."""
         return self.world.similarity(answer, other)
@@ -176,11 +180,11 @@ class AutoForm(Variant):
 
 
 _DEBATE = (
-    "Several of you answer the same question. First answer by yourself. Then you see the others' "
-    "messages: hold them against your own steps, mend what was wrong, and answer again.\n"
+    "Several agents answer the same question. In your first message, answer it on your own. Then you see the messages "
+    "of the others: compare them with your own steps, correct your mistakes, and answer again.\n"
 )
 _CHOOSE = (
-    "First choose the shortest form for what you have to say that is not plain sentences, such as "
-    "a table, key = value pairs, logic, code, or one of your own. Name it at the beginning of your "
-    "first message, then write in it alone; only the mark of the answer stays as it is.\n"
+    "First choose a short form for your messages that is not plain sentences, such as a table, key = value pairs, "
+    "logic, code, or a form of your own. Name it at the beginning of your first message, and use it in all of your "
+    "messages. Only the line with the answer keeps the form that is shown below.\n"
 )

@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.dialogue import GRADER, DialogueState, Grade, Split
+from coterie.environments.code_form import functions
+from coterie.environments.code_prompts import at_once, work
+from coterie.environments.dialogue import GRADER, WELL_FORMED, DialogueState, Grade, Split
 from coterie.environments.person import PERSON, REFERENCE, Person, Said, leaks
 from coterie.environments.services import Services
 from coterie.tools.sandbox.results import CallResult, Graded, Mode
@@ -30,6 +32,7 @@ SHOWN_REFERENCE = "\nReference:\n"
 """What the reference comes after, at the end of a critic's system prompt."""
 MARKER = "I WANT TO ANSWER:"
 """Stands before the agent's answer; ColBench's own marker, so that its trajectories can be read."""
+FENCE = "```"
 OUTPUT = "OUTPUT:"
 """What stands before it in an utterance are thoughts, which nobody else sees and the history drops."""
 LONGEST_VALUE = 200
@@ -56,6 +59,8 @@ class Coding(ABC):
     metric = "success"
     formats: tuple[str, ...] = ()
     format_agents: tuple[str, ...] = ()
+    fenced = True
+    """Whether the prompt asks for a block between fences."""
     script: Person | None = None
     """Who plays the person if nobody else is named."""
 
@@ -72,11 +77,11 @@ class Coding(ABC):
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """How the agent is to work."""
-        return (Part(_WORK.format(turns=self.max_turns, marker=MARKER), source="task"),)
+        return (Part(work(self.max_turns, MARKER), source="task"),)
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """That the agent has to answer at once: the benchmark's single-turn baseline."""
-        return (Part(_AT_ONCE.format(marker=MARKER), source="task"),)
+        return (Part(at_once(MARKER), source="task"),)
 
     def opening(self, task: Task) -> str:
         """The person's request."""
@@ -137,6 +142,9 @@ class Coding(ABC):
         common: dict[str, float | int | str] = {
             "turns": _own(state),
             "leaks": await leaks(replies, reference),
+            WELL_FORMED: float(
+                state.end == "answered" and self.well_formed(task, state.answer or "")
+            ),
         }
         if not code or (
             self.mode == "legacy" and any(word in (state.answer or "") for word in REFUSED)
@@ -149,6 +157,12 @@ class Coding(ABC):
         )
         metrics = {**common, "fraction": found.fraction, "results": _results(found)}
         return Grade(float(found.success), metrics)
+
+    def well_formed(self, task: Task, answer: str) -> bool:
+        """Whether a marked answer has a whole function of a name that the reference has, in a closed block."""
+        wanted = functions(task.secrets[REFERENCE].reveal(GRADER))
+        closed = not self.fenced or answer.count(FENCE) >= 2
+        return closed and not wanted.isdisjoint(functions(self.code(answer)))
 
     async def expected(self, task: Task, services: Services) -> list[Any]:
         """What the reference gives for each hidden call, found once. Raises ``EngineError`` if it fails on one."""
@@ -188,6 +202,7 @@ class SingleTurn(Coding):
         super().__init__(world.mode, world.tolerance)
         self.world = world
         self.name = world.name
+        self.fenced = world.fenced
         self.script = world.script
 
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
@@ -264,18 +279,3 @@ def _results(graded: Graded) -> str:
             for test in graded.tests
         ]
     )
-
-
-_WORK = (
-    "You write Python functions for people. The person who writes to you wants one function, made for their own "
-    "case, and has not told you all that it must do.\n"
-    "- Ask before you write: what the request leaves open is decided in the person's head, and a guess is nearly "
-    "always wrong.\n"
-    "- One simple question at a time; the person knows no code and answers in a sentence or two.\n"
-    "- You have {turns} messages in all. Be brief, and answer before they are used up.\n"
-    "- When you know enough, write {marker} and after it only the code of the function, without explanation."
-)
-_AT_ONCE = (
-    "You write Python functions for people. Answer at once: write {marker} and after it only the code of the function "
-    "that is asked for, without explanation."
-)

@@ -22,6 +22,8 @@ FORMAT_SOURCE = "format"
 """Source of the prompt part that asks for a format; ``drop_format`` removes exactly these parts."""
 GRADER = "grader"
 """The only role that may read a gold answer."""
+WELL_FORMED = "well_formed"
+"""The metric of a grade that says whether an answer was found in the form that was asked for, 0 or 1."""
 Split = Literal["train", "heldout"]
 
 
@@ -98,6 +100,10 @@ class Scored(Protocol):
 
     def score(self, task: Task, answer: str | None) -> float:
         """The benchmark's metric for a final answer, in [0, 1]."""
+        ...
+
+    def well_formed(self, answer: str) -> bool:
+        """Whether an answer that was found is more than a copy of what the prompt shows as an example."""
         ...
 
 
@@ -240,10 +246,12 @@ async def graded(
     """The grade of a dialogue that has ended; 0 for a runaway. Comparing mathematics may take seconds."""
     if has_person(environment):
         return await environment.grade(state, services)
-    if state.end == "runaway":
-        return Grade(0.0)
+    answer = state.answer
+    if state.end == "runaway" or answer is None:
+        return Grade(0.0, {WELL_FORMED: 0.0})
     assert _is_scored(environment), "a world without a person is graded by its answers"
-    return Grade(await asyncio.to_thread(environment.score, state.task, state.answer))
+    score = await asyncio.to_thread(environment.score, state.task, answer)
+    return Grade(score, {WELL_FORMED: float(score > 0 or environment.well_formed(answer))})
 
 
 async def _same(environment: DialogueEnvironment, before: str | None, answer: str | None) -> bool:

@@ -152,8 +152,12 @@ def _keys(episodes: Sequence[Episode]) -> set[tuple[str, str]]:
 def store_name(benchmark: str, settings: BenchmarkSettings, policy: str) -> str:
     """A file name for the store of a policy (its weights' hash, or an endpoint's model).
 
-    It is the same for any number of samples: a store holds those that were played so far.
+    It is the same for any number of samples: a store holds those that were played so far. Other
+    prompts have another store.
     """
     rows = content(benchmark, settings.data)
     same = settings.model_copy(update={"samples": 1})
-    return f"{benchmark}-{digest(policy, same.fingerprint(), rows)[:12]}.sqlite"
+    world = settings.world(benchmark)
+    (task,) = world.tasks("heldout", 1, settings.seed)
+    prompts = [part.text for agent in world.agents for part in world.system_parts(task, agent)]
+    return f"{benchmark}-{digest(policy, same.fingerprint(), rows, *prompts)[:12]}.sqlite"

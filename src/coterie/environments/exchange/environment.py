@@ -21,6 +21,8 @@ from coterie.trajectories.tree import End
 from coterie.trajectories.turn import Part, Turn
 
 FORMATS: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
+EXAMPLE = "answer"
+"""What the prompt shows between the marks."""
 LEVELS = (1, 2, 2, 2)
 """How many facts the answers need, in turn: one question in four needs one, the others one of each."""
 
@@ -72,6 +74,10 @@ class Exchange:
     def score(self, task: Task, answer: str | None) -> float:
         """Exact match with the gold answer, 0 or 1."""
         return exact_match(answer, [gold_answer(task)])
+
+    def well_formed(self, answer: str) -> bool:
+        """Whether it is not the example of the prompt."""
+        return answer != EXAMPLE
 
     def similarity(self, answer: str, other: str) -> float:
         """Whether they are equal, 0 or 1."""

@@ -34,6 +34,7 @@ class Persona(Coding):
 
     name = "persona"
     max_turns = MAX_TURNS
+    fenced = False
     script: Person | None = ScriptedPerson()
 
     def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
