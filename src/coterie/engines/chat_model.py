@@ -44,7 +44,7 @@ class ChatModelSettings(RequestSettings):
     @model_validator(mode="after")
     def _check_url(self) -> Self:
         if self.model.startswith(("http://", "https://")):
-            raise ValueError("give a server as url=URL, and as model the name of a model there")
+            raise ValueError("give a server as url=URL model=NAME, with the name of a model there")
         if self.url is not None and self.model == type(self).model_fields["model"].default:
             raise ValueError(f"url={self.url} needs a model=NAME, the name of a model there")
         _ = self.endpoint
