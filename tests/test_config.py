@@ -74,16 +74,16 @@ WRONG = ("", "x", "[x, y]", "{a: b}", "-1e9", "2.5", "1e9", ".nan", "true", "202
 def test_no_key_is_refused_in_the_phrases_of_the_validator(kind: type[Settings]) -> None:
     needed = {"policy": "x", "endpoint": {"url": "http://here/v1", "model": "x"}}
     base = needed if kind is ServerSettings else {"policy": "x"} if kind is ModelSettings else {}
-    refused = 0
+    said: list[tuple[str, str]] = []
     for key in keys(kind):
         for text in WRONG:
             try:
                 resolve(kind, [base], [f"{key.path}={text}"])
             except UserError as error:
-                refused += 1
-                assert not PHRASES.search(str(error)), str(error)
-                assert key.path.rsplit(".", 1)[0] in str(error), str(error)
-    assert refused > 100
+                said.append((key.path, str(error)))
+    assert len(said) > 100
+    assert not [text for _, text in said if PHRASES.search(text)]
+    assert not [text for path, text in said if path.rsplit(".", 1)[0] not in text]
 
 
 def test_values_that_yaml_would_read_as_something_else_stay_text() -> None:
@@ -107,10 +107,10 @@ def test_a_settings_file_may_begin_with_a_bom_and_has_each_key_once(tmp_path: Pa
     file.write_text("\ufeffseed: 1\nrollout:\n  samples: 2\n", encoding="utf-8")
     assert read_yaml(file) == {"seed": 1, "rollout": {"samples": 2}}
     file.write_text("seed: 1\nrollout:\n  tasks: 2\n  tasks: 3\n")
-    with pytest.raises(UserError, match=r"config.yaml.*'tasks' is in line 3 and again in line 4"):
+    with pytest.raises(UserError, match=r"config\.yaml.*'tasks' is in line 3 and again in line 4"):
         read_yaml(file)
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="config.yaml"):
+    with pytest.raises(UserError, match=r"config\.yaml"):
         read_yaml(file)
 
 

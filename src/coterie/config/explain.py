@@ -43,7 +43,7 @@ def _found(error: ErrorDetails, known: Mapping[str, "Key"]) -> tuple[str, str]:
         inner = [key for key, k in known.items() if key.startswith(f"{path}.") and k.needed]
         return " and ".join(inner or [path]), " must be given"
     if path not in known:
-        return "", _of_group(error, path, known)
+        return _of_group(error, path, known), ""
     key = known[path]
     item = f", item {place}" if place else ""
     value = "" if key.quiet else f"={_written(error['input'])}"
