@@ -157,7 +157,7 @@ def test_a_broken_row_is_named_by_file_and_line(
         load_rows(name, "train", file)
     assert f"{file}, line 2 is broken" in error.value.what and said in error.value.what
     lacking = {key: value for key, value in good.items() if key != "question"}
-    with pytest.raises(UserError, match=r"line 1 is broken: question: Field required"):
+    with pytest.raises(UserError, match=r"line 1 is broken: question: is missing"):
         load_rows(name, "train", jsonl(file, [lacking]))
 
 

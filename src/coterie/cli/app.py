@@ -3,21 +3,21 @@
 Heavy imports (torch, transformers) happen inside commands, so that ``--help`` is quick.
 """
 
-import errno
 import os
-import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from coterie.cli.console import notes, results
 from coterie.cli.data import app as data_app
 from coterie.cli.files import export_app, import_app
 from coterie.cli.models import app as models_app
 from coterie.cli.progress import ConsoleProgress
+from coterie.cli.refusing import run_app
 from coterie.cli.serve import app as serve_app
 from coterie.errors import UserError
 
@@ -34,11 +34,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(serve_app, name="serve")
 app.add_typer(export_app, name="export")
 app.add_typer(import_app, name="import")
-console = Console(stderr=True, soft_wrap=True)
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+console = notes()
 
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")
@@ -163,6 +159,7 @@ def evaluate(
 
     if (benchmark := target.replace("-", "_")) in NAMES:
         from coterie.cli.evaluate import evaluate_benchmark
+        from coterie.config.resolve import with_defaults
         from coterie.runs.benchmark import PUBLISHED
 
         if fast and paper:
@@ -171,7 +168,8 @@ def evaluate(
         if fast or paper:
             protocol = [f"tasks={100 if fast else 1000}", *PUBLISHED.get(benchmark, ())]
         every = checkpoints is Checkpoints.all
-        evaluate_benchmark(benchmark, [*protocol, *(words or [])], every=every, console=console)
+        told = with_defaults(words or [], protocol)
+        evaluate_benchmark(benchmark, told, every=every, console=console)
         return
     from coterie.cli.running import run_stage
 
@@ -275,7 +273,7 @@ def config(
     if markdown:
         print(config_markdown(), end="")
     else:
-        Console(soft_wrap=False).print(config_table(recipe, words or []))
+        results().print(config_table(recipe, words or []))
 
 
 @app.command()
@@ -293,17 +291,11 @@ def doctor() -> None:
         table.add_column(title)
     found = checks()
     for check in found:
-        table.add_row("[green]ok[/]" if check.ok else "[red]no[/]", check.what, check.found)
-    Console().print(table)
+        mark = Text("ok", "green") if check.ok else Text("no", "red")
+        table.add_row(mark, check.what, check.found)
+    results().print(table)
     if not all(check.ok or check.optional for check in found):
         raise typer.Exit(1)
-
-
-def _refuse(what: str, todo: str) -> NoReturn:
-    console.print(f"[bold red]error:[/] {what}", highlight=False)
-    if todo:
-        console.print(f"  [bold]->[/] {todo}", highlight=False)
-    sys.exit(2)
 
 
 def main() -> None:
@@ -311,21 +303,8 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    try:
-        app()
-    except UserError as error:
-        _refuse(error.what, error.todo)
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        _refuse(
-            f"the disk is full: {error}; nothing finished is lost",
-            "free some space, then give the same command again: it resumes where it stopped",
-        )
-    except SystemExit as ended:
-        if ended.code == INTERRUPTED:
-            console.print("stopped; the same command resumes where this left off")
-        raise
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    run_app(app, console)
 
 
 if __name__ == "__main__":

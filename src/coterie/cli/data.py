@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from coterie.cli.console import notes, results
 from coterie.cli.progress import ConsoleProgress
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def list_sets() -> None:
             "\n".join(str(sample_rows(entry, split)) for split in SPLITS),
             "\n".join(prepared),
         )
-    Console().print(table)
-    Console(stderr=True, soft_wrap=True).print(
+    results().print(table)
+    notes().print(
         "Of each set, the first line trains and the second is held out. Prepared sets lie in "
         f"{home() / 'data'}"
     )
@@ -76,7 +77,7 @@ def download(name: Name) -> None:
     from coterie.datasets.prepared import folder_of
 
     entry = find(name)
-    console = Console(stderr=True, soft_wrap=True)
+    console = notes()
     console.print(f"{name}: {entry.licence}, {entry.licence_url}")
     progress = ConsoleProgress(console)
     try:
@@ -118,7 +119,7 @@ def prepare(
     from coterie.datasets.prepared import prepare as make
 
     entry = find(name)
-    console = Console(stderr=True, soft_wrap=True)
+    console = notes()
     progress = ConsoleProgress(console)
     try:
         manifest = make(entry, sources, folder_of(entry), progress, heldout=heldout, seed=seed)
@@ -156,7 +157,7 @@ def check(
     from coterie.cli.code_rows import check as check_code
     from coterie.datasets.catalogue import find
 
-    check_code(find(name), source, Console(stderr=True, soft_wrap=True))
+    check_code(find(name), source, notes())
 
 
 class Talk(StrEnum):
@@ -192,7 +193,7 @@ def prompt_pool(
     """
     from coterie.cli.prompt_pool import write
 
-    print(write(out, words or [], count, setting.value, Console(stderr=True, soft_wrap=True)))
+    print(write(out, words or [], count, setting.value, notes()))
 
 
 class Written(StrEnum):
@@ -232,7 +233,7 @@ def generate(
     """
     from coterie.cli.code_tasks import generate as write
 
-    print(write(out, words or [], count, excerpts, Console(stderr=True, soft_wrap=True)))
+    print(write(out, words or [], count, excerpts, notes()))
 
 
 class Levels(StrEnum):
@@ -270,7 +271,7 @@ def draw(
     """
     from coterie.cli.code_tasks import draw as write
 
-    print(write(out, train, heldout, level.value, seed, Console(stderr=True, soft_wrap=True)))
+    print(write(out, train, heldout, level.value, seed, notes()))
 
 
 def _say(manifest: "Manifest", console: Console) -> None:

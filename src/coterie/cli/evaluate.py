@@ -17,6 +17,7 @@ from rich.console import Console
 
 from coterie.cli.figures import Figures, show
 from coterie.cli.progress import ConsoleProgress
+from coterie.config.folders import make_folder
 from coterie.config.resolve import resolve
 from coterie.config.settings import key
 from coterie.engines.endpoint import Endpoint, EndpointSettings
@@ -120,6 +121,7 @@ def evaluate_benchmark(
 def _by_models(benchmark: str, told: ModelSettings, every: bool, console: Console) -> list[Figures]:
     found = []
     for one in _candidates(told, every):
+        make_folder(one.folder)
         engines = RunEngines(told.engine, one.base, one.folder / "servers")
         try:
             found.append(engines.run(_by_engine(benchmark, told, one, engines, console)))
@@ -153,6 +155,7 @@ async def _by_endpoint(
     benchmark: str, told: ServerSettings, console: Console
 ) -> tuple[Figures, str]:
     server = told.endpoint
+    make_folder(FOLDER)
     async with Endpoint(server) as endpoint:
         path = FOLDER / store_name(benchmark, _plain(told), f"{server.url} {server.model}")
         found = await evaluate(

@@ -8,7 +8,9 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from coterie.cli.console import notes
 from coterie.cli.progress import ConsoleProgress
+from coterie.config.resolve import with_defaults
 from coterie.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from coterie.recipes.sweet_rl import SweetRL
 
 RECORD = "record"
+COLBENCH = "dataset=colbench_code"
+"""What files of SWEET-RL are of, unless it is said otherwise."""
 
 
 class _Group(TyperGroup):
@@ -145,11 +149,14 @@ def import_optima(
 
         coterie import optima iteration_1_dpo_format.jsonl --folder runs/pairs dataset=hotpot_qa
     """
+    from coterie.config.folders import check_new_folder
+    from coterie.recipes.line_files import NEW
     from coterie.recipes.optima_files.records import Lines
 
+    check_new_folder(folder, NEW)
     lines = Lines(file)
     found = kind.value if kind else lines.kind()
-    console = Console(stderr=True, soft_wrap=True)
+    console = notes()
     if found == "dpo":
         _import_pairs(lines, folder, words or [], recipe, console)
     else:
@@ -179,7 +186,7 @@ def export_sweet_rl(
     own = _sweet_rl(settings(name, (), stored))
     with open_run(folder, name, own.settings, write=False) as run:
         done = export_run(own, run, out)
-    console = Console(stderr=True, soft_wrap=True)
+    console = notes()
     console.print(f"tasks: {done.tasks:,}")
     if done.incomplete:
         console.print(f"left out, for some of their dialogues failed: {done.incomplete:,} tasks")
@@ -215,8 +222,11 @@ def import_sweet_rl(
 
         coterie import sweet_rl random_pairs.jsonl --preferences --folder runs/pairs model=MODEL person=MODEL
     """
+    from coterie.config.folders import check_new_folder
+    from coterie.recipes.line_files import NEW
     from coterie.recipes.registry import settings
 
+    check_new_folder(folder, NEW)
     if preferences:
         if repeats is not None:
             raise UserError("preferences have no repeats", "leave out --repeats")
@@ -228,8 +238,9 @@ def import_sweet_rl(
     rows = Trajectories(file)
     found = survey(rows, repeats)
     sizes = [f"rollout.tasks={found.tasks}", f"rollout.repeats={found.repeats}"]
-    own = _sweet_rl(settings("sweet_rl/backend", ["dataset=colbench_code", *sizes, *(words or [])]))
-    console = Console(stderr=True, soft_wrap=True)
+    told = with_defaults(words or [], [COLBENCH, *sizes])
+    own = _sweet_rl(settings("sweet_rl/backend", told))
+    console = notes()
     done = import_trajectories(rows, own, folder, ConsoleProgress(console), found=found)
     console.print(f"tasks: {done.tasks:,}, dialogues: {done.dialogues:,}")
     if found.without_reward:
@@ -248,8 +259,8 @@ def _import_preferences(file: Path, folder: Path, words: list[str]) -> None:
     from coterie.recipes.registry import settings
     from coterie.recipes.sweet_files.preferences import import_preferences
 
-    own = _sweet_rl(settings("sweet_rl/backend", ["dataset=colbench_code", *words]))
-    console = Console(stderr=True, soft_wrap=True)
+    own = _sweet_rl(settings("sweet_rl/backend", with_defaults(words, [COLBENCH])))
+    console = notes()
     done = import_preferences(file, own, folder, ConsoleProgress(console))
     console.print(f"pairs: {done.pairs:,}")
     if done.held_out:
@@ -289,7 +300,7 @@ def _import_dialogues(
     _check_dataset(lines.path, found.dataset, words)
     sizes = [f"rollout.tasks={found.tasks}", f"rollout.samples={found.samples}"]
     known = [f"dataset={found.dataset}"] if found.dataset else []
-    own = optima(settings(name, [*known, *sizes, *words]))
+    own = optima(settings(name, with_defaults(words, [*known, *sizes])))
     progress = ConsoleProgress(console)
     done = import_dialogues(lines, own, folder, progress, found=found, rewarded=rewarded)
     console.print(f"tasks: {done.tasks:,}, dialogues: {done.dialogues:,}")

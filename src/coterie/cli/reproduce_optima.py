@@ -23,6 +23,8 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.cli.findings import Findings, Result, print_findings, tested
+from coterie.config.folders import make_folder
+from coterie.config.resolve import with_defaults
 from coterie.environments.registry import environment
 from coterie.evaluation.claims import Claim, HeldOut, Results, above, brief, longer
 from coterie.evaluation.self_consistency import task_curve
@@ -49,7 +51,7 @@ def reproduce(
     folder: Path, seeds: Iterable[int], words: Sequence[str], console: Console, progress: Progress
 ) -> list[Claim]:
     """Run (or resume) everything, print the tables and, as the last line, one JSON object."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     found = Findings()
     seeds = list(seeds)
     recipes = {seed: _recipes(words, seed) for seed in seeds}
@@ -81,7 +83,10 @@ def _recipes(words: Sequence[str], seed: int) -> dict[str, Optima]:
     told: dict[str, RecipeSettings] = {
         method: tested(name, plain if method == "isft" else own) for method, name in METHODS.items()
     }
-    told |= {name: tested(METHODS["isft"], [*plain, word]) for name, word in ABLATIONS.items()}
+    told |= {
+        name: tested(METHODS["isft"], with_defaults([word], plain))
+        for name, word in ABLATIONS.items()
+    }
     return {method: optima(settings) for method, settings in told.items()}
 
 

@@ -77,6 +77,12 @@ def resolve(
         raise UserError(explain(error, known), where) from None
 
 
+def with_defaults(words: Sequence[str], defaults: Iterable[str]) -> list[str]:
+    """Words, after those defaults (words too) whose keys they do not give."""
+    given = {word.partition("=")[0] for word in words}
+    return [*(word for word in defaults if word.partition("=")[0] not in given), *words]
+
+
 def keys(settings: type[Settings], prefix: str = "") -> Iterator[Key]:
     """Every key, nested groups in dotted form, in the order of declaration."""
     for name, field in settings.model_fields.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from coterie.config.folders import flush, whole_folder
+from coterie.config.folders import check_new_folder, flush, make_folder, whole_folder
 from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings
 from coterie.errors import UserError
@@ -96,7 +96,7 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
     """
     _check_folder(folder, recipe)
     if write:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         free = shutil.disk_usage(folder).free
         if free < LEAST_FREE:
             raise UserError(
@@ -114,8 +114,7 @@ def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterato
 
     Raises :class:`UserError` (with ``todo``) if there is something already, and as :func:`open_run`.
     """
-    if folder.exists():
-        raise UserError(f"{folder} exists", todo)
+    check_new_folder(folder, todo)
     with whole_folder(folder) as partial, open_run(partial, recipe, settings) as run:
         write_config(run)
         yield run

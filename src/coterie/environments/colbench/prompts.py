@@ -65,7 +65,7 @@ def request(seed: int, number: int, excerpts: Sequence[str] = ()) -> list[Uttera
 def read_excerpts(file: Path) -> tuple[str, ...]:
     """Texts of a file: of each line, or of ``.jsonl`` each line's ``text``. Raises ``UserError`` if there are none."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} can't be read: {error}", "give a text file in UTF-8") from error
     found = []
@@ -82,7 +82,7 @@ def _text(line: str, where: str) -> str:
     try:
         fields = json.loads(line) if line.strip() else ""
     except ValueError as error:
-        raise UserError(f"{where} is broken: no JSON ({error})", "mend or remove it") from error
+        raise UserError(f"{where} is broken: no JSON ({error})", "correct or remove it") from error
     text = fields.get("text") if isinstance(fields, dict) else fields
     if not isinstance(text, str):
         raise UserError(f"{where} is broken: it has no text", 'a line is {"text": "..."}')

@@ -1,0 +1,16 @@
+"""Where commands write: results to standard output, all else to standard error.
+
+Nothing that is printed is read as markup: ``coterie[wandb]``, names and models' text stay as they are.
+"""
+
+from rich.console import Console
+
+
+def results() -> Console:
+    """Standard output, for tables."""
+    return Console(markup=False, emoji=False)
+
+
+def notes() -> Console:
+    """Standard error, for what is going on; lines are not wrapped, so that paths stay whole."""
+    return Console(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)
