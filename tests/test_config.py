@@ -95,13 +95,6 @@ def test_values_that_yaml_would_read_as_something_else_stay_text() -> None:
     assert settings("optima/isft", ["model=[red]x"]).model == "[red]x"
 
 
-def test_a_key_that_is_given_twice_is_refused() -> None:
-    with pytest.raises(UserError, match="seed is given twice: seed=1 and seed=2"):
-        settings("optima/isft", ["seed=1", "seed=2"])
-    with pytest.raises(UserError, match=r"person\.model is given twice: person=script and person"):
-        settings("sweet_rl/backend", ["person=script", "person.model=script"])
-
-
 def test_a_settings_file_may_begin_with_a_bom_and_has_each_key_once(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("\ufeffseed: 1\nrollout:\n  samples: 2\n", encoding="utf-8")

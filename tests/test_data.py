@@ -136,7 +136,7 @@ def test_a_number_loses_its_commas_and_the_id_does_not_hang_on_case_or_spacing(
     "name, change, said",
     [
         ("hotpot_qa", {"question": None}, "question"),
-        ("hotpot_qa", {"answer": " "}, "answer: should hold some text"),
+        ("hotpot_qa", {"answer": " "}, "answer: must hold some text"),
         ("hotpot_qa", {"context": []}, "context"),
         ("hotpot_qa", {"context": [["Emma", "no list"]]}, "context.0.sentences"),
         ("hotpot_qa", {"context": {"title": ["Emma"], "sentences": []}}, "different lengths"),

@@ -19,7 +19,8 @@ from coterie.cli.models import app as models_app
 from coterie.cli.progress import ConsoleProgress
 from coterie.cli.refusing import run_app
 from coterie.cli.serve import app as serve_app
-from coterie.errors import UserError
+from coterie.cli.words import Words
+from coterie.errors import UserError, did_you_mean
 
 app = typer.Typer(
     add_completion=False,
@@ -36,9 +37,6 @@ app.add_typer(export_app, name="export")
 app.add_typer(import_app, name="import")
 console = notes()
 
-Words = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")
-]
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Such as optima/isft.")]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Iteration = Annotated[
@@ -159,7 +157,6 @@ def evaluate(
 
     if (benchmark := target.replace("-", "_")) in NAMES:
         from coterie.cli.evaluate import evaluate_benchmark
-        from coterie.config.resolve import with_defaults
         from coterie.runs.benchmark import PUBLISHED
 
         if fast and paper:
@@ -168,13 +165,16 @@ def evaluate(
         if fast or paper:
             protocol = [f"tasks={100 if fast else 1000}", *PUBLISHED.get(benchmark, ())]
         every = checkpoints is Checkpoints.all
-        told = with_defaults(words or [], protocol)
-        evaluate_benchmark(benchmark, told, every=every, console=console)
+        evaluate_benchmark(benchmark, [*protocol, *(words or [])], every=every, console=console)
         return
     from coterie.cli.running import run_stage
 
-    if any(word.startswith("policy=") for word in words or []):
-        raise UserError(f"no benchmark is called {target!r}", f"use one of: {', '.join(NAMES)}")
+    hint = did_you_mean(target, NAMES) if not Path(target).exists() else ""
+    if hint or any(word.startswith("policy=") for word in words or []):
+        raise UserError(
+            f"no benchmark is called {target!r}",
+            f"{hint}use one of: {', '.join(NAMES)}; a run folder is given as a path, such as runs/mine",
+        )
     run_stage("evaluate", Path(target), words or [], recipe, iteration, console)
 
 
@@ -214,6 +214,10 @@ def quickstart(
     from coterie.cli.quickstart import quickstart as start
 
     folder = folder or Path("runs/quickstart" + f"-{task}" * (task != "exchange"))
+    if model and any(word.startswith("model=") for word in words or []):
+        raise UserError(
+            "the model is given twice, by --model and by model=", "leave one of them out"
+        )
     chosen = [f"model={model}"] if model else []
     start(folder, [*chosen, *(words or [])], task, console)
 
@@ -243,9 +247,12 @@ def reproduce(
     """
     if scale != "tiny":
         raise UserError(f"--scale {scale} does not exist", "use --scale tiny")
-    if recipe not in ("optima", "optima/isft", "sweet_rl"):
+    known = ("optima", "optima/isft", "sweet_rl")
+    if recipe not in known:
         todo = "use optima, optima/isft, or sweet_rl"
-        raise UserError(f"there are no claims {recipe!r} to test", todo)
+        raise UserError(
+            f"there are no claims {recipe!r} to test", did_you_mean(recipe, known) + todo
+        )
     if recipe == "optima":
         from coterie.cli.reproduce_optima import reproduce as test_claims
     elif recipe == "sweet_rl":

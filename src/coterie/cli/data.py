@@ -10,6 +10,7 @@ from rich.table import Table
 
 from coterie.cli.console import notes, results
 from coterie.cli.progress import ConsoleProgress
+from coterie.cli.words import Words
 
 if TYPE_CHECKING:
     from coterie.datasets.prepared import Manifest
@@ -170,10 +171,7 @@ class Talk(StrEnum):
 @app.command("prompt-pool")
 def prompt_pool(
     out: Annotated[Path, typer.Option(help="The JSONL file to write, or to go on with.")],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(help="endpoint.url=URL endpoint.model=NAME, and temperature=1.0."),
-    ] = None,
+    words: Words = None,
     count: Annotated[int, typer.Option(help="How many formats the file is to have.", min=1)] = 20,
     setting: Annotated[
         Talk, typer.Option(help="Agents that exchange what they know, or a debate's solver.")
@@ -206,12 +204,7 @@ class Written(StrEnum):
 def generate(
     what: Annotated[Written, typer.Argument(help="What the tasks are for.")],
     out: Annotated[Path, typer.Option(help="The JSONL file to write, or to go on with.")],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="endpoint.url=URL endpoint.model=NAME, temperature=1.0, max_tokens=2048, seed=0."
-        ),
-    ] = None,
+    words: Words = None,
     count: Annotated[int, typer.Option(help="How many tasks the file is to have.", min=1)] = 100,
     excerpts: Annotated[
         Path | None,

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from coterie.cli.console import notes
 from coterie.cli.progress import ConsoleProgress
-from coterie.config.resolve import with_defaults
+from coterie.cli.words import Words
 from coterie.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from coterie.recipes.sweet_rl import SweetRL
 
 RECORD = "record"
-COLBENCH = "dataset=colbench_code"
-"""What files of SWEET-RL are of, unless it is said otherwise."""
 
 
 class _Group(TyperGroup):
@@ -128,9 +126,7 @@ def export_optima(
 def import_optima(
     file: Annotated[Path, typer.Argument(help="A raw, rewarded, cleaned or *_dpo_format file.")],
     folder: Annotated[Path, typer.Option(help="Run folder to make.")],
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the run.")
-    ] = None,
+    words: Words = None,
     kind: Annotated[
         Kind | None, typer.Option(help="What the file holds; default: what its first line says.")
     ] = None,
@@ -198,9 +194,7 @@ def export_sweet_rl(
 def import_sweet_rl(
     file: Annotated[Path, typer.Argument(help="A file of trajectories, or of --preferences.")],
     folder: Annotated[Path, typer.Option(help="Run folder to make.")],
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the run.")
-    ] = None,
+    words: Words = None,
     repeats: Annotated[
         int | None, typer.Option(help="Dialogues of each task; default: as the file shows.", min=1)
     ] = None,
@@ -238,8 +232,7 @@ def import_sweet_rl(
     rows = Trajectories(file)
     found = survey(rows, repeats)
     sizes = [f"rollout.tasks={found.tasks}", f"rollout.repeats={found.repeats}"]
-    told = with_defaults(words or [], [COLBENCH, *sizes])
-    own = _sweet_rl(settings("sweet_rl/backend", told))
+    own = _sweet_rl(settings("sweet_rl/backend", ["dataset=colbench_code", *sizes, *(words or [])]))
     console = notes()
     done = import_trajectories(rows, own, folder, ConsoleProgress(console), found=found)
     console.print(f"tasks: {done.tasks:,}, dialogues: {done.dialogues:,}")
@@ -259,7 +252,7 @@ def _import_preferences(file: Path, folder: Path, words: list[str]) -> None:
     from coterie.recipes.registry import settings
     from coterie.recipes.sweet_files.preferences import import_preferences
 
-    own = _sweet_rl(settings("sweet_rl/backend", with_defaults(words, [COLBENCH])))
+    own = _sweet_rl(settings("sweet_rl/backend", ["dataset=colbench_code", *words]))
     console = notes()
     done = import_preferences(file, own, folder, ConsoleProgress(console))
     console.print(f"pairs: {done.pairs:,}")
@@ -300,7 +293,7 @@ def _import_dialogues(
     _check_dataset(lines.path, found.dataset, words)
     sizes = [f"rollout.tasks={found.tasks}", f"rollout.samples={found.samples}"]
     known = [f"dataset={found.dataset}"] if found.dataset else []
-    own = optima(settings(name, with_defaults(words, [*known, *sizes])))
+    own = optima(settings(name, [*known, *sizes, *words]))
     progress = ConsoleProgress(console)
     done = import_dialogues(lines, own, folder, progress, found=found, rewarded=rewarded)
     console.print(f"tasks: {done.tasks:,}, dialogues: {done.dialogues:,}")

@@ -14,7 +14,6 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.cli.running import run_all, summary
-from coterie.config.resolve import with_defaults
 from coterie.errors import UserError
 from coterie.recipes.base import PolicyRecipe
 from coterie.recipes.optima import NAME
@@ -33,7 +32,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
             "a quickstart takes no dataset=NAME",
             f"use --task, with one of: {', '.join(datasets(NAME))}",
         )
-    words = [f"dataset={dataset}", *with_defaults(words, _engine(dataset))]
+    words = [f"dataset={dataset}", *_engine(dataset), *words]
     recipe = recipe_of(settings(NAME, words, over=small(dataset)))
     recipe.check()
     _clear_if_finished(folder, recipe)

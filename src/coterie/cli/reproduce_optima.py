@@ -24,7 +24,6 @@ from rich.console import Console
 
 from coterie.cli.findings import Findings, Result, print_findings, tested
 from coterie.config.folders import make_folder
-from coterie.config.resolve import with_defaults
 from coterie.environments.registry import environment
 from coterie.evaluation.claims import Claim, HeldOut, Results, above, brief, longer
 from coterie.evaluation.self_consistency import task_curve
@@ -83,10 +82,7 @@ def _recipes(words: Sequence[str], seed: int) -> dict[str, Optima]:
     told: dict[str, RecipeSettings] = {
         method: tested(name, plain if method == "isft" else own) for method, name in METHODS.items()
     }
-    told |= {
-        name: tested(METHODS["isft"], with_defaults([word], plain))
-        for name, word in ABLATIONS.items()
-    }
+    told |= {name: tested(METHODS["isft"], [*plain, word]) for name, word in ABLATIONS.items()}
     return {method: optima(settings) for method, settings in told.items()}
 
 

@@ -23,7 +23,6 @@ from rich.console import Console
 
 from coterie.cli.findings import Findings, print_findings, tested
 from coterie.config.folders import make_folder
-from coterie.config.resolve import with_defaults
 from coterie.evaluation.claims import Claim, Results, above
 from coterie.progress import Progress
 from coterie.recipes.registry import recipe as recipe_of
@@ -62,9 +61,7 @@ def reproduce(
         methods = METHODS | (CRITICS if seed == seeds[0] else {})
         for method, own in methods.items():
             console.print(f"seed {seed}: {method}")
-            _run(
-                method, _recipe(with_defaults(own, [*words, f"seed={seed}"])), base, progress, found
-            )
+            _run(method, _recipe([*words, *own, f"seed={seed}"]), base, progress, found)
     claims = _claims(found)
     print_findings(folder, found, claims)
     return claims

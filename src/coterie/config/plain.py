@@ -39,7 +39,7 @@ def wrong(error: ErrorDetails) -> str:
     """Such as ``must be a whole number``. What a check of our own says stays as it is."""
     kind, context = error["type"], error.get("ctx", {})
     if kind in WORDS:
-        return WORDS[kind].format(**context)
+        return WORDS[kind].format(**{name: _short(value) for name, value in context.items()})
     if kind in ("value_error", "assertion_error"):
         return str(context["error"])
     if kind in ("literal_error", "enum"):
@@ -57,3 +57,8 @@ def wrong_at(error: ErrorDetails, skip: int = 0) -> str:
     """As :func:`wrong`, after the place of the value; the first ``skip`` steps to it are left out."""
     place = ".".join(map(str, error["loc"][skip:]))
     return f"{place}: {wrong(error)}" if place else wrong(error)
+
+
+def _short(value: object) -> object:
+    """A limit such as 1.0 as a person writes it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -48,15 +48,14 @@ def resolve(
     """Settings from nested mappings (later ones win) and ``key=value`` words (which win over all).
 
     ``where`` says to a person where the keys are listed.
-    Raises :class:`UserError` for an unknown key (naming the nearest right one), one that is given
-    twice, a word without ``=``, a value out of range, or a combination that can't work.
+    Raises :class:`UserError` for an unknown key (naming the nearest right one), a word without ``=``, a
+    value out of range, or a combination that can't work.
     """
     values: dict[str, Any] = {}
     for layer in layers:
         _merge(values, layer)
     known = {key.path: key for key in keys(settings)}
     mains = dict(_mains(settings))
-    given: dict[str, str] = {}
     for word in words:
         path, equals, text = word.partition("=")
         if not equals or not path:
@@ -65,22 +64,11 @@ def resolve(
             )
         path = mains.get(path, path)
         _check_known(path, known, where)
-        if path in given:
-            raise UserError(
-                f"{path} is given twice: {given[path]} and {word}", "leave one of them out"
-            )
-        given[path] = word
         _put(values, path, _value(known[path], text))
     try:
         return settings.model_validate(values)
     except ValidationError as error:
         raise UserError(explain(error, known), where) from None
-
-
-def with_defaults(words: Sequence[str], defaults: Iterable[str]) -> list[str]:
-    """Words, after those defaults (words too) whose keys they do not give."""
-    given = {word.partition("=")[0] for word in words}
-    return [*(word for word in defaults if word.partition("=")[0] not in given), *words]
 
 
 def keys(settings: type[Settings], prefix: str = "") -> Iterator[Key]:
