@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from coterie.cli.console import results
 from coterie.cli.progress import ConsoleProgress
 from coterie.datasets.catalogue import SPLITS, DataSet
 from coterie.datasets.code_rows import CodeRow
@@ -67,7 +68,7 @@ def check(entry: DataSet, source: str, console: Console) -> None:
         reports = asyncio.run(checked())
     finally:
         progress.close()
-    _print(reports, Console())
+    _print(reports, results())
     print(json.dumps({"set": entry.name, "files": [_json(one) for one in reports]}))
 
 
@@ -103,7 +104,6 @@ def _print(reports: Sequence[FileReport], console: Console) -> None:
         console.print(
             f"{one.file.name}: {len(one.rows):,} rows, {found:,} with findings, "
             f"{one.unusable:,} can't be tasks",
-            highlight=False,
         )
 
 

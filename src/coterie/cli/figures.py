@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from coterie.cli.console import results
 from coterie.environments.dialogue import WELL_FORMED
 from coterie.evaluation.self_consistency import Estimate
 from coterie.reports.scaling import ScalingReport, write_scaling_page
@@ -42,7 +42,7 @@ def show(
     benchmark: str, told: BenchmarkSettings, figures: Sequence[Figures], usage: str | None
 ) -> None:
     """Print the table, where the pages are, and the JSON object as the last line."""
-    console = Console(width=max(Console().width, WIDTH))
+    console = results(WIDTH)
     title = f"{benchmark}, held-out tasks"
     title += "" if told.method == "dialogue" else f", {told.method}"
     console.print(_curves(title, figures) if told.samples > 1 else _scores(title, figures))

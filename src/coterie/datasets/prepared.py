@@ -15,7 +15,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from coterie.config.folders import reason_of
 from coterie.config.home import home, new_folder, sha256
+from coterie.config.plain import wrong_at
 from coterie.datasets.catalogue import SPLITS, DataSet, Split, find
 from coterie.datasets.reading import SUFFIXES, read_rows
 from coterie.datasets.rows import QuestionRow, question_key
@@ -84,8 +86,8 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"{file} can't be read: {first}", "prepare the set again") from error
+        reason = reason_of(error) if isinstance(error, OSError) else wrong_at(error.errors()[0])
+        raise UserError(f"{file} can't be read: {reason}", "prepare the set again") from error
 
 
 def is_unchanged(folder: Path, manifest: Manifest, splits: Sequence[Split] = SPLITS) -> bool:

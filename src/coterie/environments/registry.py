@@ -15,7 +15,7 @@ from coterie.environments.format_pool import read_pool
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.environments.information_exchange import Context, InformationExchange
 from coterie.environments.persona.environment import Persona
-from coterie.errors import UserError
+from coterie.errors import UserError, did_you_mean
 from coterie.tools.sandbox.results import Mode
 
 EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
@@ -109,7 +109,10 @@ def environment(name: str, data: DataSettings | None = None) -> QuestionEnvironm
         return coding_environment(name, data)
     if name in QUESTIONS:
         return question_environment(name, data)
-    raise UserError(f"dataset={name!r} is not known", f"use one of: {', '.join(NAMES)}")
+    raise UserError(
+        f"dataset={name!r} is not known",
+        f"{did_you_mean(name, NAMES)}use one of: {', '.join(NAMES)}",
+    )
 
 
 def question_environment(name: str, data: DataSettings | None = None) -> QuestionEnvironment:

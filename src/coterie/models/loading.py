@@ -25,7 +25,12 @@ from transformers import (
 
 from coterie.config.home import sha256
 from coterie.errors import UserError
-from coterie.models.catalogue import converted_folder, count_weights, packaged_folder
+from coterie.models.catalogue import (
+    check_hub_name,
+    converted_folder,
+    count_weights,
+    packaged_folder,
+)
 from coterie.models.chat import ChatRenderer
 from coterie.models.context import context_length
 
@@ -141,17 +146,23 @@ def resolve(name_or_path: str | Path) -> str:
     if known := packaged_folder(name) or converted_folder(name):
         return str(known)
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UserError(
-                f"{folder} is no model: it has no config.json",
-                "give the folder that save_pretrained wrote"
-                + (" (this one is an adapter; load its base model)" * is_adapter(folder)),
-            )
+            raise UserError(f"{folder} is no model: it has no config.json", _model_in(folder))
         return str(folder)
-    if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"there is no folder {folder}", "check the path of the model")
+    check_hub_name(f"{folder}/" if isinstance(name_or_path, Path) else name)
     return name
+
+
+def _model_in(folder: Path) -> str:
+    """What to give instead of a folder that is no model."""
+    if is_adapter(folder):
+        return (
+            "give a folder that save_pretrained wrote; this one is an adapter: load its base model"
+        )
+    inside = sorted(config.parent for config in folder.rglob("final/config.json"))
+    found = f", such as {inside[-1]}" if inside else ""
+    return f"give a folder that save_pretrained wrote{found}"
 
 
 def identity(name_or_path: str | Path) -> str:

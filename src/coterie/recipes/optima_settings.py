@@ -108,6 +108,11 @@ class OptimaSettings(RecipeSettings):
             )
         if self.select.rule == "random" and len(self.select.counts) < self.iterations:
             raise ValueError(f"select.counts needs {self.iterations} numbers, one an iteration")
+        if self.select.rule == "best" and self.select.threshold > self.reward.most:
+            raise ValueError(
+                f"select.threshold={self.select.threshold:g} is above the highest reward that there can be, "
+                f"{self.reward.most:g} with these settings of reward; lower it"
+            )
         return self
 
 
@@ -184,6 +189,16 @@ class OptimaDPOSettings(OptimaSettings):
             raise ValueError(
                 f"{self.recipe} trains each policy from the last one, and an adapter on an adapter "
                 "is not there yet; use method=full in train and in dpo.train"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_no_pairs(self) -> Self:
+        most = self.dpo.reward.most
+        if self.dpo.select.theta_filter >= most:
+            raise ValueError(
+                f"dpo.select.theta_filter={self.dpo.select.theta_filter:g} is not below the highest value that "
+                f"there can be, {most:g} with these settings of dpo.reward; lower it"
             )
         return self
 

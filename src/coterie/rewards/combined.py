@@ -61,6 +61,12 @@ class RewardSettings(Settings):
         ge=0,
     )
 
+    @property
+    def most(self) -> float:
+        """No reward is above this."""
+        bound = 1.0 if self.loss_term == "bounded" else 1 / SMALLEST_LOSS
+        return 1.0 + self.lambda_loss * bound
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from coterie.config.folders import make_folder
 from coterie.config.settings import Settings, key
 from coterie.engines.protocol import Sampling
 from coterie.environments.baselines import Method, by_method
@@ -119,7 +120,7 @@ async def evaluate(
     Raises ``UserError`` for an unknown benchmark, missing data, or if every dialogue fails.
     """
     world = settings.world(benchmark)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with Store.open(path) as store:
         tasks = world.tasks("heldout", settings.tasks, settings.seed)
         attempt = 0

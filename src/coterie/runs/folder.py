@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from coterie.config.folders import flush, whole_folder
+from coterie.config.folders import check_new_folder, flush, make_folder, whole_folder
 from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings
 from coterie.errors import UserError
@@ -91,12 +91,12 @@ class Run:
 def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = True) -> Iterator[Run]:
     """Open a run folder, or make it. Its config is (re)written with ``settings``.
 
-    Raises :class:`UserError` if the folder belongs to another recipe, holds other things, is in
-    use by another process, or lies on a disk that is full.
+    Raises :class:`UserError` if the folder belongs to another recipe, holds other things or trainings
+    without their record, can't be written to, is in use by another process, or lies on a disk that is full.
     """
     _check_folder(folder, recipe)
     if write:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         free = shutil.disk_usage(folder).free
         if free < LEAST_FREE:
             raise UserError(
@@ -104,7 +104,13 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
                 f"a run needs at least {LEAST_FREE / 2**20:.0f} MiB: free some space or use "
                 "--folder on another disk",
             )
-    with Store.open(folder / "store.sqlite", read_only=not write) as store:
+    path = folder / "store.sqlite"
+    trained = any(folder.glob("training/iteration-*"))
+    if trained and not path.is_file():
+        raise _without_record(path, "is gone")
+    with Store.open(path, read_only=not write) as store:
+        if trained and store.is_empty():
+            raise _without_record(path, "is empty")
         yield Run(folder, recipe, settings, store)
 
 
@@ -114,8 +120,7 @@ def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterato
 
     Raises :class:`UserError` (with ``todo``) if there is something already, and as :func:`open_run`.
     """
-    if folder.exists():
-        raise UserError(f"{folder} exists", todo)
+    check_new_folder(folder, todo)
     with whole_folder(folder) as partial, open_run(partial, recipe, settings) as run:
         write_config(run)
         yield run
@@ -164,6 +169,15 @@ def _check_folder(folder: Path, recipe: str) -> None:
         raise UserError(
             f"{folder} exists and is not a run folder", "give another --folder, or an empty one"
         )
+
+
+def _without_record(path: Path, how: str) -> UserError:
+    """Starting over would adopt trainings of which nothing is known any more."""
+    folder = path.parent
+    return UserError(
+        f"{path}, the record of the run, {how}, and {folder / 'training'} holds its trainings",
+        f"put {path.name} back from a copy; to start over, remove {folder} or give another --folder",
+    )
 
 
 def _only_beginnings(folder: Path) -> bool:

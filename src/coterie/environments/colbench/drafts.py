@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rapidfuzz import fuzz, process
 
+from coterie.config.plain import wrong_at
 from coterie.datasets.code_rows import SENTENCE, CodeRow
 from coterie.datasets.rows import Text, question_key
 
@@ -54,8 +55,7 @@ def read_reply(text: str) -> CodeRow | Refused:
     try:
         draft = Draft.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        return Refused("incomplete", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return Refused("incomplete", wrong_at(error.errors()[0]))
     return _row(draft)
 
 

@@ -80,7 +80,7 @@ def request(seed: int, number: int, excerpts: Sequence[str] = ()) -> list[Uttera
 def read_excerpts(file: Path) -> tuple[str, ...]:
     """Texts of a file: of each line, or of ``.jsonl`` each line's ``text``. Raises ``UserError`` if there are none."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} can't be read: {error}", "give a text file in UTF-8") from error
     found = []
