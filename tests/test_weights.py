@@ -106,8 +106,10 @@ def test_adapters_that_are_switched_merged_and_taken_off_are_followed(kind: str)
     base = loaded(BOTH[kind])
     both = with_adapter(with_adapter(base.model, "one"), "other")
     engine = engine_of(LoadedModel(both, base.tokenizer, base.renderer, 128, "test"))
+    scaled = [module for module in both.modules() if hasattr(module, "set_scale")]
     changes: list[Callable[[], object]] = [
         lambda: activate(both, "one"),
+        lambda: [module.set_scale("one", 0.5) for module in scaled],
         lambda: both.merge_adapter(["one"]),
         lambda: activate(both, "other"),  # on the base with "one" in it
         both.unmerge_adapter,
