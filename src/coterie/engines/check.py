@@ -44,6 +44,7 @@ def check_steps(checked: Checked, own: Sequence[Tensor], rows: Rows, score: Scor
     )
 
 
+@torch.inference_mode()
 def _stepped(checked: Checked, rows: Rows) -> list[Tensor]:
     """Log-probs of the last tokens of each row: of the first after a prompt, of the others step by step."""
     prompts = [row[: -STEPS - 1] for row in checked.rows]
