@@ -72,9 +72,9 @@ class Variant:
         self.formats: tuple[str, ...] = ()
         self.format_agents: tuple[str, ...] = ()
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """As the environment's own."""
-        return self.world.tasks(split, count, seed, iteration)
+        return self.world.tasks(split, count, seed, drawn)
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """As the environment's own, for an agent that works alone."""

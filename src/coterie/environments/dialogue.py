@@ -6,7 +6,7 @@ and when the talk ends. States are frozen, so a branch of a tree is a copy of no
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
@@ -62,10 +62,11 @@ class DialogueEnvironment(Protocol):
     format_agents: tuple[str, ...]
     """The agents that a format prompt is shown to."""
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """``count`` tasks of ``train`` or ``heldout``; the splits share no task.
 
-        Each iteration gets the next training tasks. A data set that has fewer gives what it has.
+        ``drawn`` are the counts of the draws before this one, of which these training tasks are the
+        continuation: none comes again before all have come. A data set that has fewer gives what it has.
         """
         ...
 
