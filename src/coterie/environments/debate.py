@@ -12,12 +12,8 @@ from coterie.datasets.rows import QuestionRow
 from coterie.environments.agents import named, others
 from coterie.environments.dialogue import Split, gold_answer, secret_answers
 from coterie.environments.equality import same_mathematics, same_text
-from coterie.environments.extraction import (
-    boxed_answer,
-    boxed_number,
-    marked_answer,
-    same_number,
-)
+from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
+from coterie.environments.numbers import same_number
 from coterie.environments.rows import Rows
 from coterie.environments.solo import solo_prompt
 from coterie.trajectories.task import Task
