@@ -28,6 +28,7 @@ from coterie.environments.registry import (
     DataSettings,
     content,
     environment,
+    question_environment,
 )
 from coterie.errors import UserError
 from coterie.recipes.plan import check_disjoint
@@ -283,8 +284,37 @@ def test_a_models_answer_is_never_evaluated(tmp_path: Path) -> None:
     assert not touched.exists()
 
 
-async def talk(world: DialogueEnvironment, *said: str) -> DialogueState:
-    state = DialogueState(Task("t", {"question": "?"}, {}), None)
+def genes() -> Task:
+    """A task of the kind that ARC has: options that differ in their case."""
+    public = {"question": "?", "options": ["only SS", "only Ss", "Light energy"]}
+    return Task("t", public, task("only Ss").secrets)
+
+
+def test_options_that_differ_in_their_case_are_different_answers() -> None:
+    world = question_environment("arc_c", sample())
+    assert world.score(genes(), "only  Ss") == 1.0
+    for other in ("only SS", "only ss", "ONLY SS"):
+        assert world.score(genes(), other) == 0.0
+    for said, end in (
+        (("<A>only SS</A>", "no", "<A>only Ss</A>"), None),
+        (("<A>only SS</A>", "no", "<A>only ss</A>"), None),
+        (("<A>only SS</A>", "no", "<A>only SS</A>"), "agreed"),
+        (("<A>light energy</A>", "no", "<A>LIGHT energy</A>"), "agreed"),
+    ):
+        state = asyncio.run(talk(world, *said, about=genes()))
+        assert state.end == end, said
+    assert state.answer == "Light energy", "as the task spells it"
+    assert world.similarity("only SS", "only Ss") == 0.0, "two votes"
+
+
+def test_tasks_have_their_options() -> None:
+    for name in ("arc_c", "mmlu"):
+        for one in environment(name, sample()).tasks("heldout", 5, 0):
+            assert gold_answer(one) in one.public["options"]  # type: ignore[operator]
+
+
+async def talk(world: DialogueEnvironment, *said: str, about: Task | None = None) -> DialogueState:
+    state = DialogueState(about or Task("t", {"question": "?"}, {}), None)
     for index, text in enumerate(said):
         assert state.end is None, f"over before {text!r}"
         speaker = Speaker("agent", world.agents[index % len(world.agents)])
@@ -299,7 +329,7 @@ def test_the_same_answer_again_ends_a_talk() -> None:
     ends = [
         (maths, (r"\boxed{\frac{1}{2}}", "no", "no", r"\boxed{0.5}"), "agreed"),
         (maths, (r"\boxed{\frac{1}{2}}", "no", "no", r"\boxed{0.6}"), None),
-        (science, ("<A>Light energy</A>", "no", "no", "<A>light energy</A>"), "agreed"),
+        (science, ("<A>Light energy</A>", "no", "no", "<A>Light  energy</A>"), "agreed"),
         (book, ("<A>dog</A>", "<A>cat</A>", "<A>dog</A>"), None),
         (book, ("hm", "<A>dog</A>", "<A>dog</A>"), "agreed"),
     ]

@@ -23,6 +23,7 @@ from coterie.environments.dialogue import (
     DialogueState,
     QuestionEnvironment,
     Split,
+    answer_of,
 )
 from coterie.environments.exchange.environment import Exchange, ExchangeAlone
 from coterie.environments.votes import Vote
@@ -115,7 +116,7 @@ class SingleAgent(Variant):
 
     async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
         """Over after the one message."""
-        answer = self.answer(state.turns[-1].text)
+        answer = answer_of(self.world, state.task, state.turns[-1].text)
         end: End = "runaway" if cut else "turn_limit" if answer is None else "answered"
         return replace(state, answer=answer, end=end)
 
@@ -150,7 +151,7 @@ class MultiAgentDebate(Variant):
         answers = {
             turn.speaker.name: answer
             for turn in state.turns
-            if (answer := self.answer(turn.text)) is not None
+            if (answer := answer_of(self.world, state.task, turn.text)) is not None
         }
         last = [answers.get(agent) for agent in self.agents]
         winners = await asyncio.to_thread(self._voted, last)

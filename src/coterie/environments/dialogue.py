@@ -107,6 +107,15 @@ class QuestionEnvironment(DialogueEnvironment, Scored, Protocol):
 
 
 @runtime_checkable
+class WithOptions(Protocol):
+    """What an environment has besides if answers name options of a task."""
+
+    def option(self, task: Task, answer: str) -> str:
+        """The option that an answer names, as the task spells it; else the answer as it is."""
+        ...
+
+
+@runtime_checkable
 class OwnRules(Protocol):
     """What an environment has besides if its agents do not simply talk until they agree."""
 
@@ -153,6 +162,10 @@ def has_person(environment: Any) -> TypeGuard[WithPerson]:
 
 def _is_scored(environment: Any) -> TypeGuard[Scored]:
     return _is(environment.__class__, Scored)
+
+
+def _has_options(environment: Any) -> TypeGuard[WithOptions]:
+    return _is(environment.__class__, WithOptions)
 
 
 def _has_rules(environment: Any) -> TypeGuard[OwnRules]:
@@ -224,7 +237,7 @@ async def step(
         return await environment.follow(now, services)
     if _has_rules(environment):
         return await environment.settle(now, cut=cut)
-    answer = environment.answer(turn.text)
+    answer = answer_of(environment, state.task, turn.text)
     end: End | None = None
     if cut:
         end = "runaway"
@@ -233,6 +246,14 @@ async def step(
     elif len(now.turns) >= environment.max_turns:
         end = "turn_limit"
     return replace(now, answer=answer or state.answer, end=end)
+
+
+def answer_of(environment: DialogueEnvironment, task: Task, text: str) -> str | None:
+    """The answer to a task that an utterance gives, in one spelling; ``None`` if it gives none."""
+    answer = environment.answer(text)
+    if answer is None or not _has_options(environment):
+        return answer
+    return environment.option(task, answer)
 
 
 async def graded(

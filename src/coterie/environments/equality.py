@@ -11,6 +11,7 @@ import re
 import select
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -34,8 +35,21 @@ _SPELLINGS = (
 
 
 def same_text(first: str, second: str) -> bool:
-    """Equal texts, whatever their case and spacing."""
-    return first.casefold().split() == second.casefold().split()
+    """Equal texts, whatever their spacing."""
+    return first.split() == second.split()
+
+
+def option_of(answer: str, options: Sequence[str]) -> str:
+    """The option that an answer names: in its own case, or in any if only one is spelled so.
+
+    An answer that names none, or one of several that differ in their case only, is left as it is.
+    """
+    words = answer.split()
+    if any(option.split() == words for option in options):
+        return answer
+    folded = answer.casefold().split()
+    named = {tuple(o.split()): o for o in options if o.casefold().split() == folded}
+    return next(iter(named.values())) if len(named) == 1 else answer
 
 
 def spelling(latex: str) -> str:
