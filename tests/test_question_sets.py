@@ -1,7 +1,6 @@
 """The other data sets of Optima as worlds: deals, questions, answers, two agents and three."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from coterie.datasets.context_rows import CbtRow, TriviaRow
 from coterie.datasets.local import load_rows
 from coterie.datasets.rows import Paragraph, SupportingFact, TwoWikiRow
-from coterie.environments import equality
 from coterie.environments.contexts import deal, deal_parts, deal_snippets
 from coterie.environments.dialogue import (
     DialogueEnvironment,
@@ -19,7 +17,6 @@ from coterie.environments.dialogue import (
     messages,
     step,
 )
-from coterie.environments.equality import same_mathematics, spelling
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.environments.registry import (
     EXCHANGES,
@@ -254,34 +251,6 @@ def test_aliases_are_secrets_and_count() -> None:
     assert world.score(found, row.aliases[1]) == 1.0  # type: ignore[attr-defined]
     with pytest.raises(PrivilegeError):
         found.secrets["aliases"].reveal("Alice")
-
-
-def test_one_spelling_of_latex() -> None:
-    assert spelling(r"\dfrac{1}{2}") == spelling(r"$\frac12$") == r"\frac{1}{2}"
-    assert spelling(r"\left( 3, \frac{\pi}{2} \right)") == r"(3,\frac{\pi}{2})"
-    assert spelling(r"\text{Monday}.") == "Monday"
-    assert spelling(r"\leftarrow") == r"\leftarrow"
-    assert spelling("12{,}345") == "12345"
-
-
-def test_an_answer_that_takes_too_long_is_wrong_and_the_next_is_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert same_mathematics("7", r"\frac{14}{2}")
-    monkeypatch.setattr(equality, "LIMIT", 0.3)
-    start = time.monotonic()
-    assert not same_mathematics("7", "9^{9^{9^{9}}}")
-    assert time.monotonic() - start < 2
-    monkeypatch.undo()
-    assert same_mathematics("7", r"\frac{21}{3}"), "by a new process"
-
-
-def test_a_models_answer_is_never_evaluated(tmp_path: Path) -> None:
-    touched = tmp_path / "touched"
-    for text in (f"__import__('os').system('touch {touched}')", f"open('{touched}','w')"):
-        assert not same_mathematics("7", text)
-        assert not same_mathematics(text, "7")
-    assert not touched.exists()
 
 
 def genes() -> Task:

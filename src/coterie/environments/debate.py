@@ -11,8 +11,9 @@ from coterie.datasets.problem_rows import ChoiceRow
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.agents import named, others
 from coterie.environments.dialogue import Split, gold_answer, secret_answers
-from coterie.environments.equality import option_of, same_mathematics, same_text
+from coterie.environments.equality import option_of, same_text
 from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
+from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.rows import Rows
 from coterie.environments.solo import solo_prompt

@@ -1,13 +1,12 @@
-r"""When two answers are the same: equal texts, or equal mathematics.
+"""When two answers are the same text, the same option, or the same to math-verify.
 
-Mathematics is compared by math-verify, in a process of its own (``math_worker``) that is ended if it
-takes too long. Most answers are settled before, by one spelling of their LaTeX.
+math-verify runs in a process of its own (``math_worker``) that is ended if it takes too long.
+``environments.mathematics`` settles most answers without it.
 """
 
 import atexit
 import contextlib
 import json
-import re
 import select
 import subprocess
 import sys
@@ -21,17 +20,6 @@ LIMIT = 12.0
 """Seconds for a comparison; its own limits (see ``math_worker``) come earlier, but a signal waits for C code."""
 START = 120.0
 """Seconds for the process to come up; it reads in sympy."""
-LONGEST = 1000
-"""Characters; an answer that is longer is equal to its own text only."""
-
-_SPELLINGS = (
-    (re.compile(r"\\[dt]frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"\\(?:left|right)(?![a-zA-Z])"), ""),
-    (re.compile(r"\\(?:text|mathrm|textbf|mbox)\{([^{}]*)\}"), r"\1"),
-    (re.compile(r"\\frac(\d)(\d)"), r"\\frac{\1}{\2}"),
-    (re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,)(?=\d{3}(?!\d))"), ""),
-    (re.compile(r"\\[,;:! ]|[\s$]"), ""),
-)
 
 
 def same_text(first: str, second: str) -> bool:
@@ -52,26 +40,11 @@ def option_of(answer: str, options: Sequence[str]) -> str:
     return next(iter(named.values())) if len(named) == 1 else answer
 
 
-def spelling(latex: str) -> str:
-    """One spelling for answers that differ in spaces, sizes of brackets, and forms of commands."""
-    for pattern, instead in _SPELLINGS:
-        latex = pattern.sub(instead, latex)
-    return latex.removesuffix(".")
-
-
-def same_mathematics(gold: str, given: str) -> bool:
-    """Whether two answers in LaTeX are equal, such as ``\\frac{1}{2}`` and ``0.5``.
-
-    Takes milliseconds as a rule, seconds at the very worst; an answer that can't be read or takes too
-    long equals its own spelling only. May be called from any thread.
-    """
-    if spelling(gold) == spelling(given):
-        return True
-    return max(len(gold), len(given)) <= LONGEST and _compared(gold, given)
-
-
 @lru_cache(maxsize=65536)
-def _compared(gold: str, given: str) -> bool:
+def compared(gold: str, given: str) -> bool:
+    """What math-verify says of two answers in LaTeX; ``False`` if it takes too long. May be called from
+    any thread.
+    """
     return _WORKER.equal(gold, given)
 
 

@@ -46,7 +46,7 @@ _UNIT = re.compile(
     rf" ?(?:%|{_MONEY})? ?(?:/? ?(?P<words>[^\W\d_]+(?:(?: ?[/·×] ?| |-)[^\W\d_]+){{0,5}})"
     r" ?(?:\^ ?\{?-?[123]\}?|[²³])?)?"
 )
-_CALLED = re.compile(r"(?:[^\W\d_]|[\\ '(){}]|_[0-9]*)+")
+_CALLED = re.compile(r"(?:[^\W\d_]|[\\ ',(){}]|_[0-9]*)+")
 _CALL = re.compile(r"(?P<name>[^:]*?)(?::| is| are) (?P<rest>.*)")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _UNIT_LETTERS = frozenset("amghstACFJLNVW")
@@ -57,10 +57,10 @@ _TELLING = frozenset(
         "approximately approx nearly almost circa ish either neither else otherwise except instead is was "
         "are versus vs between most least plus minus negative times over under above below divided "
         "multiplied squared cubed factorial mod modulo root half twice thrice double triple dozen dozens "
-        "hundred hundreds thousand thousands million millions billion billions trillion trillions k mn bn "
+        "hundred hundreds thousand thousands million millions billion billions trillion trillions mn bn "
         "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
         "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
-        "wrong incorrect ne neq approx sim simeq cong equiv le leq ge geq lt gt pm mp sqrt pi"
+        "wrong incorrect neg ne neq approx sim simeq cong equiv le leq ge geq lt gt pm mp sqrt pi"
     )
 )
 """Words that are no unit and no name: they change a number's value, or say that it is not quite it."""
@@ -83,6 +83,22 @@ def same_number(first: str, second: str) -> bool:
     return (number(first) or first) == (number(second) or second)
 
 
+def is_unit(rest: str) -> bool:
+    """Whether a text is a unit, with a percent sign or currency before it, or nothing."""
+    found = _UNIT.fullmatch(rest)
+    if found is None:
+        return False
+    words = _LETTERS.findall(found["words"] or "")
+    return not any(_tells(word) for word in words) and all(
+        len(word) > 1 or word in _UNIT_LETTERS for word in words
+    )
+
+
+def is_name(text: str) -> bool:
+    """Whether a text only says what the number is called."""
+    return bool(_CALLED.fullmatch(text)) and not any(map(_tells, _LETTERS.findall(text)))
+
+
 def _value(text: str) -> Fraction | None:
     if len(text) > LONGEST:
         return None
@@ -90,10 +106,10 @@ def _value(text: str) -> Fraction | None:
         text = pattern.sub(instead, text)
     *called, stated = (_bare(part) for part in text.split("="))
     named = _CALL.fullmatch(stated)
-    if named and _is_name(named["name"]):
+    if named and is_name(named["name"]):
         stated = _bare(named["rest"])
     value = _stated(stated)
-    if value is None or not all(_is_name(one) or _sum(one) == value for one in called):
+    if value is None or not all(is_name(one) or _sum(one) == value for one in called):
         return None
     return value
 
@@ -101,7 +117,7 @@ def _value(text: str) -> Fraction | None:
 def _bare(text: str) -> str:
     """Without what may stand around all of it."""
     text = text.strip(" $\"'").removesuffix(".").strip(" $\"'")
-    while text[:1] + text[-1:] in ("()", "{}") and not set(text[1:-1]) & set("(){}"):
+    while text[:1] + text[-1:] in ("()", "{}") and not set(text[1:-1]) & set("(){},"):
         text = text[1:-1].strip(" $")
     return text
 
@@ -109,7 +125,7 @@ def _bare(text: str) -> str:
 def _stated(text: str) -> Fraction | None:
     """The value of a number with its sign, currency and unit."""
     found = _STATED.fullmatch(text)
-    if found is None or not _is_unit(found["rest"]) or (found["minus"] and found["inner"]):
+    if found is None or not is_unit(found["rest"]) or (found["minus"] and found["inner"]):
         return None
     try:
         value = _core(found)
@@ -130,23 +146,8 @@ def _plain(text: str) -> Fraction:
     return Fraction(re.sub("[ ,]", "", text))
 
 
-def _is_unit(rest: str) -> bool:
-    found = _UNIT.fullmatch(rest)
-    if found is None:
-        return False
-    words = _LETTERS.findall(found["words"] or "")
-    return not any(_tells(word) for word in words) and all(
-        len(word) > 1 or word in _UNIT_LETTERS for word in words
-    )
-
-
-def _is_name(text: str) -> bool:
-    """Whether a text only says what the number is called."""
-    return bool(_CALLED.fullmatch(text)) and not any(map(_tells, _LETTERS.findall(text)))
-
-
 def _tells(word: str) -> bool:
-    return word.casefold() in _TELLING or word in ("K", "M", "B")
+    return word.casefold() in _TELLING
 
 
 def _sum(text: str) -> Fraction | None:
