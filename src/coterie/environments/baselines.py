@@ -23,6 +23,7 @@ from coterie.environments.dialogue import (
     DialogueState,
     QuestionEnvironment,
     Split,
+    answer_of,
 )
 from coterie.environments.exchange.environment import Exchange, ExchangeAlone
 from coterie.environments.votes import Vote
@@ -72,9 +73,9 @@ class Variant:
         self.formats: tuple[str, ...] = ()
         self.format_agents: tuple[str, ...] = ()
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """As the environment's own."""
-        return self.world.tasks(split, count, seed, iteration)
+        return self.world.tasks(split, count, seed, drawn)
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """As the environment's own, for an agent that works alone."""
@@ -119,7 +120,7 @@ class SingleAgent(Variant):
 
     async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
         """Over after the one message."""
-        answer = self.answer(state.turns[-1].text)
+        answer = answer_of(self.world, state.task, state.turns[-1].text)
         end: End = "runaway" if cut else "turn_limit" if answer is None else "answered"
         return replace(state, answer=answer, end=end)
 
@@ -154,7 +155,7 @@ class MultiAgentDebate(Variant):
         answers = {
             turn.speaker.name: answer
             for turn in state.turns
-            if (answer := self.answer(turn.text)) is not None
+            if (answer := answer_of(self.world, state.task, turn.text)) is not None
         }
         last = [answers.get(agent) for agent in self.agents]
         winners = await asyncio.to_thread(self._voted, last)

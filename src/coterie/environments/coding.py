@@ -70,7 +70,7 @@ class Coding(ABC):
         self._expected: dict[str, Sequence[CallResult]] = {}
 
     @abstractmethod
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """See ``DialogueEnvironment.tasks``."""
 
     # -- what is said -------------------------------------------------------------------------
@@ -205,9 +205,9 @@ class SingleTurn(Coding):
         self.fenced = world.fenced
         self.script = world.script
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """As the world's own."""
-        return self.world.tasks(split, count, seed, iteration)
+        return self.world.tasks(split, count, seed, drawn)
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """As the world's own, for an agent that has to answer at once."""

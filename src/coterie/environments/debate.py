@@ -11,13 +11,10 @@ from coterie.datasets.problem_rows import ChoiceRow
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.agents import named, others
 from coterie.environments.dialogue import Split, gold_answer, secret_answers
-from coterie.environments.equality import same_mathematics, same_text
-from coterie.environments.extraction import (
-    boxed_answer,
-    boxed_number,
-    marked_answer,
-    same_number,
-)
+from coterie.environments.equality import option_of, same_text
+from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
+from coterie.environments.mathematics import same_mathematics
+from coterie.environments.numbers import same_number
 from coterie.environments.rows import Rows
 from coterie.environments.rules import LENGTH, answer_rule
 from coterie.environments.solo import solo_prompt
@@ -93,9 +90,9 @@ class Debate:
         self.format_agents: tuple[str, ...] = self.agents[:1]
         self._rows = Rows(name, source)
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
-        rows = self._rows.draw(split, count, seed, iteration)
+        rows = self._rows.draw(split, count, seed, drawn)
         return [self._task(row) for row in rows]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
@@ -112,13 +109,22 @@ class Debate:
         r"""What stands in the last ``\boxed{...}`` or ``<A>...</A>``."""
         return self.subject.read(text)
 
+    def option(self, task: Task, answer: str) -> str:
+        """The option that an answer names, where the problem has options, as it is spelled there."""
+        return option_of(answer, _options(task))
+
     def same(self, first: str, second: str) -> bool:
         """Whether two answers are equal as numbers, as mathematics, or as texts."""
         return self.subject.same(first, second)
 
     def score(self, task: Task, answer: str | None) -> float:
         """Whether the answer is the same as the right one, 0 or 1."""
-        return float(answer is not None and self.subject.same(gold_answer(task), answer))
+        if answer is None:
+            return 0.0
+        gold = gold_answer(task)
+        if self.subject is CHOICE:  # files of the released code name no options
+            answer = option_of(answer, _options(task) or [gold])
+        return float(self.subject.same(gold, answer))
 
     def well_formed(self, answer: str) -> bool:
         """Whether it is not the example of the prompt."""
@@ -158,7 +164,15 @@ class Debate:
         )
 
     def _task(self, row: QuestionRow) -> Task:
-        return Task(f"{self.name}-{row.id}", {"question": asked(row)}, secret_answers(row))
+        public: dict[str, object] = {"question": asked(row)}
+        if isinstance(row, ChoiceRow):
+            public["options"] = list(row.choices)
+        return Task(f"{self.name}-{row.id}", public, secret_answers(row))
+
+
+def _options(task: Task) -> list[str]:
+    """The options of a problem; none where it has none, or its file does not name them."""
+    return task.public.get("options", [])  # type: ignore[return-value]
 
 
 def asked(row: QuestionRow) -> str:

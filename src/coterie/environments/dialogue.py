@@ -6,7 +6,7 @@ and when the talk ends. States are frozen, so a branch of a tree is a copy of no
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
@@ -64,10 +64,11 @@ class DialogueEnvironment(Protocol):
     format_agents: tuple[str, ...]
     """The agents that a format prompt is shown to."""
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """``count`` tasks of ``train`` or ``heldout``; the splits share no task.
 
-        Each iteration gets the next training tasks. A data set that has fewer gives what it has.
+        ``drawn`` are the counts of the draws before this one, of which these training tasks are the
+        continuation: none comes again before all have come. A data set that has fewer gives what it has.
         """
         ...
 
@@ -109,6 +110,15 @@ class Scored(Protocol):
 
 class QuestionEnvironment(DialogueEnvironment, Scored, Protocol):
     """A world of agents who look for the answer to a question."""
+
+
+@runtime_checkable
+class WithOptions(Protocol):
+    """What an environment has besides if answers name options of a task."""
+
+    def option(self, task: Task, answer: str) -> str:
+        """The option that an answer names, as the task spells it; else the answer as it is."""
+        ...
 
 
 @runtime_checkable
@@ -158,6 +168,10 @@ def has_person(environment: Any) -> TypeGuard[WithPerson]:
 
 def _is_scored(environment: Any) -> TypeGuard[Scored]:
     return _is(environment.__class__, Scored)
+
+
+def _has_options(environment: Any) -> TypeGuard[WithOptions]:
+    return _is(environment.__class__, WithOptions)
 
 
 def _has_rules(environment: Any) -> TypeGuard[OwnRules]:
@@ -229,7 +243,7 @@ async def step(
         return await environment.follow(now, services)
     if _has_rules(environment):
         return await environment.settle(now, cut=cut)
-    answer = environment.answer(turn.text)
+    answer = answer_of(environment, state.task, turn.text)
     end: End | None = None
     if cut:
         end = "runaway"
@@ -238,6 +252,14 @@ async def step(
     elif len(now.turns) >= environment.max_turns:
         end = "turn_limit"
     return replace(now, answer=answer or state.answer, end=end)
+
+
+def answer_of(environment: DialogueEnvironment, task: Task, text: str) -> str | None:
+    """The answer to a task that an utterance gives, in one spelling; ``None`` if it gives none."""
+    answer = environment.answer(text)
+    if answer is None or not _has_options(environment):
+        return answer
+    return environment.option(task, answer)
 
 
 async def graded(

@@ -47,9 +47,9 @@ class InformationExchange:
         self.format_agents = self.agents
         self._rows = Rows(name, source)
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
-        rows = self._rows.draw(split, count, seed, iteration)
+        rows = self._rows.draw(split, count, seed, drawn)
         return [self._task(row) for row in rows]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:

@@ -65,7 +65,7 @@ class OptimaDPO(Optima):
         s, own = self.settings.dpo, self.settings
         depends: dict[str, tuple[object, ...]] = {
             "rollout": (
-                *(s.tasks, s.temperature, s.probe, s.percentile, own.rollout.top_p),
+                *(self._draws(step), s.temperature, s.probe, s.percentile, own.rollout.top_p),
                 *(s.search.fingerprint(), s.reward.fingerprint(), own.rollout.max_tokens),
                 *own.engine.identity(),
             ),
@@ -74,13 +74,6 @@ class OptimaDPO(Optima):
             "train": (s.objective.fingerprint(), s.train.identity()),
         }
         return ("dpo", *depends[step.stage])
-
-    def train_tasks(self, iteration: int) -> list[Task]:
-        """New training tasks for every iteration."""
-        if not self.is_dpo(iteration):
-            return super().train_tasks(iteration)
-        count, seed = self.settings.dpo.tasks, self.settings.seed
-        return self.environment.tasks("train", count, seed, iteration)
 
     # -- the algorithm ------------------------------------------------------------------------
 

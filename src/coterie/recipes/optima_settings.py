@@ -20,7 +20,12 @@ Kind = Literal["sft", "dpo"]
 class RolloutSettings(Settings):
     """How training dialogues are sampled."""
 
-    tasks: int = key(256, "Training tasks of each iteration; every iteration draws new ones.", ge=1)
+    tasks: int = key(
+        256,
+        "Training tasks of each iteration. Every iteration draws new ones until the data set is "
+        "exhausted; then all are shuffled anew.",
+        ge=1,
+    )
     samples: int = key(
         8, "Dialogues sampled for each task (N).", source="Optima section 3.2 (10)", ge=1
     )
@@ -77,6 +82,10 @@ class OptimaSettings(RecipeSettings):
     def kinds(self) -> list[Kind]:
         """What each iteration is."""
         return ["sft"] * self.iterations
+
+    def draws(self) -> list[int]:
+        """How many training tasks each iteration draws."""
+        return [self.rollout.tasks] * self.iterations
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
@@ -182,6 +191,11 @@ class OptimaDPOSettings(OptimaSettings):
     """Settings of the methods that have iterations of DPO too."""
 
     dpo: DPORoundSettings = DPORoundSettings()
+
+    def draws(self) -> list[int]:
+        """How many training tasks each iteration draws."""
+        counts = {"sft": self.rollout.tasks, "dpo": self.dpo.tasks}
+        return [counts[kind] for kind in self.kinds()]
 
     @model_validator(mode="after")
     def _refuse_adapters(self) -> Self:

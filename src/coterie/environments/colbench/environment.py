@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+from collections.abc import Sequence
 
 from coterie.datasets.code_rows import CodeRow
 from coterie.environments.coding import Coding, coding_task
@@ -19,10 +20,10 @@ class Backend(Coding):
         self.name = name
         self._rows = Rows(name, source)
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
         found = []
-        for row in self._rows.draw(split, count, seed, iteration):
+        for row in self._rows.draw(split, count, seed, drawn):
             assert isinstance(row, CodeRow), "this data set has rows of code"
             found.append(self.task(row))
         return found

@@ -37,10 +37,10 @@ class Persona(Coding):
     fenced = False
     script: Person | None = ScriptedPerson()
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split; train and held-out are disjoint by construction (see ``world``)."""
-        draw = seed * 1000 + iteration if split == "train" else seed
-        return [as_task(task) for task in generate_tasks(split, count, draw)]
+        start = sum(drawn) if split == "train" else 0
+        return [as_task(task) for task in generate_tasks(split, start + count, seed)[start:]]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """The few words that the packaged model knows."""
