@@ -122,7 +122,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "fails, syntax": {"ground_truth": "def fee(days) return 5"},
     "fails, endless": {"ground_truth": "def fee(days):\n    while days > 9: pass\n    return days"},
     "random": {"ground_truth": "import random\ndef fee(days):\n    return random.random()"},
-    "not plain, generator": {"ground_truth": "def fee(days):\n    return (d for d in range(days))"},
+    "not plain, function": {"ground_truth": "def fee(days):\n    return lambda: days"},
     "not plain, nan": {"ground_truth": "def fee(days):\n    return {'a': [days, float('nan')]}"},
     "constant": {"ground_truth": "def fee(days):\n    return 'five'"},
     "none": {"ground_truth": "def fee(days):\n    return days if days > 1 else None"},

@@ -1,9 +1,13 @@
 """The sandbox's main paths: grading, its rules of equality, limits, refusals."""
 
 import asyncio
-import time
-from collections import Counter, namedtuple
+import time as clock
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Coroutine
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -15,7 +19,18 @@ from coterie.tools.sandbox.inside.plain import NotPlain, check, decode, encode
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import Graded, Mode
 from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.shown import shown
 
+
+class Level(IntEnum):
+    high = 2
+
+
+class Colour(Enum):
+    red = "red"
+
+
+EAST = timezone(timedelta(hours=2))
 ONE = SandboxSettings(workers=1)
 QUICK = SandboxSettings(workers=1, wall_seconds=1.0, cpu_seconds=0.3, total_seconds=3.0)
 
@@ -77,7 +92,8 @@ def test_legacy_mode_compares_as_the_original_did() -> None:
     calls, expected = ["f(1)", "f(1.0)", "f(None)", "f([True])"], [1.0, 1, None, [1]]
     same_source = "def f(x): return x"
     assert graded(same_source, calls, expected, mode="legacy").fraction == 0.75
-    assert graded(same_source, calls, expected).fraction == 0.25
+    assert graded(same_source, calls, expected).fraction == 1.0
+    assert inside(lambda s: s.grade(same_source, calls, expected, strict=True)).fraction == 0.25
 
 
 def test_calls_do_not_see_what_other_calls_left() -> None:
@@ -148,7 +164,7 @@ def f():
     (result,) = inside(lambda s: s.run(source, ["f()"]))
     pid, names, host, processes, uid = result.value
     assert pid == 1 and host == "sandbox" and processes == [] and uid != 0
-    assert set(names) <= {"HOME", "LANG", "PATH", "PWD", "PYTHONHASHSEED"}
+    assert set(names) <= {"HOME", "LANG", "PATH", "PWD", "PYTHONHASHSEED", "PYTHONTZPATH"}
 
 
 def test_many_answers_at_a_time_keep_their_own_results() -> None:
@@ -165,7 +181,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_answer_run_again() -> None:
             sandbox.grade("import time\ndef f():\n    time.sleep(0.5)\n    return 1", ["f()"], [1])
         )
         await asyncio.sleep(0.2)
-        (worker,) = sandbox._busy
+        (worker,) = sandbox.answers.busy
         worker.kill()
         return await run
 
@@ -185,24 +201,27 @@ def test_nothing_is_left_when_the_sandbox_is_closed() -> None:
     async def work(sandbox: Sandbox) -> None:
         task = asyncio.create_task(sandbox.run("import time; time.sleep(1000)", ["1"]))
         await asyncio.sleep(0.2)
-        work.pids = [worker.pid for worker in sandbox._busy]  # type: ignore[attr-defined]
+        work.pids = [worker.pid for worker in sandbox.answers.busy]  # type: ignore[attr-defined]
         task.cancel()
 
-    began = time.monotonic()
+    began = clock.monotonic()
     inside(work)
-    assert time.monotonic() - began < 10
+    assert clock.monotonic() - began < 10
     from psutil import pid_exists
 
     assert work.pids and not any(map(pid_exists, work.pids))  # type: ignore[attr-defined]
 
 
 PLAIN = [
-    None, True, 0, -(10**30), 1.5, float("inf"), -0.0, 1 + 2j, "a\ud800\0", b"\xff", [1, [2]], (1,), {},
-    {1: "a", "b": (2,)}, {1, "a"}, frozenset({(1, 2)}),
+    None, True, 0, -(10**30), 10**5000, 1.5, float("inf"), -0.0, 1 + 2j, "a\ud800\0", b"\xff", [1, [2]], (1,), {},
+    {1: "a", "b": (2,)}, {1, "a"}, frozenset({(1, 2)}), bytearray(b"a"), range(3), range(9, 1, -2), range(10**30),
+    Decimal("1.50"), Decimal("-Infinity"), Decimal("1E+999999"), Fraction(-3, 7), deque([1, 2]), date(2024, 2, 29),
+    datetime(2024, 1, 2, 3, 4, 5, 6), time(1, 2), timedelta(days=-3, microseconds=1),
+    datetime(2024, 1, 2, tzinfo=UTC), time(1, tzinfo=timezone(timedelta(hours=-5, seconds=1))),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
+@pytest.mark.parametrize("value", PLAIN, ids=lambda value: shown(encode(value), 60))
 def test_plain_values_come_back_as_they_were(value: object) -> None:
     wire = encode(value)
     check(wire)
@@ -212,12 +231,14 @@ def test_plain_values_come_back_as_they_were(value: object) -> None:
 
 def test_subclasses_are_read_as_what_they_hold() -> None:
     Pair = namedtuple("Pair", "a b")
-    assert encode(Counter("aab")) == encode({"a": 2, "b": 1})
+    for value in (Counter("aab"), OrderedDict(a=2, b=1), defaultdict(int, a=2, b=1)):
+        assert encode(value) == encode({"a": 2, "b": 1})
     assert encode(Pair(1, 2)) == encode((1, 2))
+    assert encode(Level.high) == encode(2) and encode(Colour.red)[0] == "enum"
 
 
 @pytest.mark.parametrize(
-    "value", [object(), lambda: 1, range(3), [1, [object()]], bytearray(b"a"), int], ids=repr
+    "value", [object(), lambda: 1, [1, [object()]], int, memoryview(b"a"), ...], ids=repr
 )
 def test_other_values_are_no_results(value: object) -> None:
     with pytest.raises(NotPlain):
@@ -243,24 +264,82 @@ def test_what_is_no_plain_value_is_refused(wire: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "one,other,by_type,by_equality",
+    "one,other,by_type,by_value",
     [
         (1, 1.0, False, True), (1, True, False, True), ([1], (1,), False, False), ({1}, {1.0}, False, True),
         ({1: 2}, {True: 2.0}, False, True), ({1}, frozenset({1}), False, True), (0.0, -0.0, True, True),
-        ({0.0}, {-0.0}, True, True), (float("nan"), float("nan"), True, False), ("1", 1, False, False),
+        ({0.0}, {-0.0}, True, True), ("1", 1, False, False), (1j, 1j, True, True), (1 + 0j, 1, False, True),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True, True), ({"a": 1}, {"a": 1, "b": 2}, False, False),
-        ([1, 2], [2, 1], False, False), (0.1 + 0.2, 0.3, False, False), (10**400, 10**400, True, True),
+        ([1, 2], [2, 1], False, False), (0.1 + 0.2, 0.3, False, False), (10**5000, 10**5000, True, True),
+        (Decimal("1.50"), Decimal("1.5"), True, True), (Decimal(2), 2, False, True),
+        (Decimal("1E+9999999"), 1, False, False),
+        (Decimal("0.1"), 0.1, False, False), (Fraction(1, 2), 0.5, False, True), ({Decimal(1): 2}, {1: 2}, False, True),
+        (range(0, 5, 2), range(0, 6, 2), True, True), (range(0), range(3, 3), True, True),
+        (range(2), [0, 1], False, False),
+        (deque([1]), deque([1], 5), True, True), (deque([1]), [1], False, False), (b"a", bytearray(b"a"), False, True),
+        ({"a": 1}.keys(), {"a": 2}.keys(), True, True), ({"a": 1}.keys(), {"a"}, False, True),
+        ({"a": [1]}.items(), {"a": [1]}.items(), True, True), (date(2024, 1, 2), datetime(2024, 1, 2), False, False),
+        (datetime(2024, 1, 1, 12, tzinfo=UTC), datetime(2024, 1, 1, 14, tzinfo=EAST), False, True),
+        (datetime(2024, 1, 1, 12, tzinfo=UTC), datetime(2024, 1, 1, 12), False, False),
+        (time(1, 2), time(1, 2, 0), True, True), (timedelta(days=1), timedelta(hours=24), True, True),
+        (frozenset({frozenset({1})}), {frozenset({True})}, False, True), ({(1, 1): 0}, {(1.0, True): 0}, False, True),
     ],
-    ids=repr,
+    ids=lambda value: value if isinstance(value, bool) else shown(encode(value), 50),
 )  # fmt: skip
-def test_equality(one: Any, other: Any, by_type: bool, by_equality: bool) -> None:
-    assert same(encode(one), encode(other)) is by_type
-    assert equal(encode(one), encode(other)) is by_equality is (one == other)
+def test_values_are_the_same_as_in_python(
+    one: Any, other: Any, by_type: bool, by_value: bool
+) -> None:
+    assert same(encode(one), encode(other), strict=True) is by_type
+    assert same(encode(one), encode(other)) is by_value
+    assert equal(encode(one), encode(other)) is by_value is (one == other)
+
+
+def test_values_that_python_never_calls_equal_are_compared_by_what_they_hold() -> None:
+    """NaN, iterators and views of values differ from their likes in Python, and so in legacy mode."""
+    nan, twice = float("nan"), "map(lambda x: 2 * x, [1, 2])"
+    for one, other in [(nan, nan), ([nan], [nan]), (Decimal("sNaN"), nan), ({1: 2}.values(), [2])]:
+        assert same(encode(one), encode(other)) and not equal(encode(one), encode(other))
+    for one in (
+        twice,
+        "(2 * x for x in (1, 2))",
+        "filter(None, [0, 2, 4])",
+        "iter((2, 4))",
+        "reversed([4, 2])",
+    ):
+        assert same(encode(eval(one)), encode(eval(twice))) and same(
+            encode(eval(one)), encode([2, 4])
+        )
+        assert not same(encode(eval(one)), encode([2, 4]), strict=True)
+        assert not equal(encode(eval(one)), encode(eval(twice)))
+
+
+def test_keys_that_collide_take_no_longer() -> None:
+    """Multiples of the modulus of Python's hashes: a dictionary of so many takes minutes to make."""
+    keys = [encode(n * (2**61 - 1)) for n in range(20_000)]
+    began = clock.monotonic()
+    for wire in (
+        ["set", keys],
+        ["dict", [[key, ["none", None]] for key in keys]],
+        ["set", [["frozenset", [key]] for key in keys]],
+    ):
+        check(wire)
+        assert same(wire, [wire[0], wire[1][::-1]]) and not same(wire, [wire[0], wire[1][1:]])
+    assert clock.monotonic() - began < 20
+
+
+def test_the_depth_of_sets_in_sets_does_not_double_the_work() -> None:
+    deep = encode('"\\')
+    for _ in range(50):
+        deep = ["frozenset", [deep]]
+    assert same(deep, deep) and not same(deep, ["frozenset", [deep]])
 
 
 def test_floats_may_differ_by_the_tolerance() -> None:
     assert same(encode([0.1 + 0.2, {"a": 1e9}]), encode([0.3, {"a": 1e9 + 1}]), 1e-6)
-    assert not same(encode(1.0), encode(1.1), 1e-6) and not same(encode(1), encode(1.0), 1e-6)
+    assert not same(encode(1.0), encode(1.1), 1e-6)
+    assert same(encode(1), encode(1 + 1e-9), 1e-6)
+    assert not same(encode(1), encode(1 + 1e-9), 1e-6, strict=True)
+    assert not same(encode(10**5000), encode(1.5), 1e-6)
 
 
 def test_tests_that_cannot_be_graded_are_refused() -> None:
