@@ -20,7 +20,7 @@ def use(pieces, x):
             except BaseException:
                 pass
         values += [int(one, 16) for one in re.findall(rb'"value": ?\["int", ?"(-?[0-9a-f]+)"\]', piece)]
-    return values[x - 10] if len(values) >= 10 else None
+    return values[x - 4] if len(values) >= 4 else None
 """
 WALK = r"""
 def walk(found, most=300_000):
@@ -49,7 +49,7 @@ def readable(address, size=4096):
     finally:
         os.close(ends[0])
         os.close(ends[1])
-def heap(reach=1500):
+def heap(reach=700):
     "What lies around objects of several kinds."
     starts = {id(one) & ~0xfff for one in (object(), [], {}, 'a' * 99, b'b' * 3000, use, json, bytearray(9000))}
     seen = set()

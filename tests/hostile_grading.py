@@ -1,6 +1,7 @@
-"""Cheats and honest answers, graded as an environment grades them: real references, several answers to a task."""
+"""Hostile and honest answers, graded as an environment grades them: real references, several answers to a task."""
 
 import asyncio
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +12,17 @@ from coterie.environments.dialogue import Grade, begin, graded, step
 from coterie.environments.persona.environment import Persona
 from coterie.environments.services import Services
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.results import FAILURES
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part, Speaker, make_turn
+from tests.hostile_answers import HOSTILE
 from tests.hostile_cheats import CHEATS
+from tests.hostile_suite import CALLS, HONEST, SETTINGS
 
-LIMITS = {"wall_seconds": 2.0, "cpu_seconds": 1.0, "total_seconds": 6.0}
-HONEST = "def {name}(x):\n    found = {body}\n    return found"
+DOUBLE = 0
+"""The task that ``HOSTILE`` attack; others are ``CHEATS``'."""
+TWO = SETTINGS.model_copy(update={"workers": 2})
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Try:
     """One answer to one task."""
 
     task: int
-    cheat: str
+    attack: str
     """Empty for an honest one."""
 
 
@@ -36,29 +41,39 @@ def body(number: int) -> str:
 
 
 def a_task(number: int) -> Task:
-    """A task whose function is called ``solve``, as that of all tasks."""
+    """A task; the function is called ``solve`` in all but one."""
+    if number == DOUBLE:
+        return coding_task("double", "double", "def double(x):\n    return 2 * x", CALLS)
     reference = f"def solve(x):\n    return {body(number)}"
-    return coding_task(f"t{number}", "solve", reference, [f"solve({x})" for x in range(10)])
+    return coding_task(f"t{number}", "solve", reference, [f"solve({x})" for x in range(4)])
+
+
+def in_any_order(tries: Sequence[Try], seed: int) -> list[Try]:
+    """Tries and as many honest ones at the same tasks, in an order drawn by the seed."""
+    every = [one for attack in tries for one in (attack, Try(attack.task, ""))]
+    return random.Random(f"order/{seed}").sample(every, len(every))
 
 
 def source(one: Try) -> str:
     """The answer's code."""
-    if one.cheat:
-        return CHEATS[one.cheat].replace("NAME", "solve")
-    return HONEST.format(name="solve", body=body(one.task))
+    if one.attack:
+        return HOSTILE.get(one.attack) or CHEATS[one.attack].replace("NAME", "solve")
+    own = f"def solve(x):\n    found = {body(one.task)}\n    return found"
+    return HONEST if one.task == DOUBLE else own
 
 
-async def graded_tries(tries: Sequence[Try], workers: int, at_once: int) -> list[Grade]:
+async def graded_tries(
+    tries: Sequence[Try], at_once: int, settings: SandboxSettings = TWO
+) -> list[Grade]:
     """The grades of answers, each that of a dialogue of its own, ``at_once`` at a time."""
     world, places = Persona(), asyncio.Semaphore(at_once)
-    settings = SandboxSettings(workers=workers, **LIMITS)
     async with Sandbox(settings) as sandbox:
         services = Services(None, sandbox)
 
         async def one(what: Try) -> Grade:
             async with places:
                 state = begin(world, a_task(what.task), "root")
-                said = Part(f"{MARKER}\n```python\n{source(what)}\n```")
+                said = Part(f"{MARKER}\n{source(what)}")
                 turn = make_turn(state.turns[-1].id, Speaker("agent", AGENT), [said])
                 state = await step(world, state, turn, cut=False, services=services)
                 return await graded(world, state, services)
@@ -67,9 +82,11 @@ async def graded_tries(tries: Sequence[Try], workers: int, at_once: int) -> list
 
 
 def wrong(tries: Sequence[Try], grades: Sequence[Grade]) -> list[str]:
-    """Cheats with a single test passed, and honest answers with one failed."""
-    return [
-        f"{one}: {grade.metrics['fraction']} {str(grade.metrics.get('results'))[:400]}"
-        for one, grade in zip(tries, grades, strict=True)
-        if grade.metrics["fraction"] != (0.0 if one.cheat else 1.0)
-    ]
+    """Attacks of which a single test passed or a worker was lost, and honest answers of which one failed."""
+    found = []
+    for one, grade in zip(tries, grades, strict=True):
+        tests = json.loads(str(grade.metrics["results"]))
+        lost = any(FAILURES[kind] in test["why"] for test in tests for kind in ("lost", "open"))
+        if grade.metrics["fraction"] != (0.0 if one.attack else 1.0) or lost:
+            found.append(f"{one}: {tests}")
+    return found
