@@ -1,36 +1,26 @@
 """The sandbox's main paths: grading, its rules of equality, limits, refusals."""
 
 import asyncio
+import json
+import struct
 import time as clock
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Coroutine
-from datetime import UTC, date, datetime, time, timedelta, timezone
-from decimal import Decimal
-from enum import Enum, IntEnum
-from fractions import Fraction
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from coterie.errors import UserError
 from coterie.tools.sandbox import jail
-from coterie.tools.sandbox.compare import equal, same
-from coterie.tools.sandbox.inside.plain import NotPlain, check, decode, encode
+from coterie.tools.sandbox.crew import job_of
+from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.results import Graded, Mode
+from coterie.tools.sandbox.results import Graded, Mode, judge
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.sandbox.shown import shown
+from coterie.tools.sandbox.worker import Worker
 
-
-class Level(IntEnum):
-    high = 2
-
-
-class Colour(Enum):
-    red = "red"
-
-
-EAST = timezone(timedelta(hours=2))
 ONE = SandboxSettings(workers=1)
 QUICK = SandboxSettings(workers=1, wall_seconds=1.0, cpu_seconds=0.3, total_seconds=3.0)
 
@@ -212,136 +202,6 @@ def test_nothing_is_left_when_the_sandbox_is_closed() -> None:
     assert work.pids and not any(map(pid_exists, work.pids))  # type: ignore[attr-defined]
 
 
-PLAIN = [
-    None, True, 0, -(10**30), 10**5000, 1.5, float("inf"), -0.0, 1 + 2j, "a\ud800\0", b"\xff", [1, [2]], (1,), {},
-    {1: "a", "b": (2,)}, {1, "a"}, frozenset({(1, 2)}), bytearray(b"a"), range(3), range(9, 1, -2), range(10**30),
-    Decimal("1.50"), Decimal("-Infinity"), Decimal("1E+999999"), Fraction(-3, 7), deque([1, 2]), date(2024, 2, 29),
-    datetime(2024, 1, 2, 3, 4, 5, 6), time(1, 2), timedelta(days=-3, microseconds=1),
-    datetime(2024, 1, 2, tzinfo=UTC), time(1, tzinfo=timezone(timedelta(hours=-5, seconds=1))),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("value", PLAIN, ids=lambda value: shown(encode(value), 60))
-def test_plain_values_come_back_as_they_were(value: object) -> None:
-    wire = encode(value)
-    check(wire)
-    back = decode(wire)
-    assert back == value and type(back) is type(value) and same(wire, encode(back))
-
-
-def test_subclasses_are_read_as_what_they_hold() -> None:
-    Pair = namedtuple("Pair", "a b")
-    for value in (Counter("aab"), OrderedDict(a=2, b=1), defaultdict(int, a=2, b=1)):
-        assert encode(value) == encode({"a": 2, "b": 1})
-    assert encode(Pair(1, 2)) == encode((1, 2))
-    assert encode(Level.high) == encode(2) and encode(Colour.red)[0] == "enum"
-
-
-@pytest.mark.parametrize(
-    "value", [object(), lambda: 1, [1, [object()]], int, memoryview(b"a"), ...], ids=repr
-)
-def test_other_values_are_no_results(value: object) -> None:
-    with pytest.raises(NotPlain):
-        encode(value)
-
-
-def test_a_value_that_holds_itself_is_no_result() -> None:
-    value: list[object] = []
-    value.append(value)
-    with pytest.raises(NotPlain):
-        encode(value)
-
-
-@pytest.mark.parametrize(
-    "wire",
-    [1, [], ["int"], ["int", 1], ["int", "zz"], ["float", "0x1p99999"], ["bool", 1], ["list", "ab"],
-     ["dict", [[["int", "1"]]]], ["object", "x"], ["bytes", "f"], ["complex", ["1"]], ["list", [None]]],
-    ids=repr,
-)  # fmt: skip
-def test_what_is_no_plain_value_is_refused(wire: Any) -> None:
-    with pytest.raises(NotPlain):
-        check(wire)
-
-
-@pytest.mark.parametrize(
-    "one,other,by_type,by_value",
-    [
-        (1, 1.0, False, True), (1, True, False, True), ([1], (1,), False, False), ({1}, {1.0}, False, True),
-        ({1: 2}, {True: 2.0}, False, True), ({1}, frozenset({1}), False, True), (0.0, -0.0, True, True),
-        ({0.0}, {-0.0}, True, True), ("1", 1, False, False), (1j, 1j, True, True), (1 + 0j, 1, False, True),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True, True), ({"a": 1}, {"a": 1, "b": 2}, False, False),
-        ([1, 2], [2, 1], False, False), (0.1 + 0.2, 0.3, False, False), (10**5000, 10**5000, True, True),
-        (Decimal("1.50"), Decimal("1.5"), True, True), (Decimal(2), 2, False, True),
-        (Decimal("1E+9999999"), 1, False, False),
-        (Decimal("0.1"), 0.1, False, False), (Fraction(1, 2), 0.5, False, True), ({Decimal(1): 2}, {1: 2}, False, True),
-        (range(0, 5, 2), range(0, 6, 2), True, True), (range(0), range(3, 3), True, True),
-        (range(2), [0, 1], False, False),
-        (deque([1]), deque([1], 5), True, True), (deque([1]), [1], False, False), (b"a", bytearray(b"a"), False, True),
-        ({"a": 1}.keys(), {"a": 2}.keys(), True, True), ({"a": 1}.keys(), {"a"}, False, True),
-        ({"a": [1]}.items(), {"a": [1]}.items(), True, True), (date(2024, 1, 2), datetime(2024, 1, 2), False, False),
-        (datetime(2024, 1, 1, 12, tzinfo=UTC), datetime(2024, 1, 1, 14, tzinfo=EAST), False, True),
-        (datetime(2024, 1, 1, 12, tzinfo=UTC), datetime(2024, 1, 1, 12), False, False),
-        (time(1, 2), time(1, 2, 0), True, True), (timedelta(days=1), timedelta(hours=24), True, True),
-        (frozenset({frozenset({1})}), {frozenset({True})}, False, True), ({(1, 1): 0}, {(1.0, True): 0}, False, True),
-    ],
-    ids=lambda value: value if isinstance(value, bool) else shown(encode(value), 50),
-)  # fmt: skip
-def test_values_are_the_same_as_in_python(
-    one: Any, other: Any, by_type: bool, by_value: bool
-) -> None:
-    assert same(encode(one), encode(other), strict=True) is by_type
-    assert same(encode(one), encode(other)) is by_value
-    assert equal(encode(one), encode(other)) is by_value is (one == other)
-
-
-def test_values_that_python_never_calls_equal_are_compared_by_what_they_hold() -> None:
-    """NaN, iterators and views of values differ from their likes in Python, and so in legacy mode."""
-    nan, twice = float("nan"), "map(lambda x: 2 * x, [1, 2])"
-    for one, other in [(nan, nan), ([nan], [nan]), (Decimal("sNaN"), nan), ({1: 2}.values(), [2])]:
-        assert same(encode(one), encode(other)) and not equal(encode(one), encode(other))
-    for one in (
-        twice,
-        "(2 * x for x in (1, 2))",
-        "filter(None, [0, 2, 4])",
-        "iter((2, 4))",
-        "reversed([4, 2])",
-    ):
-        assert same(encode(eval(one)), encode(eval(twice))) and same(
-            encode(eval(one)), encode([2, 4])
-        )
-        assert not same(encode(eval(one)), encode([2, 4]), strict=True)
-        assert not equal(encode(eval(one)), encode(eval(twice)))
-
-
-def test_keys_that_collide_take_no_longer() -> None:
-    """Multiples of the modulus of Python's hashes: a dictionary of so many takes minutes to make."""
-    keys = [encode(n * (2**61 - 1)) for n in range(20_000)]
-    began = clock.monotonic()
-    for wire in (
-        ["set", keys],
-        ["dict", [[key, ["none", None]] for key in keys]],
-        ["set", [["frozenset", [key]] for key in keys]],
-    ):
-        check(wire)
-        assert same(wire, [wire[0], wire[1][::-1]]) and not same(wire, [wire[0], wire[1][1:]])
-    assert clock.monotonic() - began < 20
-
-
-def test_the_depth_of_sets_in_sets_does_not_double_the_work() -> None:
-    deep = encode('"\\')
-    for _ in range(50):
-        deep = ["frozenset", [deep]]
-    assert same(deep, deep) and not same(deep, ["frozenset", [deep]])
-
-
-def test_floats_may_differ_by_the_tolerance() -> None:
-    assert same(encode([0.1 + 0.2, {"a": 1e9}]), encode([0.3, {"a": 1e9 + 1}]), 1e-6)
-    assert not same(encode(1.0), encode(1.1), 1e-6)
-    assert same(encode(1), encode(1 + 1e-9), 1e-6)
-    assert not same(encode(1), encode(1 + 1e-9), 1e-6, strict=True)
-    assert not same(encode(10**5000), encode(1.5), 1e-6)
-
-
 def test_tests_that_cannot_be_graded_are_refused() -> None:
     for calls, expected in [([], []), (["f(1)"], []), (["f(1)"], [object()])]:
         with pytest.raises(UserError):
@@ -372,3 +232,116 @@ def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jail.sys, "platform", "darwin")
     with pytest.raises(UserError, match="needs Linux"):
         jail.make_jail(ONE)
+
+
+ORDER = "[list({'alpha', 'beta', b'c', None, 2.5}), hash('x'), hash(None), sys.flags.isolated]"
+
+
+def test_sets_have_one_order_in_every_process() -> None:
+    """Of workers of several sandboxes, for references and answers, and in processes that answers start."""
+    source = f"import subprocess, sys\ndef own(): return {ORDER}\n" + (
+        f"def child(): return eval(subprocess.run([sys.executable, '-c', {'import sys; print(' + ORDER + ')'!r}],"
+        " capture_output=True, text=True).stdout)"
+    )
+
+    async def work(sandbox: Sandbox) -> list[Any]:
+        runs = [run(source, ["own()"]) for run in (sandbox.run, sandbox.run_reference) * 3]
+        return [result[0].value for result in await asyncio.gather(*runs)]
+
+    two = SandboxSettings(workers=2)
+    orders = [order for _ in range(2) for order in inside(work, two)]
+    assert all(order == orders[0] for order in orders)
+    (child,) = inside(lambda s: s.run(source, ["child()"]))
+    assert child.value[1] == orders[0][1]
+
+
+def test_time_zones_are_there() -> None:
+    source = "from zoneinfo import ZoneInfo\nfrom datetime import datetime\n" + (
+        "def f(): return datetime(2024, 7, 1, tzinfo=ZoneInfo('Europe/Berlin'))"
+    )
+    expected = datetime(2024, 6, 30, 22, tzinfo=UTC)
+    assert inside(lambda s: s.grade(source, ["f()"], [expected])).success
+
+
+SIZED = "def f(n):\n    return 'x' * n"
+
+
+def test_a_result_that_is_too_large_fails_its_call_alone() -> None:
+    """Many of all sizes at a time: each is told apart, no worker is lost and nothing waits for a full pipe."""
+    sizes = [10, 100_000, 300_000, 10, 1_000_000, 200_000, 250_000, 1]
+
+    async def work(sandbox: Sandbox) -> list[Graded]:
+        calls, expected = [f"f({n})" for n in sizes], ["x" * n for n in sizes]
+        return await asyncio.gather(*(sandbox.grade(SIZED, calls, expected) for _ in range(6)))
+
+    for found in inside(work, SandboxSettings(workers=2)):
+        assert [test.passed for test in found.tests] == [n < 262_000 for n in sizes]
+        assert {test.result.failed for test in found.tests if not test.passed} == {"output"}
+        assert "too large" in found.tests[2].reason and "262,144" in found.tests[2].reason
+
+
+RAW = """
+import os, struct
+def f(n):
+    if n == 1:  # behind the harness's back
+        os.write(3, struct.pack('>I', 10**9) + b'x' * 60_000)
+    return n
+"""
+
+
+def test_a_process_that_announces_too_much_loses_that_call_alone() -> None:
+    result = inside(lambda s: s.grade(RAW, ["f(0)", "f(1)", "f(2)"], [0, 1, 2]))
+    assert [test.result.failed for test in result.tests] == ["", "output", ""]
+
+
+def test_a_worker_whose_pipe_is_full_can_be_closed() -> None:
+    """Its reply is larger than a pipe and a reader's buffer, and nobody takes it."""
+
+    async def work() -> None:
+        one = make_jail(ONE)
+        worker = await Worker.start(one)
+        body = json.dumps(asdict(job_of(ONE, SIZED, ["f(250_000)"] * 8, False, one))).encode()
+        worker._in.write(struct.pack(">I", len(body)) + body + bytes(16))
+        while len(worker._out._buffer) < 1 << 17:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.05)
+        await asyncio.wait_for(worker.close(), 30)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+ODD = """
+class Shy:
+    def __repr__(self): raise SystemExit
+    __str__ = __hash__ = __eq__ = __repr__
+class Key(tuple):
+    __hash__ = lambda self: 1
+class Loud(Exception):
+    def __str__(self): raise Loud
+def deep(n):
+    value = []
+    for _ in range(n): value = [value]
+    return value
+def angry(): raise Loud
+def odd(): raise ValueError('\\ud800')
+def named(): raise type('N' * 10**5, (Exception,), {})('x' * 10**5)
+"""
+ODD_CALLS = {
+    "10**5000": "", "{10**5000: {1: 2}}": "", "{Key([[]]): 1}": "", "{float('nan'): 1}": "", "[float('nan')]": "",
+    "deep(50)": "", "deep(100)": "not plain", "deep(10**5)": "not plain", "Shy()": "not plain", "[Shy()]": "not plain",
+    "angry()": "error", "odd()": "error", "named()": "error", "'\\ud800'": "", "Key": "not plain", "...": "not plain",
+    "10**(10**6)": "output", "1 / 0": "error", "(": "error", "iter(int, 1)": "output", "b'x' * 10**6": "output",
+}  # fmt: skip
+
+
+def test_whatever_a_call_gives_there_is_a_verdict() -> None:
+    calls = list(ODD_CALLS)
+    results = inside(lambda s: s.run(ODD, calls), SandboxSettings(workers=1, cpu_seconds=5))
+    assert {result.call: result.failed for result in results} == ODD_CALLS
+    for result in results:
+        result.reason.encode()
+        other = ["list", [result.wire or ["none", None]]]
+        for mode in ("module", "legacy"):
+            assert not judge(result, other, mode, 1e-6, strict=False).passed
+        if result.wire is not None:
+            assert judge(result, result.wire, "module", 1e-6, strict=True).passed
+            assert shown(result.wire, 50)

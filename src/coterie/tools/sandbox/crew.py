@@ -42,7 +42,7 @@ class Crew:
             if worker is None:
                 worker = await Worker.start(make_jail(self.settings))
             self.busy.add(worker)
-            records = await worker.run(_job(self.settings, source, calls, legacy, worker.jail))
+            records = await worker.run(job_of(self.settings, source, calls, legacy, worker.jail))
             back = worker
             return records
         finally:
@@ -60,7 +60,8 @@ class Crew:
         await asyncio.gather(*(worker.close() for worker in there))
 
 
-def _job(of: SandboxSettings, source: str, calls: list[str], legacy: bool, jail: Jail) -> Job:
+def job_of(of: SandboxSettings, source: str, calls: list[str], legacy: bool, jail: Jail) -> Job:
+    """The job of running a source, with the limits of the settings."""
     return Job(
         source=source,
         calls=calls,
