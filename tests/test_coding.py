@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from coterie.engines.protocol import EngineError
+from coterie.environments.code_text import MARKER, code_of
 from coterie.environments.coding import (
     AGENT,
-    MARKER,
     TESTS,
     Coding,
     SingleTurn,
-    code_of,
     coding_task,
     hidden_calls,
 )

@@ -1,7 +1,8 @@
 """A shortened rebuild of each packaged model behaves like the packaged one, in class if not in bytes.
 
-Run by ``make tiny-check``, which takes ``WORLD=exchange`` or ``WORLD=persona`` for one of them. The rebuild has a fraction of the tokens, so it knows less; it must be of the
-same shape, with the same tokenizer, talk in form and have learned to copy.
+Run by ``make tiny-check``, with ``WORLD=exchange`` or ``WORLD=persona`` for one of them. The rebuild has a
+fraction of the tokens, so it knows less; it must be of the same shape, with the same tokenizer, talk in form
+and have learned to copy.
 """
 
 import json

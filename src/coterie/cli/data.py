@@ -73,6 +73,7 @@ def download(name: Name) -> None:
 
         coterie data download gsm8k
     """
+    from coterie.cli.code_rows import examiner
     from coterie.datasets.catalogue import find
     from coterie.datasets.download import download as fetch
     from coterie.datasets.prepared import folder_of
@@ -82,7 +83,7 @@ def download(name: Name) -> None:
     console.print(f"{name}: {entry.licence}, {entry.licence_url}")
     progress = ConsoleProgress(console)
     try:
-        manifest = fetch(entry, progress)
+        manifest = fetch(entry, progress, examiner(entry, console))
     finally:
         progress.close()
     _say(manifest, console)
@@ -108,30 +109,33 @@ def prepare(
 ) -> None:
     """Make a data set from files that you have.
 
+    References of code are run on their tests in the sandbox, as `coterie data check` does; rows that can't be tasks are
+    shown and left out.
+
     Examples:
 
         coterie data prepare gsm8k --from train.jsonl --from test.jsonl
 
         coterie data prepare hotpot_qa --from hotpot_dev_distractor_v1.json --heldout 0.3
     """
+    from coterie.cli.code_rows import examiner
     from coterie.datasets.catalogue import find
-    from coterie.datasets.code_rows import CodeRow
-    from coterie.datasets.prepared import folder_of, source_files
+    from coterie.datasets.prepared import folder_of
     from coterie.datasets.prepared import prepare as make
 
     entry = find(name)
     console = notes()
     progress = ConsoleProgress(console)
     try:
-        manifest = make(entry, sources, folder_of(entry), progress, heldout=heldout, seed=seed)
+        manifest = make(
+            *(entry, sources, folder_of(entry), progress),
+            heldout=heldout,
+            seed=seed,
+            examine=examiner(entry, console),
+        )
     finally:
         progress.close()
     _say(manifest, console)
-    if issubclass(entry.row, CodeRow):
-        from coterie.cli.code_rows import tell_static
-
-        tell_static(entry, source_files(sources), console)
-        console.print(f"`coterie data check {name}` runs every reference on its tests")
     print(folder_of(entry))
 
 

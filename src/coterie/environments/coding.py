@@ -6,19 +6,20 @@ answer, and an answer counts if it does on all hidden calls what the reference d
 """
 
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from coterie.engines.protocol import EngineError
 from coterie.environments.code_form import functions
 from coterie.environments.code_prompts import at_once, work
+from coterie.environments.code_text import MARKER, answer_in, code_of, legacy_code_of, visible
 from coterie.environments.dialogue import GRADER, WELL_FORMED, DialogueState, Grade, Split
 from coterie.environments.person import PERSON, REFERENCE, Person, Said, leaks
 from coterie.environments.services import Services
+from coterie.tools.sandbox.inside.plain import Wire
 from coterie.tools.sandbox.results import CallResult, Graded, Mode
+from coterie.tools.sandbox.shown import shown
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import End
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest, make_turn
@@ -30,23 +31,13 @@ TESTS = "tests"
 """The secret that holds the hidden calls, a JSON list."""
 SHOWN_REFERENCE = "\nReference:\n"
 """What the reference comes after, at the end of a critic's system prompt."""
-MARKER = "I WANT TO ANSWER:"
-"""Stands before the agent's answer; ColBench's own marker, so that its trajectories can be read."""
 FENCE = "```"
-OUTPUT = "OUTPUT:"
-"""What stands before it in an utterance are thoughts, which nobody else sees and the history drops."""
 LONGEST_VALUE = 200
 """Characters that are kept of what a call gave, and of why it failed."""
 REFUSED = (
     "import os", "from os", "import sys", "from sys", "sudo", "transformers", "exit(", "quit(", "argparse",
 )  # fmt: skip
 """Words with which ColBench's own grader gives an answer 0, wherever they stand; for ``legacy`` only."""
-
-
-_DIVIDER = re.compile(rf"(?<![#\"'])(?<!# ){re.escape(OUTPUT)}")
-"""Where thoughts end; not in a comment or a string of the code."""
-_FENCE = re.compile(r"```[ \t]*(?P<language>\w*)[ \t]*\n(?P<code>.*?)(?:```|\Z)", re.DOTALL)
-_PYTHON = ("python", "python3", "py", "py3")
 
 
 class Coding(ABC):
@@ -64,9 +55,10 @@ class Coding(ABC):
     script: Person | None = None
     """Who plays the person if nobody else is named."""
 
-    def __init__(self, mode: Mode = "module", tolerance: float = 0.0) -> None:
+    def __init__(self, mode: Mode = "module", tolerance: float = 0.0, strict: bool = False) -> None:
         self.mode: Mode = mode
         self.tolerance = tolerance
+        self.strict = strict
         self._expected: dict[str, Sequence[CallResult]] = {}
 
     @abstractmethod
@@ -88,17 +80,12 @@ class Coding(ABC):
         return str(task.public["question"])
 
     def visible(self, text: str) -> str:
-        """What follows ``OUTPUT:`` (up to a second one); a marker before it stays."""
-        parts = _DIVIDER.split(text)
-        if len(parts) == 1:
-            return text
-        before, seen = parts[0], parts[1].strip()
-        return f"{MARKER} {seen}" if MARKER in before and MARKER not in seen else seen
+        """What of an utterance the person can read."""
+        return visible(text)
 
     def answer(self, text: str) -> str | None:
-        """What stands after the marker, up to a second one; ``None`` without a marker."""
-        _, found, after = self.visible(text).partition(MARKER)
-        return after.partition(MARKER)[0].strip() if found else None
+        """The answer that an utterance gives."""
+        return answer_in(text)
 
     async def follow(self, state: DialogueState, services: Services) -> DialogueState:
         """Over with an answer, or with the last turn, which then counts as one; else the person replies."""
@@ -152,8 +139,11 @@ class Coding(ABC):
             why = "a word that this grader refuses" if code else "no code"
             return Grade(0.0, {**common, "fraction": 0.0, "why": why})
         assert services.sandbox is not None, "a sandbox is part of this world"
-        found = await services.sandbox.grade(
-            code, calls, expected, mode=self.mode, tolerance=self.tolerance
+        found = await services.sandbox.grade_wires(
+            *(code, calls, expected),
+            mode=self.mode,
+            tolerance=self.tolerance,
+            strict=self.strict,
         )
         metrics = {**common, "fraction": found.fraction, "results": _results(found)}
         return Grade(float(found.success), metrics)
@@ -164,21 +154,23 @@ class Coding(ABC):
         closed = not self.fenced or answer.count(FENCE) >= 2
         return closed and not wanted.isdisjoint(functions(self.code(answer)))
 
-    async def expected(self, task: Task, services: Services) -> list[Any]:
+    async def expected(self, task: Task, services: Services) -> list[Wire]:
         """What the reference gives for each hidden call, found once. Raises ``EngineError`` if it fails on one."""
         if task.id not in self._expected:
             assert services.sandbox is not None, "a sandbox is part of this world"
             reference = task.secrets[REFERENCE].reveal(GRADER)
-            self._expected[task.id] = await services.sandbox.run(
+            self._expected[task.id] = await services.sandbox.run_reference(
                 reference, hidden_calls(task), mode=self.mode
             )
+        wires = []
         for result in self._expected[task.id]:
-            if not result.ok:
+            if result.wire is None:
                 raise EngineError(
                     f"task {task.id} can't be graded: its reference fails on "
                     f"`{result.call}`: {result.reason}"
                 )
-        return [result.value for result in self._expected[task.id]]
+            wires.append(result.wire)
+        return wires
 
     def code(self, answer: str) -> str:
         """The code of an answer; in ``legacy`` mode as ColBench's own grader finds it."""
@@ -199,7 +191,7 @@ class SingleTurn(Coding):
     max_turns = 1
 
     def __init__(self, world: Coding) -> None:
-        super().__init__(world.mode, world.tolerance)
+        super().__init__(world.mode, world.tolerance, world.strict)
         self.world = world
         self.name = world.name
         self.fenced = world.fenced
@@ -246,23 +238,6 @@ def hidden_calls(task: Task) -> list[str]:
     return calls
 
 
-def code_of(answer: str) -> str:
-    """The code of an answer: what is in its first fence, of Python if there is one; else all of it."""
-    fences = list(_FENCE.finditer(answer))
-    if not fences:
-        return legacy_code_of(answer)
-    python = (one for one in fences if one["language"].lower() in _PYTHON)
-    return next(python, fences[0])["code"].strip()
-
-
-def legacy_code_of(answer: str) -> str:
-    """As :func:`code_of`, but a fence of another spelling (``py``, ``Python``) is part of the code."""
-    _, fence, after = answer.partition("```python")
-    if not fence:
-        _, fence, after = answer.partition("```")
-    return (after.partition("```")[0] if fence else answer).strip()
-
-
 def _own(state: DialogueState) -> int:
     return sum(turn.speaker.name == AGENT for turn in state.turns)
 
@@ -273,7 +248,7 @@ def _results(graded: Graded) -> str:
         [
             {
                 "passed": test.passed,
-                "gave": repr(test.result.value)[:LONGEST_VALUE] if test.result.ok else None,
+                "gave": shown(test.result.wire, LONGEST_VALUE) if test.result.wire else None,
                 "why": test.reason[:LONGEST_VALUE],
             }
             for test in graded.tests

@@ -68,7 +68,7 @@ class RewardSettings(Settings):
     @property
     def most(self) -> float:
         """No reward is above this."""
-        bound = 1.0 if self.loss_term == "bounded" else 1 / SMALLEST_LOSS
+        bound = 1.0 if self.loss_term == "bounded" else 1 / self.least_loss
         return 1.0 + self.lambda_loss * bound
 
 

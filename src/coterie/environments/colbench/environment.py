@@ -15,8 +15,10 @@ from coterie.trajectories.task import Task
 class Backend(Coding):
     """Its tasks; the person is a model. Rows without a reference or tests are left out."""
 
-    def __init__(self, name: str, source: str, mode: Mode, tolerance: float) -> None:
-        super().__init__(mode, tolerance)
+    def __init__(
+        self, name: str, source: str, mode: Mode, tolerance: float, strict: bool = False
+    ) -> None:
+        super().__init__(mode, tolerance, strict)
         self.name = name
         self._rows = Rows(name, source)
 
