@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from coterie.config.settings import Settings
+from coterie.config.text import encoded
 from coterie.errors import UserError
 
 S = TypeVar("S", bound=Settings)
@@ -132,11 +133,14 @@ def _check_known(path: str, known: Mapping[str, Key], where: str) -> None:
 
 def _value(path: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text) if text else ""
+        value = yaml.safe_load(text) if text else ""
     except yaml.YAMLError:
         raise UserError(
             f"{path}={text!r} is not a value", "quote text that has : or { in it"
         ) from None
+    if isinstance(value, str):
+        encoded(value, f"{path}={text!a}")
+    return value
 
 
 def _explain(error: ValidationError, known: Mapping[str, Key]) -> str:

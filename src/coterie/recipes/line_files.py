@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from coterie.config.text import read_json
 from coterie.errors import UserError
 
 L = TypeVar("L", bound=BaseModel)
@@ -37,7 +38,7 @@ class LineFile:
     def parsed(self, number: int, data: bytes) -> dict[str, Any]:
         """The object of a line; ``UserError`` if it holds none."""
         try:
-            fields = json.loads(data)
+            fields = read_json(data.decode())
         except ValueError as error:
             raise self.broken(number, f"not JSON: {error}") from error
         if not isinstance(fields, dict):
