@@ -6,7 +6,6 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Literal, TypeVar
 
-from coterie.config.text import encoded
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError
 from coterie.engines.serving.answered import (
@@ -160,10 +159,7 @@ async def _scores(
 
 def _ids(engine: InProcessEngine, prompt: str | list[int]) -> list[int]:
     """A prompt's ids; text gets the tokens that the tokenizer adds to a whole text."""
-    if not isinstance(prompt, str):
-        return prompt
-    encoded(prompt, "the prompt")
-    return engine.loaded.tokenizer(prompt)["input_ids"]
+    return engine.loaded.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
 
 
 def decoded(engine: InProcessEngine, asked: SamplingAsked, ids: Sequence[int]) -> str:
