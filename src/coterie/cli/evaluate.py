@@ -151,8 +151,10 @@ async def _by_engine(
     weights = weight_hash(Path(one.path)) if Path(one.path).is_dir() else str(one.path)
     speaker = f"{weights} {told.engine.identity()}"
     speaker += f" best of {told.best_of} {_critic_hash(told.critic)}" if told.critic else ""
-    path = one.folder / store_name(benchmark, _plain(told), speaker)
     policy = await engines.speak(one.version, one.path, one.load)
+    template = policy.renderer.template
+    speaker += f" on {template.day}" if template.has_clock else ""
+    path = one.folder / store_name(benchmark, _plain(told), speaker)
     engine = policy.engine
     sampling = told.sampling(told.engine.timeout)
     voice = TokenVoice(engine, policy.renderer.render, sampling, policy.context_length)

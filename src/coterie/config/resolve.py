@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from coterie.config.explain import explain, nearest_key
 from coterie.config.settings import Settings
+from coterie.config.text import encoded
 from coterie.errors import UserError
 
 S = TypeVar("S", bound=Settings)
@@ -156,6 +157,7 @@ def _check_known(path: str, known: Mapping[str, Key], where: str) -> None:
 
 def _value(key: Key, text: str) -> Any:
     """The value that a text means; a key of text, or of a few words, takes it as it stands."""
+    encoded(text, f"the value of {key.path}")
     if key.type.endswith("| None") and text in ("none", "null"):
         return None
     if key.type.startswith(("str", "[")):

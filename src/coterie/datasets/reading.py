@@ -3,7 +3,6 @@
 Formats: ``.jsonl`` (an object a line), ``.json`` (a list of objects) and ``.parquet``.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from coterie.config.plain import wrong_at
+from coterie.config.text import read_json
 from coterie.datasets.rows import QuestionRow
 from coterie.errors import UserError
 from coterie.progress import Progress
@@ -77,8 +77,8 @@ def _raw(
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return read_json(text)
+    except ValueError as error:
         raise UserError(f"{where} is broken: no JSON ({error})", "correct or remove it") from error
 
 

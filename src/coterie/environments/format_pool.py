@@ -1,6 +1,5 @@
 """Pools of formats from files: JSONL with ``{"index", "format"}`` a line, or a YAML list of texts."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +8,7 @@ import yaml
 from pydantic import BaseModel, StringConstraints, ValidationError
 
 from coterie.config.plain import wrong_at
+from coterie.config.text import read_json
 from coterie.errors import UserError
 
 LONGEST = 400
@@ -68,8 +68,8 @@ def _jsonl(text: str, file: Path) -> Iterator[tuple[int, object]]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
+                yield number, read_json(line)
+            except ValueError as error:
                 raise _broken(file, number, f"no JSON ({error})") from error
 
 

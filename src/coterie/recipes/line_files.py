@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from coterie.config.folders import check_new_file
 from coterie.config.plain import wrong_at
+from coterie.config.text import read_json
 from coterie.errors import UserError
 
 L = TypeVar("L", bound=BaseModel)
@@ -39,7 +40,7 @@ class LineFile:
     def parsed(self, number: int, data: bytes) -> dict[str, Any]:
         """The object of a line; ``UserError`` if it holds none."""
         try:
-            fields = json.loads(data)
+            fields = read_json(data.decode())
         except ValueError as error:
             raise self.broken(number, f"not JSON: {error}") from error
         if not isinstance(fields, dict):

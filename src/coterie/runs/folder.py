@@ -1,6 +1,6 @@
 """A run folder: the resolved settings, the store, the checkpoints and the report of one run.
 
-FOLDER/config.yaml                the recipe's name and every setting
+FOLDER/config.yaml                the recipe's name, the day on which the run was made, every setting
 FOLDER/store.sqlite               the record (one writer: a second process is refused)
 FOLDER/training/iteration-00/     a training in progress, and its final weights
 FOLDER/report.html
@@ -10,16 +10,20 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import yaml
 
+from coterie.config.day import pinned, today
 from coterie.config.folders import check_new_folder, flush, make_folder, whole_folder
 from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.trajectories.store import ItemKey, Metrics, Store
 
+MADE = "made"
+"""Key of a config for the day on which its run was made."""
 LEAST_FREE = 256 * 2**20
 """Bytes that must be free on the disk before a run starts."""
 
@@ -53,6 +57,8 @@ class Run:
     recipe: str
     settings: Settings
     store: Store
+    made: date
+    """The day that chat templates with a clock write, however long the run takes."""
 
     @property
     def report(self) -> Path:
@@ -91,6 +97,9 @@ class Run:
 def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = True) -> Iterator[Run]:
     """Open a run folder, or make it. Its config is (re)written with ``settings``.
 
+    In the block, chat templates write the day on which the folder was made (that of the run that is
+    open already, if this one is made from it).
+
     Raises :class:`UserError` if the folder belongs to another recipe, holds other things or trainings
     without their record, can't be written to, is in use by another process, or lies on a disk that is full.
     """
@@ -108,10 +117,11 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
     trained = any(folder.glob("training/iteration-*"))
     if trained and not path.is_file():
         raise _without_record(path, "is gone")
-    with Store.open(path, read_only=not write) as store:
+    made = _made(folder)
+    with Store.open(path, read_only=not write) as store, pinned(made):
         if trained and store.is_empty():
             raise _without_record(path, "is empty")
-        yield Run(folder, recipe, settings, store)
+        yield Run(folder, recipe, settings, store, made)
 
 
 @contextmanager
@@ -128,7 +138,7 @@ def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterato
 
 def write_config(run: Run) -> None:
     """Write the recipe's name and settings, atomically."""
-    values = {"recipe": run.recipe, **run.settings.model_dump(mode="json")}
+    values = {"recipe": run.recipe, MADE: run.made, **run.settings.model_dump(mode="json")}
     temporary = run.folder / ".config.yaml.partial"
     temporary.write_text(yaml.safe_dump(values, sort_keys=False))
     flush(temporary)
@@ -144,7 +154,15 @@ def read_config(folder: Path) -> tuple[str, dict[str, object]]:
             "start one with: coterie run RECIPE --folder FOLDER",
         )
     values = read_yaml(path)
+    values.pop(MADE, None)
     return str(values.pop("recipe", "")), values
+
+
+def _made(folder: Path) -> date:
+    """The day on which a run folder was made: as its config says, or today."""
+    path = folder / "config.yaml"
+    found = read_yaml(path).get(MADE) if path.is_file() else None
+    return found if isinstance(found, date) else today()
 
 
 def differences(old: dict[str, object], new: Settings) -> list[str]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rapidfuzz import fuzz, process
 
 from coterie.config.plain import wrong_at
+from coterie.config.text import whole
 from coterie.datasets.code_rows import SENTENCE, CodeRow
 from coterie.datasets.rows import Text, question_key
 
@@ -79,7 +80,7 @@ def _object(text: str) -> dict[str, Any] | None:
     decoder = json.JSONDecoder(strict=False)
     for brace in re.finditer(r"\{", text):
         try:
-            fields, _ = decoder.raw_decode(text, brace.start())
+            fields = whole(decoder.raw_decode(text, brace.start())[0])
         except (ValueError, RecursionError):
             continue
         if "ground_truth" in fields:

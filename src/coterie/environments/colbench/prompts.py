@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from coterie.config.text import read_json
 from coterie.datasets.code_rows import SENTENCE
 from coterie.engines.endpoint import Utterance
 from coterie.environments.colbench.checks import TESTS
@@ -95,7 +96,7 @@ def read_excerpts(file: Path) -> tuple[str, ...]:
 
 def _text(line: str, where: str) -> str:
     try:
-        fields = json.loads(line) if line.strip() else ""
+        fields = read_json(line) if line.strip() else ""
     except ValueError as error:
         raise UserError(f"{where} is broken: no JSON ({error})", "fix or remove it") from error
     text = fields.get("text") if isinstance(fields, dict) else fields
