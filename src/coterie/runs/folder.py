@@ -144,7 +144,9 @@ def read_config(folder: Path) -> tuple[str, dict[str, object]]:
             "start one with: coterie run RECIPE --folder FOLDER",
         )
     values = read_yaml(path)
-    return str(values.pop("recipe", "")), values
+    if "recipe" not in values:
+        raise UserError(f"{path} does not name its recipe", "put it back from a copy")
+    return str(values.pop("recipe")), values
 
 
 def differences(old: dict[str, object], new: Settings) -> list[str]:
