@@ -12,7 +12,7 @@ from coterie.recipes.optima import DROP_FORMAT, NAME, Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
-from tests.conftest import SMALL, Cli
+from tests.conftest import SMALL, Cli, once
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_a_fork_keeps_the_steps_that_the_settings_do_not_touch(cli: Cli) -> None
 
 def test_adapters_are_trained_from_the_base_and_sampled(cli: Cli, tmp_path: Path) -> None:
     lora = ("train.method=lora", "from_initial=true", "train.learning_rate=0.01")
-    said = cli("run", "optima/isft", *SMALL, *lora, "iterations=2", "--folder", "lora")
+    said = cli("run", "optima/isft", *once(*SMALL, *lora, "iterations=2"), "--folder", "lora")
     assert said.code == 0, said.err
     for iteration in (0, 1):
         final = tmp_path / f"lora/training/iteration-{iteration:02d}/final"
@@ -158,7 +158,7 @@ def test_quickstart_ends_with_one_json_line(cli: Cli) -> None:
 
 
 def test_reproduce_ends_with_claims_and_rows(cli: Cli) -> None:
-    said = cli("reproduce", "optima/isft", "--seeds", 1, *SMALL[1:], "iterations=1")
+    said = cli("reproduce", "optima/isft", "--seeds", 1, *SMALL)
     assert said.code == 0, said.err
     result = json.loads(said.out.splitlines()[-1])
     assert [claim["id"] for claim in result["claims"]] == [

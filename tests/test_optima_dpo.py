@@ -21,9 +21,9 @@ from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
-from tests.conftest import SMALL, Cli
+from tests.conftest import SMALL, Cli, once
 
-WORDS = (
+WORDS = once(
     *SMALL, "iterations=2", "dpo.tasks=3", "dpo.probe=4", "dpo.search.searches=3",
     "dpo.select.theta_filter=-100", "dpo.select.theta_diff=0",
 )  # fmt: skip
@@ -230,7 +230,7 @@ def test_isft_has_no_keys_of_dpo() -> None:
 
 
 def test_reproduce_has_every_method_and_claim(cli: Cli) -> None:
-    words = [*WORDS, "iterations=2", "evaluate.tasks=2", "rollout.max_tokens=16"]
+    words = once(*WORDS, "evaluate.tasks=2", "rollout.max_tokens=16")
     said = cli("reproduce", "optima", "--seeds", 1, *words)
     assert said.code == 0, said.err
     result = json.loads(said.out.splitlines()[-1])

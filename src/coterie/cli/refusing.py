@@ -57,7 +57,8 @@ def _refuse_os(console: Console, error: OSError) -> NoReturn:
     if error.errno in FULL:
         _refuse(
             console,
-            f"the disk is full: {error}; nothing finished is lost",
+            f"the disk is full{f' (writing {error.filename})' if error.filename else ''}; nothing "
+            "finished is lost",
             "free some space, then give the same command again: it resumes where it stopped",
         )
     if error.errno not in PLACES or error.filename is None:

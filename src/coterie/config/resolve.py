@@ -123,15 +123,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8-sig")
         loaded = yaml.load(text, Loader=_OnceLoader) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(
-            f"can't read settings from {path}: {reason}", "correct the file, or take a copy of it"
+            f"can't read settings from {path}: {_yaml_reason(error)}",
+            "correct the file, or put it back from a copy",
         ) from None
     if not isinstance(loaded, dict):
         raise UserError(
-            f"{path} holds no settings", "it needs lines such as `iterations: 2`: take a copy of it"
+            f"{path} holds no settings",
+            "it needs lines such as `iterations: 2`: put it back from a copy",
         )
     return loaded
+
+
+def _yaml_reason(error: Exception) -> str:
+    """What is wrong, and in which line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'no YAML'}"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

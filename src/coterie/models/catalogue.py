@@ -171,7 +171,9 @@ def count_weights(folder: Path) -> int:
         except SafetensorError as error:
             raise UserError(
                 f"{file} can't be read: {error}",
-                f"save or download it again, or run: coterie models get {folder.name}",
+                f"run: coterie models get {folder.name}"
+                if folder.name in CATALOGUE
+                else "put it back from a copy, or save or download it again",
             ) from error
         total += sum(math.prod(shape) for shape in shapes)
     return total

@@ -267,7 +267,8 @@ def _check_memory(source: str, dtype: torch.dtype, device: torch.device) -> None
 
 def _unreadable(source: str, what: str, error: Exception) -> UserError:
     if Path(source).is_dir():
-        return UserError(f"{source}: {what} can't be read: {error}", "save or download it again")
+        reason = str(error).splitlines()[0]
+        return UserError(f"{source}: {what} can't be read: {reason}", "save or download it again")
     return UserError(
         f"{source!r} is no packaged checkpoint and no folder, and {what} can't be had from the "
         f"Hugging Face hub: {str(error).splitlines()[0]}",

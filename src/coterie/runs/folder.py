@@ -155,7 +155,9 @@ def read_config(folder: Path) -> tuple[str, dict[str, object]]:
         )
     values = read_yaml(path)
     values.pop(MADE, None)
-    return str(values.pop("recipe", "")), values
+    if "recipe" not in values:
+        raise UserError(f"{path} does not name its recipe", "put it back from a copy")
+    return str(values.pop("recipe")), values
 
 
 def _made(folder: Path) -> date:

@@ -19,6 +19,7 @@ from coterie.config.folders import flush
 from coterie.errors import UserError
 from coterie.models.adapters import using
 from coterie.models.check import check
+from coterie.models.saved import reading
 from coterie.models.splitting import Splitter
 from coterie.progress import Progress, Silent
 from coterie.training.checkpoint import hash_items, hash_tensors
@@ -120,7 +121,8 @@ def _stored(file: Path, identity: dict[str, str]) -> torch.Tensor | None:
     """The sums in ``file``, if they are of the same model and pairs."""
     if not file.is_file():
         return None
-    with safe_open(file, framework="pt") as opened:
+    again = "remove it: it is then computed again"
+    with reading(file, again), safe_open(file, framework="pt") as opened:
         same = opened.metadata() == identity
         return opened.get_tensor("sums") if same else None
 
