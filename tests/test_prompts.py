@@ -17,7 +17,7 @@ from coterie.environments.colbench.checks import TESTS
 from coterie.environments.colbench.drafts import read_reply
 from coterie.environments.colbench.environment import Backend
 from coterie.environments.colbench.prompts import SYSTEM
-from coterie.environments.debate import Debate
+from coterie.environments.debate import NO_MISTAKE, Debate
 from coterie.environments.dialogue import (
     WELL_FORMED,
     DialogueEnvironment,
@@ -53,9 +53,15 @@ def prompt(world: DialogueEnvironment, task: Task, agent: str) -> str:
     return "".join(part.text for part in world.system_parts(task, agent))
 
 
+def form(world: DialogueEnvironment, task: Task, agent: str) -> str:
+    """The line that ends the rules of an agent, before its question."""
+    rules, *_ = re.split(r"\n(?=(?:Question|Problem): )", prompt(world, task, agent))
+    return rules.rstrip().splitlines()[-1]
+
+
 def as_shown(world: DialogueEnvironment, task: Task, agent: str, answer: str | None) -> str:
-    """Steps, and the line that ends the prompt of an agent, with this answer in place of the example."""
-    line = prompt(world, task, agent).splitlines()[-1]
+    """Steps, and the line that ends the rules of an agent, with this answer in place of the example."""
+    line = form(world, task, agent)
     example = world.answer(line)
     if answer is None or example is None:  # the line as it is; a critic's has no answer
         return f"Some steps.\n{line}"
@@ -98,7 +104,7 @@ def test_what_a_critic_is_shown_is_no_answer(name: str) -> None:
     assert isinstance(world, Debate)
     (task,) = world.tasks("heldout", 1, 0)
     for critic in world.agents[1:]:
-        assert world.answer(prompt(world, task, critic)) is None
+        assert form(world, task, critic) == NO_MISTAKE and world.answer(NO_MISTAKE) is None
 
 
 def test_a_message_that_is_cut_off_is_not_well_formed() -> None:

@@ -96,13 +96,12 @@ class Debate:
         return [self._task(row) for row in rows]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The agent's role, the problem, the rules."""
+        """The agent's role, the rules, the problem."""
         role, rules = self._solver() if agent == self.agents[0] else self._critic(agent)
         own = frozenset({agent})
         return (
-            Part(role, audience=own, source="task"),
-            Part(f"Problem: {task.public['question']}\n", source="task"),
-            Part(f"Rules:\n{rules}", audience=own, source="task"),
+            Part(f"{role}Rules:\n{rules}", audience=own, source="task"),
+            Part(f"\n\nProblem: {task.public['question']}", source="task"),
         )
 
     def answer(self, text: str) -> str | None:

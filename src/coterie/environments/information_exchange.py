@@ -53,14 +53,14 @@ class InformationExchange:
         return [self._task(row) for row in rows]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The agent's role and notes (which its partners may not see), the question, the rules."""
+        """The agent's role and notes (which its partners may not see), the rules, the question."""
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
         own = frozenset({agent})
         return (
             Part(_role(agent, others(agent, self.agents)), audience=own, source="task"),
             *(Part(f"- {note}\n", audience=own, source="task") for note in notes[agent]),
-            Part(f"Question: {task.public['question']}\n", source="task"),
             Part(_rules(len(self.agents)), source="task"),
+            Part(f"\n\nQuestion: {task.public['question']}", source="task"),
         )
 
     def answer(self, text: str) -> str | None:
@@ -127,4 +127,4 @@ def _rules(agents: int) -> str:
 
 
 def _ending(when: str) -> str:
-    return answer_rule(when, "the answer and nothing else", EXAMPLE, f"<A>{EXAMPLE}</A>")
+    return answer_rule(when, "a name or a few words", EXAMPLE, f"<A>{EXAMPLE}</A>")

@@ -20,6 +20,6 @@ def solo_prompt(question: str, ending: str, notes: Iterable[str] = ()) -> tuple[
     return (
         Part("Answer the question below.\n", source="task"),
         *listed,
-        Part(f"Question: {question}\n", source="task"),
-        Part(f"{rules}{LENGTH}{ending}", source="task"),
+        Part(f"{rules}{LENGTH}{ending}\n\n", source="task"),
+        Part(f"Question: {question}", source="task"),
     )
