@@ -29,7 +29,7 @@ test-faults: $(VENV)/.dev
 
 # Faults put into copies of the package (tests/mutants), each of which must turn named tests red.
 test-mutants: $(VENV)/.dev
-	$(PY) -m tests.mutation
+	$(PY) -m tests.mutation --drawn 120
 
 # Some of them, drawn by the commit.
 test-mutants-sample: $(VENV)/.dev

@@ -1,14 +1,16 @@
 """Apply each fault alone and see whether the tests notice.
 
     python -m tests.mutation                       all faults of tests/mutants
+    python -m tests.mutation --drawn 120           and so many that mutmut makes (tests/mutation/drawn.py)
     python -m tests.mutation --only NAME           one of them
     python -m tests.mutation --match trie          those whose name has "trie" in it
     python -m tests.mutation --sample 30 --seed X  thirty of them, drawn by X (a commit)
     python -m tests.mutation --check               only whether the edits fit the code
 
 First the named tests run on a copy without faults, and must pass. The exit status is not zero if a
-fault survives, or if a fault is no good (it does not import, it takes too long, no assertion fails). The
-last line is JSON.
+fault survives, or if a fault is no good (it does not import, it takes too long, no assertion fails); of
+those that mutmut makes, if fewer than 80% are killed, or one survives that is not in
+``tests/mutants/survivors.md``. The last line is JSON.
 """
 
 import os
@@ -29,13 +31,19 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.mutation.child import Job, Result, module_of
 from tests.mutation.copies import base_copy, mutated_copy
-from tests.mutation.mutant import Mutant, all_mutants, misfits
+from tests.mutation.mutant import Fault, Mutant, all_mutants, known_survivors, misfits
 from tests.mutation.pool import Prepared, import_large, run_all
 
 UNMUTATED_SECONDS = 600
+DRAWN_SECONDS = 300
+"""A drawn fault for which tests take longer hangs, and is so noticed."""
+DRAWN_SEED = "coterie"
+LEAST_KILLED = 0.8
+VOID = "void: does not import"
 
 
 def main() -> int:
@@ -49,14 +57,15 @@ def main() -> int:
         print(f"{len(chosen)} faults fit the code")
         return 0
     start = time.monotonic()
+    faults = [*chosen, *(_drawn(words.drawn) if words.drawn else ())]
     import_large()
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         base = base_copy(Path(name) / "base")
-        if red := _unmutated(chosen, base, Path(name), words.workers):
+        if red := _unmutated(faults, base, Path(name), words.workers):
             print("\n".join(("Without a fault these tests must pass:", *red)))
             return 1
-        verdicts = _mutated(chosen, base, Path(name), words)
-    return _summary(verdicts, time.monotonic() - start)
+        verdicts = _mutated(faults, base, Path(name), words)
+    return _summary(faults, verdicts, time.monotonic() - start)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--match", metavar="TEXT", default="", help="faults with TEXT in the name")
     parser.add_argument("--sample", metavar="N", type=int, help="draw N of them")
     parser.add_argument("--seed", default="", help="what draws the sample")
+    parser.add_argument("--drawn", metavar="N", type=int, default=0, help="and N that mutmut makes")
     parser.add_argument("--workers", type=int, default=2, help="how many at a time")
     parser.add_argument("--limit", type=float, default=30, help="seconds for a fault")
     parser.add_argument("--check", action="store_true", help="only see whether the edits fit")
@@ -84,12 +94,20 @@ def _chosen(words: argparse.Namespace) -> list[Mutant]:
     return random.Random(words.seed).sample(found, words.sample)
 
 
-def _unmutated(chosen: Sequence[Mutant], base: Path, folder: Path, workers: int) -> list[str]:
+def _drawn(count: int) -> Sequence[Fault]:
+    from tests.mutation.drawn import draw  # mutmut is large, and few uses need it
+
+    return draw(count, DRAWN_SEED)
+
+
+def _unmutated(faults: Sequence[Fault], base: Path, folder: Path, workers: int) -> list[str]:
     """Run all named tests, file by file, on the package as it is; a line for each that does not pass."""
     files: dict[str, dict[str, None]] = defaultdict(dict)
-    for test in (test for one in chosen for test in one.tests):
+    for test in (test for one in faults for test in one.tests):
         files[test.partition("::")[0]][test] = None
-    named = {Path(file).stem: tuple(tests) for file, tests in files.items()}
+    named = {
+        Path(file).stem: (file,) if file in tests else tuple(tests) for file, tests in files.items()
+    }
     jobs = [_as_is(name, base, tests) for name, tests in named.items()]
     red = []
     for name, result, _ in run_all(jobs, folder, workers):
@@ -113,32 +131,39 @@ def _names(test: str, id_: str) -> bool:
 
 
 def _mutated(
-    chosen: Sequence[Mutant], base: Path, folder: Path, words: argparse.Namespace
+    faults: Sequence[Fault], base: Path, folder: Path, words: argparse.Namespace
 ) -> dict[str, str]:
     """What became of each fault: ``killed``, ``survived``, or why it is no good."""
-    of_name = {one.name: one for one in chosen}
+    of_name = {one.name: one for one in faults}
     verdicts = {}
-    jobs = [_with_fault(one, base, words.limit) for one in chosen]
+    jobs = [_with_fault(one, base, words.limit) for one in faults]
     for number, (name, result, log) in enumerate(run_all(jobs, folder, words.workers), 1):
-        verdicts[name] = verdict = _verdict(result)
-        print(f"[{number}/{len(chosen)}] {result.seconds:5.1f} s  {name}: {verdict}", flush=True)
+        fault = of_name[name]
+        verdicts[name] = verdict = _verdict(fault, result)
+        print(f"[{number}/{len(faults)}] {result.seconds:5.1f} s  {name}: {verdict}", flush=True)
         if verdict == "survived":
-            print(f"    {of_name[name].file}: {of_name[name].breaks}")
-            print(f"    still green: {', '.join(of_name[name].tests)}")
+            print(f"    {fault.file}: {fault.breaks}")
+            print(f"    still green: {', '.join(fault.tests)}")
         elif verdict != "killed" and words.only:
             print(log()[-3000:])
     return verdicts
 
 
-def _with_fault(one: Mutant, base: Path, limit: float) -> Prepared:
+def _with_fault(one: Fault, base: Path, limit: float) -> Prepared:
     def make(own: Path) -> Job:
         copy = mutated_copy(base, own / "package", one.file, one.text())
-        return Job(one.name, copy, module_of(one.file), one.tests, True)
+        return Job(
+            one.name, copy, module_of(one.file), one.tests, True, stop_at_crash=not one.by_hand
+        )
 
-    return Prepared(one.name, make, limit)
+    return Prepared(one.name, make, limit if one.by_hand else DRAWN_SECONDS)
 
 
-def _verdict(result: Result) -> str:
+def _verdict(fault: Fault, result: Result) -> str:
+    if not fault.by_hand:
+        if result.broken.startswith("does not import"):
+            return VOID
+        return "killed" if result.asserted or result.crashed or result.broken else "survived"
     if result.broken:
         return f"no good: {result.broken}"
     if result.asserted:
@@ -149,20 +174,41 @@ def _verdict(result: Result) -> str:
     return "survived"
 
 
-def _summary(verdicts: dict[str, str], seconds: float) -> int:
+def _summary(faults: Sequence[Fault], verdicts: dict[str, str], seconds: float) -> int:
     """Print what happened; the exit status."""
-    survived = [name for name, verdict in verdicts.items() if verdict == "survived"]
-    no_good = {n: verdict for n, verdict in verdicts.items() if verdict.startswith("no good")}
-    killed = len(verdicts) - len(survived) - len(no_good)
+    drawn = {one.name: one for one in faults if not one.by_hand}
+    by_hand = {name: verdict for name, verdict in verdicts.items() if name not in drawn}
+    survived = [name for name, verdict in by_hand.items() if verdict == "survived"]
+    no_good = {n: verdict for n, verdict in by_hand.items() if verdict.startswith("no good")}
+    killed = len(by_hand) - len(survived) - len(no_good)
     for name in survived:
         print(f"SURVIVED {name}")
     for name, why in no_good.items():
         print(f"NO GOOD {name}: {why[9:300]}")
+    told, fine = _drawn_summary(drawn, verdicts)
     counts = f"{killed} killed, {len(survived)} survived, {len(no_good)} no good"
+    if drawn:
+        counts += f"; {told['killed']} of {told['run']} drawn ones killed"
     print(f"===== {counts} in {seconds:.1f}s =====")
-    told = {"killed": killed, "survived": survived, "no_good": sorted(no_good)}
-    print(json.dumps({"mutants": len(verdicts), **told, "seconds": round(seconds, 1)}))
-    return 1 if survived or no_good else 0
+    summary = {"mutants": len(by_hand), "killed": killed, "survived": survived}
+    summary |= {"no_good": sorted(no_good), "drawn": told, "seconds": round(seconds, 1)}
+    print(json.dumps(summary))
+    return 0 if fine and not survived and not no_good else 1
+
+
+def _drawn_summary(
+    drawn: dict[str, Fault], verdicts: dict[str, str]
+) -> tuple[dict[str, Any], bool]:
+    """Numbers of the drawn faults, and whether they are good enough; prints survivors that are not listed."""
+    run = [name for name in drawn if verdicts[name] != VOID]
+    survived = [name for name in run if verdicts[name] == "survived"]
+    unlisted = [name for name in survived if name not in known_survivors()]
+    for name in unlisted:
+        change = drawn[name].breaks.replace("|", "\\|")
+        print(f"NOT LISTED: | `{name}` | {drawn[name].file} | `{change}` | why no test notices |")
+    killed = len(run) - len(survived)
+    told = {"run": len(run), "killed": killed, "survived": survived, "unlisted": unlisted}
+    return told, killed >= LEAST_KILLED * len(run) and not unlisted
 
 
 if __name__ == "__main__":

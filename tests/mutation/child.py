@@ -44,6 +44,8 @@ class Job:
     tests: tuple[str, ...]
     until_red: bool
     """Whether to stop at the first test that fails by an assertion."""
+    stop_at_crash: bool = False
+    """Whether to stop at the first test that fails otherwise, too."""
 
 
 class _Watch:
@@ -74,6 +76,8 @@ class _Watch:
                     item.session.shouldstop = "red"
             else:
                 self.result.crashed[item.nodeid] = said
+                if self.job.stop_at_crash:
+                    item.session.shouldstop = "red"
         elif report.skipped:
             self.result.skipped.append(item.nodeid)
         elif report.when == "call":

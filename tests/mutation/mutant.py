@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 from tests import mutants
 
@@ -12,10 +13,46 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "coterie"
 
 
+SURVIVORS = ROOT / "tests" / "mutants" / "survivors.md"
+"""Which of mutmut's faults no test notices, each with the reason."""
+
+
+class Fault(Protocol):
+    """An edit of one file, and the tests that may notice it."""
+
+    by_hand: ClassVar[bool]
+    """Whether a person thought it up; then an assertion must fail, and not just anything."""
+
+    @property
+    def name(self) -> str:
+        """Unique over all."""
+        ...
+
+    @property
+    def file(self) -> str:
+        """Path below ``src/coterie``."""
+        ...
+
+    @property
+    def breaks(self) -> str:
+        """What is wrong, in one line."""
+        ...
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """Pytest node ids."""
+        ...
+
+    def text(self) -> str:
+        """The file with the fault in it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One fault, and who must notice it."""
 
+    by_hand: ClassVar[bool] = True
     name: str
     """Unique over all lists."""
     file: str
@@ -67,6 +104,12 @@ def all_mutants() -> list[Mutant]:
     for module in sorted(pkgutil.iter_modules(mutants.__path__), key=lambda m: m.name):
         found += importlib.import_module(f"{mutants.__name__}.{module.name}").MUTANTS
     return found
+
+
+def known_survivors() -> set[str]:
+    """Names in the first column of the table of survivors."""
+    lines = SURVIVORS.read_text(encoding="utf-8").splitlines()
+    return {line.split("|")[1].strip(" `") for line in lines if line.startswith("| `")}
 
 
 def misfits(chosen: list[Mutant]) -> list[str]:
