@@ -215,6 +215,7 @@ def test_preparing_leaves_out_what_checking_calls_unusable(cli: Cli, tmp_path: P
         },
         "fails, two lines": {"ground_truth": "def fee(days):\n    raise ValueError('one\\ntwo')"},
     }
+    del faults["fails, endless"]  # takes its time, and fails as the others do
     rows = [task(f"Task {n}?", **{k: v for k, v in change.items() if k != "problem_description"})
             for n, change in enumerate(faults.values())]  # fmt: skip
     train = jsonl(tmp_path / "raw/train.jsonl", rows)
