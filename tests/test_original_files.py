@@ -268,6 +268,48 @@ def test_rewards_of_a_file_can_be_left_aside(tmp_path: Path) -> None:
         assert not any(recipe.rewards(run, 0).values())
 
 
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        ((), ["fluent but wrong", "right", "wrong"]),
+        (("select.least_score=1",), ["right", "right"]),
+        (("select.threshold=1.3",), ["fluent but wrong"]),
+        (("select.top_share=0.34",), ["fluent but wrong"]),
+        (("select.skip_share=0.34",), ["right", "wrong"]),
+    ],
+)
+def test_the_gate_the_threshold_and_the_shares_decide_what_is_trained_on(
+    tmp_path: Path, words: tuple[str, ...], chosen: list[str]
+) -> None:
+    """Three tasks, of which the first has a wrong dialogue with the highest reward, the last no right one."""
+    rewards = [
+        [("fluent but wrong", (0.0, -0.1, 1.5)), ("right", (1.0, -0.4, 0.4))],
+        [("right", (1.0, -0.2, 0.4)), ("wrong", (0.0, -0.1, 0.4))],
+        [("wrong", (0.0, -0.1, 1.0)), ("wrong too", (0.0, -0.2, 0.9))],
+    ]
+    lines = [
+        {
+            "task_id": number,
+            "results": [
+                rewarded([text, "yes"], "x", parts=parts, question=f"Who is number {number}?")
+                for text, parts in some
+            ],
+        }
+        for number, some in enumerate(rewards)
+    ]
+    put_in(wrote(tmp_path / "theirs.jsonl", *lines), tmp_path / "run")
+    told = ("dataset=hotpot_qa", "select.threshold=0.5", "select.top_share=1", *words)
+    own = Optima(settings("optima/isft", [*TINY, *told]))
+    with opened(tmp_path / "run", "dataset=hotpot_qa") as (_, run):
+        own.select(run, 0)
+        turns = {t.id: t for tree in run.store.trees(0, "rollout") for t in tree.turns.values()}
+        found = {
+            (task, turns[turns[one.leaf].parent].text)
+            for task, one in run.store.selections(0, "select")
+        }
+    assert [text for _, text in sorted(found)] == chosen
+
+
 def test_held_out_questions_are_left_out(tmp_path: Path) -> None:
     recipe = Optima(settings("optima/isft", ["dataset=gsm8k", *TINY]))
     task = recipe.heldout_tasks()[0]
