@@ -63,16 +63,14 @@ def attend_keys(
     return output.view(batch, heads, length, width).transpose(1, 2)
 
 
-def use_rows(model: Any) -> None:
-    """Make ``model`` attend with :func:`attend`."""
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, eager_mask)
-    model.set_attn_implementation(NAME)
+def masked_attention(model: Any) -> str:
+    """Name of an attention that takes any mask: ``sdpa``, or the one written out where the model has that."""
+    return "eager" if model.config._attn_implementation == "eager" else "sdpa"
 
 
 @contextmanager
 def attending(model: Any, name: str) -> Iterator[None]:
-    """With another attention for a while, such as ``sdpa`` for whole sequences."""
+    """With another attention for a while; the model's own is what it trains with, and what others see."""
     config = model.config
     before = config._attn_implementation
     config._attn_implementation = name
@@ -80,3 +78,7 @@ def attending(model: Any, name: str) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, eager_mask)

@@ -44,6 +44,7 @@ def check_steps(checked: Checked, own: Sequence[Tensor], rows: Rows, score: Scor
     )
 
 
+@torch.inference_mode()
 def _stepped(checked: Checked, rows: Rows) -> list[Tensor]:
     """Log-probs of the last tokens of each row: of the first after a prompt, of the others step by step."""
     prompts = [row[: -STEPS - 1] for row in checked.rows]
@@ -53,8 +54,8 @@ def _stepped(checked: Checked, rows: Rows) -> list[Tensor]:
     for step in range(STEPS):
         places = [len(prompt) + step for prompt in prompts]
         steps.append(rows.decode([last[step] for last in lasts], places))
-    for row in reversed(range(len(prompts))):
-        rows.leave(row, (), row, 0)
+    for row, ids in reversed(list(enumerate(checked.rows))):
+        rows.leave(row, ids[:-1], row, len(ids) - 1)
     rows.forget()
     logprobs = torch.stack(steps).float().cpu().log_softmax(-1)
     return list(logprobs.gather(2, torch.tensor(lasts).T[..., None]).squeeze(2).T)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.engines.attention import use_rows
+from coterie.engines.attention import NAME, attending, masked_attention
 from coterie.engines.prefixes import BLOCK, PrefixCache, block_keys
 from coterie.engines.slots import STEP, Slots, blocks, stepped
 from coterie.errors import UserError
@@ -29,9 +29,9 @@ class PaddedRows:
         self.model = loaded.model
         weights = self.model.get_input_embeddings().weight.detach()
         self.device, self.dtype = weights.device, weights.dtype
+        usual = masked_attention(self.model)
+        self._attention = NAME if (usual, self.device.type) == ("sdpa", "cpu") else usual
         self.slots = Slots(*_cache_shape(self.model), weights)
-        if self.model.device.type == "cpu":
-            use_rows(self.model)
         self._last = loaded.context_length - 1
         self._prefixes = PrefixCache[Tensor](cache_bytes // self.slots.block_bytes)
 
@@ -78,8 +78,10 @@ class PaddedRows:
 
     def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
         """A row ends, and the last one, of ``length`` tokens, takes its place."""
+        self.slots.wipe(row, len(ids) + 1)
         if row != last:
             self.slots.copy(last, [row], length)
+            self.slots.wipe(last, length)
 
     def forget(self) -> None:
         """Drop the beginnings of prompts that are kept."""
@@ -104,9 +106,9 @@ class PaddedRows:
 
     def _hidden(self, ids: Tensor, at: Tensor, mask: Tensor, slots: Slots) -> Tensor:
         """Hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at places ``at``, which slots then hold."""
-        return hidden_states(
-            self.model, ids, attention_mask=mask, position_ids=at, past_key_values=slots
-        )
+        inputs = {"attention_mask": mask, "position_ids": at, "past_key_values": slots}
+        with attending(self.model, self._attention):
+            return hidden_states(self.model, ids, **inputs)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         missing = _padded(len(hidden)) - len(hidden)

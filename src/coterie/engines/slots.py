@@ -78,6 +78,11 @@ class Slots:
             for target in targets:
                 store[:, target, :, :length] = kept
 
+    def wipe(self, row: int, length: int) -> None:
+        """Forget what a row held, of up to ``length`` tokens: what is masked is multiplied by 0, and NaN stays NaN."""
+        for store in (self.keys, self.values):
+            store[:, row, :, : stepped(length)] = 0.0
+
     @property
     def block_bytes(self) -> int:
         """Memory of what :meth:`read` gives."""
