@@ -15,6 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.llama import CompiledLlama
 from coterie.engines.padded import PaddedRows
+from coterie.engines.paged import PagedRows
 from coterie.engines.protocol import Sampling
 from coterie.errors import UserError
 from coterie.models import check as checking
@@ -246,6 +247,7 @@ def test_nothing_is_sampled_or_valued_where_company_changes_a_row() -> None:
         (PaddedRows, "decode"),
         (CompiledLlama, "read"),
         (CompiledLlama, "decode"),
+        (PagedRows, "score"),
     ],
 )
 def test_an_engines_wrong_step_is_found_out(
@@ -255,10 +257,12 @@ def test_an_engines_wrong_step_is_found_out(
 
     def wrong(*given: Any) -> Any:
         found = right(*given)
+        if step == "score":
+            return [[2 * one for one in row] for row in found]
         return (found[0] * 1.1, *found[1:]) if isinstance(found, tuple) else found * 1.1
 
     monkeypatch.setattr(rows, step, wrong)
-    with pytest.raises(UserError, match=r"sampled with cached keys .*nats"):
+    with pytest.raises(UserError, match=r"(sampled with cached keys|scored by the engine) .*nats"):
         engine(made("gpt2") if rows is PaddedRows else chatml("chatml").model)
 
 
