@@ -63,6 +63,20 @@ def test_a_place_that_held_no_numbers_serves_the_next_request(kind: str) -> None
 
 
 @KINDS
+def test_what_a_failed_request_leaves_is_not_kept_for_others(kind: str) -> None:
+    one = poisoned(kind)
+    engine, told = engine_of(one), Sampling(max_tokens=5)
+
+    async def ask() -> list[Any]:
+        prompts = PROMPT[:10][::-1], [*PROMPT[:45], POISON]
+        return await everything([engine.sample(p, [3], told) for p in prompts])
+
+    assert isinstance(asyncio.run(ask())[1], EngineError)
+    ids, logprobs = sampled(engine)
+    assert logprobs == pytest.approx(recomputed(one.model, ids), abs=1e-4)
+
+
+@KINDS
 def test_a_key_that_is_no_number_is_not_hidden(kind: str) -> None:
     """Attention's weights must not make finite numbers of it."""
     one = loaded(BOTH[kind])
