@@ -98,8 +98,8 @@ class InProcessEngine:
         """
         self.stats.requests += 1
         try:
-            self.check(prompt, sampling.max_tokens)
             _check_sampling(sampling)
+            self.check(prompt, sampling.max_tokens)
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
             batch = [Running(ids, seed, sampling, loop.create_future(), hear) for seed in seeds]
             self._waiting.extend(batch)
