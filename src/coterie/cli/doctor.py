@@ -38,7 +38,7 @@ class Check:
 
 
 def checks() -> list[Check]:
-    """Look at Python, packages, memory, disk, GPU, the store, a packaged model and its samples, and which keys are set."""
+    """Look at Python, packages, memory, disk, GPU, the store, a packaged model and its samples, and keys."""
     version = sys.version_info[:2]
     found = [
         Check("Python 3.11 to 3.13", (3, 11) <= version <= (3, 13), platform.python_version()),
