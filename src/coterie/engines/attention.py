@@ -1,10 +1,12 @@
-"""Attention whose result for a sequence does not depend on what shares its batch (on CPU).
+"""Attention whose result for a sequence hardly depends on what shares its batch (on CPU).
 
 Fused attention splits its work by the shape of the whole batch, so that a sequence's last bits vary
-with its neighbours. Here scores and sums are plain batched matrix products, which were found to be
-bitwise equal for any number of rows and, for at most ``GROUP`` query rows per key head, for any
-padded key length (multiples of 64; MKL blocks larger products by their length). Key heads shared by
+with its neighbours. Here scores and sums are plain batched matrix products, which on AMD processors were found
+bitwise equal for any number of rows and, for at most ``GROUP`` query rows per key head, for any padded key length
+(multiples of 64; MKL blocks larger products by their length). No processor promises that. Key heads shared by
 several query heads are not copied. With one query it is also faster than fused attention on CPU.
+
+The model has it for the engine's own forward passes only (:func:`attending`).
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """Model steps of the in-process engine: reading prompts, the next token, scores of given tokens.
 
-A sequence's numbers do not depend on its neighbours (on CPU in float32). Llama-shaped models have compiled
-loops for that (:mod:`coterie.engines.paged`), others run by Transformers (:mod:`coterie.engines.padded`).
+Llama-shaped models in float32 on CPU have compiled loops, in which a sequence's numbers do not depend on its neighbours
+(:mod:`coterie.engines.paged`); others run by Transformers, and there they do within rounding
+(:mod:`coterie.engines.padded`).
 """
 
 from collections.abc import Sequence
