@@ -20,9 +20,19 @@ from coterie.environments.coding import (
     hidden_calls,
 )
 from coterie.environments.colbench.environment import Backend, compared
-from coterie.environments.dialogue import DialogueState, Grade, begin, graded, messages, step
+from coterie.environments.dialogue import (
+    WELL_FORMED,
+    DialogueState,
+    Grade,
+    begin,
+    graded,
+    messages,
+    step,
+)
 from coterie.environments.person import PERSON, REFERENCE, Said, cut_reply, overlap, role
+from coterie.environments.persona.choices import CHOICES
 from coterie.environments.persona.environment import HIDDEN, Persona
+from coterie.environments.persona.wordings import ASKS
 from coterie.environments.registry import DataSettings, coding_environment
 from coterie.environments.services import Services
 from coterie.rollout import voices
@@ -44,9 +54,11 @@ class Parrot:
 
     def __init__(self) -> None:
         self.heard: list[Sequence[Said]] = []
+        self.seeds: list[int] = []
 
     async def reply(self, task: Task, said: Sequence[Said], seed: int) -> str:
         self.heard.append(said)
+        self.seeds.append(seed)
         return f"Reply {len(self.heard)}."
 
 
@@ -91,9 +103,12 @@ def test_a_dialogue_ends_with_an_answer_or_with_the_last_turn() -> None:
     state, grade = play(world, task, ["Which?", f"{MARKER}\n{REFERENCE_CODE}"])
     assert state.end == "answered" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
     assert grade.metrics["turns"] == 2 and grade.metrics["fraction"] == 1.0  # type: ignore[union-attr]
+    assert grade.metrics["leaks"] == 0, "the answer itself is none"  # type: ignore[union-attr]
+    assert grade.metrics[WELL_FORMED] == 1.0  # type: ignore[union-attr]
     world = coding_environment("persona", DataSettings(turns=3))
     state, grade = play(world, task, ["Which?", "And?", REFERENCE_CODE])
     assert state.end == "turn_limit" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
+    assert grade.metrics[WELL_FORMED] == 0.0, "the marker is missing"  # type: ignore[union-attr]
     state, grade = play(SingleTurn(Persona()), task, [REFERENCE_CODE])
     assert state.end == "turn_limit" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
 
@@ -126,6 +141,58 @@ def test_what_passes_as_a_module_fails_as_in_the_legacy_grader(name: str) -> Non
     assert modern.score == 1.0
     # recursion alone passes a call that does not recurse
     assert legacy.metrics["fraction"] == (0.1 if name == "recursion" else 0.0)
+
+
+def test_floats_and_types_are_compared_as_the_settings_say() -> None:
+    task = a_task("def double(x):\n    return 2 * x + 0.5")
+    near = [f"{MARKER}\ndef double(x):\n    return 2 * x + 0.5001"]
+    for tolerance, score in ((0.0, 0.0), (0.01, 1.0)):
+        grade = play(Persona(tolerance=tolerance), task, near)[1]
+        assert grade is not None and grade.score == score
+    float_for_int = [f"{MARKER}\ndef double(x):\n    return 2.0 * x"]
+    for strict, score in ((False, 1.0), (True, 0.0)):
+        grade = play(Persona(strict=strict), a_task(), float_for_int)[1]
+        assert grade is not None and grade.score == score
+
+
+def test_what_a_person_draws_depends_on_what_was_said() -> None:
+    async def seeds(*utterances: str) -> list[int]:
+        world, person = Persona(), Parrot()
+        state = begin(world, a_task(), "root")
+        for text in utterances:
+            turn = make_turn(state.turns[-1].id, Speaker("agent", AGENT), [Part(text)])
+            state = await step(world, state, turn, cut=False, services=Services(person, None))
+        return person.seeds
+
+    one, again, other = (
+        asyncio.run(seeds(*said)) for said in (("Which?", "Why?"), ("Which?", "Why?"), ("How?",))
+    )
+    assert one == again and len({*one, *other}) == 3
+
+
+def test_the_scripted_person_answers_the_last_question_from_the_tasks_own_choices() -> None:
+    world = Persona()
+    task = world.tasks("train", 1, 0)[0]
+    kind, number = json.loads(task.secrets[HIDDEN].reveal(PERSON))[0]
+    (choice,) = [
+        one for some in CHOICES.values() for one in some if (one.kind, one.number) == (kind, number)
+    ]
+    heard = [
+        (PERSON, world.opening(task)),
+        (AGENT, "Hello!"),
+        (PERSON, "?"),
+        (AGENT, ASKS[choice.aspect][0]),
+    ]
+    assert world.script is not None
+    assert asyncio.run(world.script.reply(task, heard, 0)) == choice.told
+
+
+def test_training_tasks_go_on_where_the_last_draw_ended_and_held_out_ones_are_the_same() -> None:
+    world = Persona()
+    every = world.tasks("train", 6, 0)
+    assert world.tasks("train", 2, 0, (1, 3)) == every[4:]
+    assert world.tasks("heldout", 3, 0, (1, 3)) == world.tasks("heldout", 3, 0)
+    assert world.tasks("heldout", 3, 0) != world.tasks("heldout", 3, 1)
 
 
 def test_legacy_refuses_words_wherever_they_stand() -> None:
@@ -190,7 +257,8 @@ def test_secrets_are_for_those_who_may_read_them() -> None:
     for name, reader in ((REFERENCE, AGENT), (TESTS, PERSON), (TESTS, "critic")):
         with pytest.raises(PrivilegeError):
             task.secrets[name].reveal(reader)
-    assert REFERENCE_CODE in role(task, [(PERSON, "Hello"), (AGENT, "Which?")], 400)
+    asked = role(task, [(PERSON, "Hello"), (AGENT, "Which?")], 400)
+    assert REFERENCE_CODE in asked and asked.endswith("\nYou: Hello\nAssistant: Which?\nYou:")
     persona = Persona().tasks("train", 1, 0)[0]
     for name in (REFERENCE, TESTS, HIDDEN):
         with pytest.raises(PrivilegeError):

@@ -22,6 +22,13 @@ def test_repeats_make_pairs_of_a_full_success_and_what_is_worse(
     assert trajectory_pairs([(str(i), reward) for i, reward in enumerate(rewards)]) == pairs
 
 
+def test_a_lower_bar_takes_a_best_that_is_no_full_success() -> None:
+    rewards = [(str(i), reward) for i, reward in enumerate([0.6, 0.8, 0.2])]
+    assert trajectory_pairs(rewards, 0.5) == trajectory_pairs(rewards, 0.8)
+    assert trajectory_pairs(rewards, 0.5) == [("1", "0"), ("1", "2")]
+    assert trajectory_pairs(rewards, 0.9) == []
+
+
 def test_halves_never_invert_the_scores() -> None:
     scores = {str(i): float(i % 5) for i in range(16)}
     found = ranked_pairs(scores, RankedPairSettings(count=200), "seed")

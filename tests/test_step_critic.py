@@ -91,8 +91,13 @@ def test_candidates_that_cannot_be_scored_are_errors():
         asyncio.run(LikelihoodCritic(*engines).advantages(prompt(), [()]))
     with torch.no_grad():
         model.model.lm_head.weight.fill_(math.nan)
-    with pytest.raises(EngineError, match="not all numbers"):
+    with pytest.raises(EngineError, match="not finite numbers"):
         asyncio.run(LikelihoodCritic(*engines).advantages(prompt(), candidates()))
+    valued = load("tiny-exchange")
+    with torch.no_grad():
+        add_head(valued.model).bias.fill_(math.nan)
+    with pytest.raises(EngineError, match="not all numbers"):
+        asyncio.run(HeadCritic(valued, "mean").advantages(prompt(), candidates()))
 
 
 # Its training.
@@ -242,6 +247,12 @@ def test_an_unreadable_answer_is_a_tie_and_counted():
     judge = Judge(Scripted("both are fine"), opponents=1)
     assert asyncio.run(judge.wins(HERE, ["1", "2", "3"])) == [0.5, 0.5, 0.5]
     assert (judge.comparisons, judge.unreadable) == (3, 3)
+
+    async def only_sure_of_the_first(messages) -> str:
+        text = messages[-1].text
+        return "A" if "## Reply A\n2" in text else "both are fine"
+
+    assert asyncio.run(Judge(only_sure_of_the_first).wins(HERE, ["1", "2"])) == [0.25, 0.75]
 
 
 def test_equal_replies_tie_without_being_asked_about():
