@@ -68,7 +68,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> LoadedModel:
-    """Load a model for evaluation. Raises ``UserError`` for anything a person can mend."""
+    """Load a model for evaluation. Raises ``UserError`` for anything a person can fix."""
     source = resolve(name_or_path)
     config = _config(source)
     renderer, context_length = load_renderer(source)
