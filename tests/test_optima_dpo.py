@@ -203,7 +203,7 @@ def test_isft_dpo_runs_both_kinds_and_reports(cli: Cli, tmp_path: Path) -> None:
     [
         (["iterations=1"], "has no DPO in it"),
         (["train.method=lora"], "an adapter on an adapter"),
-        (["dpo.search.merge_distance=2"], "less than or equal to 1"),
+        (["dpo.search.merge_distance=2"], "must be at most 1"),
         (["dpo.objective.gamma=1"], "dpo.objective.gamma"),
     ],
 )
