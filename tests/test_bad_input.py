@@ -13,17 +13,9 @@ import torch
 from coterie.models import loading
 from coterie.recipes import plan as plan_of_run
 from coterie.runs import folder as run_folder
-from tests.conftest import SMALL, Cli
+from tests.conftest import SMALL, Cli, refused
 
 TINY = Path(str(resources.files("coterie") / "assets/tiny-exchange"))
-
-
-def refused(cli: Cli, *words: object) -> str:
-    said = cli(*words)
-    assert said.code == 2, said.err + said.out
-    assert "error:" in said.err and "->" in said.err
-    assert "Traceback" not in said.err
-    return said.err
 
 
 def test_an_unknown_key_names_the_nearest(cli: Cli, tmp_path: Path) -> None:

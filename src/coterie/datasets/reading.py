@@ -78,7 +78,7 @@ def _raw(
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is broken: no JSON ({error})", "correct or remove it") from error
 
 

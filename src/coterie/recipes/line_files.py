@@ -40,7 +40,7 @@ class LineFile:
         """The object of a line; ``UserError`` if it holds none."""
         try:
             fields = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.broken(number, f"not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise self.broken(number, "not a JSON object")
