@@ -294,9 +294,9 @@ def test_settings_of_a_tree_are_its_rollouts_and_those_of_pairs_are_not() -> Non
 
 
 def test_no_pair_is_an_error_that_says_what_to_do(run: Run, tmp_path: Path) -> None:
-    own = opened((*WORDS, "dpo.select.theta_filter=1000", "rollout.max_tokens=16"))
+    own = opened((*WORDS, "dpo.select.theta_filter=1.3", "rollout.max_tokens=16"))
     with open_run(tmp_path / "none", own.name, own.settings) as made:
-        with pytest.raises(UserError, match=r"theta_filter=1000") as error:
+        with pytest.raises(UserError, match=r"theta_filter=1\.3") as error:
             run_steps(own, made, Silent())
         assert "--fork" in error.value.todo
 
@@ -314,7 +314,7 @@ def test_a_run_of_both_kinds_is_reported_and_its_policies_evaluated(cli: Cli, bo
     [
         (["iterations=1"], "has no DPO in it"),
         (["train.method=lora"], "an adapter on an adapter"),
-        (["dpo.search.merge_distance=2"], "less than or equal to 1"),
+        (["dpo.search.merge_distance=2"], "must be at most 1"),
         (["dpo.objective.gamma=1"], "dpo.objective.gamma"),
     ],
 )
