@@ -8,13 +8,17 @@ export GOMP_SPINCOUNT := 1000
 
 WITH_VLLM := .venv-vllm
 
-.PHONY: quickstart test test-crash test-faults test-mutants test-mutants-sample test-vllm lint tiny tiny-check docs reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-faults test-mutants test-mutants-sample test-vllm lint tiny tiny-check docs reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
 test: $(VENV)/.dev
-	$(PY) -m pytest -m "not slow and not vllm and not faults"
+	$(PY) -m pytest -m "not slow and not vllm and not faults and not ranks"
+
+# Trainings on several ranks (DDP, FSDP2), and parity with TRL; test also runs one of them.
+test-ranks: $(VENV)/.dev
+	$(PY) -m pytest -m ranks
 
 test-crash: $(VENV)/.dev
 	$(PY) -m pytest -m slow tests/crash
@@ -46,8 +50,9 @@ tiny: $(VENV)/.run
 	$(PY) -m coterie.recipes.tiny --world exchange --out src/coterie/assets/tiny-exchange
 	$(PY) -m coterie.recipes.tiny --world persona --out src/coterie/assets/tiny-persona
 
+# WORLD=exchange or WORLD=persona rebuilds one of them.
 tiny-check: $(VENV)/.dev
-	$(PY) -m pytest -m slow tests/test_tiny_rebuild.py
+	$(PY) -m pytest -m slow tests/test_tiny_rebuild.py -k "$(WORLD)"
 
 docs: $(VENV)/.run
 	$(VENV)/bin/coterie config optima/isft --markdown > docs/config.md

@@ -2,12 +2,14 @@
 
     .venv/bin/python bench/decode.py
 
-About two minutes on two quiet cores. The last line is one JSON object:
+About two minutes on two quiet cores, at most ``--seconds`` (150) and a round for each figure. The last
+line is one JSON object:
 
     vs_generate             tiny-exchange, 32 prompts of its world, 128 forced new tokens each:
                             tokens/s over those of ``generate`` (sampling, left-padded, in float32)
     shared_prefix_speedup   SmolLM2-135M, 16 candidates of 16 tokens under one prefix of 512 tokens:
                             seconds of 16 separate prompts of 512 tokens over theirs, by the same engine
+    rounds, spread          of each: counted repeats, and the smallest and largest ratio of one of them
 
 Alternating repeats, medians. Ends are off on both sides, so that all lengths are equal.
 """
@@ -24,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.smollm2 import loaded
-from bench.timing import medians
+from bench.timing import alternate
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.registry import environment
@@ -92,6 +94,7 @@ def main() -> None:
     )
     parser.add_argument("--model", help="folder of real weights for the second figure")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=150, help="begin no round that ends later")
     told = parser.parse_args()
     torch.set_num_threads(told.threads)
     tiny = endless(load("tiny-exchange"))
@@ -101,8 +104,8 @@ def main() -> None:
         "generate": lambda: generate(tiny, prompts),
         "engine": lambda: sample(engine, prompts, 1, NEW),
     }
-    first = medians(sides, REPEATS)
-    for name, seconds in first.items():
+    first = alternate(sides, REPEATS, told.seconds)
+    for name, seconds in first.medians().items():
         print(f"tiny, batch {BATCH}, {name}: {BATCH * NEW / seconds:,.0f} tokens/s")
     rng = random.Random(0)
     apart = [[rng.randrange(49152) for _ in range(PREFIX)] for _ in range(CANDIDATES)]
@@ -111,13 +114,16 @@ def main() -> None:
         "separate prompts": lambda: sample(large, apart, 1, CANDIDATE_TOKENS),
         "one prefix": lambda: sample(large, apart[:1], CANDIDATES, CANDIDATE_TOKENS),
     }
-    second = medians(sides, REPEATS)
-    for name, seconds in second.items():
+    second = alternate(sides, REPEATS, told.seconds)
+    for name, seconds in second.medians().items():
         print(f"SmolLM2, {CANDIDATES} x {CANDIDATE_TOKENS}, {name}: {seconds:.2f} s")
+    apart_to_one = ("separate prompts", "one prefix")
     print(json.dumps({
-        "vs_generate": first["generate"] / first["engine"],
-        "shared_prefix_speedup": second["separate prompts"] / second["one prefix"],
-        "engine_tokens_per_second": BATCH * NEW / first["engine"],
+        "vs_generate": first.ratio("generate", "engine"),
+        "shared_prefix_speedup": second.ratio(*apart_to_one),
+        "engine_tokens_per_second": BATCH * NEW / first.medians()["engine"],
+        "rounds": [first.rounds(), second.rounds()],
+        "spread": [first.spread("generate", "engine"), second.spread(*apart_to_one)],
     }))  # fmt: skip
 
 

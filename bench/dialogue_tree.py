@@ -1,4 +1,4 @@
-"""Trees of dialogues grown together against one tree, and one rollout, at a time.
+"""Trees of dialogues grown together against batched ``generate``, and against one tree or rollout at a time.
 
     .venv/bin/python bench/dialogue_tree.py
     .venv/bin/python bench/dialogue_tree.py --model smollm2 --tasks 8 --searches 1 --repeats 1
@@ -10,31 +10,38 @@ rewards by the frozen base included, with an empty prefix cache each time:
     one tree      one tree after another, the rollouts of a search as a group
     one rollout   one tree after another, one rollout of a search after another
 
-A first growth that is not counted (it loads the compiled loops and finds the slots' size), then alternating
-repeats, medians; two minutes. The last line is one JSON object:
+and then their rollouts are sampled once more, with as many tokens, by Transformers (`bench/lockstep.py`):
 
-    vs_one_rollout        time of the last over that of the first
-    vs_one_tree           time of the second over that of the first
+    generate      all rollouts of a search in lock-step, a batch a turn, prompts read again each turn
+
+A first round is not counted (it loads the compiled loops and finds the slots' size), then alternating
+repeats, medians; about three minutes, at most ``--seconds`` (300) and a round. The last line is one JSON object:
+
+    vs_batched_generate   time of ``generate`` over that of the first
     shared_prompt_share   share of prompt tokens that were not computed again, of those that a driver
                           computes which shares nothing among rollouts but keeps each one's earlier
                           turns (a rollout reads all that came before its first turn, and from then on
                           what is new to each agent)
+    vs_one_rollout        time of the third over that of the first; the same engine, so it has no target
+    vs_one_tree           time of the second over that of the first, likewise
+    rounds, spread        counted repeats, and the smallest and largest ``vs_batched_generate`` of one
 """
 
 import coterie  # noqa: F401  # isort: skip  # before torch, which reads how threads are to wait
 import argparse
 import asyncio
 import json
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.lockstep import generate, lockstep, score, scored
+from bench.timing import Times, rounds
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.registry import environment
@@ -73,7 +80,7 @@ class Bench:
     ) -> None:
         self.engine = InProcessEngine(loaded, policy="bench", version="0")
         self.base = InProcessEngine(base, policy="base", version="0")
-        self.loaded = loaded
+        self.loaded, self.frozen = loaded, base
         self.told, self.tasks = told, tasks
         self.world = environment("exchange")
         self.trees: list[DialogueTree] = []
@@ -95,6 +102,15 @@ class Bench:
         async with in_flight((tree.grow(_forget) for tree in self.trees), at_a_time) as grown:
             async for _ in grown:
                 pass
+        return time.perf_counter() - began
+
+    def batched(self) -> float:
+        """Seconds of Transformers for the rollouts of the trees that were grown last."""
+        batches = lockstep(self.trees, self.told.dpo.search.searches)
+        sequences = scored(self.trees)
+        began = time.perf_counter()
+        generate(self.loaded, batches)
+        score(self.frozen, sequences)
         return time.perf_counter() - began
 
     def alone(self) -> int:
@@ -127,6 +143,44 @@ def _alone(tree: DialogueTree, rollout: Rollout) -> int:
     return total
 
 
+async def measure(bench: Bench, repeats: int, seconds: float) -> dict[str, object]:
+    """All figures."""
+    sides: dict[str, tuple[type[DialogueTree], int]] = {
+        "together": (DialogueTree, bench.tasks),
+        "one tree": (DialogueTree, 1),
+        "one rollout": (OneByOne, 1),
+    }
+    times = Times()
+    leaves: dict[str, list[list[str | None]]] = {}
+    share = 0.0
+    for number in rounds(repeats + 1, seconds):
+        if number == 1:
+            times = Times()  # the first round warms up, unless it is the only one
+        for side, (kind, at_a_time) in sides.items():
+            before = replace(bench.engine.stats)
+            times.add(side, await bench.grow(kind, at_a_time))
+            stats = bench.engine.stats
+            read = stats.prompt_tokens - before.prompt_tokens
+            computed = read - (stats.cached_tokens - before.cached_tokens)
+            leaves[side] = [[r.leaf for r in tree.rollouts] for tree in bench.trees]
+            if side == "together":
+                share = 1 - computed / bench.alone()
+            print(f"{side}: {times.seconds[side][-1]:.1f} s, {computed:,} prompt tokens computed")
+        times.add("generate", bench.batched())
+        print(f"generate: {times.seconds['generate'][-1]:.1f} s", flush=True)
+    assert leaves["together"] == leaves["one tree"] == leaves["one rollout"], "other trees"
+    return {
+        "vs_batched_generate": times.ratio("generate", "together"),
+        "shared_prompt_share": share,
+        "vs_one_rollout": times.ratio("one rollout", "together"),
+        "vs_one_tree": times.ratio("one tree", "together"),
+        "rounds": times.rounds(),
+        "spread": times.spread("generate", "together"),
+        "seconds": times.medians(),
+        "rollouts": sum(len(tree.rollouts) for tree in bench.trees),
+    }
+
+
 async def main() -> None:
     """Measure, print, and print one JSON object."""
     parser = argparse.ArgumentParser(
@@ -137,6 +191,7 @@ async def main() -> None:
     parser.add_argument("--tasks", type=int, default=16)
     parser.add_argument("--searches", type=int, help="of a tree; default: the recipe's, 8")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=300, help="begin no round that ends later")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     told = settings("optima/idpo")
@@ -145,36 +200,7 @@ async def main() -> None:
         search = told.dpo.search.model_copy(update={"searches": options.searches})
         told = told.model_copy(update={"dpo": told.dpo.model_copy(update={"search": search})})
     bench = Bench(load(options.model), load(options.model), told, options.tasks)
-    sides: dict[str, Callable[[], tuple[type[DialogueTree], int]]] = {
-        "together": lambda: (DialogueTree, options.tasks),
-        "one tree": lambda: (DialogueTree, 1),
-        "one rollout": lambda: (OneByOne, 1),
-    }
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
-    leaves: dict[str, list[list[str | None]]] = {}
-    share = 0.0
-    await bench.grow(*sides["together"]())
-    for _ in range(options.repeats):
-        for side, way in sides.items():
-            before = replace(bench.engine.stats)
-            seconds[side].append(await bench.grow(*way()))
-            stats = bench.engine.stats
-            read = stats.prompt_tokens - before.prompt_tokens
-            computed = read - (stats.cached_tokens - before.cached_tokens)
-            leaves[side] = [[r.leaf for r in tree.rollouts] for tree in bench.trees]
-            if side == "together":
-                share = 1 - computed / bench.alone()
-            print(f"{side}: {seconds[side][-1]:.1f} s, {computed:,} prompt tokens computed")
-    assert leaves["together"] == leaves["one tree"] == leaves["one rollout"], "other trees"
-    medians = {side: statistics.median(found) for side, found in seconds.items()}
-    found = {
-        "vs_one_rollout": medians["one rollout"] / medians["together"],
-        "vs_one_tree": medians["one tree"] / medians["together"],
-        "shared_prompt_share": share,
-        "seconds": medians,
-        "rollouts": options.tasks * told.dpo.search.searches * told.dpo.search.rollouts,
-    }
-    print(json.dumps(found))
+    print(json.dumps(await measure(bench, options.repeats, options.seconds)))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,16 @@
 
     .venv/bin/python bench/logprobs.py
 
-About two minutes on two quiet cores. SmolLM2-135M in float32, a prefix of 320 tokens and
-continuations of 40 (8:1). The baseline is whole sequences in padded batches, at the fastest of the
-batch sizes 1, 4 and 15, by the same code without packing (so it too projects to the vocabulary only
-where a log-prob is wanted). Alternating repeats, medians; the last line is one JSON object:
-``speedup``, and ``max_diff``, the largest difference of a log-prob (nats).
+About two minutes on two quiet cores, at most ``--seconds`` (300) and a round. SmolLM2-135M in float32, a
+prefix of 320 tokens and continuations of 40 (8:1). The baseline is Transformers: whole sequences in padded
+batches, at the fastest of the batch sizes 1, 4 and 15, through ``model(..., logits_to_keep=...)``, which
+projects to the vocabulary only where a log-prob is wanted. Alternating repeats, medians; the last line is
+one JSON object:
+
+    speedup         seconds of the baseline over those of the engine
+    of_ideal        speedup over the ratio of tokens: all of the whole sequences to those of their trie
+    max_diff        the largest difference of a log-prob (nats)
+    rounds, spread  counted repeats, and the smallest and largest speedup of one of them
 """
 
 import coterie  # noqa: F401  # isort: skip  # before torch, which reads how threads are to wait
@@ -23,13 +28,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.smollm2 import loaded
-from bench.timing import medians
+from bench.timing import alternate
 from coterie.engines.inprocess import InProcessEngine
-from coterie.models.packed import sequence_logprobs
 
 PREFIX, CONTINUATION, COUNT = 320, 40, 15
 BATCHES = (1, 4, 15)
 REPEATS = 3
+IDEAL = COUNT * (PREFIX + CONTINUATION) / (PREFIX + COUNT * CONTINUATION)
+"""Tokens of the whole sequences over those of their trie."""
 
 Scores = list[list[float]]
 
@@ -37,14 +43,15 @@ Scores = list[list[float]]
 def padded(
     policy: Any, prefix: Sequence[int], continuations: Sequence[Sequence[int]], batch: int
 ) -> Scores:
-    """Whole sequences, so many at a time."""
-    rows = [(*prefix, *continuation) for continuation in continuations]
+    """Whole sequences by Transformers, so many at a time; all are equally long."""
+    rows = torch.tensor([[*prefix, *continuation] for continuation in continuations])
     found: Scores = []
     with torch.inference_mode():
-        for start in range(0, len(rows), batch):
-            part = rows[start : start + batch]
-            places = [range(len(prefix), len(row)) for row in part]
-            found += [values.tolist() for values in sequence_logprobs(policy, part, places)]
+        for part in rows.split(batch):
+            keep = part.shape[1] - len(prefix)
+            logits = policy(input_ids=part, logits_to_keep=keep + 1, use_cache=False).logits[:, :-1]
+            targets = part[:, -keep:, None]
+            found += logits.float().log_softmax(-1).gather(-1, targets)[..., 0].tolist()
     return found
 
 
@@ -55,6 +62,7 @@ def main() -> None:
     )
     parser.add_argument("--model", help="folder of real weights")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=300, help="begin no round that ends later")
     told = parser.parse_args()
     torch.set_num_threads(told.threads)
     rng = random.Random(0)
@@ -69,10 +77,11 @@ def main() -> None:
             for size in BATCHES
         },
     }
-    middle = medians(sides, REPEATS)
+    times = alternate(sides, REPEATS, told.seconds)
+    middle = times.medians()
     for name, seconds in middle.items():
         print(f"{name:>24}: {seconds:.2f} s")
-    best = min(seconds for name, seconds in middle.items() if name != "tries")
+    best = min((name for name in sides if name != "tries"), key=lambda name: middle[name])
     difference = max(
         abs(a - b)
         for row, other in zip(
@@ -80,7 +89,15 @@ def main() -> None:
         )
         for a, b in zip(row, other, strict=True)
     )
-    print(json.dumps({"speedup": best / middle["tries"], "max_diff": difference}))
+    speedup = times.ratio(best, "tries")
+    found = {
+        "speedup": speedup,
+        "of_ideal": speedup / IDEAL,
+        "max_diff": difference,
+        "rounds": times.rounds(),
+        "spread": times.spread(best, "tries"),
+    }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

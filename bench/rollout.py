@@ -9,9 +9,11 @@ be faster on that engine. Its prefix cache is emptied before each run. The last 
 
     inprocess, vllm   each {"of_ceiling": tokens/s of dialogues over tokens/s of the requests at time 0,
                       "tokens_per_second", "ceiling_tokens_per_second", "cached_share",
-                      "ceiling_cached_share": prompt tokens that were not computed again}
+                      "ceiling_cached_share": prompt tokens that were not computed again,
+                      "rounds", "spread": counted repeats, the smallest and largest ratio of one}
 
-Alternating repeats, medians. Where no vLLM is found there is no key ``vllm``.
+Alternating repeats, medians; at most ``--seconds`` (200) and a round for each. Where no vLLM is found there
+is no key ``vllm``.
 """
 
 import coterie  # noqa: F401  # isort: skip  # before torch, which reads how threads are to wait
@@ -32,6 +34,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.timing import Times, rounds
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Engine, Sampling
 from coterie.engines.servers.pool import ServerPool
@@ -119,8 +122,12 @@ async def measured(
 
 
 async def compare(
-    name: str, engine: Engine, forget: Callable[[], Awaitable[None]], model: LoadedModel
-) -> dict[str, float]:
+    name: str,
+    engine: Engine,
+    forget: Callable[[], Awaitable[None]],
+    model: LoadedModel,
+    seconds: float,
+) -> dict[str, object]:
     """Both sides in turn, after one run that records the requests."""
     sampling = Sampling(0.7, 1.0, MOST_TOKENS)
     settings = (engine, model.renderer.render, sampling, model.context_length)
@@ -137,7 +144,7 @@ async def compare(
         "requests": lambda: requests(engine, asked, sampling),
     }
     runs: dict[str, list[Measured]] = {side: [] for side in sides}
-    for _ in range(REPEATS):
+    for _ in rounds(REPEATS, seconds):
         for side, work in sides.items():
             runs[side].append(await measured(engine, forget, work))
     rates = {s: statistics.median(m.tokens / m.seconds for m in ms) for s, ms in runs.items()}
@@ -148,8 +155,11 @@ async def compare(
             f"{name}, {side}: {rates[side]:,.0f} tokens/s ({last.tokens:,} tokens of "
             f"{len(asked)} requests, {shares[side]:.0%} of prompt tokens cached)"
         )
+    a_token = Times({side: [m.seconds / m.tokens for m in found] for side, found in runs.items()})
     return {
         "of_ceiling": rates["dialogues"] / rates["requests"],
+        "rounds": a_token.rounds(),
+        "spread": a_token.spread("requests", "dialogues"),
         "tokens_per_second": rates["dialogues"],
         "ceiling_tokens_per_second": rates["requests"],
         "cached_share": shares["dialogues"],
@@ -185,6 +195,7 @@ async def main() -> None:
         help="an interpreter that has vLLM; default: that of make test-vllm",
     )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=200, help="begin no round that ends later")
     told = parser.parse_args()
     torch.set_num_threads(told.threads)
     loaded = load(told.model)
@@ -193,7 +204,7 @@ async def main() -> None:
     async def forget() -> None:
         engine.forget()
 
-    found = {"inprocess": await compare("in process", engine, forget, loaded)}
+    found = {"inprocess": await compare("in process", engine, forget, loaded, told.seconds)}
     if told.vllm_python:
         async with served(told.model, loaded, told.vllm_python) as pool:
 
@@ -202,7 +213,7 @@ async def main() -> None:
                 for member in pool.members:
                     assert await member.client.reset_cache()
 
-            found["vllm"] = await compare("vLLM", pool, reset, loaded)
+            found["vllm"] = await compare("vLLM", pool, reset, loaded, told.seconds)
     print(json.dumps(found))
 
 

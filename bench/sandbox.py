@@ -2,20 +2,25 @@
 
     .venv/bin/python bench/sandbox.py
 
-Takes a minute; the last line is one JSON object. An answer is a small function with a helper and ten
-tests. ``speedup`` is gradings a second of one worker over those where each answer gets a sandbox of its own, with
-the same containment (starting it includes its proof, a trivial answer). ``speedup_bare`` is over a jail with a bare
-interpreter for each answer: no limits, no filter of system calls, no channel, no time limits. ``two_workers`` is
-gradings a second of two workers over those of one, and needs two idle cores. ``p99_ms`` is the 99th percentile of a
-grading on one worker. Measurements take turns, and the median of rounds counts.
+Takes a minute, at most two minutes and a round; the last line is one JSON object. An answer is a small function
+with a helper and ten tests. ``speedup`` is gradings a second of one worker over those where each answer gets a
+sandbox of its own, with the same containment (starting it includes its proof, a trivial answer).
+``speedup_bare`` is over a jail with a bare interpreter for each answer: no limits, no filter of system calls, no
+channel, no time limits. ``two_workers`` is gradings a second of two workers over those of one, and needs two idle
+cores. ``p99_ms`` is the 99th percentile of a grading on one worker. Measurements take turns, and the median of
+rounds counts; ``spread`` is the smallest and largest ``speedup`` of a round.
 """
 
 import asyncio
 import json
 import statistics
 import subprocess
+import sys
 import time
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.timing import rounds
 from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -32,7 +37,7 @@ def checksum(numbers, base=10):
 """
 CALLS = [f"checksum(list(range({n}, {n} + 20)), base={n + 2})" for n in range(10)]
 PLAIN = "import sys; space = {}; exec(sys.argv[1], space); print([eval(call, space) for call in sys.argv[2:]])"
-WARM, FRESH, ROUNDS = 150, 20, 5
+WARM, FRESH, ROUNDS, SECONDS = 150, 20, 5, 120
 
 
 async def rate(sandbox: Sandbox, expected: list[object], count: int, taken: list[float]) -> float:
@@ -78,7 +83,7 @@ async def main() -> None:
         Sandbox(SandboxSettings(workers=2)) as two,
     ):
         expected = [result.value for result in await one.run(SOURCE, CALLS)]
-        for _ in range(ROUNDS):
+        for _ in rounds(ROUNDS, SECONDS):
             rates["bare"].append(bare_rate(expected))
             rates["fresh"].append(await fresh_rate(expected))
             rates["one"].append(await rate(one, expected, WARM, taken))
@@ -95,7 +100,10 @@ async def main() -> None:
         "p50_ms": statistics.median(taken) * 1000,
         **{f"{name}_a_second": value for name, value in middle.items()},
     }
-    print(json.dumps({name: round(value, 2) for name, value in figures.items()}))
+    speedups = [one / fresh for one, fresh in zip(rates["one"], rates["fresh"], strict=True)]
+    rounded = {name: round(value, 2) for name, value in figures.items()}
+    spread = [round(min(speedups), 2), round(max(speedups), 2)]
+    print(json.dumps({**rounded, "rounds": len(speedups), "spread": spread}))
 
 
 if __name__ == "__main__":

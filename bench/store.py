@@ -2,7 +2,8 @@
 
     .venv/bin/python bench/store.py
 
-Takes about a minute on one core; the last line is one JSON object. Items are dialogues of ten
+Takes about a minute on one core, and skips the largest store where it would take more than five. The last line is
+one JSON object. Items are dialogues of ten
 sampled turns of 48 tokens, each prompt a delta of 16 tokens, as in a two-agent rollout. Opening is
 measured in a process of its own.
 """
@@ -23,6 +24,7 @@ from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, m
 SIZES = (1_000, 10_000, 100_000)
 LENGTH = 10
 """Turns of a dialogue."""
+SECONDS = 300
 MEASURED = 50
 """Items over which the cost of a turn is averaged at each size."""
 
@@ -90,16 +92,18 @@ def main() -> None:
     """Grow a store, measuring at each size."""
     result: dict[str, object] = {}
     with TemporaryDirectory() as folder:
-        path, done = Path(folder) / "store.db", 0
+        path, done, began = Path(folder) / "store.db", 0, time.monotonic()
         with Store.open(path) as store:
             for size in SIZES:
                 items = size // LENGTH
+                if (time.monotonic() - began) / max(done, 1) * items > SECONDS:
+                    break
                 grow(store, done, items - MEASURED)
                 cost = grow(store, items - MEASURED, items)
                 done = items
                 result[f"microseconds_per_turn_at_{size}"] = round(cost, 1)
                 print(f"{size:>7} turns: {cost:.0f} microseconds a turn", flush=True)
-        result["bytes_per_turn"] = round(path.stat().st_size / SIZES[-1])
+        result["bytes_per_turn"] = round(path.stat().st_size / (done * LENGTH))
         command = [sys.executable, __file__, "--open", str(path)]
         told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         result |= {name: round(value, 4) for name, value in json.loads(told).items()}

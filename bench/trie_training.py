@@ -2,8 +2,9 @@
 
     .venv/bin/python bench/trie_training.py
 
-About nine minutes on two quiet cores; needs ``trl`` (``pip install -e '.[dev]'``). SmolLM2-135M in
-float32. The last line is one JSON object with four keys:
+About five minutes on two quiet cores; needs ``trl`` (``pip install -e '.[dev]'``). SmolLM2-135M in
+float32. After a round of each kind, another begins only if it would end within ``--seconds`` (300) for
+all kinds together. The last line is one JSON object with four keys:
 
     tree_pairs   sibling pairs of a dialogue tree (DPO)
     pairs        pairs whose prompt is as long as an answer (DPO)
@@ -11,18 +12,18 @@ float32. The last line is one JSON object with four keys:
     recorded     pairs of whole trajectories from a real run's store (DPO)
 
 A step is forward, backward, clipping and AdamW; of ours also the building of tries, of TRL's not even
-its collation. Reference log-probs are given to both. TRL runs at each batch size of 1, 2, 4, 8 that
-fits the step, and then at the best of them (padded; its padding-free mode needs flash attention, and
-of DPO is switched off in this version; all rows of a step are one batch, so sorting by length is
-nothing). The three sides alternate three times; figures are ratios of medians. Memory is the peak of a
-process of its own a side. ``loss_diff`` is the largest difference of ours to both others.
+its collation. Reference log-probs are given to both. TRL runs at the batch sizes 1, 2, 4, 8 that divide the
+step, in this order until one takes half as long again as the best before it, and then at the best of them (padded;
+its padding-free mode needs flash attention, and is switched off for DPO in this version; all rows of a step
+are one batch, so sorting by length changes nothing). The three sides alternate at most three times; figures
+are ratios of medians, ``spread`` is the smallest and the largest ratio to TRL of one round. Memory is the
+peak of one process for each side. ``loss_diff`` is the largest difference of ours to both others.
 """
 
 import coterie  # noqa: F401  # isort: skip  # before torch, which reads how threads are to wait
 import argparse
 import json
 import random
-import statistics
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.recorded import recorded_pairs
 from bench.smollm2 import model as make_model
 from bench.smollm2 import tokenizer
+from bench.timing import Times, rounds
 from bench.trl_side import arguments, dpo_trainer, sft_trainer
 from coterie.models.packing import CostRule
 from coterie.models.splitting import Splitter
@@ -115,6 +117,7 @@ class Ours:
         self.objective: Objective[Any] = SFT() if isinstance(items[0], Row) else DPO(DPO_SETTINGS)
         self.module = LossModule(policy, self.objective, rule)
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, fused=True)
+        make_state(policy, self.optimizer)
 
     def gradient(self) -> float:
         """Pack, forward and backward of all micro-batches; gives the loss."""
@@ -130,13 +133,29 @@ class Ours:
             total += float(loss.detach())
         return total
 
-    def step(self) -> tuple[float, float]:
-        """(seconds, loss) of a whole step."""
-        began = time.perf_counter()
-        loss = self.gradient()
+    def update(self) -> None:
+        """Clip and step."""
         torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
         self.optimizer.step()
-        return time.perf_counter() - began, loss
+
+    def step(self) -> tuple[float, float, torch.Tensor]:
+        """(seconds, loss, gradient before clipping) of a whole step; copying the gradient is not timed."""
+        began = time.perf_counter()
+        loss = self.gradient()
+        seconds = time.perf_counter() - began
+        grads = [w.grad.flatten() for w in self.policy.parameters() if w.grad is not None]
+        gradient = torch.cat(grads)
+        began = time.perf_counter()
+        self.update()
+        return seconds + time.perf_counter() - began, loss, gradient
+
+
+def make_state(policy: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimiser make its state, by a step of zero gradients."""
+    for weight in policy.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 class StepClock(TrainerCallback):
@@ -144,6 +163,10 @@ class StepClock(TrainerCallback):
 
     def __init__(self) -> None:
         self.seconds = 0.0
+
+    def on_train_begin(self, *_: Any, model: Any, optimizer: Any, **__: Any) -> None:
+        """The optimiser's state is made before anything is timed, as ours is."""
+        make_state(model, optimizer)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """A step's first micro-batch is about to run."""
@@ -154,11 +177,10 @@ class StepClock(TrainerCallback):
         self.seconds = time.perf_counter() - self.began
 
 
-def trl_step(policy: Any, items: Sequence[Item], batch: int, steps: int = 1) -> tuple[float, float]:
-    """(seconds, loss) of TRL's step at a batch size; the last one of several equal ones."""
+def trl_step(policy: Any, items: Sequence[Item], batch: int) -> tuple[float, float]:
+    """(seconds, loss) of TRL's step at a batch size."""
     with TemporaryDirectory() as folder:
-        told = arguments(Path(folder), batch, len(items) // batch, RATE, steps)
-        items = [*items] * steps
+        told = arguments(Path(folder), batch, len(items) // batch, RATE, 1)
         if isinstance(items[0], Row):
             trainer: Any = sft_trainer(policy, tokenizer(), items, told)
         else:
@@ -167,61 +189,55 @@ def trl_step(policy: Any, items: Sequence[Item], batch: int, steps: int = 1) -> 
         trainer.add_callback(clock)
         trainer.train()
         whole = isinstance(items[0], Row)  # SFT's micro-batches are divided by the step's tokens
-        loss = sum(trainer.losses) / (steps if whole else len(trainer.losses))
+        loss = sum(trainer.losses) / (1 if whole else len(trainer.losses))
     return clock.seconds, loss
 
 
-def best_batch(policy: Any, items: Sequence[Item]) -> tuple[int, float]:
-    """TRL's fastest batch size, and its seconds."""
-    sizes = [size for size in BATCHES if len(items) % size == 0]
-    timed = {size: trl_step(policy, items, size)[0] for size in sizes}
-    best = min(timed, key=lambda size: timed[size])
-    return best, timed[best]
+def best_batch(policy: Any, items: Sequence[Item]) -> tuple[int, tuple[float, float]]:
+    """TRL's fastest batch size, and the (seconds, loss) of its step."""
+    steps: dict[int, tuple[float, float]] = {}
+    for size in BATCHES:
+        if len(items) % size == 0:
+            steps[size] = trl_step(policy, items, size)
+            if steps[size][0] > 1.5 * min(steps.values())[0]:
+                break
+    best = min(steps, key=lambda size: steps[size][0])
+    return best, steps[best]
 
 
-def gradients(side: Ours) -> torch.Tensor:
-    """The gradient of a step, flattened."""
-    side.gradient()
-    return torch.cat([w.grad.flatten() for w in side.policy.parameters() if w.grad is not None])
-
-
-def compare(policy: Any, items: Sequence[Item]) -> dict[str, float]:
-    """All figures of one kind but memory."""
+def compare(policy: Any, items: Sequence[Item], seconds: float) -> dict[str, Any]:
+    """All figures of one kind but memory; another round begins if it ends within ``seconds``."""
+    began = time.monotonic()
     packed, flat = Ours(policy, items, CostRule.of(policy)), Ours(policy, items, None)
-    difference = gradients(packed)
-    reference = gradients(flat)
-    relative = float((difference - reference).norm() / reference.norm())
-    del difference, reference
     batch, first = best_batch(policy, items)
-    times: dict[str, list[float]] = {"packed": [], "flat": [], "trl": [first]}
-    losses: dict[str, float] = {}
-    for repeat in range(REPEATS):
-        sides: dict[str, Callable[[], tuple[float, float]]] = {
-            "packed": packed.step,
-            "flat": flat.step,
-            "trl": lambda: trl_step(policy, items, batch),
-        }
-        for name, step in sides.items():
+    times, losses = Times(), dict[str, float]()
+    for number in rounds(REPEATS, seconds - (time.monotonic() - began)):
+        found = {}
+        for name, side in (("packed", packed), ("flat", flat)):
             policy.zero_grad()
-            seconds, losses[name] = step()
-            if name != "trl" or repeat:
-                times[name].append(seconds)
-    middle = {name: statistics.median(found) for name, found in times.items()}
-    others = (losses["flat"], losses["trl"])
+            taken, losses[name], found[name] = side.step()
+            times.add(name, taken)
+        relative = float((found["packed"] - found["flat"]).norm() / found["flat"].norm())
+        del found
+        policy.zero_grad()
+        taken, losses["trl"] = trl_step(policy, items, batch) if number else first
+        times.add("trl", taken)
     return {
         "token_ratio": packed.computed / flat.computed,
         "tokens": flat.computed,
-        "speedup_vs_flat": middle["flat"] / middle["packed"],
-        "speedup_vs_trl": middle["trl"] / middle["packed"],
-        "seconds": middle["packed"],
+        "speedup_vs_flat": times.ratio("flat", "packed"),
+        "speedup_vs_trl": times.ratio("trl", "packed"),
+        "spread": times.spread("trl", "packed"),
+        "rounds": times.rounds(),
+        "seconds": times.medians()["packed"],
         "trl_batch": batch,
-        "loss_diff": max(abs(losses["packed"] - other) for other in others),
+        "loss_diff": max(abs(losses["packed"] - losses[other]) for other in ("flat", "trl")),
         "grad_rel_diff": relative,
     }
 
 
 def peak_memory(kind: str, side: str, batch: int, path: str | None) -> float:
-    """GiB that a process of its own needed at most for two steps of one side."""
+    """GiB that a process of its own needed at most for a step of one side."""
     command = [sys.executable, __file__, "--kind", kind, "--side", side, "--batch", str(batch)]
     command += ["--model", path] if path else []
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -229,13 +245,13 @@ def peak_memory(kind: str, side: str, batch: int, path: str | None) -> float:
 
 
 def one_side(policy: Any, items: Sequence[Item], side: str, batch: int) -> float:
-    """Take two steps and give this process's peak memory in GiB."""
+    """Take a step and give this process's peak memory in GiB."""
     if side == "packed":
         ours = Ours(policy, items, CostRule.of(policy))
-        ours.step()
-        ours.step()
+        ours.gradient()
+        ours.update()
     else:
-        trl_step(policy, items, batch, steps=2)
+        trl_step(policy, items, batch)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) / 2**20
 
@@ -248,6 +264,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, help="only this one")
     parser.add_argument("--model", help="folder of real weights")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=300, help="begin no round that ends later")
     parser.add_argument("--side", choices=["packed", "trl"], help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, default=1, help=argparse.SUPPRESS)
     told = parser.parse_args()
@@ -256,16 +273,15 @@ def main() -> None:
     if told.side:
         print(one_side(policy, KINDS[told.kind](), told.side, told.batch))
         return
-    found: dict[str, dict[str, float]] = {}
-    for kind in [told.kind] if told.kind else KINDS:
+    found: dict[str, dict[str, Any]] = {}
+    kinds = [told.kind] if told.kind else list(KINDS)
+    for kind in kinds:
         items = [replace(item) for item in KINDS[kind]()]
-        found[kind] = compare(policy, items)
+        found[kind] = compare(policy, items, told.seconds / len(kinds))
         batch = int(found[kind]["trl_batch"])
         memory = {side: peak_memory(kind, side, batch, told.model) for side in ("packed", "trl")}
         found[kind]["peak_memory_ratio_vs_trl"] = memory["packed"] / memory["trl"]
-        print(
-            kind, {name: float(f"{value:.4g}") for name, value in found[kind].items()}, flush=True
-        )
+        print(kind, json.dumps(found[kind]), flush=True)
     print(json.dumps(found))
 
 

@@ -25,6 +25,11 @@ SMALL = (
 """Settings of a run of seconds; everything that is sampled is trained on."""
 
 
+def once(*words: str) -> tuple[str, ...]:
+    """Words of which the last of each key stays: the command line takes each key once."""
+    return tuple({word.partition("=")[0]: word for word in words}.values())
+
+
 class Said(NamedTuple):
     """What a command printed, and its exit status."""
 

@@ -57,6 +57,14 @@ async def probe(sandbox: Sandbox, statement: str) -> list[str]:
     return [] if result.ok and result.value == "refused" else [str(result)]
 
 
+async def probes(nsjail: str = "") -> dict[str, list[str]]:
+    """The statements that are not refused."""
+    settings = SETTINGS.model_copy(update={"nsjail_path": nsjail})
+    async with Sandbox(settings) as sandbox:
+        found = {name: await probe(sandbox, statement) for name, statement in PROBES.items()}
+    return {name: wrong for name, wrong in found.items() if wrong}
+
+
 async def lane(number: int, settings: SandboxSettings) -> dict[str, list[str]]:
     """Every second of all, on one worker."""
     async with Sandbox(settings) as sandbox:

@@ -31,7 +31,7 @@ TEMPLATES = {
     " and '</think>' in m['content'] %}{% set c = m['content'].split('</think>')[-1] %}"
     "{% else %}{% set c = m['content'] %}{% endif %}" + _CHATML % "c",
 }
-_CONTROL = {
+CONTROL = {
     "llama3": ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
     "chatml": ("<|im_end|>", "<|im_start|>"),
     "smollm2": ("<|im_end|>", "<|im_start|>"),
@@ -49,7 +49,7 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    control = [AddedToken(text, special=True, normalized=False) for text in _CONTROL[name]]
+    control = [AddedToken(text, special=True, normalized=False) for text in CONTROL[name]]
     thoughts = [AddedToken(text, normalized=False) for text in ("<think>", "</think>")]
     trainer = trainers.BpeTrainer(
         vocab_size=400,
@@ -59,7 +59,7 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
     )
     inner.train_from_iterator(_TEXT, trainer)
     inner.add_tokens(thoughts)
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=_CONTROL[name][0])
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=CONTROL[name][0])
     made.chat_template = TEMPLATES[name]
     return made
 

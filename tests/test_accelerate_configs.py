@@ -20,6 +20,7 @@ from tests.training_models import tiny_llama
 SIDE = "tests.fsdp2_side"
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_two_sharded_ranks_stop_resume_and_end_with_the_weights_of_one(method, tmp_path):
     file = "model.safetensors" if method == "full" else "adapter_model.safetensors"

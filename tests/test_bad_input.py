@@ -119,7 +119,8 @@ def test_a_stage_whose_input_is_missing(cli: Cli) -> None:
 
 
 def test_a_threshold_that_nothing_reaches(cli: Cli) -> None:
-    said = refused(cli, "run", "optima/isft", *SMALL, "select.threshold=100", "--folder", "mine")
+    high = [word.replace("threshold=-100", "threshold=100") for word in SMALL]
+    said = refused(cli, "run", "optima/isft", *high, "--folder", "mine")
     assert "select.threshold=100" in said and "--fork" in said
 
 

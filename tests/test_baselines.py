@@ -76,14 +76,14 @@ def test_a_single_agent_holds_every_note_once_and_not_the_answer() -> None:
         text = prompt(alone, task, "Alice")
         assert all(text.count(f"- {note}\n") == 1 for held in notes.values() for note in held)
         assert str(task.public["question"]) in text
-        assert "<A>answer</A>" in text and "step by step" in text
+        assert "<A>Lake Geneva</A>" in text and "step by step" in text
         assert not any(part.source.startswith("secret:") for part in alone.solo_parts(task, ""))
 
 
 def test_a_single_agent_of_a_problem_is_told_its_mark() -> None:
     alone = single_agent(world("gsm8k"))
     (task,) = alone.tasks("heldout", 1, 0)
-    assert r"\boxed{number}" in prompt(alone, task, "Alice")
+    assert r"\boxed{1250}" in prompt(alone, task, "Alice")
     assert "notes" not in prompt(alone, task, "Alice")
 
 
@@ -154,7 +154,7 @@ def test_all_agents_choose_a_format_of_their_own() -> None:
         (task,) = own.tasks("heldout", 1, 0)
         for agent in own.agents:
             asked, *rest = choosing.system_parts(task, agent)
-            assert "choose the shortest form" in asked.text
+            assert "choose a short form" in asked.text
             assert tuple(rest) == own.system_parts(task, agent)
 
 

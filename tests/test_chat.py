@@ -1,5 +1,6 @@
 """Rendering chats: own turns as sampled, others as text, nothing forged, nothing hidden shown."""
 
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -63,6 +64,29 @@ def test_whitespace_that_a_template_trims_stays_as_sampled(name: str) -> None:
     ids = encode(name, "  tall \n")
     found = renderer.render(spoken(tree, ids, Part("  tall \n")), tree, "Alice")
     assert any(found[i : i + len(ids)] == ids for i in range(len(found)))
+
+
+@pytest.mark.parametrize("side", ["lstrip", "rstrip", "strip", "lstrip('\n')", "strip('\n')"])
+@pytest.mark.parametrize("said", ["\n tall\n", "\n\ntall", "tall \n"])
+def test_a_template_that_strips_a_side_leaves_turns_as_sampled(side: str, said: str) -> None:
+    call = side if side.endswith(")") else f"{side}()"
+    stripping = copy(tokenizer("chatml"))
+    stripping.chat_template = TEMPLATES["chatml"].replace("m['content']", f"m['content'].{call}")
+    renderer, tree = ChatRenderer(stripping), Tree("t", "r", 0)
+    odd = tuple(id_ for letter in said for id_ in encode("chatml", letter))
+    found = renderer.render(spoken(tree, odd, Part(said)), tree, "Alice")
+    assert any(found[i : i + len(odd)] == odd for i in range(len(found)))
+
+
+def test_turns_beside_one_that_is_rewritten_stay_as_sampled() -> None:
+    renderer, tree = ChatRenderer(tokenizer("thinking")), Tree("t", "r", 0)
+    odd = tuple(id_ for letter in "river" for id_ in encode("thinking", letter))
+    kept = spoken(tree, odd, Part("river\n"))
+    thought = "<think>hm</think>blue"
+    dropped = spoken(tree, encode("thinking", thought), Part(thought))
+    found = renderer.render([*kept, *dropped], tree, "Alice")
+    assert any(found[i : i + len(odd)] == odd for i in range(len(found)))
+    assert "hm" not in renderer.decode(found)
 
 
 def test_a_template_that_drops_thoughts_is_followed() -> None:

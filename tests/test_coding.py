@@ -3,26 +3,31 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from coterie.datasets.code_rows import CodeRow
 from coterie.engines.protocol import EngineError
+from coterie.environments.code_text import MARKER
 from coterie.environments.coding import (
     AGENT,
-    MARKER,
     TESTS,
     Coding,
     SingleTurn,
-    code_of,
     coding_task,
     hidden_calls,
 )
-from coterie.environments.colbench.environment import compared
-from coterie.environments.dialogue import Grade, begin, graded, messages, step
+from coterie.environments.colbench.environment import Backend, compared
+from coterie.environments.dialogue import DialogueState, Grade, begin, graded, messages, step
 from coterie.environments.person import PERSON, REFERENCE, Said, cut_reply, overlap, role
 from coterie.environments.persona.environment import HIDDEN, Persona
 from coterie.environments.registry import DataSettings, coding_environment
 from coterie.environments.services import Services
+from coterie.rollout import voices
+from coterie.rollout.episodes import Episode, Finished, Player
+from coterie.rollout.voices import Ask, Memory
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.task import Task
@@ -69,43 +74,6 @@ def play(
             return state, found
 
     return asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("text", "seen", "answer"),
-    [
-        ("Which number?", "Which number?", None),
-        ("hm OUTPUT: Which number?", "Which number?", None),
-        ("hm OUTPUT: Which? OUTPUT: other", "Which?", None),
-        (f"{MARKER} code", f"{MARKER} code", "code"),
-        (f"I know. {MARKER} code {MARKER} more", f"I know. {MARKER} code {MARKER} more", "code"),
-        (f"hm OUTPUT: {MARKER} code", f"{MARKER} code", "code"),
-        (f"{MARKER} thoughts OUTPUT: code", f"{MARKER} code", "code"),
-        (f"{MARKER} f()  # OUTPUT: 3", f"{MARKER} f()  # OUTPUT: 3", "f()  # OUTPUT: 3"),
-    ],
-)
-def test_marker_and_thoughts(text: str, seen: str, answer: str | None) -> None:
-    world = Persona()
-    assert world.visible(text) == seen
-    assert world.answer(text) == answer
-
-
-@pytest.mark.parametrize(
-    ("answer", "code"),
-    [
-        ("def f(): pass", "def f(): pass"),
-        ("Here:\n```python\ndef f(): pass\n```\nbye", "def f(): pass"),
-        ("```\ndef f(): pass\n```", "def f(): pass"),
-        ("``` x ```python\ny\n```", "y"),
-        ("```python\nunclosed", "unclosed"),
-        ("```py\nx\n```", "x"),
-        ("```text\nlike so:\n``` and\n``` Python3 \nx\n```", "x"),
-        ("```f(x)```", "f(x)"),
-        ("", ""),
-    ],
-)
-def test_code_of_an_answer(answer: str, code: str) -> None:
-    assert code_of(answer) == code
 
 
 def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight() -> None:
@@ -175,9 +143,11 @@ def test_tests_that_hold_their_verdict_are_taken_apart() -> None:
     assert compared("f(2) == 4") == "f(2)"
     assert compared("4 == f(2)[0]") == "f(2)[0]"
     assert compared("sorted(f(2)) == list([1, 2])") == "sorted(f(2))"
+    assert compared("f(1) == f(2)") == "(f(1), f(2))" == compared("f(1) == 1 == f(2)")
+    assert compared("f(1) == 2 and 4 == f(2)") == "(f(1), f(2))"
     for whole in (
-        "f([1, 2], key=lambda x: x > 2)", "abs(f(2) - 4) < 0.1", "f(1) == f(2)", "f(1) == 1 == f(2)",
-        "f(1) == 2 and f(2) == 4", "f(",
+        "f([1, 2], key=lambda x: x > 2)", "abs(f(2) - 4) < 0.1", "f(1) == 2 or f(2) == 4", "f(1) == 2 and f(2)", "f(",
+        "1 == 1", "not f(1) == 2",
     ):  # fmt: skip
         assert compared(whole) == whole
 
@@ -220,8 +190,88 @@ def test_secrets_are_for_those_who_may_read_them() -> None:
     for name, reader in ((REFERENCE, AGENT), (TESTS, PERSON), (TESTS, "critic")):
         with pytest.raises(PrivilegeError):
             task.secrets[name].reveal(reader)
-    assert REFERENCE_CODE in role(task, [(PERSON, "Hello"), (AGENT, "Which?")])
+    assert REFERENCE_CODE in role(task, [(PERSON, "Hello"), (AGENT, "Which?")], 400)
     persona = Persona().tasks("train", 1, 0)[0]
     for name in (REFERENCE, TESTS, HIDDEN):
         with pytest.raises(PrivilegeError):
             persona.secrets[name].reveal(AGENT)
+
+
+def test_values_are_compared_by_type_too_if_so_set() -> None:
+    said = [f"{MARKER}\ndef double(x):\n    return 2.0 * x"]
+    for strict, score in ((False, 1.0), (True, 0.0)):
+        world = coding_environment("persona", DataSettings(strict=strict))
+        assert play(world, a_task(), said)[1].score == score  # type: ignore[union-attr]
+
+
+KEY = "class Key(tuple):\n    __hash__ = lambda self: 1\ndef double(x):\n    return "
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "score"),
+    [
+        (f"{KEY}x + 10 ** 5000", f"{KEY}x + 10 ** 5000", 1.0),
+        (f"{KEY}x", f"{KEY}10 ** 5000", 0.0),
+        (KEY + "{Key([[x]]): 1}", KEY + "{Key([[x]]): 1.0}", 1.0),
+        (f"{KEY}[x]", KEY + "{Key([[x]]): 1}", 0.0),
+    ],
+)
+def test_what_cannot_be_printed_or_hashed_is_graded(
+    reference: str, answer: str, score: float
+) -> None:
+    _, grade = play(Persona(), a_task(reference), [f"{MARKER}\n{answer}"])
+    assert grade is not None and grade.score == score
+    assert all(test["gave"] for test in json.loads(str(grade.metrics["results"])))
+
+
+ALWAYS = (
+    "class A(int):\n    __eq__ = lambda s, o: True\n    __hash__ = None\n"
+    "def double(x):\n    return A(-1)"
+)
+
+
+def test_a_comparison_in_a_test_does_not_ask_the_answer() -> None:
+    calls = ["double(1) == 2", "double(1) == 2 and double(2) == 4", "double(1) == double(1) == 2"]
+    row = CodeRow(id="r", question="q", answer=REFERENCE_CODE, tests=tuple(calls))
+    world = Backend("colbench_code", "sample", "module", 0.0)
+    for answer, fraction in ((ALWAYS, 0.0), (REFERENCE_CODE, 1.0)):
+        _, grade = play(world, world.task(row), [f"{MARKER}\n{answer}"])
+        assert grade is not None and grade.metrics["fraction"] == fraction
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class Answers:
+    """A voice that gives the right answer at once."""
+
+    async def speak(self, ask: Ask, memory: Memory) -> voices.Said:
+        said = Part(f"{MARKER}\n{REFERENCE_CODE}")
+        turn = make_turn(ask.parent, Speaker("agent", AGENT), [said], author="test")
+        return voices.Said(turn, None, False, 1)
+
+
+@pytest.mark.parametrize("where", ["opening", "system_parts", "follow", "grade"])
+def test_an_environment_that_fails_unexpectedly_fails_that_item_only(where: str) -> None:
+    class Fragile(Persona):
+        pass
+
+    def fail(self: Persona, first: Any, *more: Any) -> Any:
+        if (first.task if isinstance(first, DialogueState) else first).id == "bad":
+            raise Unprintable
+        return getattr(Persona, where)(self, first, *more)
+
+    setattr(Fragile, where, fail)
+
+    async def run() -> list[Finished]:
+        async with Sandbox(SandboxSettings(workers=1)) as sandbox:
+            player = Player(Fragile(), Answers(), 0, Services(Parrot(), sandbox))
+            tasks = [replace(a_task(), id=name) for name in ("good", "bad", "better")]
+            async with player.play_all([Episode(task, 0, 0, "s") for task in tasks]) as playing:
+                return [one async for one in playing]
+
+    found = {one.episode.task.id: one for one in asyncio.run(run())}
+    assert found["good"].failure is None and found["better"].failure is None
+    assert "Fragile failed with" in str(found["bad"].failure)

@@ -122,7 +122,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "fails, syntax": {"ground_truth": "def fee(days) return 5"},
     "fails, endless": {"ground_truth": "def fee(days):\n    while days > 9: pass\n    return days"},
     "random": {"ground_truth": "import random\ndef fee(days):\n    return random.random()"},
-    "not plain, generator": {"ground_truth": "def fee(days):\n    return (d for d in range(days))"},
+    "not plain, function": {"ground_truth": "def fee(days):\n    return lambda: days"},
     "not plain, nan": {"ground_truth": "def fee(days):\n    return {'a': [days, float('nan')]}"},
     "constant": {"ground_truth": "def fee(days):\n    return 'five'"},
     "none": {"ground_truth": "def fee(days):\n    return days if days > 1 else None"},
@@ -197,17 +197,41 @@ def test_upstreams_files_are_prepared_and_bad_rows_reported(cli: Cli) -> None:
     said = cli("data", "prepare", "colbench_code", "--from", "tasks")
     assert said.code == 0, said.err
     assert "train: 4 rows (2 dropped" in said.err and "heldout: 2 rows" in said.err
-    assert (
-        "no reference" in said.err
-        and "train.jsonl: 6 rows, 2 with findings, 1 can't be tasks" in said.err
-    )
-    assert "coterie data check colbench_code" in said.err
+    assert "train.jsonl: 6 rows, 2 with findings, 1 can't be tasks" in said.err
     manifest = read_manifest(Path(said.out.strip()))
     assert "CC-BY-NC" in manifest.licence and "test is its first 1,000 rows" in manifest.split
     assert {row.question[:6] for row in load_rows("colbench_code", "train")} == {"Train ", "Few?Th"}
     said = cli("data", "check", "colbench_code")
     told = json.loads(said.out.splitlines()[-1])
     assert [file["findings"] for file in told["files"]] == [{"count": [4]}, {}]
+
+
+def test_preparing_leaves_out_what_checking_calls_unusable(cli: Cli, tmp_path: Path) -> None:
+    """Rows that fail when they are run too, and one whose value only a comparison hides."""
+    faults = FAULTS | {
+        "not plain, compared": {
+            "ground_truth": "def fee(days):\n    return lambda: days",
+            "test_cases": {name: f"{call} == 5" for name, call in CALLS.items()},
+        },
+        "fails, two lines": {"ground_truth": "def fee(days):\n    raise ValueError('one\\ntwo')"},
+    }
+    del faults["fails, endless"]  # takes its time, and fails as the others do
+    rows = [task(f"Task {n}?", **{k: v for k, v in change.items() if k != "problem_description"})
+            for n, change in enumerate(faults.values())]  # fmt: skip
+    train = jsonl(tmp_path / "raw/train.jsonl", rows)
+    jsonl(tmp_path / "raw/test.jsonl", [task("Test?")])
+
+    def unusable(source: object) -> int:
+        said = cli("data", "check", "colbench_code", "--source", source)
+        assert said.code == 0, said.err
+        return int(sum(file["unusable"] for file in json.loads(said.out.splitlines()[-1])["files"]))
+
+    bad = unusable(train)
+    assert bad == sum(name.startswith(("fails", "random", "not plain", "empty")) for name in faults)
+    said = cli("data", "prepare", "colbench_code", "--from", tmp_path / "raw")
+    assert f"{len(rows)} rows" in said.err and f"{bad} can't be tasks" in said.err
+    assert read_manifest(Path(said.out.strip())).train.dropped == bad
+    assert unusable("prepared") == 0
 
 
 def test_rows_after_the_first_thousand_of_the_test_file_are_never_held_out(tmp_path: Path) -> None:

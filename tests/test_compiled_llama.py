@@ -5,67 +5,14 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
 
 from coterie.engines import kernels
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.llama import CompiledLlama
 from coterie.engines.paged import PagedRows
-from coterie.engines.protocol import EngineError, Sampling
+from coterie.engines.protocol import Sampling
 from coterie.engines.runner import Runner
-from coterie.models.adapters import add_lora
-from coterie.models.loading import LoadedModel
-from tests.templates import model as templated
-from tests.training_models import SHAPE
-
-CHATML = {**SHAPE, "vocab_size": 300, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
-SCALED = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-COMPILED = {
-    "llama": LlamaConfig(**CHATML),
-    "one key head a query head": LlamaConfig(**{**CHATML, "num_key_value_heads": 2}),
-    "biases": LlamaConfig(**CHATML, attention_bias=True, mlp_bias=True),
-    "tied": LlamaConfig(**CHATML, tie_word_embeddings=True),
-    "scaled positions": LlamaConfig(**CHATML, rope_parameters=SCALED),
-    "qwen2": Qwen2Config(**CHATML),
-    "wide heads that share keys": LlamaConfig(**{**CHATML, "num_attention_heads": 4}, head_dim=72),
-}
-PLAIN = {
-    "qwen3": Qwen3Config(**CHATML, head_dim=8),
-    "other activation": LlamaConfig(**CHATML, hidden_act="gelu"),
-    "positions of the length": LlamaConfig(**CHATML, rope_parameters=DYNAMIC),
-}
-PROMPT = list(range(5, 55))
-
-
-def loaded(config: PreTrainedConfig) -> LoadedModel:
-    """Random weights, biases and norms included, with some tokenizer."""
-    torch.manual_seed(0)
-    network = AutoModelForCausalLM.from_config(config).eval()
-    for weight in network.parameters():
-        torch.nn.init.normal_(weight, std=0.3)
-    some = templated("chatml")
-    return LoadedModel(network, some.tokenizer, some.renderer, 128, "test")
-
-
-def sampled(engine: InProcessEngine) -> tuple[list[int], list[float]]:
-    """Ids and log-probs of one completion."""
-    told = Sampling(max_tokens=20)
-    one = asyncio.run(engine.sample(PROMPT, [0], told))[0]
-    return list(one.ids), list(one.logprobs)
-
-
-def recomputed(network: torch.nn.Module, ids: list[int]) -> list[float]:
-    """Log-probs of ids after the prompt, by Transformers over the whole sequence."""
-    with torch.no_grad():
-        logits = network(torch.tensor([[*PROMPT, *ids]])).logits[0, len(PROMPT) - 1 : -1]
-    return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+from tests.engine_models import COMPILED, PLAIN, PROMPT, loaded, recomputed, sampled
 
 
 @pytest.mark.parametrize("kind", COMPILED)
@@ -178,61 +125,9 @@ def test_sampling_and_scoring_give_the_same_bits() -> None:
     assert list(said.logprobs) == pytest.approx(scores, abs=2e-6)
 
 
-def test_weights_that_change_in_flight_fail_those_that_run() -> None:
-    one = loaded(COMPILED["llama"])
-    engine = InProcessEngine(one, policy="p", version="0")
-
-    async def changed() -> None:
-        first = asyncio.ensure_future(engine.sample(PROMPT, [0], Sampling(max_tokens=60)))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        with torch.no_grad():
-            one.model.get_input_embeddings().weight.mul_(0.5)
-        with pytest.raises(EngineError, match="weights were changed"):
-            await engine.sample(PROMPT, [1], Sampling(max_tokens=2))
-        await first
-
-    with pytest.raises(EngineError, match="weights were changed"):
-        asyncio.run(changed())
-    assert sampled(engine)[0]
-
-
 @pytest.mark.parametrize("kind", PLAIN)
 def test_what_has_another_shape_is_left_to_transformers(kind: str) -> None:
     assert not CompiledLlama.fits(loaded(PLAIN[kind]).model)
-
-
-def test_weights_changed_in_place_are_those_used() -> None:
-    one = loaded(COMPILED["biases"])
-    engine = InProcessEngine(one, policy="p", version="0")
-    before = sampled(engine)
-    with torch.no_grad():
-        for weight in one.model.parameters():
-            weight.mul_(0.9)
-    engine.forget()
-    ids, logprobs = sampled(engine)
-    assert (ids, logprobs) != before
-    one.model.set_attn_implementation("sdpa")
-    assert logprobs == pytest.approx(recomputed(one.model, ids), abs=1e-4)
-
-
-@pytest.mark.parametrize("change", ["an adapter", "other storage"])
-def test_weights_that_move_are_followed(change: str) -> None:
-    one = loaded(COMPILED["llama"])
-    engine = InProcessEngine(one, policy="p", version="0")
-    before = sampled(engine)
-    if change == "an adapter":
-        for weight in add_lora(one.model, r=4, alpha=8).parameters():
-            if weight.requires_grad:
-                torch.nn.init.normal_(weight, std=0.3)
-    else:
-        for weight in one.model.parameters():
-            weight.data = weight.data * 0.9
-    engine.forget()
-    ids, logprobs = sampled(engine)
-    assert (ids, logprobs) != before
-    one.model.set_attn_implementation("sdpa")
-    assert logprobs == pytest.approx(recomputed(one.model, ids), abs=1e-4)
 
 
 def test_the_exponential_is_that_of_numpy() -> None:

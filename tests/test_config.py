@@ -1,11 +1,22 @@
 """Settings from words: what is wrong is named, and the nearest right key is offered."""
 
+import re
+from pathlib import Path
+
 import pytest
 
-from coterie.config.resolve import keys
+from coterie.cli.evaluate import ModelSettings, ServerSettings
+from coterie.config.resolve import keys, read_yaml, resolve
+from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.recipes.optima_settings import OptimaSettings
-from coterie.recipes.registry import NAMES, settings
+from coterie.recipes.registry import NAMES, settings, settings_type
+
+PHRASES = re.compile(
+    r"Input should|Value error|valid (string|integer|number|tuple|dict)|String should|Field required|"
+    r"Extra inputs|should have at least|should match|_type|_parsing"
+)
+"""How the validator speaks."""
 
 
 def test_words_win_over_the_preset() -> None:
@@ -28,18 +39,72 @@ def test_stored_values_lie_between_preset_and_words() -> None:
         ("rollout.samples=0", "rollout.samples=0"),
         ("rollout.samples=many", "rollout.samples"),
         ("rollout.top_p=1.5", "rollout.top_p"),
-        ("train.method=half", "train.method"),
+        ("train.method=half", "train.method=half: must be full or lora"),
+        ("train.tracker=wandbb", "did you mean wandb?"),
+        ("rollout.samples=2.5", "rollout.samples=2.5: must be a whole number"),
+        ("rollout.top_p=0", "rollout.top_p=0: must be more than 0"),
+        ("rollout.format_pool=maybe", "rollout.format_pool=maybe: must be true or false"),
+        ("train.learning_rate=.nan", "train.learning_rate=nan: must be a finite number"),
+        ("select.threshold=.inf", "select.threshold=inf: must be a finite number"),
+        ("select.counts=5", "select.counts=[5]"),
+        ("select.counts=[5,x]", "select.counts, item 2=x: must be a whole number"),
+        ("engine.device=gpu", "`cuda`"),
+        ("train.lora_r=8", "train.lora_r and train.lora_alpha mean nothing with train.method=full"),
+        ("train.max_length=9999", "train.max_length=9999 tokens does not fit train.tokens_per_"),
+        ("rollout=4", "rollout is a group of keys"),
+        ("=4", "key=value"),
         ("seed", "key=value"),
         ("rollout.samples=1", "nothing to choose from"),
         ("train.method=lora", "adapter on an adapter"),
         ("select.rule=random", "select.counts"),
-        ("rollout={samples: 4", "not a value"),
+        ("rollout={samples: 4", "rollout is a group of keys"),
     ],
 )
 def test_a_bad_word_is_refused_with_what_to_do(word: str, said: str) -> None:
     with pytest.raises(UserError) as error:
         settings("optima/isft", [word])
-    assert said in str(error.value) or "unknown key 'rollout'" in str(error.value)
+    assert said in str(error.value)
+    assert not PHRASES.search(str(error.value))
+
+
+WRONG = ("", "x", "[x, y]", "{a: b}", "-1e9", "2.5", "1e9", ".nan", "true", "2024-13-45")
+
+
+@pytest.mark.parametrize("kind", [*map(settings_type, NAMES), ModelSettings, ServerSettings])
+def test_no_key_is_refused_in_the_phrases_of_the_validator(kind: type[Settings]) -> None:
+    needed = {"policy": "x", "endpoint": {"url": "http://here/v1", "model": "x"}}
+    base = needed if kind is ServerSettings else {"policy": "x"} if kind is ModelSettings else {}
+    said: list[tuple[str, str]] = []
+    for key in keys(kind):
+        for text in WRONG:
+            try:
+                resolve(kind, [base], [f"{key.path}={text}"])
+            except UserError as error:
+                said.append((key.path, str(error)))
+    assert len(said) > 100
+    assert not [text for _, text in said if PHRASES.search(text)]
+    assert not [text for path, text in said if path.rsplit(".", 1)[0] not in text]
+
+
+def test_values_that_yaml_would_read_as_something_else_stay_text() -> None:
+    words = ["model=2024-01-01", "train.mixed_precision=no", "train.save_every_seconds=none"]
+    found = settings("optima/isft", words)
+    assert found.model == "2024-01-01"
+    assert found.train.mixed_precision == "no" and found.train.save_every_seconds is None
+    assert settings("optima/isft", ["model='7'"]).model == "7"
+    assert settings("optima/isft", ["model=[red]x"]).model == "[red]x"
+
+
+def test_a_settings_file_may_begin_with_a_bom_and_has_each_key_once(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("\ufeffseed: 1\nrollout:\n  samples: 2\n", encoding="utf-8")
+    assert read_yaml(file) == {"seed": 1, "rollout": {"samples": 2}}
+    file.write_text("seed: 1\nrollout:\n  tasks: 2\n  tasks: 3\n")
+    with pytest.raises(UserError, match=r"config\.yaml.*'tasks' is in line 3 and again in line 4"):
+        read_yaml(file)
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"config\.yaml"):
+        read_yaml(file)
 
 
 def test_a_misspelt_recipe_is_refused_with_the_nearest() -> None:

@@ -136,7 +136,7 @@ def test_a_number_loses_its_commas_and_the_id_does_not_hang_on_case_or_spacing(
     "name, change, said",
     [
         ("hotpot_qa", {"question": None}, "question"),
-        ("hotpot_qa", {"answer": " "}, "answer: should hold some text"),
+        ("hotpot_qa", {"answer": " "}, "answer: must hold some text"),
         ("hotpot_qa", {"context": []}, "context"),
         ("hotpot_qa", {"context": [["Emma", "no list"]]}, "context.0.sentences"),
         ("hotpot_qa", {"context": {"title": ["Emma"], "sentences": []}}, "different lengths"),
@@ -157,7 +157,7 @@ def test_a_broken_row_is_named_by_file_and_line(
         load_rows(name, "train", file)
     assert f"{file}, line 2 is broken" in error.value.what and said in error.value.what
     lacking = {key: value for key, value in good.items() if key != "question"}
-    with pytest.raises(UserError, match=r"line 1 is broken: question: Field required"):
+    with pytest.raises(UserError, match=r"line 1 is broken: question: is missing"):
         load_rows(name, "train", jsonl(file, [lacking]))
 
 

@@ -151,7 +151,7 @@ def test_a_letter_in_the_canonical_form_is_a_text(tmp_path: Path) -> None:
     [
         ("2wiki", {"context": "no json"}, "context is a text, but no JSON"),
         ("2wiki", {"supporting_facts": [["Persuasion", 0]]}, "among the paragraphs"),
-        ("trivia_qa", {"answer": {"value": "", "aliases": []}}, "answer: should hold some text"),
+        ("trivia_qa", {"answer": {"value": "", "aliases": []}}, "answer: must hold some text"),
         ("trivia_qa", {"answer": None}, "answer"),
         ("trivia_qa", {"question": 3}, "question"),
         ("cbt", {"question": "The dog ran ."}, "has no XXXXX"),
@@ -179,7 +179,7 @@ def test_a_broken_row_is_named_by_file_and_line(
 @pytest.mark.parametrize("name", [name for name in UPSTREAM if name != "math"])
 def test_a_row_without_a_question_says_so(name: str, tmp_path: Path) -> None:
     lacking = {key: value for key, value in UPSTREAM[name].items() if key != "question"}
-    with pytest.raises(UserError, match=r"line 1 is broken: question: Field required"):
+    with pytest.raises(UserError, match=r"line 1 is broken: question: is missing"):
         load_rows(name, "train", jsonl(tmp_path / "rows.jsonl", lacking))
 
 

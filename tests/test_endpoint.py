@@ -449,6 +449,7 @@ def test_doctor_says_which_keys_are_set_and_no_more(
     assert "OTHER" not in found
     said = cli("doctor")
     assert KEY not in said.out + said.err
+    assert " ok  equal samples in any company  bitwise" in said.out
     lines = {
         line.split("key ")[1].split()[0]: line
         for line in said.out.splitlines()

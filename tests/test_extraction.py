@@ -1,8 +1,6 @@
 """Reading answers out of utterances."""
 
-import pytest
-
-from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer, number
+from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
 
 
 def test_the_last_mark_counts() -> None:
@@ -12,6 +10,13 @@ def test_the_last_mark_counts() -> None:
     assert marked_answer("Oslo") is None
 
 
+def test_a_mark_that_is_opened_in_prose_and_never_closed_hides_no_answer() -> None:
+    assert marked_answer("I write <A> when I know. <A>Oslo</A>") == "Oslo"
+    assert marked_answer("<A>Oslo</A>, with <A> in front as asked") == "Oslo"
+    assert marked_answer("<A>Oslo</A> stands between <A></A>") == "Oslo"
+    assert marked_answer("I write <A> when I know") is None
+
+
 def test_the_last_box_counts_and_its_braces_match() -> None:
     assert boxed_answer(r"\boxed{1} then \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
     assert boxed_answer(r"\boxed{never closed") is None
@@ -19,26 +24,17 @@ def test_the_last_box_counts_and_its_braces_match() -> None:
     assert boxed_answer("18") is None
 
 
-@pytest.mark.parametrize(
-    "text, want",
-    [
-        ("18", "18"),
-        ("18.00", "18"),
-        ("1,234,567 dollars", "1234567"),
-        ("1{,}234", "1234"),
-        (r"\$0.50", "0.5"),
-        ("x = 5", "5"),
-        ("3 + 4 = 7", "7"),
-        ("-3", "-3"),
-        (".5", "0.5"),
-        ("0.0", "0"),
-        ("70000", "70000"),
-        ("no number", None),
-        ("", None),
-    ],
-)
-def test_a_number_has_one_spelling(text: str, want: str | None) -> None:
-    assert number(text) == want
+def test_a_box_that_is_opened_in_prose_and_never_closed_hides_no_answer() -> None:
+    assert boxed_answer(r"I use \boxed{ when I know: \boxed{5}") == "5"
+    assert boxed_answer(r"\boxed{5}, with \boxed{ in front as asked") == "5"
+    assert boxed_answer(r"\boxed{5} stands in \boxed{}") == "5"
+    assert boxed_answer(r"\boxed{5}, so in \boxed as asked") == "5"
+    assert boxed_answer(r"I put it into \boxed at the end") is None
+
+
+def test_a_box_without_braces_holds_what_stands_next() -> None:
+    found = [boxed_answer(rf"So $\boxed {one}$.") for one in ("5", "-5.5", r"\frac12", "A")]
+    assert found == ["5", "-5.5", r"\frac12", "A"]
 
 
 def test_a_box_without_a_number_is_still_an_answer() -> None:

@@ -1,8 +1,9 @@
-"""The in-process engine: equal results in any company, ends, failures, loading."""
+"""The in-process engine: results in any company, ends, failures, loading."""
 
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.llama import CompiledLlama
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.engines.sampler import draw, draw_by_torch, uniforms
-from coterie.engines.sequence import Running
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, save_adapter
 from tests.templates import model
@@ -63,13 +63,8 @@ def run(
     return dict(zip(order, asyncio.run(all_of_them()), strict=True))
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "by Transformers"])
 @pytest.mark.parametrize("heads", [1, 4])
-def test_a_completion_is_bitwise_the_same_in_any_company(
-    heads: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not compiled:
-        monkeypatch.setattr(CompiledLlama, "fits", lambda _: False)
+def test_a_completion_of_a_compiled_model_is_bitwise_the_same_in_any_company(heads: int) -> None:
     work = jobs(100)
     crowd = run(engine(heads=heads), work, list(range(100)), spread=0)
     shuffled = random.Random(1).sample(range(100), 100)
@@ -79,6 +74,29 @@ def test_a_completion_is_bitwise_the_same_in_any_company(
         few = [index, index + 1, (index + 50) % 100]
         assert run(engine(heads=heads), work, few[:1], spread=0) == {index: crowd[index]}
         assert run(small, work, few, spread=5) == {i: crowd[i] for i in few}
+
+
+def test_a_completion_by_transformers_is_the_models_own_in_any_company(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CompiledLlama, "fits", lambda _: False)
+    work = [(ids, seed, replace(told, top_p=1.0)) for ids, seed, told in jobs(36)]
+    order = random.Random(1).sample(range(36), 36)
+    network = model("chatml").model
+    for one, spread in ((engine(), 0), (engine(max_batch=13, cache_bytes=0), 40)):
+        for index, said in run(one, work, order, spread).items():
+            prompt, _, told = work[index]
+            assert 0 < len(said.ids) <= told.max_tokens
+            with torch.no_grad():
+                logits = network(torch.tensor([[*prompt, *said.ids]])).logits[
+                    0, len(prompt) - 1 : -1
+                ]
+            ids = torch.tensor(said.ids)[:, None]
+            if told.temperature == 0:
+                assert (logits.gather(1, ids)[:, 0] > logits.amax(-1) - 1e-4).all()
+                continue
+            right = (logits / told.temperature).log_softmax(-1).gather(1, ids)[:, 0].tolist()
+            assert said.logprobs == pytest.approx(right, abs=1e-4)
 
 
 def test_scores_are_bitwise_the_same_in_any_company_and_those_of_sampling() -> None:
@@ -232,17 +250,6 @@ def test_a_failing_step_fails_those_in_flight_and_leaves_the_engine_usable(
     monkeypatch.undo()
     assert asyncio.run(one.sample([1, 2], [0], Sampling(max_tokens=9))) == before
     assert one.stats.failures == 1
-
-
-def test_a_failure_in_reading_an_answer_is_recorded_and_hangs_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(*_: object) -> bool:
-        raise UnicodeError("bad bytes")
-
-    monkeypatch.setattr(Running, "accept", broken)
-    with pytest.raises(EngineError, match="bad bytes"):
-        asyncio.run(engine().sample([1], [0], Sampling(max_tokens=3)))
 
 
 def test_load_replaces_weights_and_drops_what_was_kept(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def run_command(folder: Path) -> list[str]:
-    words = [*SMALL, "rollout.tasks=32", "rollout.max_tokens=96"]
+    words = [word.replace("rollout.tasks=4", "rollout.tasks=32") for word in SMALL]
     return [
         sys.executable,
         *("-m", "coterie", "run", "optima/isft"),
@@ -55,6 +55,7 @@ def test_ctrl_c_says_that_the_run_resumes_and_it_does(tmp_path: Path) -> None:
     assert process.returncode == 130, said
     assert "the same command resumes" in said
     assert "Traceback" not in said
+    assert (folder / "report.html").is_file()
     with Store.open(folder / "store.sqlite", read_only=True) as store:
         kept = store.finished_keys(0, "rollout")
         assert kept

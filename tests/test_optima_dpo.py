@@ -1,6 +1,7 @@
 """The recipes ``optima/idpo`` and ``optima/isft_dpo`` end to end on the packaged model."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
+from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
 from coterie.recipes.optima_dpo import OptimaDPO
 from coterie.recipes.optima_settings import OptimaDPOSettings
@@ -16,17 +18,21 @@ from coterie.recipes.plan import plan
 from coterie.recipes.registry import recipe, settings
 from coterie.reports.data import TreeTurn
 from coterie.reports.runs import run_report
-from coterie.rollout.search import node_values
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
-from tests.conftest import SMALL, Cli
+from coterie.trajectories.view import view
+from tests.by_hand import distance, turn_losses
+from tests.conftest import SMALL, Cli, once
 
-WORDS = (
+WORDS = once(
     *SMALL, "iterations=2", "dpo.tasks=3", "dpo.probe=4", "dpo.search.searches=3",
-    "dpo.select.theta_filter=-100", "dpo.select.theta_diff=0",
+    "dpo.select.theta_filter=-100", "dpo.select.theta_diff=0", "dpo.train.batch_rows=1000",
+    "dpo.train.learning_rate=1e-6",
 )  # fmt: skip
+"""All pairs in one small step of DPO: its loss is that of the policy as it was."""
+BOTH = once(*WORDS, "iterations=3")
 
 
 def opened(words: tuple[str, ...] = WORDS, name: str = "optima/idpo") -> OptimaDPO:
@@ -41,6 +47,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     own = opened()
     with open_run(tmp_path_factory.mktemp("idpo") / "run", own.name, own.settings) as made:
         run_steps(own, made, Silent())
+        yield made
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A finished run of SFT, DPO and SFT, to be read."""
+    own = opened(BOTH, "optima/isft_dpo")
+    folder = tmp_path_factory.mktemp("isft_dpo") / "run"
+    with open_run(folder, own.name, own.settings) as made:
+        run_steps(own, made, Silent())
+    with open_run(folder, own.name, own.settings, write=False) as made:
         yield made
 
 
@@ -79,9 +96,18 @@ def test_values_in_the_record_are_means_over_rollouts(run: Run) -> None:
     own = opened()
     for task, played in rollouts(run.store, 1).items():
         tree = run.store.tree(1, "rollout", task)
-        by_hand = node_values(tree, played)
-        assert own.values(run, tree) == by_hand
-        assert by_hand[tree.root].visits == 9
+        through: dict[str, list[float]] = {}
+        for one in played:
+            assert one.leaf is not None and one.reward is not None
+            for node in (tree.root, *(turn.id for turn in tree.path(one.leaf))):
+                through.setdefault(node, []).append(one.reward)
+        found = own.values(run, tree)
+        assert {node: value.visits for node, value in found.items()} == {
+            node: len(rewards) for node, rewards in through.items()
+        }
+        for node, rewards in through.items():
+            assert found[node].mean == pytest.approx(sum(rewards) / len(rewards)), node
+        assert found[tree.root].visits == 9
 
 
 def test_pairs_are_siblings_under_one_prompt_and_compare_the_last_turn_only(run: Run) -> None:
@@ -99,10 +125,94 @@ def test_pairs_are_siblings_under_one_prompt_and_compare_the_last_turn_only(run:
         assert good.writer == bad.writer == "policy@1"
 
 
-def test_training_moves_the_policy_and_starts_from_the_last_one(run: Run) -> None:
-    assert run.metrics(Step(1, "train"))["weights"] != run.metrics(Step(0, "train"))["weights"]
-    assert (run.training_folder(1) / "reference/reference.safetensors").is_file()
-    assert run.metrics(Step(2, "evaluate"))["n"] == 4
+def test_dpo_starts_from_the_last_policy_which_is_its_reference(run: Run, both: Run) -> None:
+    for one, method in ((run, "optima/idpo"), (both, "optima/isft_dpo")):
+        own = opened(BOTH, method)
+        base, before, after = (own.load_policy(one, version) for version in range(3))
+        moved = distance(after, before)
+        assert 0 < moved < distance(before, base) / 10 < distance(after, base)
+        nll = own.settings.dpo.objective.nll
+        expected = math.log(2) + nll * mean_nll(one, own, before)
+        assert one.metrics(Step(1, "train"))["loss"] == pytest.approx(expected, abs=1e-4)
+        assert abs(mean_nll(one, own, before) - mean_nll(one, own, base)) > 1e-2, "told apart"
+
+
+def mean_nll(run: Run, own: OptimaDPO, policy: LoadedModel) -> float:
+    """The mean over pairs of the chosen turn's mean loss under a policy."""
+    losses = []
+    for task, selection in run.store.selections(1, "select"):
+        shown = view(run.store.tree(1, "rollout", task), selection.leaf, selection.agent)
+        losses.append(turn_losses(policy, shown)[selection.leaf])
+    return sum(losses) / len(losses)
+
+
+def test_the_gate_keeps_pairs_whose_chosen_turn_always_led_to_a_right_answer(both: Run) -> None:
+    every, gated = (
+        opened(
+            (*BOTH, "dpo.select.top_share=1", f"dpo.select.least_score={least}"), "optima/isft_dpo"
+        )
+        for least in (0, 1)
+    )
+    right = 0
+    for tree in both.store.trees(1, "rollout"):
+        values = every.values(both, tree)
+        scores: dict[str, list[float]] = {}
+        for outcome, path in tree.trajectories():
+            for turn in path:
+                scores.setdefault(turn.id, []).append(outcome.score)
+        for turn in tree.turns.values():
+            worse = [
+                other
+                for other in tree.children(turn.parent)
+                if values[other.id].mean < values[turn.id].mean
+            ]
+            right += len(worse) if min(scores[turn.id]) == 1 else 0
+    assert gated.select(both, 1)["selected"] == right
+    assert every.select(both, 1)["selected"] >= right
+
+
+def test_only_idpo_has_the_chosen_sides_nll() -> None:
+    assert opened().settings.dpo.objective.nll == 1
+    assert opened(name="optima/isft_dpo").settings.dpo.objective.nll == 0
+
+
+def test_sft_after_dpo_goes_on_from_it(both: Run) -> None:
+    own = opened(BOTH, "optima/isft_dpo")
+    base, before, after = (own.load_policy(both, version) for version in (0, 2, 3))
+    assert 0 < distance(after, before) < distance(after, base)
+
+
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_losses_are_those_of_the_frozen_base(both: Run, iteration: int) -> None:
+    """In trees while they grow (iteration 1, of DPO), and of whole dialogues (2, of SFT)."""
+    own = opened(BOTH, "optima/isft_dpo")
+    base, policy = own.load_policy(both, 0), own.load_policy(both, iteration)
+    settings = own.fingerprint(Step(iteration, "reward"))
+    kept = both.store.credit(settings, "nll", iteration=iteration, stage="rollout")
+    found: dict[str, float] = {}
+    others: dict[str, float] = {}
+    for tree in both.store.trees(iteration, "rollout"):
+        outcome, path = next(iter(tree.trajectories()))
+        for agent in {turn.speaker.name for turn in path}:
+            shown = view(tree, outcome.leaf, agent)
+            found |= turn_losses(base, shown)
+            others |= turn_losses(policy, shown)
+    assert {turn: kept[turn] for turn in found} == pytest.approx(found, abs=1e-4)
+    assert max(abs(found[turn] - others[turn]) for turn in found) > 1e-2, "told apart"
+    for rewards in own.rewards(both, iteration).values():
+        for reward in rewards:
+            tree = next(
+                t for t in both.store.trees(iteration, "rollout") if reward.leaf in t.outcomes
+            )
+            worst = max(kept[turn.id] for turn in tree.path(reward.leaf))
+            if tree.outcomes[reward.leaf].end != "runaway":
+                assert reward.loss_term == pytest.approx(0.002 / max(worst, 0.005))
+
+
+def test_every_iteration_has_new_tasks(both: Run) -> None:
+    drawn = [[tree.task for tree in both.store.trees(i, "rollout")] for i in range(3)]
+    assert [len(tasks) for tasks in drawn] == [4, 3, 4]
+    assert len({task for tasks in drawn for task in tasks}) == 4 + 3 + 4
 
 
 def test_the_report_shows_the_dialogues_and_the_turns_that_were_chosen(run: Run) -> None:
@@ -191,11 +301,12 @@ def test_no_pair_is_an_error_that_says_what_to_do(run: Run, tmp_path: Path) -> N
         assert "--fork" in error.value.todo
 
 
-def test_isft_dpo_runs_both_kinds_and_reports(cli: Cli, tmp_path: Path) -> None:
-    said = cli("run", "optima/isft_dpo", *WORDS, "--folder", "both")
+def test_a_run_of_both_kinds_is_reported_and_its_policies_evaluated(cli: Cli, both: Run) -> None:
+    said = cli("report", both.folder)
     assert said.code == 0, said.err
-    assert (tmp_path / "both/report.html").is_file()
-    assert cli("evaluate", "exchange", "policy=both", "tasks=2", "--checkpoints", "all").code == 0
+    assert (both.folder / "report.html").is_file()
+    policies = ("tasks=2", "--checkpoints", "all")
+    assert cli("evaluate", "exchange", f"policy={both.folder}", *policies).code == 0
 
 
 @pytest.mark.parametrize(
@@ -230,7 +341,7 @@ def test_isft_has_no_keys_of_dpo() -> None:
 
 
 def test_reproduce_has_every_method_and_claim(cli: Cli) -> None:
-    words = [*WORDS, "iterations=2", "evaluate.tasks=2", "rollout.max_tokens=16"]
+    words = once(*WORDS, "evaluate.tasks=2", "rollout.max_tokens=16")
     said = cli("reproduce", "optima", "--seeds", 1, *words)
     assert said.code == 0, said.err
     result = json.loads(said.out.splitlines()[-1])

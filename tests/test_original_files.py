@@ -25,6 +25,7 @@ from coterie.recipes.optima_files.speech import Conversation, beginner, named, p
 from coterie.recipes.optima_files.tasks import answers_of, content, task_of
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
+from coterie.rewards.conduct import leaks
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.training.dpo import DPO, DPOSettings
@@ -137,6 +138,7 @@ def opened(folder: Path, *words: str) -> Iterator[tuple[Optima, Run]]:
         (["Alice: a", "Bob: b"], (("Alice", "a"), ("Bob", "b")), None),
         (["Alice:a", " Bob:  b"], (("Alice", "a"), ("Bob", " b")), None),
         (["a", "b", "Alice thinks"], (("Alice", "a"), ("Bob", "b"), ("Alice", "Alice thinks")), None),
+        (["Alice: Alice: x", "Bob: y"], (("Alice", "Alice: Alice: x"), ("Bob", "y")), None),
         (["Alice: Bob: x", "Alice: y"], (("Alice", "Bob: x"), ("Bob", "Alice: y")), None),
         (["Alice: a", "large"], (("Alice", "a"),), "large"),
         (["Alice: a", "Bob:error", "Alice: b"], (("Alice", "a"),), "error"),
@@ -155,9 +157,33 @@ def test_the_first_speaker_is_whom_most_names_agree_with() -> None:
     assert parse(["x", "Alice: y"], 1).said == (("Bob", "x"), ("Alice", "y"))
 
 
-@pytest.mark.parametrize("text", ["a", " a", "", "Bob: a", "\n a ", "Alice: a", "large"])
+@pytest.mark.parametrize("text", ["a", " a", "", "Bob: a", "\n a ", "Alice: Alice: a", "large"])
 def test_any_text_survives_its_name(text: str) -> None:
     assert unnamed(named("Alice", text), "Alice") == text
+
+
+def test_a_name_that_is_there_is_not_put_there_again() -> None:
+    assert named("Alice", "Alice: a") == "Alice: a"
+    assert named("Alice", "Bob: a") == "Alice: Bob: a"
+
+
+@pytest.mark.parametrize(
+    ("utterance", "leak"),
+    [
+        ("Alice: a", 0), ("a", 0), ("Alice: Alice: a", 1), ("Alice: a Alice: b", 1), ("a Alice: b", 1),
+        ("Alice: Bob: a", 1), ("Alice: a Bob: b", 1), ("Bob: a", 1),
+    ],
+)  # fmt: skip
+def test_a_leak_of_the_released_code_is_one_after_its_import(
+    tmp_path: Path, utterance: str, leak: int
+) -> None:
+    """There: both names, or one of them twice, where a name that lacks is put in front."""
+    line = {**GSM8K_LINE, "results": [raw([utterance, "Bob: right"], "7")]}
+    put_in(wrote(tmp_path / "theirs.jsonl", line), tmp_path / "run", kind="raw")
+    with opened(tmp_path / "run", "dataset=gsm8k") as (recipe, run):
+        (tree,) = run.store.trees(0, "rollout")
+        ((_, path),) = tree.trajectories()
+        assert leaks(path, recipe.environment.agents) == leak
 
 
 # -- dialogues in -----------------------------------------------------------------------------
@@ -242,6 +268,48 @@ def test_rewards_of_a_file_can_be_left_aside(tmp_path: Path) -> None:
         assert not any(recipe.rewards(run, 0).values())
 
 
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        ((), ["fluent but wrong", "right", "wrong"]),
+        (("select.least_score=1",), ["right", "right"]),
+        (("select.threshold=1.3",), ["fluent but wrong"]),
+        (("select.top_share=0.34",), ["fluent but wrong"]),
+        (("select.skip_share=0.34",), ["right", "wrong"]),
+    ],
+)
+def test_the_gate_the_threshold_and_the_shares_decide_what_is_trained_on(
+    tmp_path: Path, words: tuple[str, ...], chosen: list[str]
+) -> None:
+    """Three tasks, of which the first has a wrong dialogue with the highest reward, the last no right one."""
+    rewards = [
+        [("fluent but wrong", (0.0, -0.1, 1.5)), ("right", (1.0, -0.4, 0.4))],
+        [("right", (1.0, -0.2, 0.4)), ("wrong", (0.0, -0.1, 0.4))],
+        [("wrong", (0.0, -0.1, 1.0)), ("wrong too", (0.0, -0.2, 0.9))],
+    ]
+    lines = [
+        {
+            "task_id": number,
+            "results": [
+                rewarded([text, "yes"], "x", parts=parts, question=f"Who is number {number}?")
+                for text, parts in some
+            ],
+        }
+        for number, some in enumerate(rewards)
+    ]
+    put_in(wrote(tmp_path / "theirs.jsonl", *lines), tmp_path / "run")
+    told = ("dataset=hotpot_qa", "select.threshold=0.5", "select.top_share=1", *words)
+    own = Optima(settings("optima/isft", [*TINY, *told]))
+    with opened(tmp_path / "run", "dataset=hotpot_qa") as (_, run):
+        own.select(run, 0)
+        turns = {t.id: t for tree in run.store.trees(0, "rollout") for t in tree.turns.values()}
+        found = {
+            (task, turns[turns[one.leaf].parent].text)
+            for task, one in run.store.selections(0, "select")
+        }
+    assert [text for _, text in sorted(found)] == chosen
+
+
 def test_held_out_questions_are_left_out(tmp_path: Path) -> None:
     recipe = Optima(settings("optima/isft", ["dataset=gsm8k", *TINY]))
     task = recipe.heldout_tasks()[0]
@@ -288,8 +356,8 @@ def changed(line: Any, **fields: Any) -> Any:
         ({"task_id": "1", "results": GSM8K_LINE["results"]}, "task_id"),
         (GSM8K_LINE, "task_id 0 is that of line 1 too"),
         (changed(GSM8K_LINE, conversation="Alice: a"), r"results.2.conversation: .*list"),
-        (changed(GSM8K_LINE, conversation=["a", None]), r"results.2.conversation.1: .*string"),
-        (changed(GSM8K_LINE, answer=None), r"results.2.answer.*: Field required"),
+        (changed(GSM8K_LINE, conversation=["a", None]), r"results.2.conversation.1: must be text"),
+        (changed(GSM8K_LINE, answer=None), r"results.2.answer.*: is missing"),
         (changed(GSM8K_LINE, question="Another?"), "different questions"),
         (changed(GSM8K_LINE, correct_score=1.5), r"results.2.correct_score"),
         (changed(GSM8K_LINE, dataset_name="hotpot_qa"), "one data set, not 'gsm8k' and 'hotpot_qa'"),
@@ -471,7 +539,7 @@ def test_pairs_of_a_tree_search_go_out_and_come_back(tmp_path: Path) -> None:
         ({"chosen": "Alice: one"}, "dpo_results.0.chosen: .*list"),
         ({"chosen_value": "1"}, "dpo_results.0.chosen_value: .*number"),
         ({"chosen_value": float("nan")}, "dpo_results.0.chosen_value"),
-        ({"distance": 0.0}, "dpo_results.0.distance: .*greater than 0"),
+        ({"distance": 0.0}, "dpo_results.0.distance: .*must be more than 0"),
         ({"rejected": ["Facts: a. Begin with Alice:", "error"]}, "marker 'error'"),
         ({"chosen_value": 1.25, "distance": 0.25}, "two values, 1.0 and 0.75"),
     ],

@@ -1,76 +1,179 @@
-"""The packaged values of three methods and eight data sets: those published, and all of them can run."""
+"""The packaged values: those that are published, typed in here by hand, and all of them can run.
 
+Sources: Optima (arXiv 2410.08115), table 8 and the recipes of its repository; SWEET-RL (arXiv 2503.15478), table 5,
+section 5.1 and its released commands.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from coterie.recipes.optima_settings import OptimaDPOSettings, OptimaSettings
 from coterie.recipes.plan import plan
-from coterie.recipes.registry import datasets, settings
+from coterie.recipes.registry import datasets, preset, settings
 from tests.conftest import Cli
 from tests.templates import model
 
 SETS = ("hotpot_qa", "2wiki", "trivia_qa", "cbt", "math", "gsm8k", "arc_c", "mmlu")
 METHODS = ("optima/isft", "optima/idpo", "optima/isft_dpo")
 
-# Optima, table 8, a column for each of SETS.
-TABLE_8 = {
-    "optima/isft": {
-        "lambda_token": (0.6, 0.6, 0.6, 0.6, 0.4, 0.4, 0.5, 0.6),
-        "lambda_loss": (1, 1, 1, 1, 0.9, 0.9, 0.6, 0.7),
-        "theta_sft": (0.5, 0.5, 0.6, 0.5, 0.6, 0.6, 0.6, 0.6),
-    },
-    "optima/idpo": {
-        "lambda_token": (0.6, 0.6, 0.6, 0.6, 0.5, 0.6, 0.4, 0.6),
-        "lambda_loss": (1, 1, 1, 1, 0.7, 0.7, 0.7, 0.7),
-        "theta_filter": (0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.45, 0.4),
-        "beta": (0.1, 0.5, 0.5, 0.1, 0.1, 0.2, 0.2, 0.1),
-    },
-    "optima/isft_dpo": {
-        "lambda_token": (0.6, 0.6, 0.6, 0.6, 0.4, 0.4, 0.5, 0.6),
-        "lambda_loss": (1, 1, 1, 1, 0.9, 0.9, 0.6, 0.7),
-        "theta_sft": (0.5, 0.5, 0.6, 0.5, 0.6, 0.6, 0.6, 0.6),
-        "theta_filter": (0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.45, 0.4),
-        "beta": (0.5, 0.5, 0.7, 0.7, 0.1, 0.5, 0.1, 0.1),
-    },
+Table = Mapping[str, Any]
+"""By key; a value for each of :data:`SETS`, or one for all."""
+
+EVERYWHERE: Table = {
+    "model": "meta-llama/Meta-Llama-3-8B-Instruct", "dataset": SETS, "iterations": 6,
+    "from_initial": (False, False, False, False, True, True, True, True),
+    "evaluate.tasks": (1000, 1000, 1000, 1000, 5000, 1319, 1172, 14042), "evaluate.temperature": 0.0,
+    "rollout.temperature": 0.7, "rollout.first_temperature": (0.3, 0.3, 0.3, 0.3, 0.7, 0.7, 0.3, 0.3),
+    "rollout.top_p": 1.0, "rollout.max_tokens": 2000, "rollout.format_pool": True,
+    "reward.loss_term": "inverse", "reward.leak_penalty": 10, "reward.leaks_lose_task": False,
+    "reward.repeats_lose_loss": True, "reward.short_tokens": 0, "reward.least_loss": 0.1,
+    "select.rule": "best", "select.least_score": 0,
+    "select.top_share": (0.7, 0.7, 0.7, 0.7, 0.8, 0.7, 0.7, 0.7), "select.skip_share": (0, 0, 0, 0, 0.1, 0, 0, 0),
+    "train.method": "full", "train.schedule": "cosine", "train.warmup_ratio": 0.1, "train.max_length": 2048,
+}  # fmt: skip
+ISFT: Table = {
+    "reward.lambda_token": (0.6, 0.6, 0.6, 0.6, 0.4, 0.4, 0.5, 0.6),
+    "reward.lambda_loss": (1, 1, 1, 1, 0.9, 0.9, 0.6, 0.7),
+    "select.threshold": (0.5, 0.5, 0.6, 0.5, 0.6, 0.6, 0.6, 0.6),
+    "rollout.tasks": (10000, 10000, 10000, 10000, 7500, 7000, 2000, 10000),
+    "rollout.samples": (10, 10, 10, 10, 10, 10, 15, 10),
+    "train.learning_rate": (2e-5, 2e-5, 2e-5, 2e-5, 1e-6, 2e-6, 1e-6, 1e-6),
+    "train.epochs": (3, 2, 3, 2, 3, 3, 4, 2), "train.batch_rows": (32, 32, 32, 32, 16, 16, 16, 16),
+}  # fmt: skip
+TREES: Table = {
+    "dpo.temperature": 0.7, "dpo.probe": 100, "dpo.search.searches": 8, "dpo.search.rollouts": 3,
+    "dpo.search.best": 10, "dpo.search.softmax_temperature": 1, "dpo.search.choice_distance": 0.25,
+    "dpo.search.merge_distance": 0.1, "dpo.reward.loss_term": "inverse", "dpo.reward.leak_penalty": 0,
+    "dpo.reward.leaks_lose_task": True, "dpo.reward.repeats_lose_loss": True, "dpo.reward.short_tokens": 0,
+    "dpo.reward.least_loss": 0.1, "dpo.select.rule": "all", "dpo.select.theta_diff": 0.2,
+    "dpo.select.top_share": 0.5, "dpo.select.least_score": 0, "dpo.objective.label_smoothing": 0,
+    "dpo.objective.normalise": "none", "dpo.train.method": "full", "dpo.train.learning_rate": 5e-7,
+    "dpo.train.schedule": "cosine", "dpo.train.warmup_ratio": 0.1, "dpo.train.epochs": 1,
+    "dpo.train.batch_rows": 64, "dpo.train.max_length": 4096,
+    "dpo.select.theta_filter": (0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.45, 0.4),
+}  # fmt: skip
+IDPO: Table = {
+    "dpo.tasks": (13000, 12000, 10000, 13000, 7000, 7000, 10000, 10000), "dpo.percentile": 85,
+    "dpo.reward.lambda_token": (0.6, 0.6, 0.6, 0.6, 0.5, 0.6, 0.4, 0.6),
+    "dpo.reward.lambda_loss": (1, 1, 1, 1, 0.7, 0.7, 0.7, 0.7),
+    "dpo.objective.beta": (0.1, 0.5, 0.5, 0.1, 0.1, 0.2, 0.2, 0.1), "dpo.objective.nll": 1,
+}  # fmt: skip
+ISFT_DPO: Table = {
+    "rollout.tasks": (10000, 10000, 10000, 10000, 7000, 7000, 10000, 10000), "rollout.samples": 10,
+    "train.learning_rate": (2e-5, 2e-5, 2e-5, 2e-5, 1e-6, 1e-6, 1e-6, 1e-6),
+    "train.epochs": (2, 1, 1, 1, 4, 3, 4, 2), "train.batch_rows": (32, 32, 32, 32, 32, 16, 16, 16),
+    "dpo.tasks": (12000, 12000, 12000, 12000, 7000, 7000, 10000, 10000), "dpo.percentile": 80,
+    "dpo.reward.lambda_token": (0.6, 0.6, 0.6, 0.6, 0.4, 0.4, 0.5, 0.6),
+    "dpo.reward.lambda_loss": (1, 1, 1, 1, 0.9, 0.9, 0.6, 0.7),
+    "dpo.objective.beta": (0.5, 0.5, 0.7, 0.7, 0.1, 0.5, 0.1, 0.1), "dpo.objective.nll": 0,
+}  # fmt: skip
+PUBLISHED: Mapping[str, Table] = {
+    "optima/isft": {**EVERYWHERE, **ISFT},
+    "optima/idpo": {**EVERYWHERE, **ISFT, **TREES, **IDPO},
+    "optima/isft_dpo": {**EVERYWHERE, **ISFT, **TREES, **ISFT_DPO},
 }
 
+EXCHANGE: Table = {
+    "model": "tiny-exchange", "dataset": "exchange", "rollout.tasks": 128, "rollout.samples": 8,
+    "rollout.max_tokens": 96, "rollout.first_temperature": 0.7, "rollout.temperature": 0.7,
+    "reward.lambda_token": 0.6, "reward.lambda_loss": 0.002, "reward.least_loss": 0.005,
+    "reward.repeats_lose_loss": False, "select.threshold": 0.5, "select.top_share": 0.7,
+    "train.learning_rate": 5e-4, "train.warmup_ratio": 0.1, "train.epochs": 2, "train.batch_rows": 16,
+    "train.max_length": 1024, "evaluate.tasks": 500,
+}  # fmt: skip
+EXCHANGE_TREES: Table = {
+    "dpo.tasks": 64, "dpo.probe": 100, "dpo.reward.lambda_token": 0.6, "dpo.reward.lambda_loss": 0.002,
+    "dpo.reward.least_loss": 0.005, "dpo.reward.repeats_lose_loss": False, "dpo.select.theta_filter": 0.4,
+    "dpo.select.theta_diff": 0.2, "dpo.objective.beta": 0.1, "dpo.train.learning_rate": 1e-4,
+    "dpo.train.epochs": 1, "dpo.train.batch_rows": 32, "dpo.train.max_length": 1024,
+}  # fmt: skip
+MICRO: Mapping[str, Table] = {
+    "optima/isft": {**EXCHANGE, "iterations": 3},
+    "optima/idpo": {**EXCHANGE, **EXCHANGE_TREES, "iterations": 3, "dpo.percentile": 85, "dpo.objective.nll": 1},
+    "optima/isft_dpo": {
+        **EXCHANGE, **EXCHANGE_TREES, "iterations": 4, "dpo.percentile": 80, "dpo.objective.nll": 0
+    },
+}  # fmt: skip
 
-def table_8(own: OptimaSettings) -> dict[str, float]:
-    """A preset in the words of the paper's table."""
-    if not isinstance(own, OptimaDPOSettings):
-        reward = own.reward
-        return {
-            "lambda_token": reward.lambda_token,
-            "lambda_loss": reward.lambda_loss,
-            "theta_sft": own.select.threshold,
-        }
-    found = {
-        "lambda_token": own.dpo.reward.lambda_token,
-        "lambda_loss": own.dpo.reward.lambda_loss,
-        "theta_filter": own.dpo.select.theta_filter,
-        "beta": own.dpo.objective.beta,
+
+def trainings(shared: Table, **own: Table) -> Table:
+    """Values of each training: those that all share, and its own over them."""
+    return {
+        f"{group}.train.{key}": value
+        for group, values in own.items()
+        for key, value in {**shared, **values}.items()
     }
-    if own.recipe == "optima/isft_dpo":
-        found["theta_sft"] = own.select.threshold
+
+
+COLBENCH: Table = {
+    "model": "meta-llama/Llama-3.1-8B-Instruct", "dataset": "colbench_code", "method": "sweet",
+    "rollout.tasks": 5000, "rollout.repeats": 3, "rollout.temperature": 1.0, "rollout.top_p": 1.0,
+    "rollout.max_tokens": 1024, "least_reward": 1.0, "critic.kind": "likelihood", "critic.privileged": True,
+    "critic.objective.beta": 0.1, "critic.objective.nll": 0.01, "critic.objective.normalise": "turns",
+    "critic.objective.label_smoothing": 0, "candidates.share": 0.1, "candidates.count": 16,
+    "candidates.temperature": 1.0, "pairs.count": 4, "pairs.top_share": 0.5, "policy.objective.beta": 0.1,
+    "policy.objective.nll": 0.01, "policy.objective.normalise": "none", "multi_turn_dpo.objective.beta": 0.1,
+    "multi_turn_dpo.objective.nll": 0.01, "evaluate.tasks": 1000, "evaluate.temperature": 1.0,
+    **trainings(
+        {
+            "learning_rate": 2e-7, "epochs": 4, "batch_rows": 8, "warmup_ratio": 0.03, "betas": (0.9, 0.95),
+            "max_length": 16384, "tokens_per_microbatch": 16384, "gradient_checkpointing": True,
+            "weight_decay": 0, "max_grad_norm": 1.0, "schedule": "cosine",
+        },
+        critic={"max_length": 8192}, policy={"epochs": 1}, rejection_ft={"batch_rows": 32}, multi_turn_dpo={},
+    ),
+}  # fmt: skip
+PERSONA: Table = {
+    "model": "tiny-persona", "dataset": "persona", "method": "sweet", "rollout.tasks": 600,
+    "rollout.repeats": 3, "rollout.temperature": 1.0, "rollout.max_tokens": 128, "least_reward": 1.0,
+    "critic.objective.beta": 0.1, "critic.objective.nll": 0.01, "critic.objective.normalise": "turns",
+    "candidates.share": 0.2, "candidates.count": 16, "candidates.temperature": 1.0, "pairs.count": 4,
+    "pairs.top_share": 0.25, "policy.objective.beta": 0.1, "policy.objective.nll": 1.0,
+    "multi_turn_dpo.objective.beta": 0.1, "multi_turn_dpo.objective.nll": 0.1, "evaluate.tasks": 500,
+    "evaluate.temperature": 1.0,
+    **trainings(
+        {
+            "learning_rate": 3e-4, "epochs": 4, "batch_rows": 16, "warmup_ratio": 0.1, "max_length": 1024,
+            "tokens_per_microbatch": 4096,
+        },
+        critic={}, policy={"learning_rate": 1e-4, "epochs": 1, "batch_rows": 64}, rejection_ft={"epochs": 8},
+        multi_turn_dpo={"learning_rate": 1e-4},
+    ),
+}  # fmt: skip
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested values by their keys in full."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{before}{key}"
+        found |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
     return found
 
 
+def compare(recipe: str, dataset: str, table: Table, column: int | None = None) -> None:
+    """What the recipe resolves to is the table, and its preset says nothing that the table does not."""
+    found = flat(settings(recipe, [f"dataset={dataset}"]).model_dump())
+    for key, values in table.items():
+        per_set = column is not None and isinstance(values, tuple) and len(values) == len(SETS)
+        assert found[key] == (values[column or 0] if per_set else values), (recipe, dataset, key)
+    assert set(flat(preset(recipe, dataset))) <= set(table), (recipe, dataset)
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_presets_have_the_values_of_the_papers_table(method: str) -> None:
+def test_presets_of_optima_have_the_published_values(method: str) -> None:
     assert datasets(method) == ["exchange", *sorted(SETS)]
     for column, name in enumerate(SETS):
-        own = settings(method, [f"dataset={name}"])
-        expected = {key: values[column] for key, values in TABLE_8[method].items()}
-        assert table_8(own) == pytest.approx(expected), name
-        assert own.iterations == 6 and own.rollout.max_tokens == 2000
-        assert own.from_initial == (name in ("math", "gsm8k", "arc_c", "mmlu"))
-        assert own.train.learning_rate in (2e-5, 1e-6, 2e-6)
-        if isinstance(own, OptimaDPOSettings):
-            assert (own.dpo.search.searches, own.dpo.search.rollouts) == (8, 3)
-            assert own.dpo.select.theta_diff == 0.2 and own.dpo.train.learning_rate == 5e-7
-            assert own.dpo.objective.nll == (1.0 if method == "optima/idpo" else 0.0)
-            assert own.dpo.percentile == (85 if method == "optima/idpo" else 80)
+        compare(method, name, PUBLISHED[method], column)
+    compare(method, "exchange", MICRO[method])
+
+
+def test_presets_of_sweet_rl_have_the_published_values() -> None:
+    assert datasets("sweet_rl/backend") == ["persona", "colbench_code"]
+    compare("sweet_rl/backend", "colbench_code", COLBENCH)
+    compare("sweet_rl/backend", "persona", PERSONA)
 
 
 @pytest.fixture(scope="module")

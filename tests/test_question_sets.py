@@ -1,7 +1,6 @@
 """The other data sets of Optima as worlds: deals, questions, answers, two agents and three."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from coterie.datasets.context_rows import CbtRow, TriviaRow
 from coterie.datasets.local import load_rows
 from coterie.datasets.rows import Paragraph, SupportingFact, TwoWikiRow
-from coterie.environments import equality
 from coterie.environments.contexts import deal, deal_parts, deal_snippets
 from coterie.environments.dialogue import (
     DialogueEnvironment,
@@ -19,7 +17,6 @@ from coterie.environments.dialogue import (
     messages,
     step,
 )
-from coterie.environments.equality import same_mathematics, spelling
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.environments.registry import (
     EXCHANGES,
@@ -28,6 +25,7 @@ from coterie.environments.registry import (
     DataSettings,
     content,
     environment,
+    question_environment,
 )
 from coterie.errors import UserError
 from coterie.recipes.plan import check_disjoint
@@ -160,8 +158,9 @@ def test_two_agents_are_told_of_a_partner_and_three_of_partners(name: str) -> No
                 assert ("both of you" in text) == (agents == 2)
     solver = world.system_parts(task, "Alice")[0].text
     if not exchange:
-        assert "Bob and Carol read your work" in solver
-        assert "Bob and you read the work" in world.system_parts(task, "Carol")[0].text
+        assert "Bob and Carol read your messages and point out" in solver
+        carol = world.system_parts(task, "Carol")[0].text
+        assert "You read the solution, as Bob does, and look" in carol
 
 
 def test_options_are_in_the_question() -> None:
@@ -255,36 +254,37 @@ def test_aliases_are_secrets_and_count() -> None:
         found.secrets["aliases"].reveal("Alice")
 
 
-def test_one_spelling_of_latex() -> None:
-    assert spelling(r"\dfrac{1}{2}") == spelling(r"$\frac12$") == r"\frac{1}{2}"
-    assert spelling(r"\left( 3, \frac{\pi}{2} \right)") == r"(3,\frac{\pi}{2})"
-    assert spelling(r"\text{Monday}.") == "Monday"
-    assert spelling(r"\leftarrow") == r"\leftarrow"
-    assert spelling("12{,}345") == "12345"
+def genes() -> Task:
+    """A task of the kind that ARC has: options that differ in their case."""
+    public = {"question": "?", "options": ["only SS", "only Ss", "Light energy"]}
+    return Task("t", public, task("only Ss").secrets)
 
 
-def test_an_answer_that_takes_too_long_is_wrong_and_the_next_is_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert same_mathematics("7", r"\frac{14}{2}")
-    monkeypatch.setattr(equality, "LIMIT", 0.3)
-    start = time.monotonic()
-    assert not same_mathematics("7", "9^{9^{9^{9}}}")
-    assert time.monotonic() - start < 2
-    monkeypatch.undo()
-    assert same_mathematics("7", r"\frac{21}{3}"), "by a new process"
+def test_options_that_differ_in_their_case_are_different_answers() -> None:
+    world = question_environment("arc_c", sample())
+    assert world.score(genes(), "only  Ss") == 1.0
+    for other in ("only SS", "only ss", "ONLY SS"):
+        assert world.score(genes(), other) == 0.0
+    for said, end in (
+        (("<A>only SS</A>", "no", "<A>only Ss</A>"), None),
+        (("<A>only SS</A>", "no", "<A>only ss</A>"), None),
+        (("<A>only SS</A>", "no", "<A>only SS</A>"), "agreed"),
+        (("<A>light energy</A>", "no", "<A>LIGHT energy</A>"), "agreed"),
+    ):
+        state = asyncio.run(talk(world, *said, about=genes()))
+        assert state.end == end, said
+    assert state.answer == "Light energy", "as the task spells it"
+    assert world.similarity("only SS", "only Ss") == 0.0, "two votes"
 
 
-def test_a_models_answer_is_never_evaluated(tmp_path: Path) -> None:
-    touched = tmp_path / "touched"
-    for text in (f"__import__('os').system('touch {touched}')", f"open('{touched}','w')"):
-        assert not same_mathematics("7", text)
-        assert not same_mathematics(text, "7")
-    assert not touched.exists()
+def test_tasks_have_their_options() -> None:
+    for name in ("arc_c", "mmlu"):
+        for one in environment(name, sample()).tasks("heldout", 5, 0):
+            assert gold_answer(one) in one.public["options"]  # type: ignore[operator]
 
 
-async def talk(world: DialogueEnvironment, *said: str) -> DialogueState:
-    state = DialogueState(Task("t", {"question": "?"}, {}), None)
+async def talk(world: DialogueEnvironment, *said: str, about: Task | None = None) -> DialogueState:
+    state = DialogueState(about or Task("t", {"question": "?"}, {}), None)
     for index, text in enumerate(said):
         assert state.end is None, f"over before {text!r}"
         speaker = Speaker("agent", world.agents[index % len(world.agents)])
@@ -299,7 +299,7 @@ def test_the_same_answer_again_ends_a_talk() -> None:
     ends = [
         (maths, (r"\boxed{\frac{1}{2}}", "no", "no", r"\boxed{0.5}"), "agreed"),
         (maths, (r"\boxed{\frac{1}{2}}", "no", "no", r"\boxed{0.6}"), None),
-        (science, ("<A>Light energy</A>", "no", "no", "<A>light energy</A>"), "agreed"),
+        (science, ("<A>Light energy</A>", "no", "no", "<A>Light  energy</A>"), "agreed"),
         (book, ("<A>dog</A>", "<A>cat</A>", "<A>dog</A>"), None),
         (book, ("hm", "<A>dog</A>", "<A>dog</A>"), "agreed"),
     ]

@@ -1,6 +1,5 @@
 """Information exchange on HotpotQA and debate on GSM8K, with the rows that ship with coterie."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from coterie.environments.dialogue import (
     step,
 )
 from coterie.environments.registry import DataSettings, environment
-from coterie.environments.rows import window
 from coterie.errors import UserError
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part, Speaker, make_turn
@@ -42,15 +40,6 @@ def test_the_splits_share_no_question(world: DialogueEnvironment) -> None:
     questions = {str(task.public["question"]) for task in train}
     assert not questions & {str(task.public["question"]) for task in heldout}
     assert len({task.id for task in [*train, *heldout]}) == 100
-
-
-def test_iterations_take_turns_through_all_rows() -> None:
-    rows = list(range(10))
-    seen = [row for i in range(5) for row in window(rows, "train", 4, 3, i)]
-    assert Counter(seen) == dict.fromkeys(rows, 2)
-    assert window(rows, "train", 4, 3, 0) != window(rows, "train", 4, 4, 0)
-    assert sorted(window(rows, "train", 99, 3, 7)) == rows, "no row twice in an iteration"
-    assert window(rows, "heldout", 4, 3, 2) == rows[:4]
 
 
 def test_equal_seeds_deal_equal_notes_and_every_paragraph_is_somebodys() -> None:

@@ -47,9 +47,12 @@ def test_in_trees_a_leak_loses_the_task_term() -> None:
     assert rewards([sampled(0, 1.0, 10, 1.0, leaks=1)], rule)[0].total == pytest.approx(0.4)
 
 
-def test_a_loss_of_zero_gives_a_finite_reward() -> None:
-    found = rewards([sampled(0, 0.0, 10, 0.0)], RewardSettings())
-    assert found[0].loss_term == pytest.approx(1e6)
+def test_a_loss_near_zero_is_rewarded_no_more_than_the_least_one() -> None:
+    samples = [sampled(n, 0.0, 10, loss) for n, loss in enumerate((0.0, 1e-9, 0.05, 0.1, 0.125))]
+    found = rewards(samples, RewardSettings(lambda_loss=0.5))
+    assert [r.loss_term for r in found] == pytest.approx([5, 5, 5, 5, 4])
+    found = rewards(samples, RewardSettings(lambda_loss=0.5, least_loss=0.01))
+    assert [r.loss_term for r in found] == pytest.approx([50, 50, 10, 5, 4])
 
 
 def test_a_runaway_has_terms_of_minus_one_and_sets_no_scale() -> None:
@@ -84,6 +87,7 @@ def test_a_leak_is_an_utterance_that_speaks_for_the_other() -> None:
     assert leaks(talk(("Alice", "I see. Bob: yes. Alice: good")), agents) == 1
     assert leaks(talk(("Alice", "Bob: I know it is Paris.")), agents) == 1
     assert leaks(talk(("Alice", "Bob: yes"), ("Bob", "Bob: a Bob: b")), agents) == 2
+    assert leaks(talk(("Alice", "Alice: Alice: yes"), ("Bob", "no Bob: b")), agents) == 2
 
 
 def test_a_repeat_is_told_without_case_blanks_and_the_own_name() -> None:

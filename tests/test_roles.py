@@ -26,6 +26,7 @@ from tests.templates import model
 from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
 
 LORA = TrainingSettings(**{**SETTINGS.model_dump(), "method": "lora", "lora_r": 4, "epochs": 1})
+ROLES = ("planner", "grounder")
 ASK = (list(range(80)), [0, 1, 2], Sampling(max_tokens=12))
 
 
@@ -110,10 +111,15 @@ def test_the_scale_of_an_adapter_is_alpha_over_r():
 
 
 def roles(loaded: LoadedModel) -> dict[str, InProcessEngine]:
-    return {
-        role: InProcessEngine(loaded, policy=role, version="0", adapter=role)
-        for role in ("planner", "grounder")
-    }
+    return {role: InProcessEngine(loaded, policy=role, version="0", adapter=role) for role in ROLES}
+
+
+def alike(some: list[Completion], others: list[Completion]) -> bool:
+    """Whether all say the same, but for rounding: models with adapters do not run by compiled loops."""
+    return all(
+        one.ids == other.ids and one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 def shared_base(folder: Path) -> LoadedModel:
@@ -133,14 +139,16 @@ def shared_base(folder: Path) -> LoadedModel:
 def test_roles_are_sampled_side_by_side_as_each_alone(tmp_path):
     loaded = shared_base(tmp_path)
     alone = {role: asyncio.run(one.sample(*ASK)) for role, one in roles(loaded).items()}
-    assert alone["planner"] != alone["grounder"]
+    assert not alike(alone["planner"], alone["grounder"])
 
     async def together() -> dict[str, list[Completion]]:
         engines = roles(loaded)
         found = await asyncio.gather(*(one.sample(*ASK) for one in engines.values()))
         return dict(zip(engines, found, strict=True))
 
-    assert asyncio.run(together()) == alone
+    beside = asyncio.run(together())
+    for role in ROLES:
+        assert alike(beside[role], alone[role])
     for role, (said, *_) in alone.items():
         (scores,) = asyncio.run(roles(loaded)[role].logprobs(ASK[0], [said.ids]))
         assert said.logprobs == pytest.approx(scores, abs=1e-4)
@@ -153,8 +161,8 @@ def test_a_role_loads_its_own_adapter_and_forgets_what_it_kept(tmp_path):
     save_adapter(loaded.model, tmp_path / "grounder", "grounder")
     asyncio.run(engines["planner"].load(tmp_path / "grounder", "1"))
     assert engines["planner"].version == "1"
-    assert asyncio.run(engines["planner"].sample(*ASK)) == first["grounder"]
-    assert asyncio.run(engines["grounder"].sample(*ASK)) == first["grounder"]
+    for role in ROLES:
+        assert alike(asyncio.run(engines[role].sample(*ASK)), first["grounder"])
 
 
 def test_adapters_of_other_bases_and_unknown_ones_are_refused(tmp_path):

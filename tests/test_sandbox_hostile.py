@@ -14,7 +14,9 @@ import pytest
 import coterie
 from coterie.tools.sandbox.jail import NOBODY
 from tests.hostile_answers import HOSTILE, PROBES
-from tests.hostile_suite import suite
+from tests.hostile_cheats import CHEATS
+from tests.hostile_grading import DOUBLE, TWO, Try, graded_tries, in_any_order, wrong
+from tests.hostile_suite import SETTINGS, probes
 
 ROOT = Path(__file__).parent.parent
 NSJAIL = shutil.which("nsjail")
@@ -27,8 +29,21 @@ JAILS = [
 
 @pytest.mark.parametrize("nsjail", JAILS, ids=["bubblewrap", "nsjail"])
 def test_no_hostile_answer_is_accepted_and_every_honest_one_is(nsjail: str) -> None:
-    assert len(HOSTILE) + len(PROBES) >= 40
-    assert asyncio.run(suite(nsjail)) == {}
+    """By an environment's own grading: in any order, several answers at a time, on two workers."""
+    assert len(HOSTILE) + len(CHEATS) + len(PROBES) >= 80
+    attacks = [Try(DOUBLE, name) for name in HOSTILE]
+    attacks += [Try(task, name) for task in (1, 2) for name in CHEATS]
+    tries = in_any_order(attacks, seed=0)
+    settings = TWO.model_copy(update={"nsjail_path": nsjail})
+    assert wrong(tries, asyncio.run(graded_tries(tries, 6, settings))) == []
+    assert asyncio.run(probes(nsjail)) == {}
+
+
+@pytest.mark.parametrize("cheat", ["frames", "heap"])
+def test_nothing_is_left_by_the_answers_and_references_before(cheat: str) -> None:
+    """One worker, so each process follows on all those before."""
+    tries = [Try(task, name) for task in (1, 2) for name in ("", cheat, "", cheat)]
+    assert wrong(tries, asyncio.run(graded_tries(tries, 1, SETTINGS))) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the suite above has run as an ordinary user")

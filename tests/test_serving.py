@@ -269,6 +269,15 @@ def test_what_can_not_be_done_is_refused_in_the_protocols_form(policies: Policie
                 )
             broken = await one.post("/v1/completions", content=b"{", headers=JSON)
             assert broken.status_code == 400 and "JSON" in broken.json()["error"]["message"]
+            told = [{"role": "user", "content": "ab\ud800"}]
+            for path, half in (
+                ("/v1/completions", completing(prompt="ab\ud800")),
+                ("/v1/completions", completing(model="\ud800")),
+                (CHATS, chatting(messages=told)),
+            ):
+                answer = await one.post(path, content=json.dumps(half), headers=JSON)
+                assert answer.status_code == 400
+                assert "half a character" in answer.json()["error"]["message"]
             assert (await one.get("/v1/nowhere")).json()["error"]["code"] == 404
             fine = completing(presence_penalty=0, top_k=-1, user="me", best_of=None)
             assert (await one.post("/v1/completions", json=fine)).status_code == 200

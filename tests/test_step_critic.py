@@ -12,9 +12,9 @@ import torch
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
+from coterie.models.check import check
 from coterie.models.heads import add_head
 from coterie.models.loading import LoadedModel, load
-from coterie.models.packed import checked_rule
 from coterie.rewards.judge import Judge, Situation, question, read_verdict
 from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
 from coterie.training.dpo import DPO, DPOSettings
@@ -121,7 +121,7 @@ def pairs(folder: Path) -> list[Pair]:
 
 def test_the_critics_loss_and_gradient_are_the_same_for_any_micro_batch(tmp_path):
     model, items = moved(0).model, pairs(tmp_path)
-    rule = checked_rule(model)
+    rule = check(model).packing("auto")
     objective = DPO(DPOSettings(beta=0.1, normalise="turns", nll=0.01))
     found = []
     for size in (1, 4):
@@ -168,7 +168,7 @@ def test_a_head_scores_candidates_as_one_by_one(pool, packed):
     head = add_head(loaded.model)
     with torch.no_grad():
         head.weight.normal_(generator=torch.Generator().manual_seed(0))
-    rule = checked_rule(loaded.model) if packed else None
+    rule = check(loaded.model).packing("auto") if packed else None
     found = asyncio.run(HeadCritic(loaded, pool, rule).advantages(prompt(), candidates()))
     expected = []
     for ids in candidates():

@@ -39,7 +39,7 @@ from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.trajectories.task import Task
 from coterie.trajectories.view import prompts
-from tests.conftest import Cli
+from tests.conftest import Cli, once
 
 TINY = (
     "model=tiny-exchange", "dataset=colbench_code", "data.source=sample", "engine.device=cpu",
@@ -262,7 +262,8 @@ def test_what_cannot_work_is_refused(
     own = [
         word for word in TINY if not (words[0] == "person=script" and word.startswith("person."))
     ]
-    found = cli("import", "sweet_rl", "theirs.jsonl", "--folder", "run", *own, *words)
+    told = (*own, *words) if words[0].startswith("--") else once(*own, *words)
+    found = cli("import", "sweet_rl", "theirs.jsonl", "--folder", "run", *told)
     assert found.code == 2 and said in found.err, found.err
     assert not (tmp_path / "run").exists()
 

@@ -24,10 +24,10 @@ from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.view import prompts
-from tests.conftest import Cli
+from tests.conftest import Cli, once
 from tests.test_sweet_import import TINY, made, opened, put_in, wrote
 
-WORDS = (*TINY, "model=tiny-persona", "policy.train.max_steps=1")
+WORDS = once(*TINY, "model=tiny-persona", "policy.train.max_steps=1")
 SYSTEM, ASKED, ANSWERED, AGAIN = "Work with me.", "Apples?\nMany.", "How many in a box?", "Twelve."
 CHAT = Chat(SYSTEM, (ASKED, ANSWERED, AGAIN))
 GOOD, BAD = "OUTPUT: So 12 each.", "Pears?"
@@ -180,8 +180,8 @@ def test_what_cannot_work_is_refused(
     cli: Cli, tmp_path: Path, rows: Sequence[Any], words: tuple[str, ...], said: str
 ) -> None:
     wrote(tmp_path / "pairs.jsonl", rows)
-    words = ("pairs.jsonl", "--preferences", "--folder", "run", *WORDS, *words)
-    found = cli("import", "sweet_rl", *words)
+    told = (*WORDS, *words) if words[:1] == ("--folder",) else once(*WORDS, *words)
+    found = cli("import", "sweet_rl", "pairs.jsonl", "--preferences", "--folder", "run", *told)
     assert found.code == 2 and said in found.err, found.err
     assert not (tmp_path / "run").exists()
 

@@ -233,7 +233,7 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
         (["rollout.repeats=1"], "leaves no pair"),
         (["critic.kind=regression", "critic.train.method=lora"], "trains all weights"),
         (["critic.judge=smollm2"], "critic.judge is for critic.kind=judge"),
-        (["person=http://127.0.0.1:1/v1"], "give a server as url=URL"),
+        (["person=http://127.0.0.1:1/v1"], "give a server as person.url=URL"),
     ],
 )
 def test_what_cannot_work_is_refused(words: list[str], why: str) -> None:

@@ -411,6 +411,7 @@ def test_final_weights_have_the_models_hash_and_its_tokenizer_files(tmp_path):
 # Ranks.
 
 
+@pytest.mark.ranks
 def test_two_ranks_give_the_weights_of_one(tmp_path):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

@@ -14,6 +14,8 @@ pytest.importorskip("trl")
 from tests.launching import launch
 from tests.trl_parity import KINDS, start_model
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
 def trained(request, tmp_path_factory) -> Path:

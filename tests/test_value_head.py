@@ -185,6 +185,7 @@ class Halted:
     def close(self) -> None: ...
 
 
+@pytest.mark.ranks
 def test_two_ranks_give_the_head_of_one(tmp_path):
     launch("ddp.yaml", 2, "tests.heads_side", tmp_path / "two")
     heads_side.main(tmp_path / "one")

@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from coterie.errors import UserError
+from coterie.models.check import check
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.loop import train
 from coterie.training.reference import with_reference
@@ -162,10 +163,12 @@ def test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused(tmp_pat
     assert (report.rows, report.dropped_empty, report.dropped_too_long) == (len(pairs) - 3, 2, 1)
     with pytest.raises(UserError, match="no reference log-probs"):
         train(model, pairs, SETTINGS, tmp_path / "none", objective=DPO(OBJECTIVE))
+    check(model)
+    damaged = tiny_llama()
     with torch.no_grad():
         model.lm_head.weight.fill_(math.nan)
-    flat = SETTINGS.model_copy(update={"packing": "flat"})
+        damaged.lm_head.weight.fill_(math.nan)
     with pytest.raises(UserError, match=r"reference log-prob of pair tree\d.* is nan"):
-        with_reference(model, pairs, flat, tmp_path / "nan", normalise="none")
-    with pytest.raises(UserError, match="log-probs are not numbers"):
         with_reference(model, pairs, SETTINGS, tmp_path / "nan", normalise="none")
+    with pytest.raises(UserError, match="log-probs are not numbers"):
+        with_reference(damaged, pairs, SETTINGS, tmp_path / "nan", normalise="none")

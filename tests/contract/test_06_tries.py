@@ -24,7 +24,8 @@ from transformers import (
 
 from coterie.errors import UserError
 from coterie.models import logprobs
-from coterie.models.packed import checked_rule, pack_batch, sequence_logprobs
+from coterie.models.check import check
+from coterie.models.packed import pack_batch, sequence_logprobs
 from coterie.models.packing import CostRule, pack
 from coterie.models.trie import build
 from coterie.training.dpo import DPO, DPOSettings
@@ -100,7 +101,7 @@ def test_packed_loss_and_gradients_are_the_flat_ones(family, objective, tmp_path
             weight.mul_(1.1)
     flat = loss_and_gradients(model, items, found, None)
     assert_equal(flat, loss_and_gradients(model, items, found, ALWAYS))
-    assert_equal(flat, loss_and_gradients(model, items, found, checked_rule(model)))
+    assert_equal(flat, loss_and_gradients(model, items, found, check(model).packing("auto")))
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="FlexAttention is compiled, by g++ on a CPU")
@@ -179,8 +180,8 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made(monkeypatch):
     places = [[p for p in range(1, len(row.ids)) if row.mask[p]] for row in rows]
     found = sequence_logprobs(model, [row.ids for row in rows], places, ALWAYS)
     torch.cat(found).sum().backward()
-    assert max(shape[0] for shape in sizes) == 8
-    assert sum(shape[0] for shape in sizes) == 2 * sum(row.target_count for row in rows)
+    assert max(shape[1] for shape in sizes) == 8
+    assert sum(shape[1] for shape in sizes) == 2 * sum(row.target_count for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -193,14 +194,14 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made(monkeypatch):
         ),
         (
             MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=2, state_size=4),
-            "recurrent",
+            "linear attention",
         ),
     ],
 )
 def test_models_whose_attention_cannot_take_a_trie_are_refused(config, why):
     model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(UserError, match=why) as refused:
-        checked_rule(model)
+        check(model).packing("auto")
     assert "packing=flat" in refused.value.todo
 
 
@@ -209,4 +210,4 @@ def test_a_model_that_ignores_the_mask_is_found_out():
     inner = model.model.forward
     model.model.forward = lambda attention_mask=None, **inputs: inner(**inputs)
     with pytest.raises(UserError, match="does not take a free mask"):
-        checked_rule(model)
+        check(model).packing("auto")

@@ -3,23 +3,24 @@
 Heavy imports (torch, transformers) happen inside commands, so that ``--help`` is quick.
 """
 
-import errno
 import os
-import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from coterie.cli.console import notes, results
 from coterie.cli.data import app as data_app
 from coterie.cli.files import export_app, import_app
 from coterie.cli.models import app as models_app
 from coterie.cli.progress import ConsoleProgress
+from coterie.cli.refusing import run_app
 from coterie.cli.serve import app as serve_app
-from coterie.errors import UserError
+from coterie.cli.words import Words
+from coterie.errors import UserError, did_you_mean
 
 app = typer.Typer(
     add_completion=False,
@@ -34,15 +35,8 @@ app.add_typer(models_app, name="models")
 app.add_typer(serve_app, name="serve")
 app.add_typer(export_app, name="export")
 app.add_typer(import_app, name="import")
-console = Console(stderr=True, soft_wrap=True)
+console = notes()
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-Words = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")
-]
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Such as optima/isft.")]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Iteration = Annotated[
@@ -175,8 +169,12 @@ def evaluate(
         return
     from coterie.cli.running import run_stage
 
-    if any(word.startswith("policy=") for word in words or []):
-        raise UserError(f"no benchmark is called {target!r}", f"use one of: {', '.join(NAMES)}")
+    hint = did_you_mean(target, NAMES) if not Path(target).exists() else ""
+    if hint or any(word.startswith("policy=") for word in words or []):
+        raise UserError(
+            f"no benchmark is called {target!r}",
+            f"{hint}use one of: {', '.join(NAMES)}; a run folder is given as a path, such as runs/mine",
+        )
     run_stage("evaluate", Path(target), words or [], recipe, iteration, console)
 
 
@@ -216,6 +214,10 @@ def quickstart(
     from coterie.cli.quickstart import quickstart as start
 
     folder = folder or Path("runs/quickstart" + f"-{task}" * (task != "exchange"))
+    if model and any(word.startswith("model=") for word in words or []):
+        raise UserError(
+            "the model is given twice, by --model and by model=", "leave one of them out"
+        )
     chosen = [f"model={model}"] if model else []
     start(folder, [*chosen, *(words or [])], task, console)
 
@@ -245,9 +247,12 @@ def reproduce(
     """
     if scale != "tiny":
         raise UserError(f"--scale {scale} does not exist", "use --scale tiny")
-    if recipe not in ("optima", "optima/isft", "sweet_rl"):
+    known = ("optima", "optima/isft", "sweet_rl")
+    if recipe not in known:
         todo = "use optima, optima/isft, or sweet_rl"
-        raise UserError(f"there are no claims {recipe!r} to test", todo)
+        raise UserError(
+            f"there are no claims {recipe!r} to test", did_you_mean(recipe, known) + todo
+        )
     if recipe == "optima":
         from coterie.cli.reproduce_optima import reproduce as test_claims
     elif recipe == "sweet_rl":
@@ -275,7 +280,7 @@ def config(
     if markdown:
         print(config_markdown(), end="")
     else:
-        Console(soft_wrap=False).print(config_table(recipe, words or []))
+        results().print(config_table(recipe, words or []))
 
 
 @app.command()
@@ -293,17 +298,11 @@ def doctor() -> None:
         table.add_column(title)
     found = checks()
     for check in found:
-        table.add_row("[green]ok[/]" if check.ok else "[red]no[/]", check.what, check.found)
-    Console().print(table)
+        mark = Text("ok", "green") if check.ok else Text("no", "red")
+        table.add_row(mark, check.what, check.found)
+    results().print(table)
     if not all(check.ok or check.optional for check in found):
         raise typer.Exit(1)
-
-
-def _refuse(what: str, todo: str) -> NoReturn:
-    console.print(f"[bold red]error:[/] {what}", highlight=False)
-    if todo:
-        console.print(f"  [bold]->[/] {todo}", highlight=False)
-    sys.exit(2)
 
 
 def main() -> None:
@@ -311,21 +310,8 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    try:
-        app()
-    except UserError as error:
-        _refuse(error.what, error.todo)
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        _refuse(
-            f"the disk is full: {error}; nothing finished is lost",
-            "free some space, then give the same command again: it resumes where it stopped",
-        )
-    except SystemExit as ended:
-        if ended.code == INTERRUPTED:
-            console.print("stopped; the same command resumes where this left off")
-        raise
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    run_app(app, console)
 
 
 if __name__ == "__main__":

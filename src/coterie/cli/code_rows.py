@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -10,18 +10,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from coterie.cli.console import results
 from coterie.cli.progress import ConsoleProgress
 from coterie.datasets.catalogue import SPLITS, DataSet
 from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.local import rows_file
-from coterie.datasets.prepared import split_of
+from coterie.datasets.prepared import Examine, split_of
 from coterie.datasets.reading import read_rows
 from coterie.environments.colbench.checks import (
     MEANING,
     Checked,
     Kind,
     check_rows,
-    static_findings,
 )
 from coterie.errors import UserError
 from coterie.progress import Silent
@@ -54,33 +54,47 @@ def check(entry: DataSet, source: str, console: Console) -> None:
         raise UserError(f"rows of {entry.name} have no checks", "such as colbench_code has")
     files = list(dict.fromkeys(rows_file(entry.name, split, source) for split in SPLITS))
     rows = {file: _numbered(file) for file in files}
-    progress = ConsoleProgress(console)
-
-    async def checked() -> list[FileReport]:
-        async with Sandbox() as sandbox:
-            return [
-                FileReport(file, tuple(await check_rows(rows[file], sandbox, progress)))
-                for file in files
-            ]
-
-    try:
-        reports = asyncio.run(checked())
-    finally:
-        progress.close()
-    _print(reports, Console())
+    reports = _checked(rows, console)
+    _print(reports, results())
     print(json.dumps({"set": entry.name, "files": [_json(one) for one in reports]}))
 
 
-def tell_static(entry: DataSet, files: Iterable[Path], console: Console) -> None:
-    """Print what the text of upstream's rows shows to be wrong; nothing of it is run."""
-    reports = []
-    for file in files:
-        split = split_of(file)
-        first = entry.upstream(split).first if split else None
-        rows = (Checked(n, row, tuple(static_findings(row))) for n, row in _numbered(file, first))
-        reports.append(FileReport(file, tuple(rows)))
-    if any(row.findings for one in reports for row in one.rows):
-        _print(reports, console)
+def examiner(entry: DataSet, console: Console) -> Examine | None:
+    """For a set of code, what runs every reference of files on its tests, prints what is wrong, and names the rows that
+    can be no tasks."""
+    if not issubclass(entry.row, CodeRow):
+        return None
+
+    def examine(files: Sequence[Path]) -> dict[Path, set[int]]:
+        rows = {}
+        for file in files:
+            split = split_of(file)
+            rows[file] = _numbered(file, entry.upstream(split).first if split else None)
+        reports = _checked(rows, console)
+        if any(row.findings for one in reports for row in one.rows):
+            _print(reports, console)
+        return {one.file: {row.number for row in one.rows if not row.usable} for one in reports}
+
+    return examine
+
+
+def _checked(
+    rows: Mapping[Path, Sequence[tuple[int, CodeRow]]], console: Console
+) -> list[FileReport]:
+    """The rows of some files, checked in the sandbox."""
+    progress = ConsoleProgress(console)
+
+    async def run() -> list[FileReport]:
+        async with Sandbox() as sandbox:
+            return [
+                FileReport(file, tuple(await check_rows(numbered, sandbox, progress)))
+                for file, numbered in rows.items()
+            ]
+
+    try:
+        return asyncio.run(run())
+    finally:
+        progress.close()
 
 
 def _numbered(file: Path, first: int | None = None) -> list[tuple[int, CodeRow]]:
@@ -103,7 +117,6 @@ def _print(reports: Sequence[FileReport], console: Console) -> None:
         console.print(
             f"{one.file.name}: {len(one.rows):,} rows, {found:,} with findings, "
             f"{one.unusable:,} can't be tasks",
-            highlight=False,
         )
 
 

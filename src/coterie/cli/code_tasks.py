@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.cli.progress import ConsoleProgress
+from coterie.config.folders import make_folder
 from coterie.config.resolve import resolve
 from coterie.config.settings import Settings, key
 from coterie.datasets.catalogue import SPLITS, Split
@@ -46,7 +47,7 @@ def generate(
             return str(endpoint.usage)
 
     def tell(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
+        console.print(text)
 
     try:
         tell(asyncio.run(ask()))
@@ -61,7 +62,8 @@ def draw(folder: Path, train: int, heldout: int, level: Level, seed: int, consol
     """Write both splits into a new folder; raises ``UserError`` if it has them, or can't get that many."""
     files = {split: folder / f"{split}.jsonl" for split in SPLITS}
     if there := [file for file in files.values() if file.exists()]:
-        raise UserError(f"{there[0]} is there already", "give another folder, or remove it")
+        raise UserError(f"{there[0]} exists already", "give another folder, or remove it")
+    make_folder(folder)
     counts = {"train": train, "heldout": heldout}
     progress = ConsoleProgress(console)
 
@@ -76,9 +78,8 @@ def draw(folder: Path, train: int, heldout: int, level: Level, seed: int, consol
         rows = asyncio.run(drawn())
     finally:
         progress.close()
-    folder.mkdir(parents=True, exist_ok=True)
     for split, file in files.items():
         text = "".join(row.model_dump_json() + "\n" for row in rows[split])
         file.write_text(text, encoding="utf-8", newline="\n")
-        console.print(f"{split}: {len(rows[split]):,} rows", highlight=False)
+        console.print(f"{split}: {len(rows[split]):,} rows")
     return folder

@@ -8,7 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from coterie.cli.console import notes, results
 from coterie.cli.progress import ConsoleProgress
+from coterie.cli.words import Words
 
 if TYPE_CHECKING:
     from coterie.datasets.prepared import Manifest
@@ -54,8 +56,8 @@ def list_sets() -> None:
             "\n".join(str(sample_rows(entry, split)) for split in SPLITS),
             "\n".join(prepared),
         )
-    Console().print(table)
-    Console(stderr=True, soft_wrap=True).print(
+    results().print(table)
+    notes().print(
         "Of each set, the first line trains and the second is held out. Prepared sets lie in "
         f"{home() / 'data'}"
     )
@@ -71,16 +73,17 @@ def download(name: Name) -> None:
 
         coterie data download gsm8k
     """
+    from coterie.cli.code_rows import examiner
     from coterie.datasets.catalogue import find
     from coterie.datasets.download import download as fetch
     from coterie.datasets.prepared import folder_of
 
     entry = find(name)
-    console = Console(stderr=True, soft_wrap=True)
+    console = notes()
     console.print(f"{name}: {entry.licence}, {entry.licence_url}")
     progress = ConsoleProgress(console)
     try:
-        manifest = fetch(entry, progress)
+        manifest = fetch(entry, progress, examiner(entry, console))
     finally:
         progress.close()
     _say(manifest, console)
@@ -106,30 +109,33 @@ def prepare(
 ) -> None:
     """Make a data set from files that you have.
 
+    References of code are run on their tests in the sandbox, as `coterie data check` does; rows that can't be tasks are
+    shown and left out.
+
     Examples:
 
         coterie data prepare gsm8k --from train.jsonl --from test.jsonl
 
         coterie data prepare hotpot_qa --from hotpot_dev_distractor_v1.json --heldout 0.3
     """
+    from coterie.cli.code_rows import examiner
     from coterie.datasets.catalogue import find
-    from coterie.datasets.code_rows import CodeRow
-    from coterie.datasets.prepared import folder_of, source_files
+    from coterie.datasets.prepared import folder_of
     from coterie.datasets.prepared import prepare as make
 
     entry = find(name)
-    console = Console(stderr=True, soft_wrap=True)
+    console = notes()
     progress = ConsoleProgress(console)
     try:
-        manifest = make(entry, sources, folder_of(entry), progress, heldout=heldout, seed=seed)
+        manifest = make(
+            *(entry, sources, folder_of(entry), progress),
+            heldout=heldout,
+            seed=seed,
+            examine=examiner(entry, console),
+        )
     finally:
         progress.close()
     _say(manifest, console)
-    if issubclass(entry.row, CodeRow):
-        from coterie.cli.code_rows import tell_static
-
-        tell_static(entry, source_files(sources), console)
-        console.print(f"`coterie data check {name}` runs every reference on its tests")
     print(folder_of(entry))
 
 
@@ -156,7 +162,7 @@ def check(
     from coterie.cli.code_rows import check as check_code
     from coterie.datasets.catalogue import find
 
-    check_code(find(name), source, Console(stderr=True, soft_wrap=True))
+    check_code(find(name), source, notes())
 
 
 class Talk(StrEnum):
@@ -169,10 +175,7 @@ class Talk(StrEnum):
 @app.command("prompt-pool")
 def prompt_pool(
     out: Annotated[Path, typer.Option(help="The JSONL file to write, or to go on with.")],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(help="endpoint.url=URL endpoint.model=NAME, and temperature=1.0."),
-    ] = None,
+    words: Words = None,
     count: Annotated[int, typer.Option(help="How many formats the file is to have.", min=1)] = 20,
     setting: Annotated[
         Talk, typer.Option(help="Agents that exchange what they know, or a debate's solver.")
@@ -192,7 +195,7 @@ def prompt_pool(
     """
     from coterie.cli.prompt_pool import write
 
-    print(write(out, words or [], count, setting.value, Console(stderr=True, soft_wrap=True)))
+    print(write(out, words or [], count, setting.value, notes()))
 
 
 class Written(StrEnum):
@@ -205,12 +208,7 @@ class Written(StrEnum):
 def generate(
     what: Annotated[Written, typer.Argument(help="What the tasks are for.")],
     out: Annotated[Path, typer.Option(help="The JSONL file to write, or to go on with.")],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="endpoint.url=URL endpoint.model=NAME, temperature=1.0, max_tokens=2048, seed=0."
-        ),
-    ] = None,
+    words: Words = None,
     count: Annotated[int, typer.Option(help="How many tasks the file is to have.", min=1)] = 100,
     excerpts: Annotated[
         Path | None,
@@ -232,7 +230,7 @@ def generate(
     """
     from coterie.cli.code_tasks import generate as write
 
-    print(write(out, words or [], count, excerpts, Console(stderr=True, soft_wrap=True)))
+    print(write(out, words or [], count, excerpts, notes()))
 
 
 class Levels(StrEnum):
@@ -270,7 +268,7 @@ def draw(
     """
     from coterie.cli.code_tasks import draw as write
 
-    print(write(out, train, heldout, level.value, seed, Console(stderr=True, soft_wrap=True)))
+    print(write(out, train, heldout, level.value, seed, notes()))
 
 
 def _say(manifest: "Manifest", console: Console) -> None:

@@ -17,12 +17,16 @@ from rich.console import Console
 
 from coterie.cli.figures import Figures, show
 from coterie.cli.progress import ConsoleProgress
+from coterie.config.folders import make_folder
 from coterie.config.resolve import resolve
 from coterie.config.settings import key
+from coterie.engines.chat_model import check_chat
 from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.run_engines import RunEngines
 from coterie.engines.settings import EngineSettings
+from coterie.environments.person import SCRIPT
 from coterie.environments.registry import CODING
+from coterie.environments.services import NeedsServices, check_person
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
@@ -104,6 +108,8 @@ def evaluate_benchmark(
         server = resolve(
             ServerSettings, [preset, {"endpoint": {"url": urls[-1]}}], words, where=KEYS
         )
+        server.world(benchmark).tasks("heldout", 1, server.seed)
+        _check_person(benchmark, server)
         found, usage = asyncio.run(_by_endpoint(benchmark, server, console))
         show(benchmark, server, [found], usage)
     else:
@@ -114,12 +120,23 @@ def evaluate_benchmark(
                 f"use one of: {', '.join(CODING)}",
             )
         model.world(benchmark).tasks("heldout", 1, model.seed)
+        _check_person(benchmark, model)
         show(benchmark, model, _by_models(benchmark, model, every, console), None)
+
+
+def _check_person(benchmark: str, told: BenchmarkSettings) -> None:
+    """Refuse a person who can't be had before a policy is loaded."""
+    world = told.world(benchmark)
+    if isinstance(world, NeedsServices):
+        check_chat("person", told.person, SCRIPT)
+        if told.person.url is None and told.person.model == SCRIPT:
+            check_person(world.script)
 
 
 def _by_models(benchmark: str, told: ModelSettings, every: bool, console: Console) -> list[Figures]:
     found = []
     for one in _candidates(told, every):
+        make_folder(one.folder)
         engines = RunEngines(told.engine, one.base, one.folder / "servers")
         try:
             found.append(engines.run(_by_engine(benchmark, told, one, engines, console)))
@@ -134,8 +151,10 @@ async def _by_engine(
     weights = weight_hash(Path(one.path)) if Path(one.path).is_dir() else str(one.path)
     speaker = f"{weights} {told.engine.identity()}"
     speaker += f" best of {told.best_of} {_critic_hash(told.critic)}" if told.critic else ""
-    path = one.folder / store_name(benchmark, _plain(told), speaker)
     policy = await engines.speak(one.version, one.path, one.load)
+    template = policy.renderer.template
+    speaker += f" on {template.day}" if template.has_clock else ""
+    path = one.folder / store_name(benchmark, _plain(told), speaker)
     engine = policy.engine
     sampling = told.sampling(told.engine.timeout)
     voice = TokenVoice(engine, policy.renderer.render, sampling, policy.context_length)
@@ -153,6 +172,7 @@ async def _by_endpoint(
     benchmark: str, told: ServerSettings, console: Console
 ) -> tuple[Figures, str]:
     server = told.endpoint
+    make_folder(FOLDER)
     async with Endpoint(server) as endpoint:
         path = FOLDER / store_name(benchmark, _plain(told), f"{server.url} {server.model}")
         found = await evaluate(

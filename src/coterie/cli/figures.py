@@ -1,25 +1,30 @@
 """What ``coterie evaluate BENCHMARK`` prints: a table, pages of plots, and one JSON object.
 
 With one dialogue a task, the last line printed is {"benchmark", "rows": [{"policy", "version",
-"method", "n", "failed", "score", "score_ci", "tokens"}]}; with more, rows are by their number k:
-{"policy", "version", "method", "k", "n", "failed", "coverage", "coverage_ci", "majority",
-"majority_ci", "tokens"}, the intervals at powers of two and at the last k, else null. For an
-endpoint there is also ``"usage"``.
+"method", "n", "failed", "score", "score_ci", "tokens", "well_formed", "cut_off"}]}; with more, rows
+are by their number k: {"policy", "version", "method", "k", "n", "failed", "coverage",
+"coverage_ci", "majority", "majority_ci", "tokens", "of_all": {"well_formed", "cut_off"}}, the intervals
+at powers of two and at the last k, else null. For an endpoint there is also ``"usage"``.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from coterie.cli.console import results
+from coterie.environments.dialogue import WELL_FORMED
 from coterie.evaluation.self_consistency import Estimate
 from coterie.reports.scaling import ScalingReport, write_scaling_page
+from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings, Consistency
 from coterie.runs.held_out import Evaluation
+
+WIDTH = 112
+"""Columns that the table may take: one that a narrow terminal breaks into lines still has all its figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ def show(
     benchmark: str, told: BenchmarkSettings, figures: Sequence[Figures], usage: str | None
 ) -> None:
     """Print the table, where the pages are, and the JSON object as the last line."""
-    console = Console()
+    console = results(WIDTH)
     title = f"{benchmark}, held-out tasks"
     title += "" if told.method == "dialogue" else f", {told.method}"
     console.print(_curves(title, figures) if told.samples > 1 else _scores(title, figures))
@@ -87,7 +92,8 @@ def _scores(title: str, figures: Sequence[Figures]) -> Table:
     names = list(
         dict.fromkeys(n for f in figures if isinstance(f.found, Evaluation) for n in f.found.means)
     )
-    table = _table(title, "score", "95% interval", "tokens", *names, "n", "failed")
+    heads = [name.replace("_", " ") for name in names]
+    table = _table(title, "score", "95% interval", "tokens", *heads, "n", "failed")
     for one in figures:
         assert isinstance(one.found, Evaluation)
         found = one.found
@@ -96,16 +102,22 @@ def _scores(title: str, figures: Sequence[Figures]) -> Table:
             f"{found.score:.3f}",
             f"{found.low:.3f} to {found.high:.3f}",
             f"{found.tokens:.1f}",
-            *(f"{found.means[name]:.2f}" if name in found.means else "" for name in names),
+            *(_share(found.means, name) for name in names),
             f"{found.n}",
             f"{found.failed}",
         )
     return table
 
 
+def _share(means: Mapping[str, float], name: str) -> str:
+    return f"{means[name]:.2f}" if name in means else ""
+
+
 def _curves(title: str, figures: Sequence[Figures]) -> Table:
     """Several dialogues a task: coverage and majority, where there are intervals."""
-    names = ("k", "coverage", "95%", "majority", "95%", "tokens", "best fraction", "failed")
+    shares = (WELL_FORMED, CUT_OFF)
+    heads = (name.replace("_", " ") for name in shares)
+    names = ("k", "coverage", "95%", "majority", "95%", "tokens", "best fraction", "failed", *heads)
     table = _table(f"{title}, {figures[0].found.n} with k dialogues each", *names)
     for one in figures:
         assert isinstance(one.found, Consistency)
@@ -121,6 +133,7 @@ def _curves(title: str, figures: Sequence[Figures]) -> Table:
                     f"{point.tokens:.1f}",
                     "" if point.fraction is None else f"{point.fraction:.3f}",
                     f"{one.found.failed}",
+                    *(_share(one.found.means, name) for name in shares),
                 )
     return table
 

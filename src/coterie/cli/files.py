@@ -8,7 +8,9 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from coterie.cli.console import notes
 from coterie.cli.progress import ConsoleProgress
+from coterie.cli.words import Words
 from coterie.errors import UserError
 
 if TYPE_CHECKING:
@@ -124,9 +126,7 @@ def export_optima(
 def import_optima(
     file: Annotated[Path, typer.Argument(help="A raw, rewarded, cleaned or *_dpo_format file.")],
     folder: Annotated[Path, typer.Option(help="Run folder to make.")],
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the run.")
-    ] = None,
+    words: Words = None,
     kind: Annotated[
         Kind | None, typer.Option(help="What the file holds; default: what its first line says.")
     ] = None,
@@ -145,11 +145,14 @@ def import_optima(
 
         coterie import optima iteration_1_dpo_format.jsonl --folder runs/pairs dataset=hotpot_qa
     """
+    from coterie.config.folders import check_new_folder
+    from coterie.recipes.line_files import NEW
     from coterie.recipes.optima_files.records import Lines
 
+    check_new_folder(folder, NEW)
     lines = Lines(file)
     found = kind.value if kind else lines.kind()
-    console = Console(stderr=True, soft_wrap=True)
+    console = notes()
     if found == "dpo":
         _import_pairs(lines, folder, words or [], recipe, console)
     else:
@@ -179,7 +182,7 @@ def export_sweet_rl(
     own = _sweet_rl(settings(name, (), stored))
     with open_run(folder, name, own.settings, write=False) as run:
         done = export_run(own, run, out)
-    console = Console(stderr=True, soft_wrap=True)
+    console = notes()
     console.print(f"tasks: {done.tasks:,}")
     if done.incomplete:
         console.print(f"left out, for some of their dialogues failed: {done.incomplete:,} tasks")
@@ -191,9 +194,7 @@ def export_sweet_rl(
 def import_sweet_rl(
     file: Annotated[Path, typer.Argument(help="A file of trajectories, or of --preferences.")],
     folder: Annotated[Path, typer.Option(help="Run folder to make.")],
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the run.")
-    ] = None,
+    words: Words = None,
     repeats: Annotated[
         int | None, typer.Option(help="Dialogues of each task; default: as the file shows.", min=1)
     ] = None,
@@ -215,8 +216,11 @@ def import_sweet_rl(
 
         coterie import sweet_rl random_pairs.jsonl --preferences --folder runs/pairs model=MODEL person=MODEL
     """
+    from coterie.config.folders import check_new_folder
+    from coterie.recipes.line_files import NEW
     from coterie.recipes.registry import settings
 
+    check_new_folder(folder, NEW)
     if preferences:
         if repeats is not None:
             raise UserError("preferences have no repeats", "leave out --repeats")
@@ -229,7 +233,7 @@ def import_sweet_rl(
     found = survey(rows, repeats)
     sizes = [f"rollout.tasks={found.tasks}", f"rollout.repeats={found.repeats}"]
     own = _sweet_rl(settings("sweet_rl/backend", ["dataset=colbench_code", *sizes, *(words or [])]))
-    console = Console(stderr=True, soft_wrap=True)
+    console = notes()
     done = import_trajectories(rows, own, folder, ConsoleProgress(console), found=found)
     console.print(f"tasks: {done.tasks:,}, dialogues: {done.dialogues:,}")
     if found.without_reward:
@@ -249,7 +253,7 @@ def _import_preferences(file: Path, folder: Path, words: list[str]) -> None:
     from coterie.recipes.sweet_files.preferences import import_preferences
 
     own = _sweet_rl(settings("sweet_rl/backend", ["dataset=colbench_code", *words]))
-    console = Console(stderr=True, soft_wrap=True)
+    console = notes()
     done = import_preferences(file, own, folder, ConsoleProgress(console))
     console.print(f"pairs: {done.pairs:,}")
     if done.held_out:

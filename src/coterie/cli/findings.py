@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from coterie.cli.console import results
 from coterie.errors import UserError
 from coterie.evaluation.claims import Claim, HeldOut
 from coterie.recipes.registry import micro_world, settings
@@ -73,8 +73,8 @@ def tested(name: str, words: Sequence[str]) -> RecipeSettings:
 def print_findings(folder: Path, found: Findings, claims: Sequence[Claim]) -> None:
     """Write per-task results beside the runs; print tables and, as the last line, one JSON object."""
     _write_tasks(folder / "held_out.jsonl", found.tasks)
-    Console().print(_table(found.rows))
-    Console().print(_claims_table(claims))
+    results().print(_table(found.rows))
+    results().print(_claims_table(claims))
     shown = {"claims": [asdict(claim) for claim in claims], "rows": [r.row for r in found.rows]}
     print(json.dumps(shown))
 

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from coterie.cli.console import notes, results
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,7 +36,7 @@ def list_models() -> None:
         if name not in {model.name for model in here}:
             where = f"not here yet: coterie models get {name} ({entry.what}, {entry.licence})"
             table.add_row(name, "", "", where)
-    Console().print(table)
+    results().print(table)
 
 
 @app.command()
@@ -56,6 +57,6 @@ def get(
     from coterie.models.catalogue import find
     from coterie.models.conversion import get as convert
 
-    console = Console(stderr=True, soft_wrap=True)
+    console = notes()
     entry = find(name)
-    print(convert(entry, lambda line: console.print(line, highlight=False), wheel))
+    print(convert(entry, lambda line: console.print(line), wheel))

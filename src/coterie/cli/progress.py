@@ -34,7 +34,7 @@ class ConsoleProgress:
         self._began = self._last = time.monotonic()
         if self._console.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description:<12}"),
+                TextColumn("{task.description:<12}", markup=False),
                 BarColumn(bar_width=30),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[rate]}"),
@@ -58,7 +58,6 @@ class ConsoleProgress:
             left = (now - self._began) / max(self._done, 1) * (self._total - self._done)
             self._console.print(
                 f"{self._description:<12} {self._done}/{self._total}  {text}  {left:.0f} s left",
-                highlight=False,
             )
 
     def close(self) -> None:

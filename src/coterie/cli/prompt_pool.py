@@ -40,7 +40,7 @@ def write(
             return str(endpoint.usage)
 
     def tell(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
+        console.print(text)
 
     try:
         tell(asyncio.run(ask()))

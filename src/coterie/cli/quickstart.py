@@ -14,9 +14,10 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.cli.running import run_all, summary
+from coterie.errors import UserError
 from coterie.recipes.base import PolicyRecipe
 from coterie.recipes.optima import NAME
-from coterie.recipes.registry import FIRST, preset, settings, small
+from coterie.recipes.registry import FIRST, datasets, preset, settings, small
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.runs.folder import open_run, read_config
 from coterie.runs.held_out import evaluation
@@ -26,6 +27,11 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     """Run the small preset of a data set in ``folder``; a finished quickstart there is done again."""
     began = time.monotonic()
     preset(NAME, dataset)
+    if any(word.startswith("dataset=") for word in words):
+        raise UserError(
+            "a quickstart takes no dataset=NAME",
+            f"use --task, with one of: {', '.join(datasets(NAME))}",
+        )
     words = [f"dataset={dataset}", *_engine(dataset), *words]
     recipe = recipe_of(settings(NAME, words, over=small(dataset)))
     recipe.check()

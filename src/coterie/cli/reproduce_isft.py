@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.cli.findings import Findings, Scores, print_findings, tested
+from coterie.config.folders import make_folder
 from coterie.evaluation.claims import Claim, better
 from coterie.progress import Progress
 from coterie.recipes.optima import NAME, Optima
@@ -33,7 +34,7 @@ def reproduce(
     progress: Progress,
 ) -> list[Claim]:
     """Run (or resume) everything, print the table and, as the last line, one JSON object."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     found = Findings()
     for seed in seeds:
         own = tested(NAME, [*words, f"seed={seed}"])

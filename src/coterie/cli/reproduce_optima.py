@@ -23,6 +23,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.cli.findings import Findings, Result, print_findings, tested
+from coterie.config.folders import make_folder
 from coterie.environments.registry import environment
 from coterie.evaluation.claims import Claim, HeldOut, Results, above, brief, longer
 from coterie.evaluation.self_consistency import task_curve
@@ -49,7 +50,7 @@ def reproduce(
     folder: Path, seeds: Iterable[int], words: Sequence[str], console: Console, progress: Progress
 ) -> list[Claim]:
     """Run (or resume) everything, print the tables and, as the last line, one JSON object."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     found = Findings()
     seeds = list(seeds)
     recipes = {seed: _recipes(words, seed) for seed in seeds}

@@ -22,6 +22,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.cli.findings import Findings, print_findings, tested
+from coterie.config.folders import make_folder
 from coterie.evaluation.claims import Claim, Results, above
 from coterie.progress import Progress
 from coterie.recipes.registry import recipe as recipe_of
@@ -51,7 +52,7 @@ def reproduce(
     folder: Path, seeds: Iterable[int], words: Sequence[str], console: Console, progress: Progress
 ) -> list[Claim]:
     """Run (or resume) everything, print the tables and, as the last line, one JSON object."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     found = Findings()
     seeds = list(seeds)
     for seed in seeds:

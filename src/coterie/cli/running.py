@@ -1,7 +1,8 @@
 """What ``coterie run``, the stage commands and ``coterie report`` do."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.progress import ConsoleProgress
-from coterie.errors import UserError
+from coterie.errors import UserError, nearest
 from coterie.recipes.base import STAGES, PolicyRecipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
@@ -45,10 +46,10 @@ def run_recipe(
 
 
 def run_all(recipe: PolicyRecipe, run: Run, console: Console) -> None:
-    """Every step that is left, then the report."""
+    """Every step that is left; the report is written after each."""
     began = time.monotonic()
-    run_steps(recipe, run, ConsoleProgress(console))
-    write_page(run_report(recipe, run), run.report)
+    with _reported(recipe, run):
+        run_steps(recipe, run, ConsoleProgress(console), after=lambda: _report(recipe, run))
     console.print(f"finished in {time.monotonic() - began:.0f} s; report: {run.report}")
 
 
@@ -65,9 +66,15 @@ def run_stage(
         name = read_config(folder)[0]
     recipe = recipe_of(settings(name, words, _stored(name, folder)))
     recipe.check()
+    if not folder.exists() and recipe.needs(_step(recipe, stage, iteration)):
+        raise UserError(
+            f"there is no run folder {folder}, and {stage} needs one{_near(folder)}",
+            f"make one with: coterie run {name} --folder {folder}",
+        )
     with open_run(folder, name, recipe.settings) as run:
         step = _wanted(recipe, run, stage, iteration)
-        run_steps(recipe, run, ConsoleProgress(console), [step])
+        with _reported(recipe, run):
+            run_steps(recipe, run, ConsoleProgress(console), [step])
         facts = {k: v for k, v in run.metrics(step).items() if k != "settings"}
         print(f"{step}: " + ", ".join(f"{name}={value}" for name, value in facts.items()))
 
@@ -77,8 +84,24 @@ def write_report(folder: Path) -> Path:
     name, stored = read_config(folder)
     recipe = recipe_of(settings(name, (), stored))
     with open_run(folder, name, recipe.settings, write=False) as run:
-        write_page(run_report(recipe, run), run.report)
+        _report(recipe, run)
         return run.report
+
+
+def _report(recipe: PolicyRecipe, run: Run) -> None:
+    write_page(run_report(recipe, run), run.report)
+
+
+@contextmanager
+def _reported(recipe: PolicyRecipe, run: Run) -> Iterator[None]:
+    """The report is there at the end, also of a run that was stopped: errors point to it."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, UserError):  # the disk may be what failed, and is named already
+            _report(recipe, run)
+        raise
+    _report(recipe, run)
 
 
 def summary(recipe: PolicyRecipe, run: Run) -> Table:
@@ -102,16 +125,30 @@ def summary(recipe: PolicyRecipe, run: Run) -> Table:
 
 
 def _wanted(recipe: PolicyRecipe, run: Run, stage: str, iteration: int | None) -> Step:
+    if iteration is not None:
+        return _step(recipe, stage, iteration)
+    steps = [step for step in recipe.steps() if step.stage == stage]
+    return next((step for step in steps if not run.is_finished(step)), steps[-1])
+
+
+def _step(recipe: PolicyRecipe, stage: str, iteration: int | None) -> Step:
+    """The step of a stage (its first one); ``UserError`` if the recipe has none of that iteration."""
     assert stage in STAGES
     steps = [step for step in recipe.steps() if step.stage == stage]
-    if iteration is None:
-        return next((step for step in steps if not run.is_finished(step)), steps[-1])
     for step in steps:
-        if step.iteration == iteration:
+        if iteration in (None, step.iteration):
             return step
     raise UserError(
-        f"--iteration {iteration} is out of range", f"{stage} has 0 to {steps[-1].iteration}"
+        f"--iteration {iteration} is out of range",
+        f"{stage} has {', '.join(str(step.iteration) for step in steps)}",
     )
+
+
+def _near(folder: Path) -> str:
+    """The name of the run folder that a person may have meant."""
+    runs = [config.parent for config in folder.parent.glob("*/config.yaml")]
+    near = nearest(folder.name, [run.name for run in runs])
+    return f" (did you mean {folder.with_name(near)}?)" if near else ""
 
 
 def _stored(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] | None:

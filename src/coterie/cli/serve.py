@@ -8,12 +8,12 @@ import socket
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from coterie.cli.console import notes
 from coterie.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="Serve models over HTTP.")
-console = Console(stderr=True, soft_wrap=True)
+console = notes()
 
 BACKLOG = 2048
 """Connections that may wait to be taken."""
@@ -66,8 +66,9 @@ def model(
         host, port = listener.getsockname()[:2]
         if not ipaddress.ip_address(host).is_loopback:
             console.print(
-                f"[bold yellow]warning:[/] whoever can reach {host} port {port} can use this "
+                f"warning: whoever can reach {host} port {port} can use this "
                 "server: it asks for no key",
+                style="yellow",
             )
         from coterie.cli.serving import open_policies, run
 
@@ -122,10 +123,8 @@ def _announce(name: str, url: str) -> None:
     """The URL on standard output, and how to try it."""
     print(url, flush=True)
     body = {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}
-    console.print(f"serving {name} at {url}/v1 (Ctrl-C ends it); try:", highlight=False)
+    console.print(f"serving {name} at {url}/v1 (Ctrl-C ends it); try:")
     console.print(
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d '{json.dumps(body)}'",
-        highlight=False,
-        markup=False,
     )

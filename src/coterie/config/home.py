@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coterie.config.folders import whole_folder
+from coterie.config.folders import make_folder, whole_folder
 from coterie.errors import UserError
 
 
@@ -27,14 +27,12 @@ def new_folder(target: Path) -> Iterator[Path]:
     Raises ``UserError`` while another one does, or if it can't be made.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(target.with_name(f".{target.name}.lock"), "a", encoding="ascii")  # noqa: SIM115
-    except OSError as error:
+        make_folder(target.parent)
+    except UserError as error:
         raise UserError(
-            f"can't make {target}: {error.strerror}",
-            "make its folder writable, or set COTERIE_HOME to another folder",
+            error.what, "make it writable, or set COTERIE_HOME to another folder"
         ) from error
-    with lock:
+    with open(target.with_name(f".{target.name}.lock"), "a", encoding="ascii") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -3,7 +3,6 @@
 ``coterie run RECIPE rollout.samples=4`` reads ``rollout.samples=4`` here.
 """
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from coterie.config.explain import explain, nearest_key
 from coterie.config.settings import Settings
+from coterie.config.text import encoded
 from coterie.errors import UserError
 
 S = TypeVar("S", bound=Settings)
@@ -48,8 +49,8 @@ def resolve(
     """Settings from nested mappings (later ones win) and ``key=value`` words (which win over all).
 
     ``where`` says to a person where the keys are listed.
-    Raises :class:`UserError` for an unknown key (naming the nearest right one), a word without
-    ``=``, a value out of range, or a combination that can't work.
+    Raises :class:`UserError` for an unknown key (naming the nearest right one), a word without ``=``, a
+    value out of range, or a combination that can't work.
     """
     values: dict[str, Any] = {}
     for layer in layers:
@@ -58,15 +59,17 @@ def resolve(
     mains = dict(_mains(settings))
     for word in words:
         path, equals, text = word.partition("=")
-        if not equals:
-            raise UserError(f"{word!r} is not a setting", "write key=value, such as iterations=2")
+        if not equals or not path:
+            raise UserError(
+                f"{word!r} is not a setting", "write key=value without blanks, such as iterations=2"
+            )
         path = mains.get(path, path)
         _check_known(path, known, where)
-        _put(values, path, _value(path, text))
+        _put(values, path, _value(known[path], text))
     try:
         return settings.model_validate(values)
     except ValidationError as error:
-        raise UserError(_explain(error, known), where) from None
+        raise UserError(explain(error, known), where) from None
 
 
 def keys(settings: type[Settings], prefix: str = "") -> Iterator[Key]:
@@ -98,15 +101,46 @@ def _mains(settings: type[Settings], prefix: str = "") -> Iterator[tuple[str, st
             yield from _mains(kind, f"{prefix}{name}.")
 
 
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a key that is there twice; YAML itself would take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node."""
+        seen: dict[str, int] = {}
+        for name, _ in node.value:
+            line = name.start_mark.line + 1
+            if name.value in seen:
+                raise yaml.YAMLError(
+                    f"the key {name.value!r} is in line {seen[name.value]} and again in line {line}"
+                )
+            seen[str(name.value)] = line
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A mapping from a YAML file; raises :class:`UserError` if it is none."""
     try:
-        loaded = yaml.safe_load(path.read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"can't read settings from {path}: {error}") from None
+        text = path.read_text(encoding="utf-8-sig")
+        loaded = yaml.load(text, Loader=_OnceLoader) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(
+            f"can't read settings from {path}: {_yaml_reason(error)}",
+            "correct the file, or put it back from a copy",
+        ) from None
     if not isinstance(loaded, dict):
-        raise UserError(f"{path} holds {type(loaded).__name__}, not key: value lines")
+        raise UserError(
+            f"{path} holds no settings",
+            "it needs lines such as `iterations: 2`: put it back from a copy",
+        )
     return loaded
+
+
+def _yaml_reason(error: Exception) -> str:
+    """What is wrong, and in which line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'no YAML'}"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -123,41 +157,25 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _check_known(path: str, known: Mapping[str, Key], where: str) -> None:
     if path in known:
         return
-    leaves = {key.rsplit(".", 1)[-1]: key for key in known}
-    near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
-    near = near or [leaves[m] for m in difflib.get_close_matches(path, leaves, n=1, cutoff=0.5)]
-    todo = f"did you mean {near[0]!r}?" if near else where
-    raise UserError(f"unknown key {path!r}", todo)
+    inside = [key for key in known if key.startswith(f"{path}.")]
+    if inside:
+        raise UserError(f"{path} is a group of keys", f"give one of: {', '.join(inside)}")
+    near = nearest_key(path, known)
+    raise UserError(f"unknown key {path!r}", f"did you mean {near!r}?" if near else where)
 
 
-def _value(path: str, text: str) -> Any:
+def _value(key: Key, text: str) -> Any:
+    """The value that a text means; a key of text, or of a few words, takes it as it stands."""
+    encoded(text, f"the value of {key.path}")
+    if key.type.endswith("| None") and text in ("none", "null"):
+        return None
+    if key.type.startswith(("str", "[")):
+        quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+        return text[1:-1] if quoted else text
     try:
         return yaml.safe_load(text) if text else ""
-    except yaml.YAMLError:
-        raise UserError(
-            f"{path}={text!r} is not a value", "quote text that has : or { in it"
-        ) from None
-
-
-def _explain(error: ValidationError, known: Mapping[str, Key]) -> str:
-    lines = []
-    for item in error.errors():
-        path = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            lines.append(f"unknown key {path!r}{hint}")
-        elif item["type"] == "missing":
-            inner = [key for key, k in known.items() if key.startswith(f"{path}.") and k.needed]
-            lines.append(f"{' and '.join(inner or [path])} must be given")
-        elif path:
-            quiet = path in known and known[path].quiet
-            lines.append(
-                f"{path}: {item['msg']}" if quiet else f"{path}={item['input']!r}: {item['msg']}"
-            )
-        else:
-            lines.append(item["msg"])
-    return "these settings can't be used:\n  " + "\n  ".join(lines)
+    except (yaml.YAMLError, ValueError):  # ValueError: of a date such as 2024-13-45
+        return text
 
 
 def _merge(values: dict[str, Any], layer: Mapping[str, Any]) -> None:

@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 class Settings(BaseModel):
     """Frozen settings; an unknown key or a value of the wrong type is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
     main: ClassVar[str] = ""
     """The key that is meant where a group itself is given a value (``person=NAME``); none by default."""

@@ -12,7 +12,7 @@ from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.context_rows import CbtRow, TriviaRow
 from coterie.datasets.problem_rows import ChoiceRow, MathRow
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, QuestionRow, TwoWikiRow
-from coterie.errors import UserError
+from coterie.errors import UserError, did_you_mean
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
@@ -208,6 +208,6 @@ def find(name: str) -> DataSet:
     if name not in CATALOGUE:
         raise UserError(
             f"there is no data set {name!r}",
-            f"known sets: {', '.join(CATALOGUE)} (`coterie data list`)",
+            f"{did_you_mean(name, CATALOGUE)}known sets: {', '.join(CATALOGUE)} (`coterie data list`)",
         )
     return CATALOGUE[name]

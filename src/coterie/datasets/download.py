@@ -14,6 +14,7 @@ from coterie.config.home import home, sha256
 from coterie.datasets.catalogue import SPLITS, DataSet, find
 from coterie.datasets.prepared import (
     MANIFEST,
+    Examine,
     Manifest,
     folder_of,
     is_prepared,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def download(data_set: DataSet, progress: Progress) -> Manifest:
+def download(data_set: DataSet, progress: Progress, examine: Examine | None = None) -> Manifest:
     """Download a set's files and prepare them, unless that has been done and is unchanged.
 
     A set whose questions this one must leave out is downloaded before, if it is not there. Raises
@@ -47,7 +48,9 @@ def download(data_set: DataSet, progress: Progress) -> Manifest:
         for split in SPLITS
         for name in data_set.upstream(split).files
     ]
-    manifest = prepare(data_set, files, folder_of(data_set), progress, origin=origin)
+    manifest = prepare(
+        data_set, files, folder_of(data_set), progress, origin=origin, examine=examine
+    )
     shutil.rmtree(folder)
     return manifest
 

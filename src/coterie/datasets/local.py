@@ -32,7 +32,10 @@ def load_rows(name: str, split: Split, source: str | Path = PREPARED) -> list[Qu
     and a broken row (by file and line).
     """
     file = rows_file(name, split, source)
-    return [row for row in read_rows(file, find(name).row, Silent()) if row.usable]
+    rows = [row for row in read_rows(file, find(name).row, Silent()) if row.usable]
+    if not rows:
+        raise UserError(f"no row of {file} can be used", f"`coterie data prepare {name}` says why")
+    return rows
 
 
 def rows_file(name: str, split: Split, source: str | Path = PREPARED) -> Path:

@@ -8,14 +8,16 @@ set that must be left out, and rows that can't be asked.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from coterie.config.folders import reason_of
 from coterie.config.home import home, new_folder, sha256
+from coterie.config.plain import wrong_at
 from coterie.datasets.catalogue import SPLITS, DataSet, Split, find
 from coterie.datasets.reading import SUFFIXES, read_rows
 from coterie.datasets.rows import QuestionRow, question_key
@@ -28,6 +30,10 @@ _WORDS: Mapping[Split, frozenset[str]] = {
     "heldout": frozenset({"heldout", "validation", "valid", "dev", "test"}),
 }
 """Words of a file's name that tell its split."""
+
+
+Examine = Callable[[Sequence[Path]], Mapping[Path, Collection[int]]]
+"""Of files, the numbers of the rows (the first is 1) that nothing can be done with."""
 
 
 class PreparedSplit(BaseModel):
@@ -84,8 +90,8 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"{file} can't be read: {first}", "prepare the set again") from error
+        reason = reason_of(error) if isinstance(error, OSError) else wrong_at(error.errors()[0])
+        raise UserError(f"{file} can't be read: {reason}", "prepare the set again") from error
 
 
 def is_unchanged(folder: Path, manifest: Manifest, splits: Sequence[Split] = SPLITS) -> bool:
@@ -106,13 +112,15 @@ def prepare(
     heldout: float | None = None,
     seed: int = 0,
     origin: str = "",
+    examine: Examine | None = None,
 ) -> Manifest:
     """Write upstream's files (or folders of them) to ``target`` in canonical form.
 
     Which split a file belongs to is read from its name, as in ``train.jsonl`` or
     ``dev_distractor_v1.json``. With ``heldout``, a share in (0, 1), the files are rows of one split
-    and that share of their questions is held out. Raises ``UserError`` for a broken row (by file and
-    line), for a split without rows, and if a set whose questions must be left out is not prepared.
+    and that share of their questions is held out. Rows that ``examine`` names are left out. Raises ``UserError``
+    for a broken row (by file and line), for a split without rows, and if a set whose questions must be left out is not
+    prepared.
     """
     files = list(source_files(sources))
     left_out = _left_out(data_set)
@@ -129,8 +137,9 @@ def prepare(
             rule += f"; {data_set.upstream(split).name} is its first {first:,} rows"
     if data_set.without is not None:
         rule += f"; training questions that {data_set.without} has are left out"
+    bad = examine(files) if examine is not None else {}
     with new_folder(target) as folder:
-        rows = _assigned(data_set, plan, progress, heldout or 0.0, seed)
+        rows = _assigned(data_set, plan, progress, heldout or 0.0, seed, bad)
         train, held = _write(rows, folder, left_out)
         manifest = Manifest(
             name=data_set.name,
@@ -224,16 +233,19 @@ def _assigned(
     progress: Progress,
     share: float,
     seed: int,
-) -> Iterator[tuple[Split, QuestionRow]]:
+    bad: Mapping[Path, Collection[int]],
+) -> Iterator[tuple[Split, QuestionRow, bool]]:
+    """Each row with its split, and whether it can be used."""
     taken = Counter[Split | None]()
     for split, file in plan:
         told = split or split_of(file)
         first = data_set.upstream(told).first if told else None
-        for row in read_rows(file, data_set.row, progress):
+        for number, row in enumerate(read_rows(file, data_set.row, progress), 1):
             if taken[told] == first:
                 break
             taken[told] += 1
-            yield split or _drawn(row.key, share, seed), row
+            usable = row.usable and number not in bad.get(file, ())
+            yield split or _drawn(row.key, share, seed), row, usable
 
 
 def _drawn(key: str, share: float, seed: int) -> Split:
@@ -243,7 +255,7 @@ def _drawn(key: str, share: float, seed: int) -> Split:
 
 
 def _write(
-    rows: Iterable[tuple[Split, QuestionRow]], folder: Path, left_out: frozenset[str]
+    rows: Iterable[tuple[Split, QuestionRow, bool]], folder: Path, left_out: frozenset[str]
 ) -> tuple[PreparedSplit, PreparedSplit]:
     """Write the first row of each question; returns what is known of train and held-out."""
     seen: set[str] = set()
@@ -254,9 +266,9 @@ def _write(
             split: stack.enter_context(split_file(folder, split).open("w", encoding="utf-8"))
             for split in SPLITS
         }
-        for split, row in rows:
+        for split, row, usable in rows:
             known = split == "train" and question_key(row.question) in left_out
-            if known or row.key in seen or not row.usable:
+            if known or row.key in seen or not usable:
                 dropped[split] += 1
                 continue
             seen.add(row.key)

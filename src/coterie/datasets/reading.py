@@ -3,13 +3,14 @@
 Formats: ``.jsonl`` (an object a line), ``.json`` (a list of objects) and ``.parquet``.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from coterie.config.plain import wrong_at
+from coterie.config.text import read_json
 from coterie.datasets.rows import QuestionRow
 from coterie.errors import UserError
 from coterie.progress import Progress
@@ -17,21 +18,30 @@ from coterie.progress import Progress
 R = TypeVar("R", bound=QuestionRow)
 SUFFIXES = (".jsonl", ".json", ".parquet")
 PARQUET_BATCH = 256
+ENCODING = "utf-8-sig"
+"""UTF-8, with or without the mark that some editors put first."""
+SHOWN = 3
+"""Faults of one row that an error names."""
 
 
 def read_rows(file: Path, row: type[R], progress: Progress) -> Iterator[R]:
-    """All rows of a file, in its order. A broken one is a ``UserError`` with file and line."""
+    """All rows of a file, in its order. A broken one is a ``UserError`` with file and line, and so is a
+    file without any."""
     if not file.is_file():
-        raise UserError(f"there is no file {file}", "check the path")
+        where = f"{file} is a folder, not a file" if file.is_dir() else f"there is no file {file}"
+        raise UserError(where, "check the path")
     if file.suffix not in SUFFIXES:
         raise UserError(f"{file} is of an unknown format", f"give one of {', '.join(SUFFIXES)}")
     counted = "line" if file.suffix == ".jsonl" else "row"
+    number = 0
     try:
         for number, raw in _raw(file, progress, row.columns):
             yield _checked(raw, row, f"{file}, {counted} {number}")
             progress.advance(1)
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 text: {error}", "save it as UTF-8") from error
+    if not number:
+        raise UserError(f"{file} is empty", "give a file with rows, or get it again")
 
 
 def _checked(raw: Any, row: type[R], where: str) -> R:
@@ -39,19 +49,9 @@ def _checked(raw: Any, row: type[R], where: str) -> R:
         return row.model_validate(raw)
     except ValidationError as error:
         raise UserError(
-            f"{where} is broken: {_explain(error)}",
-            f"mend or remove it; a row of this set has {', '.join(row.model_fields)}",
+            f"{where} is broken: {'; '.join(map(wrong_at, error.errors()[:SHOWN]))}",
+            f"correct or remove it; a row of this set has {', '.join(row.model_fields)}",
         ) from error
-
-
-def _explain(error: ValidationError) -> str:
-    texts = []
-    for item in error.errors(include_url=False):
-        path = ".".join(str(part) for part in item["loc"])
-        text = item["msg"].removeprefix("Value error, ")
-        text = "should hold some text" if item["type"] == "string_pattern_mismatch" else text
-        texts.append(f"{path}: {text}" if path else text)
-    return "; ".join(texts[:3])
 
 
 def _raw(
@@ -61,7 +61,7 @@ def _raw(
     if file.suffix == ".parquet":
         yield from _parquet(file, progress, columns)
     elif file.suffix == ".json":
-        items = _parsed(file.read_text(encoding="utf-8"), str(file))
+        items = _parsed(file.read_text(encoding=ENCODING), str(file))
         if not isinstance(items, list):
             raise UserError(f"{file} holds no list of rows", "give a JSON list, or JSONL")
         progress.start(len(items), file.name)
@@ -69,7 +69,7 @@ def _raw(
     else:
         with file.open("rb") as opened:
             progress.start(sum(1 for line in opened if line.strip()), file.name)
-        with file.open(encoding="utf-8") as lines:
+        with file.open(encoding=ENCODING) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, _parsed(line, f"{file}, line {number}")
@@ -77,9 +77,9 @@ def _raw(
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is broken: no JSON ({error})", "mend or remove it") from error
+        return read_json(text)
+    except ValueError as error:
+        raise UserError(f"{where} is broken: no JSON ({error})", "correct or remove it") from error
 
 
 def _parquet(

@@ -6,7 +6,6 @@ which ``datasets.reading`` turns into an error that names file and line.
 """
 
 import hashlib
-import json
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -21,6 +20,8 @@ from pydantic import (  # fmt: skip
     field_validator,
     model_validator,
 )
+
+from coterie.config.text import read_json
 
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
 """Text that says something."""
@@ -114,8 +115,8 @@ class TwoWikiRow(HotpotRow):
         for name in ("context", "supporting_facts"):
             if isinstance(value.get(name), str):
                 try:
-                    value[name] = json.loads(value[name])
-                except json.JSONDecodeError as error:
+                    value[name] = read_json(value[name])
+                except ValueError as error:
                     raise ValueError(f"{name} is a text, but no JSON ({error})") from error
         if isinstance(value.get("context"), list):
             value["context"] = [

@@ -1,10 +1,12 @@
-"""Attention whose result for a sequence does not depend on what shares its batch (on CPU).
+"""Attention whose result for a sequence hardly depends on what shares its batch (on CPU).
 
 Fused attention splits its work by the shape of the whole batch, so that a sequence's last bits vary
-with its neighbours. Here scores and sums are plain batched matrix products, which were found to be
-bitwise equal for any number of rows and, for at most ``GROUP`` query rows per key head, for any
-padded key length (multiples of 64; MKL blocks larger products by their length). Key heads shared by
+with its neighbours. Here scores and sums are plain batched matrix products, which on AMD processors were found
+bitwise equal for any number of rows and, for at most ``GROUP`` query rows per key head, for any padded key length
+(multiples of 64; MKL blocks larger products by their length). No processor promises that. Key heads shared by
 several query heads are not copied. With one query it is also faster than fused attention on CPU.
+
+The model has it for the engine's own forward passes only (:func:`attending`).
 """
 
 from collections.abc import Iterator
@@ -63,16 +65,14 @@ def attend_keys(
     return output.view(batch, heads, length, width).transpose(1, 2)
 
 
-def use_rows(model: Any) -> None:
-    """Make ``model`` attend with :func:`attend`."""
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, eager_mask)
-    model.set_attn_implementation(NAME)
+def masked_attention(model: Any) -> str:
+    """Name of an attention that takes any mask: ``sdpa``, or the one written out where the model has that."""
+    return "eager" if model.config._attn_implementation == "eager" else "sdpa"
 
 
 @contextmanager
 def attending(model: Any, name: str) -> Iterator[None]:
-    """With another attention for a while, such as ``sdpa`` for whole sequences."""
+    """With another attention for a while; the model's own is what it trains with, and what others see."""
     config = model.config
     before = config._attn_implementation
     config._attn_implementation = name
@@ -80,3 +80,7 @@ def attending(model: Any, name: str) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, eager_mask)

@@ -19,7 +19,8 @@ from coterie.engines.endpoint import Endpoint, EndpointSettings, RequestSettings
 from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings
-from coterie.models.loading import load
+from coterie.errors import UserError, did_you_mean
+from coterie.models.loading import load, resolve
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message
 
@@ -44,7 +45,7 @@ class ChatModelSettings(RequestSettings):
     @model_validator(mode="after")
     def _check_url(self) -> Self:
         if self.model.startswith(("http://", "https://")):
-            raise ValueError("give a server as url=URL, and as model the name of a model there")
+            raise ValueError("give a server as url=URL model=NAME, with the name of a model there")
         if self.url is not None and self.model == type(self).model_fields["model"].default:
             raise ValueError(f"url={self.url} needs a model=NAME, the name of a model there")
         _ = self.endpoint
@@ -61,6 +62,18 @@ class ChatModelSettings(RequestSettings):
     def identity(self) -> tuple[object, ...]:
         """What replies depend on."""
         return (self.model, self.url, self.temperature, self.max_tokens)
+
+
+def check_chat(key: str, settings: ChatModelSettings, known: str) -> None:
+    """Refuse (``UserError``) a model that can't be had, by the key that names it; ``known`` is a word for
+    one that needs no loading."""
+    if settings.url is not None or settings.model == known:
+        return
+    try:
+        resolve(settings.model)
+    except UserError as error:
+        hint = did_you_mean(settings.model, [known])
+        raise UserError(f"{key}={settings.model}: {error.what}", hint + error.todo) from error
 
 
 @dataclass(frozen=True, slots=True)

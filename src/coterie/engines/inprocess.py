@@ -5,12 +5,17 @@ given back: whoever awaits a finished completion goes on at once, and new reques
 step.
 There is no thread and no barrier, so the same calls give the same results in the same order.
 
-A completion depends on (weights, prompt, seed, sampling) alone. On CPU in float32, with a fixed
-number of threads, ids *and* log-probs are bitwise equal whatever shares the batch; see
-:mod:`coterie.engines.runner`. On a GPU the last bits may vary with the batch.
+A completion depends on (weights, prompt, seed, sampling) alone. Where the model runs by compiled loops
+(:mod:`coterie.engines.llama`: Llama and Qwen2 in float32 on CPU, no adapters) that is so to the last bit, on every
+processor, whatever shares the batch and with any number of threads. Elsewhere the last bits of log-probs may vary with
+the batch and the processor, so that a token may differ where the draw is as close as that; the same requests are still
+answered with the same seeds.
+
+Weights may change while nothing runs, in any way: what was kept of them is not used (:mod:`coterie.engines.weights`).
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,7 +28,7 @@ import torch
 
 from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
 from coterie.engines.runner import Runner
-from coterie.engines.sampler import draw
+from coterie.engines.sampler import NONE, draw
 from coterie.engines.sequence import Running, Scoring
 from coterie.models.adapters import activate, load_adapter
 from coterie.models.loading import LoadedModel, reload
@@ -31,6 +36,9 @@ from coterie.models.loading import LoadedModel, reload
 Result = TypeVar("Result")
 PATIENCE = 4
 """Steps between two readings of new prompts while others run: fewer and larger model calls."""
+
+
+NO_NUMBERS = "not finite numbers: the model's weights are damaged, or a training has made them infinite; load it again"
 
 
 @dataclass(slots=True)
@@ -88,15 +96,14 @@ class InProcessEngine:
     ) -> list[Completion]:
         """One completion per seed, in order; the prompt is read once.
 
-        ``hear`` is called with each id as it is sampled, to show a single completion as it grows.
-        Raises :class:`EngineError` if prompt and ``max_tokens`` exceed the context, on timeout, or
-        if the model fails.
+        ``hear`` is called with each id as it is sampled, to show a single completion as it grows; what it raises
+        fails this request. Raises :class:`EngineError` if prompt and ``max_tokens`` exceed the context, on timeout,
+        if the model fails, or if its logits are no numbers.
         """
         self.stats.requests += 1
         try:
+            _check_sampling(sampling)
             self.check(prompt, sampling.max_tokens)
-            if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
-                raise EngineError(f"can't sample with {sampling}")
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
             batch = [Running(ids, seed, sampling, loop.create_future(), hear) for seed in seeds]
             self._waiting.extend(batch)
@@ -154,7 +161,7 @@ class InProcessEngine:
 
         They would fail its step, and with it the requests of others.
         """
-        vocabulary = self.loaded.model.config.vocab_size
+        vocabulary = self.loaded.model.config.get_text_config().vocab_size
         if not ids or min(ids) < 0 or max(ids) >= vocabulary:
             raise EngineError(f"a prompt needs ids from 0 to {vocabulary - 1}, and at least one")
         if len(ids) + more > self.loaded.context_length:
@@ -260,8 +267,16 @@ class InProcessEngine:
         self.stats.sampled_tokens += len(ones)
         renderer = self.loaded.renderer
         for one, token, logprob in zip(ones, ids.tolist(), logprobs.tolist(), strict=True):
-            one.accept(token, logprob, renderer.end_ids, renderer.decode)
+            if token == NONE:
+                self._fail([one], f"after {len(one.ids)} tokens the logits are {NO_NUMBERS}")
+                continue
+            try:
+                one.accept(token, logprob, renderer.end_ids, renderer.decode)
+            except (Exception, asyncio.CancelledError) as error:  # such as of its listener
+                self._fail([one], f"taking in a sampled token failed: {error!r}", error)
         self._leave()
+        if NONE in ids:
+            self._runner.forget()  # what is no number reaches its neighbours within a block
 
     def _leave(self) -> None:
         """Drop requests that ended or were given up; the last row moves to the free place."""
@@ -286,17 +301,28 @@ class InProcessEngine:
         except Exception as error:
             self._fail([one], f"scoring failed: {error!r}", error)
             return
+        if not all(map(math.isfinite, (score for found in scores for score in found))):
+            self._fail([one], f"log-probs of given tokens are {NO_NUMBERS}")
+            self._runner.forget()
+            return
         self.stats.scored_tokens += sum(map(len, scores))
         one.future.set_result(scores)
 
     def _fail(
-        self, items: Sequence[Running | Scoring], what: str, cause: Exception | None = None
+        self, items: Sequence[Running | Scoring], what: str, cause: BaseException | None = None
     ) -> None:
         for item in items:
             if not item.future.done():
                 error = EngineError(f"{self.policy}@{self.version}: {what}")
                 error.__cause__ = cause
                 item.future.set_exception(error)
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    """Refuse (:class:`EngineError`) what no token can be sampled with."""
+    hot = not 0 <= sampling.temperature < math.inf
+    if sampling.max_tokens < 1 or hot or not 0 < sampling.top_p <= 1 or "" in sampling.stop:
+        raise EngineError(f"can't sample with {sampling}")
 
 
 def _late(policy: str, timeout: float) -> str:

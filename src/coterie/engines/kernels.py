@@ -190,14 +190,15 @@ _POLYNOMIAL = tuple(
 @njit(cache=True, nogil=True, fastmath=_FUSED)
 def exp(x: np.float32) -> np.float32:
     """e to the x (held to -87 ... 88) within some units of the last place: the polynomial of Cephes'
-    ``expf`` (S. Moshier), which unlike a call of the C library is done for many numbers at once."""
-    x = min(max(x, np.float32(-87)), np.float32(88))
-    whole = np.floor(x * _LOG2E + _HALF)
-    x = x - whole * _LN2[0] - whole * _LN2[1]
+    ``expf`` (S. Moshier), which unlike a call of the C library is done for many numbers at once. Of no number, none."""
+    held = min(max(x, np.float32(-87)), np.float32(88))
+    whole = np.floor(held * _LOG2E + _HALF)
+    held = held - whole * _LN2[0] - whole * _LN2[1]
     result = _POLYNOMIAL[0]
     for coefficient in _POLYNOMIAL[1:]:
-        result = result * x + coefficient
-    return result * _as_float((np.int32(whole) + np.int32(127)) << np.int32(23))
+        result = result * held + coefficient
+    result *= _as_float((np.int32(whole) + np.int32(127)) << np.int32(23))
+    return result if x == x else x
 
 
 @njit(cache=True, nogil=True)
@@ -613,14 +614,21 @@ def nucleus(chances: np.ndarray, top_p: float) -> None:
 
 @njit(cache=True, nogil=True)
 def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> None:
-    """What :func:`~coterie.engines.sampler.draw` says, into ``ids`` and ``logprobs``."""
+    """What :func:`~coterie.engines.sampler.draw` says, into ``ids`` and ``logprobs``; temperature 0 is greedy, and all
+    others can be divided by."""
     for row in range(len(logits)):
         chances, total, at = logits[row].copy(), 0.0, 0.0
         temperature, top_p, noise = settings[row]
-        if temperature == 0:
-            ids[row], logprobs[row] = np.argmax(chances), _ZERO
+        greedy = temperature == 0
+        if not weigh(chances, _ONE if greedy else _ONE / np.float32(temperature)) > 0:
+            ids[row], logprobs[row] = (
+                -1,
+                np.float32(np.nan),
+            )  # its largest, or another one, is no number
             continue
-        weigh(chances, _ONE / np.float32(temperature))
+        if greedy:
+            ids[row], logprobs[row] = np.argmax(logits[row]), _ZERO
+            continue
         if top_p < 1:
             nucleus(chances, top_p)
         for i in range(len(chances)):

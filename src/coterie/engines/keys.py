@@ -68,4 +68,4 @@ def configured(folder: Path) -> dict[str, bool]:
 
 
 def _file(folder: Path) -> dict[str, str | None]:
-    return dotenv_values(folder / FILE, interpolate=False)
+    return dotenv_values(folder / FILE, interpolate=False, encoding="utf-8-sig")

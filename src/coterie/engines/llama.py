@@ -32,7 +32,7 @@ class CompiledLlama:
     def __init__(self, model: Any) -> None:
         inner = body(model)
         attention = inner.layers[0].self_attn
-        self._model, self._made_of = model, _state(model)
+        self._model = model
         self._vocabulary = model.config.vocab_size
         self._weights = kernels.Weights(
             **_products(inner.layers),
@@ -61,14 +61,10 @@ class CompiledLlama:
         inner = body(model)
         linears = [m for layer in inner.layers for m in _linears(layer)]
         plain = all(type(m) is nn.Linear for m in (*linears, model.get_output_embeddings()))
+        plain = plain and type(inner.embed_tokens) is nn.Embedding
         even = inner.layers[0].self_attn.head_dim % kernels.SPAN == 0
         fixed = inner.rotary_emb.rope_type in FIXED_ROPE
         return plain and even and fixed
-
-    @property
-    def holds(self) -> bool:
-        """Whether the model's weights still are where they were, and nobody wrote to them."""
-        return _state(self._model) == self._made_of
 
     def pages(self) -> Pages:
         """Empty pages for its keys and values."""
@@ -204,11 +200,6 @@ def _linears(layer: Any) -> list[nn.Linear]:
         *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
         *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
     ]
-
-
-def _state(model: Any) -> list[tuple[int, int]]:
-    """Where each weight is, and how often it was written to."""
-    return [(weight.data_ptr(), weight._version) for weight in model.parameters()]
 
 
 def _products(layers: Sequence[Any]) -> dict[str, np.ndarray]:

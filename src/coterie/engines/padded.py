@@ -1,20 +1,22 @@
 """Rows of any Transformers model, by its own forward pass.
 
-A sequence's numbers do not depend on its neighbours (on CPU in float32, with a fixed number of threads): rows are
-padded to a multiple of 8 and at least 16, keys to a multiple of 64, and prompts are read in blocks of tokens that
-attend to whole blocks.
+A sequence's numbers hardly depend on its neighbours: rows are padded to a multiple of 8 and at least 16, keys to a
+multiple of 64, and prompts are read in blocks of tokens that attend to whole blocks. On some processors that makes them
+bitwise equal in any company (CPU, float32), on others (seen on an Intel Xeon) log-probs still differ, by up to 6e-6.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.engines.attention import use_rows
+from coterie.engines.attention import NAME, attending, masked_attention
 from coterie.engines.prefixes import BLOCK, PrefixCache, block_keys
 from coterie.engines.slots import STEP, Slots, blocks, stepped
+from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
-from coterie.models.logprobs import hidden_states, vocabulary_logits
+from coterie.models.logprobs import body, hidden_states, vocabulary_logits
 
 PROMPTS = 32
 """Prompts read at once."""
@@ -25,16 +27,12 @@ class PaddedRows:
 
     def __init__(self, loaded: LoadedModel, cache_bytes: int) -> None:
         self.model = loaded.model
-        config = self.model.config
-        if self.model.device.type == "cpu":
-            use_rows(self.model)
         weights = self.model.get_input_embeddings().weight.detach()
         self.device, self.dtype = weights.device, weights.dtype
-        heads = config.num_key_value_heads
-        width = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        self.slots = Slots(config.num_hidden_layers, heads, width, weights)
+        usual = masked_attention(self.model)
+        self._attention = NAME if (usual, self.device.type) == ("sdpa", "cpu") else usual
+        self.slots = Slots(*_cache_shape(self.model), weights)
+        self._last = loaded.context_length - 1
         self._prefixes = PrefixCache[Tensor](cache_bytes // self.slots.block_bytes)
 
     def prefill(
@@ -80,8 +78,10 @@ class PaddedRows:
 
     def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
         """A row ends, and the last one, of ``length`` tokens, takes its place."""
+        self.slots.wipe(row, len(ids) + 1)
         if row != last:
             self.slots.copy(last, [row], length)
+            self.slots.wipe(last, length)
 
     def forget(self) -> None:
         """Drop the beginnings of prompts that are kept."""
@@ -101,13 +101,14 @@ class PaddedRows:
         at = torch.arange(span.start, span.stop, device=self.device)
         mask = self._mask(torch.arange(span.stop, device=self.device) <= at[:, None])
         ids_BQ = torch.tensor(ids, device=self.device)
+        at = at.clamp(max=self._last)  # padding may lie beyond
         return self._hidden(ids_BQ, at[None], mask[None, None], self.slots.prefill(rows, block))
 
     def _hidden(self, ids: Tensor, at: Tensor, mask: Tensor, slots: Slots) -> Tensor:
         """Hidden states ``[B, Q, width]`` of ids ``[B, Q]`` at places ``at``, which slots then hold."""
-        return hidden_states(
-            self.model, ids, attention_mask=mask, position_ids=at, past_key_values=slots
-        )
+        inputs = {"attention_mask": mask, "position_ids": at, "past_key_values": slots}
+        with attending(self.model, self._attention):
+            return hidden_states(self.model, ids, **inputs)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         missing = _padded(len(hidden)) - len(hidden)
@@ -121,6 +122,29 @@ class PaddedRows:
         )
 
 
+def _cache_shape(model: Any) -> tuple[int, int, int]:
+    """Layers, heads and width of the keys that a model keeps, by a look at what it keeps of one token.
+
+    Configs name them in many ways. Raises :class:`UserError` for layers that differ, or keep more than keys
+    and values.
+    """
+    ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    kept = body(model)(input_ids=ids, use_cache=True).past_key_values
+    shapes = {
+        tuple(part.shape) if isinstance(part, Tensor) else ()
+        for layer in getattr(kept, "layers", [None])
+        for part in (getattr(layer, "keys", None), getattr(layer, "values", None))
+    }
+    (shape, *others) = shapes
+    if others or len(shape) != 4:
+        raise UserError(
+            f"the in-process engine keeps keys and values of one shape, and this {model.config.model_type} "
+            f"model has {' and '.join(map(str, sorted(shapes)))}",
+            "use the vLLM engine for this model",
+        )
+    return len(kept.layers), shape[1], shape[3]
+
+
 def _padded(rows: int) -> int:
-    """Rows of a matrix product whose results do not depend on their number."""
+    """Rows of a matrix product whose results hardly depend on their number."""
     return max(16, -(-rows // 8) * 8)

@@ -1,7 +1,7 @@
 """Beginnings of prompts, by whole blocks of tokens: their keys, and what was computed for them.
 
-A block's keys and values depend only on the tokens up to its end, and are the same bits whether or not
-earlier blocks were found here; so what is found changes speed and no bit.
+A block's keys and values depend only on weights and the tokens up to its end, so what is found changes speed; in
+compiled loops it changes no bit, by Transformers nothing but rounding.
 """
 
 import hashlib

@@ -1,44 +1,60 @@
 """Model steps of the in-process engine: reading prompts, the next token, scores of given tokens.
 
-A sequence's numbers do not depend on its neighbours (on CPU in float32). Llama-shaped models have compiled
-loops for that (:mod:`coterie.engines.paged`), others run by Transformers (:mod:`coterie.engines.padded`).
+Llama-shaped models in float32 on CPU have compiled loops, in which a sequence's numbers do not depend on its neighbours
+(:mod:`coterie.engines.paged`); others run by Transformers, and there they do within rounding
+(:mod:`coterie.engines.padded`).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.engines.attention import attending
+from coterie.engines.attention import attending, masked_attention
+from coterie.engines.check import check_context, check_steps
 from coterie.engines.llama import CompiledLlama
 from coterie.engines.padded import PaddedRows
 from coterie.engines.paged import PagedRows
 from coterie.engines.rows import Rows
+from coterie.engines.weights import Weights
 from coterie.errors import UserError
+from coterie.models.check import check
+from coterie.models.context import partial_attention
 from coterie.models.loading import LoadedModel
 from coterie.models.packed import sequence_logprobs
-from coterie.models.packing import CostRule
 from coterie.models.splitting import Splitter
 
 CACHED_BYTES = 1 << 26
 """Up to this size of its weights a model's likelihoods are computed by the compiled loops: torch's products, which wake
 all threads for each, are faster for larger ones (bench/logprobs.py)."""
+CHANGED = "the model's weights were changed while requests were in flight"
 SCORED_TOKENS = 8192
 """Tokens, padding included, that are scored at once."""
 
 
 class Runner:
     """Runs one model over rows, as it is at the time: its weights may change, and adapters come or go, while no
-    sequence runs."""
+    sequence runs. What was computed with other weights is not used: :mod:`coterie.engines.weights`."""
 
     def __init__(self, loaded: LoadedModel, cache_bytes: int) -> None:
         _refuse_windows(loaded.model.config)
         self._loaded = loaded
         self._cache_bytes = cache_bytes
-        self._rule = CostRule.of(loaded.model)
+        check_context(loaded)
+        checked = check(loaded.model)
+        self._rule = checked.rule
         size = sum(weight.nbytes for weight in loaded.model.parameters())
         self._small = size <= CACHED_BYTES
         self._rows: Rows | None = None
+        self._weights: Weights | None = None
+        """Those that the rows were computed with."""
+        way = "compiled" if CompiledLlama.fits(loaded.model) else "padded"
+        if way not in checked.ways:
+            with torch.no_grad():
+                own = checked.own(loaded.model)
+            check_steps(checked, own, self, self.score)
+            checked.ways.add(way)
 
     def clear(self) -> None:
         """Forget all sequences, and all that was computed with the present weights."""
@@ -60,7 +76,9 @@ class Runner:
     @torch.inference_mode()
     def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
         """Logits ``[N, V]`` after one more token in each of the first N rows, which are all that run."""
-        assert self._rows is not None
+        assert self._rows is not None and self._weights is not None
+        if self._weights.written:
+            raise RuntimeError(CHANGED)
         return self._rows.decode(tokens, places)
 
     def fork(self, source: int, targets: Sequence[int], length: int) -> None:
@@ -89,7 +107,7 @@ class Runner:
         model = self._loaded.model
         splitter = Splitter([[ids] for ids in sequences], self._rule, SCORED_TOKENS)
         scores: list[list[float]] = [[] for _ in sequences]
-        with attending(model, "sdpa"):
+        with attending(model, masked_attention(model)):
             for part in splitter.microbatches(splitter.families(range(len(sequences))))[0]:
                 chosen = [sequences[i] for i in part]
                 places = [range(start, len(ids)) for ids in chosen]
@@ -100,27 +118,23 @@ class Runner:
 
     def _follow(self, running: int) -> Rows:
         """Rows for the model as it is now."""
-        rows, model = self._rows, self._loaded.model
-        holds = not isinstance(rows, PagedRows) or rows.model.holds
-        if running and not holds:
-            raise RuntimeError("the model's weights were changed while requests were in flight")
-        if rows is not None and (running or (isinstance(rows, PagedRows) and holds)):
-            return rows
+        model = self._loaded.model
+        if self._rows is not None and self._weights is not None and self._weights.same:
+            return self._rows
+        if running:
+            raise RuntimeError(CHANGED)
+        self._weights = Weights(model)
         if CompiledLlama.fits(model):
-            rows = PagedRows(CompiledLlama(model), self._cache_bytes)
-        elif not isinstance(rows, PaddedRows):
-            rows = PaddedRows(self._loaded, self._cache_bytes)
-        self._rows = rows
-        return rows
+            self._rows = PagedRows(CompiledLlama(model), self._cache_bytes)
+        else:
+            self._rows = PaddedRows(self._loaded, self._cache_bytes)
+        return self._rows
 
 
-def _refuse_windows(config: object) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None) and not kinds
-    if window or kinds - {"full_attention"}:
-        found = ", ".join(sorted(kinds)) or "sliding window"
+def _refuse_windows(config: Any) -> None:
+    if found := partial_attention(config):
         raise UserError(
-            "the in-process engine runs models with full attention only, not "
-            f"{getattr(config, 'model_type', '?')} ({found})",
+            "the in-process engine runs models whose tokens attend to all earlier ones, and this "
+            f"{config.model_type} model has {', '.join(found)}",
             "use the vLLM engine for this model",
         )

@@ -10,6 +10,10 @@ from torch import Tensor
 
 from coterie.engines import kernels
 
+COLDEST = 1e-6
+"""At this temperature and below the likeliest token is taken: any other one has lost, and quotients would overflow."""
+NONE = -1
+"""The id that is drawn from logits which are no distribution."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
 
@@ -27,9 +31,12 @@ def draw(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Draw one token per row: ids and their log-probs (nats, float32) in the distribution drawn from.
 
     ``logits`` float32 ``[N, V]``; ``settings`` float64 ``[N, 3]``: temperature, top-p, and a number in [0, 1).
-    Temperature 0 takes the likeliest token, whose log-prob is then 0. Top-p keeps the smallest set
-    of likeliest tokens whose probability reaches it (Holtzman et al. 2020).
+    Temperature 0 (up to ``COLDEST``) takes the likeliest token, whose log-prob is then 0. Top-p keeps the smallest
+    set of likeliest tokens whose probability reaches it (Holtzman et al. 2020). Where a logit is NaN or the largest
+    is not finite, the id is ``NONE``.
     """
+    temperature = np.where(settings[:, :1] > COLDEST, settings[:, :1], 0.0)
+    settings = np.hstack([temperature, settings[:, 1:]])
     if logits.device.type != "cpu":
         return draw_by_torch(logits, settings)
     ids, logprobs = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
@@ -38,10 +45,14 @@ def draw(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_by_torch(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same on a GPU. On CPU its many small operations would wait for threads to wake."""
+    """The same on a GPU, of temperatures that are 0 or can be divided by. On CPU its many small operations would wait
+    for threads to wake."""
     columns = torch.tensor(settings, device=logits.device)
     temperature, top_p, noise = columns[:, 0].float(), columns[:, 1].float(), columns[:, 2]
     greedy = temperature == 0
+    largest = logits.amax(-1, keepdim=True)
+    none = ~largest.isfinite()[:, 0]
+    logits = (logits - largest).masked_fill(none[:, None], 0.0)
     logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
     logprobs = torch.log_softmax(logits, -1)
     cut = (top_p < 1) & ~greedy
@@ -50,8 +61,9 @@ def draw_by_torch(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.
     cumulative = logprobs.double().exp_().cumsum(-1)
     at = noise[:, None] * cumulative[:, -1:]
     ids = torch.searchsorted(cumulative, at, right=True).squeeze(1)
-    ids = torch.where(greedy, logits.argmax(-1), ids)
-    chosen = logprobs.gather(1, ids[:, None]).squeeze(1).masked_fill(greedy, 0.0)
+    ids = torch.where(greedy, logits.argmax(-1), ids).masked_fill(none, NONE)
+    chosen = logprobs.gather(1, ids[:, None].clamp(min=0)).squeeze(1)
+    chosen = chosen.masked_fill(greedy, 0.0).masked_fill(none, torch.nan)
     return ids.cpu().numpy(), chosen.cpu().numpy()
 
 

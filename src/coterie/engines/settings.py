@@ -9,8 +9,8 @@ from coterie.engines.servers.vllm import VLLMSettings
 
 
 class EngineSettings(Settings):
-    """How a policy is sampled. On CPU in float32 nothing here changes what the in-process engine
-    samples; vLLM's tokens are its own."""
+    """How a policy is sampled. Where the in-process engine runs a model by compiled loops (Llama and Qwen2 on
+    CPU in float32) nothing here changes what is sampled; elsewhere rounding may. vLLM's tokens are its own."""
 
     kind: Literal["inprocess", "vllm"] = key(
         "inprocess", "The embedded engine, or vLLM servers (for what samples, not for rewards)."

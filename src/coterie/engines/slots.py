@@ -66,6 +66,10 @@ class Slots:
             values.view(-1, width).index_copy_(0, self._cells, value.reshape(-1, width))
         return keys[self._rows, :, :stop], values[self._rows, :, :stop]
 
+    def get_seq_length(self) -> int:
+        """Tokens before those that come next: some models ask, though they are told positions and mask."""
+        return self._length - (BLOCK if self._cells is None else 1)
+
     def copy(self, source: int, targets: Sequence[int], length: int) -> None:
         """Copy the first ``length`` tokens of a row to others."""
         self.reserve(max(targets, default=0) + 1, length)
@@ -73,6 +77,11 @@ class Slots:
             kept = store[:, source, :, :length]
             for target in targets:
                 store[:, target, :, :length] = kept
+
+    def wipe(self, row: int, length: int) -> None:
+        """Forget what a row held, of up to ``length`` tokens: what is masked is multiplied by 0, and NaN stays NaN."""
+        for store in (self.keys, self.values):
+            store[:, row, :, : stepped(length)] = 0.0
 
     @property
     def block_bytes(self) -> int:

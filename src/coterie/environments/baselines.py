@@ -23,6 +23,7 @@ from coterie.environments.dialogue import (
     DialogueState,
     QuestionEnvironment,
     Split,
+    answer_of,
 )
 from coterie.environments.exchange.environment import Exchange, ExchangeAlone
 from coterie.environments.votes import Vote
@@ -72,9 +73,9 @@ class Variant:
         self.formats: tuple[str, ...] = ()
         self.format_agents: tuple[str, ...] = ()
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """As the environment's own."""
-        return self.world.tasks(split, count, seed, iteration)
+        return self.world.tasks(split, count, seed, drawn)
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """As the environment's own, for an agent that works alone."""
@@ -96,6 +97,10 @@ class Variant:
         """As the environment's own."""
         return self.world.score(task, answer)
 
+    def well_formed(self, answer: str) -> bool:
+        """As the environment's own."""
+        return self.world.well_formed(answer)
+
     def similarity(self, answer: str, other: str) -> float:
         """As the environment's own."""
         return self.world.similarity(answer, other)
@@ -115,7 +120,7 @@ class SingleAgent(Variant):
 
     async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
         """Over after the one message."""
-        answer = self.answer(state.turns[-1].text)
+        answer = answer_of(self.world, state.task, state.turns[-1].text)
         end: End = "runaway" if cut else "turn_limit" if answer is None else "answered"
         return replace(state, answer=answer, end=end)
 
@@ -150,7 +155,7 @@ class MultiAgentDebate(Variant):
         answers = {
             turn.speaker.name: answer
             for turn in state.turns
-            if (answer := self.answer(turn.text)) is not None
+            if (answer := answer_of(self.world, state.task, turn.text)) is not None
         }
         last = [answers.get(agent) for agent in self.agents]
         winners = await asyncio.to_thread(self._voted, last)
@@ -176,11 +181,11 @@ class AutoForm(Variant):
 
 
 _DEBATE = (
-    "Several of you answer the same question. First answer by yourself. Then you see the others' "
-    "messages: hold them against your own steps, mend what was wrong, and answer again.\n"
+    "Several agents answer the same question. In your first message, answer it on your own. Then you see the messages "
+    "of the others: compare them with your own steps, correct your mistakes, and answer again.\n"
 )
 _CHOOSE = (
-    "First choose the shortest form for what you have to say that is not plain sentences, such as "
-    "a table, key = value pairs, logic, code, or one of your own. Name it at the beginning of your "
-    "first message, then write in it alone; only the mark of the answer stays as it is.\n"
+    "First choose a short form for your messages that is not plain sentences, such as a table, key = value pairs, "
+    "logic, code, or a form of your own. Name it at the beginning of your first message, and use it in all of your "
+    "messages. Only the line with the answer keeps the form that is shown below.\n"
 )

@@ -6,17 +6,20 @@ answer, and an answer counts if it does on all hidden calls what the reference d
 """
 
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.dialogue import GRADER, DialogueState, Grade, Split
+from coterie.environments.code_form import functions
+from coterie.environments.code_prompts import at_once, work
+from coterie.environments.code_text import MARKER, answer_in, code_of, legacy_code_of, visible
+from coterie.environments.dialogue import GRADER, WELL_FORMED, DialogueState, Grade, Split
 from coterie.environments.person import PERSON, REFERENCE, Person, Said, leaks
 from coterie.environments.services import Services
+from coterie.tools.sandbox.inside.plain import Wire
 from coterie.tools.sandbox.results import CallResult, Graded, Mode
+from coterie.tools.sandbox.shown import shown
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import End
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest, make_turn
@@ -28,22 +31,13 @@ TESTS = "tests"
 """The secret that holds the hidden calls, a JSON list."""
 SHOWN_REFERENCE = "\nReference:\n"
 """What the reference comes after, at the end of a critic's system prompt."""
-MARKER = "I WANT TO ANSWER:"
-"""Stands before the agent's answer; ColBench's own marker, so that its trajectories can be read."""
-OUTPUT = "OUTPUT:"
-"""What stands before it in an utterance are thoughts, which nobody else sees and the history drops."""
+FENCE = "```"
 LONGEST_VALUE = 200
 """Characters that are kept of what a call gave, and of why it failed."""
 REFUSED = (
     "import os", "from os", "import sys", "from sys", "sudo", "transformers", "exit(", "quit(", "argparse",
 )  # fmt: skip
 """Words with which ColBench's own grader gives an answer 0, wherever they stand; for ``legacy`` only."""
-
-
-_DIVIDER = re.compile(rf"(?<![#\"'])(?<!# ){re.escape(OUTPUT)}")
-"""Where thoughts end; not in a comment or a string of the code."""
-_FENCE = re.compile(r"```[ \t]*(?P<language>\w*)[ \t]*\n(?P<code>.*?)(?:```|\Z)", re.DOTALL)
-_PYTHON = ("python", "python3", "py", "py3")
 
 
 class Coding(ABC):
@@ -56,44 +50,42 @@ class Coding(ABC):
     metric = "success"
     formats: tuple[str, ...] = ()
     format_agents: tuple[str, ...] = ()
+    fenced = True
+    """Whether the prompt asks for a block between fences."""
     script: Person | None = None
     """Who plays the person if nobody else is named."""
 
-    def __init__(self, mode: Mode = "module", tolerance: float = 0.0) -> None:
+    def __init__(self, mode: Mode = "module", tolerance: float = 0.0, strict: bool = False) -> None:
         self.mode: Mode = mode
         self.tolerance = tolerance
+        self.strict = strict
         self._expected: dict[str, Sequence[CallResult]] = {}
 
     @abstractmethod
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """See ``DialogueEnvironment.tasks``."""
 
     # -- what is said -------------------------------------------------------------------------
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """How the agent is to work."""
-        return (Part(_WORK.format(turns=self.max_turns, marker=MARKER), source="task"),)
+        return (Part(work(self.max_turns, MARKER), source="task"),)
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """That the agent has to answer at once: the benchmark's single-turn baseline."""
-        return (Part(_AT_ONCE.format(marker=MARKER), source="task"),)
+        return (Part(at_once(MARKER), source="task"),)
 
     def opening(self, task: Task) -> str:
         """The person's request."""
         return str(task.public["question"])
 
     def visible(self, text: str) -> str:
-        """What follows ``OUTPUT:`` (up to a second one); a marker before it stays."""
-        parts = _DIVIDER.split(text)
-        if len(parts) == 1:
-            return text
-        before, seen = parts[0], parts[1].strip()
-        return f"{MARKER} {seen}" if MARKER in before and MARKER not in seen else seen
+        """What of an utterance the person can read."""
+        return visible(text)
 
     def answer(self, text: str) -> str | None:
-        """What stands after the marker, up to a second one; ``None`` without a marker."""
-        _, found, after = self.visible(text).partition(MARKER)
-        return after.partition(MARKER)[0].strip() if found else None
+        """The answer that an utterance gives."""
+        return answer_in(text)
 
     async def follow(self, state: DialogueState, services: Services) -> DialogueState:
         """Over with an answer, or with the last turn, which then counts as one; else the person replies."""
@@ -137,6 +129,9 @@ class Coding(ABC):
         common: dict[str, float | int | str] = {
             "turns": _own(state),
             "leaks": await leaks(replies, reference),
+            WELL_FORMED: float(
+                state.end == "answered" and self.well_formed(task, state.answer or "")
+            ),
         }
         if not code or (
             self.mode == "legacy" and any(word in (state.answer or "") for word in REFUSED)
@@ -144,27 +139,38 @@ class Coding(ABC):
             why = "a word that this grader refuses" if code else "no code"
             return Grade(0.0, {**common, "fraction": 0.0, "why": why})
         assert services.sandbox is not None, "a sandbox is part of this world"
-        found = await services.sandbox.grade(
-            code, calls, expected, mode=self.mode, tolerance=self.tolerance
+        found = await services.sandbox.grade_wires(
+            *(code, calls, expected),
+            mode=self.mode,
+            tolerance=self.tolerance,
+            strict=self.strict,
         )
         metrics = {**common, "fraction": found.fraction, "results": _results(found)}
         return Grade(float(found.success), metrics)
 
-    async def expected(self, task: Task, services: Services) -> list[Any]:
+    def well_formed(self, task: Task, answer: str) -> bool:
+        """Whether a marked answer has a whole function of a name that the reference has, in a closed block."""
+        wanted = functions(task.secrets[REFERENCE].reveal(GRADER))
+        closed = not self.fenced or answer.count(FENCE) >= 2
+        return closed and not wanted.isdisjoint(functions(self.code(answer)))
+
+    async def expected(self, task: Task, services: Services) -> list[Wire]:
         """What the reference gives for each hidden call, found once. Raises ``EngineError`` if it fails on one."""
         if task.id not in self._expected:
             assert services.sandbox is not None, "a sandbox is part of this world"
             reference = task.secrets[REFERENCE].reveal(GRADER)
-            self._expected[task.id] = await services.sandbox.run(
+            self._expected[task.id] = await services.sandbox.run_reference(
                 reference, hidden_calls(task), mode=self.mode
             )
+        wires = []
         for result in self._expected[task.id]:
-            if not result.ok:
+            if result.wire is None:
                 raise EngineError(
                     f"task {task.id} can't be graded: its reference fails on "
                     f"`{result.call}`: {result.reason}"
                 )
-        return [result.value for result in self._expected[task.id]]
+            wires.append(result.wire)
+        return wires
 
     def code(self, answer: str) -> str:
         """The code of an answer; in ``legacy`` mode as ColBench's own grader finds it."""
@@ -185,14 +191,15 @@ class SingleTurn(Coding):
     max_turns = 1
 
     def __init__(self, world: Coding) -> None:
-        super().__init__(world.mode, world.tolerance)
+        super().__init__(world.mode, world.tolerance, world.strict)
         self.world = world
         self.name = world.name
+        self.fenced = world.fenced
         self.script = world.script
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """As the world's own."""
-        return self.world.tasks(split, count, seed, iteration)
+        return self.world.tasks(split, count, seed, drawn)
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """As the world's own, for an agent that has to answer at once."""
@@ -231,23 +238,6 @@ def hidden_calls(task: Task) -> list[str]:
     return calls
 
 
-def code_of(answer: str) -> str:
-    """The code of an answer: what is in its first fence, of Python if there is one; else all of it."""
-    fences = list(_FENCE.finditer(answer))
-    if not fences:
-        return legacy_code_of(answer)
-    python = (one for one in fences if one["language"].lower() in _PYTHON)
-    return next(python, fences[0])["code"].strip()
-
-
-def legacy_code_of(answer: str) -> str:
-    """As :func:`code_of`, but a fence of another spelling (``py``, ``Python``) is part of the code."""
-    _, fence, after = answer.partition("```python")
-    if not fence:
-        _, fence, after = answer.partition("```")
-    return (after.partition("```")[0] if fence else answer).strip()
-
-
 def _own(state: DialogueState) -> int:
     return sum(turn.speaker.name == AGENT for turn in state.turns)
 
@@ -258,24 +248,9 @@ def _results(graded: Graded) -> str:
         [
             {
                 "passed": test.passed,
-                "gave": repr(test.result.value)[:LONGEST_VALUE] if test.result.ok else None,
+                "gave": shown(test.result.wire, LONGEST_VALUE) if test.result.wire else None,
                 "why": test.reason[:LONGEST_VALUE],
             }
             for test in graded.tests
         ]
     )
-
-
-_WORK = (
-    "You write Python functions for people. The person who writes to you wants one function, made for their own "
-    "case, and has not told you all that it must do.\n"
-    "- Ask before you write: what the request leaves open is decided in the person's head, and a guess is nearly "
-    "always wrong.\n"
-    "- One simple question at a time; the person knows no code and answers in a sentence or two.\n"
-    "- You have {turns} messages in all. Be brief, and answer before they are used up.\n"
-    "- When you know enough, write {marker} and after it only the code of the function, without explanation."
-)
-_AT_ONCE = (
-    "You write Python functions for people. Answer at once: write {marker} and after it only the code of the function "
-    "that is asked for, without explanation."
-)

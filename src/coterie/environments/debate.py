@@ -11,14 +11,12 @@ from coterie.datasets.problem_rows import ChoiceRow
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.agents import named, others
 from coterie.environments.dialogue import Split, gold_answer, secret_answers
-from coterie.environments.equality import same_mathematics, same_text
-from coterie.environments.extraction import (
-    boxed_answer,
-    boxed_number,
-    marked_answer,
-    same_number,
-)
+from coterie.environments.equality import option_of, same_text
+from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
+from coterie.environments.mathematics import same_mathematics
+from coterie.environments.numbers import same_number
 from coterie.environments.rows import Rows
+from coterie.environments.rules import LENGTH, answer_rule
 from coterie.environments.solo import solo_prompt
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
@@ -32,26 +30,40 @@ class Subject:
     """What the solver is said to be good at."""
     ending: str
     """How it must give its answer."""
+    example: str
+    """The answer that ``ending`` shows, as ``read`` reads it."""
     read: Callable[[str], str | None]
     same: Callable[[str, str], bool]
     """Whether an answer (second) is the same as the right one, or as the one before it (first)."""
 
 
+NO_MISTAKE = "I found no mistake."
+"""What a critic says that has nothing to say."""
+EVERY = "End every message"
+
 ARITHMETIC = Subject(
     "arithmetic",
-    "End each message with \\boxed{number}: your answer, a number with no unit.",
+    answer_rule(EVERY, "a number without a unit", "1250", r"\boxed{1250}"),
+    "1250",
     boxed_number,
     same_number,
 )
 MATHEMATICS = Subject(
     "mathematics",
-    "End each message with \\boxed{answer}: your answer and nothing else, in LaTeX.",
+    answer_rule(EVERY, "in LaTeX", "three sevenths", r"\boxed{\frac{3}{7}}"),
+    r"\frac{3}{7}",
     boxed_answer,
     same_mathematics,
 )
 CHOICE = Subject(
     "answering questions with options",
-    "End each message with <A>answer</A>: the text of the option that you choose, word for word.",
+    answer_rule(
+        EVERY,
+        "the text of the option that you choose, word for word",
+        "the option `a full moon`",
+        "<A>a full moon</A>",
+    ),
+    "a full moon",
     marked_answer,
     same_text,
 )
@@ -78,22 +90,27 @@ class Debate:
         self.format_agents: tuple[str, ...] = self.agents[:1]
         self._rows = Rows(name, source)
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
-        rows = self._rows.draw(split, count, seed, iteration)
+        rows = self._rows.draw(split, count, seed, drawn)
         return [self._task(row) for row in rows]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The agent's role, and the problem."""
-        role = self._solver() if agent == self.agents[0] else self._critic(agent)
+        """The agent's role, the rules, the problem."""
+        role, rules = self._solver() if agent == self.agents[0] else self._critic(agent)
+        own = frozenset({agent})
         return (
-            Part(role, audience=frozenset({agent}), source="task"),
-            Part(f"\nProblem: {task.public['question']}", source="task"),
+            Part(f"{role}Rules:\n{rules}", audience=own, source="task"),
+            Part(f"\n\nProblem: {task.public['question']}", source="task"),
         )
 
     def answer(self, text: str) -> str | None:
         r"""What stands in the last ``\boxed{...}`` or ``<A>...</A>``."""
         return self.subject.read(text)
+
+    def option(self, task: Task, answer: str) -> str:
+        """The option that an answer names, where the problem has options, as it is spelled there."""
+        return option_of(answer, _options(task))
 
     def same(self, first: str, second: str) -> bool:
         """Whether two answers are equal as numbers, as mathematics, or as texts."""
@@ -101,7 +118,16 @@ class Debate:
 
     def score(self, task: Task, answer: str | None) -> float:
         """Whether the answer is the same as the right one, 0 or 1."""
-        return float(answer is not None and self.subject.same(gold_answer(task), answer))
+        if answer is None:
+            return 0.0
+        gold = gold_answer(task)
+        if self.subject is CHOICE:  # files of the released code name no options
+            answer = option_of(answer, _options(task) or [gold])
+        return float(self.subject.same(gold, answer))
+
+    def well_formed(self, answer: str) -> bool:
+        """Whether it is not the example of the prompt."""
+        return answer != self.subject.example
 
     def similarity(self, answer: str, other: str) -> float:
         """Whether the two answers are the same, 0 or 1."""
@@ -111,29 +137,41 @@ class Debate:
         """The problem."""
         return solo_prompt(str(task.public["question"]), self.subject.ending)
 
-    def _solver(self) -> str:
+    def _solver(self) -> tuple[str, str]:
+        """Role and rules."""
         solver, *critics = self.agents
-        read = "reads" if len(critics) == 1 else "read"
+        read, point = ("reads", "points") if len(critics) == 1 else ("read", "point")
         return (
-            f"You are {solver} and good at {self.subject.skill}. {named(critics)} {read} your work "
-            "and may find mistakes in it; mend them.\n"
-            "- Go step by step.\n"
-            f"- {self.subject.ending}"
+            f"You are {solver}, and you are good at {self.subject.skill}. Solve the problem below. {named(critics)} "
+            f"{read} your messages and {point} out mistakes.\n",
+            "- Solve the problem step by step.\n"
+            "- If you are told of a mistake, check that step. Correct it if it is wrong, and give your answer again.\n"
+            f"{LENGTH}{self.subject.ending}",
         )
 
-    def _critic(self, agent: str) -> str:
+    def _critic(self, agent: str) -> tuple[str, str]:
+        """Role and rules."""
         solver, *critics = self.agents
-        readers = named([*others(agent, critics), "you"])
+        more = others(agent, critics)
+        also = f", as {named(more)} does," if more else ""
         return (
-            f"You are {agent}. {solver} solves a problem; {readers} read the work and look for "
-            "mistakes.\n"
-            "- Go through it step by step; name each mistake and say how to mend it.\n"
-            "- Never state the answer yourself.\n"
-            "- Tokens are dear: as few words as can be understood. If all is right, say only that."
+            f"You are {agent}. {solver} solves the problem below. You read the solution{also} and look for mistakes.\n",
+            "- Check the solution step by step. Name each mistake and say how to correct it.\n"
+            "- Do not give an answer to the problem yourself.\n"
+            f"{LENGTH}"
+            f"- If there is no mistake, reply with this sentence only:\n{NO_MISTAKE}",
         )
 
     def _task(self, row: QuestionRow) -> Task:
-        return Task(f"{self.name}-{row.id}", {"question": asked(row)}, secret_answers(row))
+        public: dict[str, object] = {"question": asked(row)}
+        if isinstance(row, ChoiceRow):
+            public["options"] = list(row.choices)
+        return Task(f"{self.name}-{row.id}", public, secret_answers(row))
+
+
+def _options(task: Task) -> list[str]:
+    """The options of a problem; none where it has none, or its file does not name them."""
+    return task.public.get("options", [])  # type: ignore[return-value]
 
 
 def asked(row: QuestionRow) -> str:

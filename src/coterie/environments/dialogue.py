@@ -6,14 +6,18 @@ and when the talk ends. States are frozen, so a branch of a tree is a copy of no
 
 import asyncio
 import json
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from coterie.datasets.rows import QuestionRow
+from coterie.engines.protocol import EngineError
 from coterie.environments.person import PERSON
 from coterie.environments.services import NO_SERVICES, Services
+from coterie.errors import UserError
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import End
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
@@ -22,7 +26,28 @@ FORMAT_SOURCE = "format"
 """Source of the prompt part that asks for a format; ``drop_format`` removes exactly these parts."""
 GRADER = "grader"
 """The only role that may read a gold answer."""
+WELL_FORMED = "well_formed"
+"""The metric of a grade that says whether an answer was found in the form that was asked for, 0 or 1."""
 Split = Literal["train", "heldout"]
+
+
+class WorldError(EngineError):
+    """An environment met what it did not expect: the item that met it fails, and no other."""
+
+
+@contextmanager
+def _faults_of(environment: object) -> Iterator[None]:
+    """Turns every exception that an environment did not mean to raise into a :class:`WorldError`."""
+    try:
+        yield
+    except (EngineError, UserError):
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        what = "".join(traceback.format_exception_only(error)).strip()
+        raise WorldError(
+            f"{type(environment).__name__} failed with {what} ({place.filename}:{place.lineno})"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +87,11 @@ class DialogueEnvironment(Protocol):
     format_agents: tuple[str, ...]
     """The agents that a format prompt is shown to."""
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """``count`` tasks of ``train`` or ``heldout``; the splits share no task.
 
-        Each iteration gets the next training tasks. A data set that has fewer gives what it has.
+        ``drawn`` are the counts of the draws before this one, of which these training tasks are the
+        continuation: none comes again before all have come. A data set that has fewer gives what it has.
         """
         ...
 
@@ -100,9 +126,22 @@ class Scored(Protocol):
         """The benchmark's metric for a final answer, in [0, 1]."""
         ...
 
+    def well_formed(self, answer: str) -> bool:
+        """Whether an answer that was found is more than a copy of what the prompt shows as an example."""
+        ...
+
 
 class QuestionEnvironment(DialogueEnvironment, Scored, Protocol):
     """A world of agents who look for the answer to a question."""
+
+
+@runtime_checkable
+class WithOptions(Protocol):
+    """What an environment has besides if answers name options of a task."""
+
+    def option(self, task: Task, answer: str) -> str:
+        """The option that an answer names, as the task spells it; else the answer as it is."""
+        ...
 
 
 @runtime_checkable
@@ -154,6 +193,10 @@ def _is_scored(environment: Any) -> TypeGuard[Scored]:
     return _is(environment.__class__, Scored)
 
 
+def _has_options(environment: Any) -> TypeGuard[WithOptions]:
+    return _is(environment.__class__, WithOptions)
+
+
 def _has_rules(environment: Any) -> TypeGuard[OwnRules]:
     return _is(environment.__class__, OwnRules)
 
@@ -164,7 +207,8 @@ def begin(
     """How a dialogue begins; ``root`` is that of its tree."""
     if not has_person(environment):
         return DialogueState(task, format)
-    said = Part(environment.opening(task), source="task")
+    with _faults_of(environment):
+        said = Part(environment.opening(task), source="task")
     first = make_turn(root, Speaker("person", PERSON), [said], author="task")
     return DialogueState(task, format, (first,))
 
@@ -181,11 +225,12 @@ def messages(
 
     An environment with rules of its own (:class:`OwnRules`) says which turns.
     """
-    parts = environment.system_parts(state.task, agent)
-    if state.format is not None and agent in environment.format_agents:
-        parts += (Part(f"\nFormat: {state.format}", source=FORMAT_SOURCE),)
-    heard = environment.heard(state, agent) if _has_rules(environment) else state.turns
-    return (Message("system", parts), *(_shown(environment, turn, agent) for turn in heard))
+    with _faults_of(environment):
+        parts = environment.system_parts(state.task, agent)
+        if state.format is not None and agent in environment.format_agents:
+            parts += (Part(f"\nFormat: {state.format}", source=FORMAT_SOURCE),)
+        heard = environment.heard(state, agent) if _has_rules(environment) else state.turns
+        return (Message("system", parts), *(_shown(environment, turn, agent) for turn in heard))
 
 
 def _shown(environment: DialogueEnvironment, turn: Turn, agent: str) -> Message:
@@ -219,31 +264,49 @@ async def step(
     rules, if it has any (:class:`OwnRules`, :class:`WithPerson`).
     """
     now = replace(state, turns=(*state.turns, turn))
-    if has_person(environment):
-        return await environment.follow(now, services)
-    if _has_rules(environment):
-        return await environment.settle(now, cut=cut)
-    answer = environment.answer(turn.text)
+    with _faults_of(environment):
+        if has_person(environment):
+            return await environment.follow(now, services)
+        if _has_rules(environment):
+            return await environment.settle(now, cut=cut)
+        return await _talk(environment, now, cut)
+
+
+async def _talk(environment: DialogueEnvironment, now: DialogueState, cut: bool) -> DialogueState:
+    """The state after the newest turn of agents who talk until they agree."""
+    turn = now.turns[-1]
+    answer = answer_of(environment, now.task, turn.text)
     end: End | None = None
     if cut:
         end = "runaway"
-    elif await _same(environment, state.answer, answer):
+    elif await _same(environment, now.answer, answer):
         end = "agreed"
     elif len(now.turns) >= environment.max_turns:
         end = "turn_limit"
-    return replace(now, answer=answer or state.answer, end=end)
+    return replace(now, answer=answer or now.answer, end=end)
+
+
+def answer_of(environment: DialogueEnvironment, task: Task, text: str) -> str | None:
+    """The answer to a task that an utterance gives, in one spelling; ``None`` if it gives none."""
+    answer = environment.answer(text)
+    if answer is None or not _has_options(environment):
+        return answer
+    return environment.option(task, answer)
 
 
 async def graded(
     environment: DialogueEnvironment, state: DialogueState, services: Services = NO_SERVICES
 ) -> Grade:
     """The grade of a dialogue that has ended; 0 for a runaway. Comparing mathematics may take seconds."""
-    if has_person(environment):
-        return await environment.grade(state, services)
-    if state.end == "runaway":
-        return Grade(0.0)
-    assert _is_scored(environment), "a world without a person is graded by its answers"
-    return Grade(await asyncio.to_thread(environment.score, state.task, state.answer))
+    with _faults_of(environment):
+        if has_person(environment):
+            return await environment.grade(state, services)
+        answer = state.answer
+        if state.end == "runaway" or answer is None:
+            return Grade(0.0, {WELL_FORMED: 0.0})
+        assert _is_scored(environment), "a world without a person is graded by its answers"
+        score = await asyncio.to_thread(environment.score, state.task, answer)
+        return Grade(score, {WELL_FORMED: float(score > 0 or environment.well_formed(answer))})
 
 
 async def _same(environment: DialogueEnvironment, before: str | None, answer: str | None) -> bool:

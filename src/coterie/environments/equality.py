@@ -1,16 +1,16 @@
-r"""When two answers are the same: equal texts, or equal mathematics.
+"""When two answers are the same text, the same option, or the same to math-verify.
 
-Mathematics is compared by math-verify, in a process of its own (``math_worker``) that is ended if it
-takes too long. Most answers are settled before, by one spelling of their LaTeX.
+math-verify runs in a process of its own (``math_worker``) that is ended if it takes too long.
+``environments.mathematics`` settles most answers without it.
 """
 
 import atexit
 import contextlib
 import json
-import re
 import select
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -20,44 +20,31 @@ LIMIT = 12.0
 """Seconds for a comparison; its own limits (see ``math_worker``) come earlier, but a signal waits for C code."""
 START = 120.0
 """Seconds for the process to come up; it reads in sympy."""
-LONGEST = 1000
-"""Characters; an answer that is longer is equal to its own text only."""
-
-_SPELLINGS = (
-    (re.compile(r"\\[dt]frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"\\(?:left|right)(?![a-zA-Z])"), ""),
-    (re.compile(r"\\(?:text|mathrm|textbf|mbox)\{([^{}]*)\}"), r"\1"),
-    (re.compile(r"\\frac(\d)(\d)"), r"\\frac{\1}{\2}"),
-    (re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,)(?=\d{3}(?!\d))"), ""),
-    (re.compile(r"\\[,;:! ]|[\s$]"), ""),
-)
 
 
 def same_text(first: str, second: str) -> bool:
-    """Equal texts, whatever their case and spacing."""
-    return first.casefold().split() == second.casefold().split()
+    """Equal texts, whatever their spacing."""
+    return first.split() == second.split()
 
 
-def spelling(latex: str) -> str:
-    """One spelling for answers that differ in spaces, sizes of brackets, and forms of commands."""
-    for pattern, instead in _SPELLINGS:
-        latex = pattern.sub(instead, latex)
-    return latex.removesuffix(".")
+def option_of(answer: str, options: Sequence[str]) -> str:
+    """The option that an answer names: in its own case, or in any if only one is spelled so.
 
-
-def same_mathematics(gold: str, given: str) -> bool:
-    """Whether two answers in LaTeX are equal, such as ``\\frac{1}{2}`` and ``0.5``.
-
-    Takes milliseconds as a rule, seconds at the very worst; an answer that can't be read or takes too
-    long equals its own spelling only. May be called from any thread.
+    An answer that names none, or one of several that differ in their case only, is left as it is.
     """
-    if spelling(gold) == spelling(given):
-        return True
-    return max(len(gold), len(given)) <= LONGEST and _compared(gold, given)
+    words = answer.split()
+    if any(option.split() == words for option in options):
+        return answer
+    folded = answer.casefold().split()
+    named = {tuple(o.split()): o for o in options if o.casefold().split() == folded}
+    return next(iter(named.values())) if len(named) == 1 else answer
 
 
 @lru_cache(maxsize=65536)
-def _compared(gold: str, given: str) -> bool:
+def compared(gold: str, given: str) -> bool:
+    """What math-verify says of two answers in LaTeX; ``False`` if it takes too long. May be called from
+    any thread.
+    """
     return _WORKER.equal(gold, given)
 
 

@@ -1,6 +1,5 @@
 """Pools of formats from files: JSONL with ``{"index", "format"}`` a line, or a YAML list of texts."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,8 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, StringConstraints, ValidationError
 
+from coterie.config.plain import wrong_at
+from coterie.config.text import read_json
 from coterie.errors import UserError
 
 LONGEST = 400
@@ -35,7 +36,7 @@ def read_pool(file: Path) -> tuple[str, ...]:
     if file.suffix not in SUFFIXES:
         raise UserError(f"{file} is of an unknown format", f"give one of {', '.join(SUFFIXES)}")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the pool of formats {file} can't be read: {error}", _TODO) from error
     lines = _jsonl(text, file) if file.suffix == ".jsonl" else _yaml(text, file)
@@ -44,10 +45,7 @@ def read_pool(file: Path) -> tuple[str, ...]:
         try:
             one = FormatLine.model_validate({"format": raw} if isinstance(raw, str) else raw)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            said = f"{place}: {first['msg']}" if place else first["msg"]
-            raise _broken(file, number, said) from error
+            raise _broken(file, number, wrong_at(error.errors()[0])) from error
         if one.format in pool:
             raise _broken(file, number, f"the same format is in line {pool[one.format]}")
         pool[one.format] = number
@@ -70,8 +68,8 @@ def _jsonl(text: str, file: Path) -> Iterator[tuple[int, object]]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
+                yield number, read_json(line)
+            except ValueError as error:
                 raise _broken(file, number, f"no JSON ({error})") from error
 
 

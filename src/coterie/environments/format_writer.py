@@ -99,18 +99,18 @@ def _request(setting: Setting, known: Sequence[str]) -> list[Utterance]:
 
 _TASK: dict[Setting, str] = {
     "exchange": (
-        "Language models solve a task together: each knows a part of the facts, and they write short "
-        "messages to each other. You think of forms in which such messages can be written, shorter than "
-        "plain sentences and still understood by the reader."
+        "Language models solve a task together: each knows a part of the facts, and they write short messages to each "
+        "other. You invent forms in which such messages can be written. A form is shorter than plain sentences, and "
+        "the reader still understands it."
     ),
     "debate": (
-        "A language model answers a question with options and shows its steps to another one, which "
-        "looks for mistakes. You think of forms in which the steps can be written, shorter than plain "
-        "sentences and still easy to check."
+        "A language model answers a question with options and shows its steps to another one, which looks for "
+        "mistakes. You invent forms in which the steps can be written. A form is shorter than plain sentences, and "
+        "still easy to check."
     ),
 }
 _LAST = (
-    "Write one more instruction of one sentence for a form that is unlike all of these, with a tiny example "
-    "if it needs one. No codes that a reader must decipher, such as Morse or binary. Reply with the "
-    "instruction alone."
+    "Write one more instruction, for a form that is unlike all of these. It has one sentence, and a short example if "
+    "it needs one. Do not use codes that a reader must decipher, such as Morse or binary. A reply that is cut off is "
+    "lost. Reply with the instruction alone, in this form:\nWrite key = value pairs, one to a line."
 )

@@ -6,10 +6,10 @@ select from; the instruction is dropped from the training rows. Debates on mathe
 """
 
 EXCHANGE_FORMATS: tuple[str, ...] = (
-    "Write only facts with arrows, such as: Lima -> capital of -> Peru.",
+    "Write facts with arrows, such as: Lima -> capital of -> Peru.",
     "Write key = value pairs, one to a line.",
     "Write rows of a table with | between the cells; the first row names the columns.",
-    "Write JSON objects with short keys and nothing around them.",
+    "Write JSON objects with short keys.",
     "Write like function calls: ask(x), tell(x, y), sure(y).",
     "Write a bullet list, at most six words to a bullet.",
     "Write telegrams: no articles, no filler, STOP between statements.",
@@ -18,7 +18,7 @@ EXCHANGE_FORMATS: tuple[str, ...] = (
     "Write YAML with two levels at most.",
     "Write a tree: indent what belongs to the line above it.",
     "Abbreviate every name to its initials after its first mention.",
-    "Write logic: AND, OR, NOT, => and names, nothing else.",
+    "Write logic with names, AND, OR, NOT and =>.",
     "Begin each line with ? for what you need and ! for what you know.",
     "Write equations between names, and put a question mark in place of what is unknown.",
     "Write one line of tags, such as #film #1994 #director=Lee.",

@@ -10,17 +10,20 @@ from typing import Literal
 
 from coterie.datasets.context_rows import BLANK, CbtRow, TriviaRow
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.agents import others
+from coterie.environments.agents import named, others
 from coterie.environments.answers import f1
 from coterie.environments.contexts import deal
 from coterie.environments.dialogue import Split, gold_answers, secret_answers
 from coterie.environments.extraction import marked_answer
 from coterie.environments.rows import Rows
+from coterie.environments.rules import LENGTH, answer_rule
 from coterie.environments.solo import solo_prompt
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
 
 Context = Literal["paragraph", "first_sentence"]
+EXAMPLE = "Lake Geneva"
+"""The answer that the prompts show as an example."""
 
 
 class InformationExchange:
@@ -44,9 +47,9 @@ class InformationExchange:
         self.format_agents = self.agents
         self._rows = Rows(name, source)
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
-        rows = self._rows.draw(split, count, seed, iteration)
+        rows = self._rows.draw(split, count, seed, drawn)
         return [self._task(row) for row in rows]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
@@ -57,7 +60,7 @@ class InformationExchange:
             Part(_role(agent, others(agent, self.agents)), audience=own, source="task"),
             *(Part(f"- {note}\n", audience=own, source="task") for note in notes[agent]),
             Part(_rules(len(self.agents)), source="task"),
-            Part(f"Question: {task.public['question']}", source="task"),
+            Part(f"\n\nQuestion: {task.public['question']}", source="task"),
         )
 
     def answer(self, text: str) -> str | None:
@@ -72,6 +75,10 @@ class InformationExchange:
         """F1 of the answer's words, the best over all right answers."""
         return f1(answer, gold_answers(task))
 
+    def well_formed(self, answer: str) -> bool:
+        """Whether it is not the example of the prompt."""
+        return answer != EXAMPLE
+
     def similarity(self, answer: str, other: str) -> float:
         """F1 of their words."""
         return f1(answer, [other])
@@ -80,8 +87,7 @@ class InformationExchange:
         """All notes, each once, and the question."""
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
         everything = dict.fromkeys(note for held in notes.values() for note in held)
-        ending = "End each message with <A>answer</A> with nothing but the answer in it."
-        return solo_prompt(str(task.public["question"]), ending, everything)
+        return solo_prompt(str(task.public["question"]), _ending("End your message"), everything)
 
     def _task(self, row: QuestionRow) -> Task:
         id_ = f"{self.name}-{row.id}"
@@ -100,29 +106,25 @@ def asked(row: QuestionRow) -> str:
 
 
 def _role(agent: str, partners: Sequence[str]) -> str:
-    everybody = ", ".join(partners)
     other = "other" if len(partners) == 1 else "others"
     return (
-        f"You are {agent}. {everybody} and you answer one question together. Each of you "
-        f"has notes that the {other} can't see.\nYour notes:\n"
+        f"You are {agent}. You answer one question together with {named(partners)}. Each of you has notes that the "
+        f"{other} cannot see.\nYour notes:\n"
     )
 
 
 def _rules(agents: int) -> str:
-    partner, you, all_of_you = (
-        ("partner", "you two", "both of you")
-        if agents == 2
-        else ("partners", f"you {_COUNTS[agents]}", "two of you")
-    )
+    partner, both = ("partner", "both") if agents == 2 else ("partners", "two")
     return (
         "Rules:\n"
-        f"- Tell your {partner} what bears on the question and ask for what you lack; think "
-        "step by step.\n"
-        f"- Rely on the notes of {you} only.\n"
-        f"- Tokens are dear: no small talk, as few words as your {partner} can understand.\n"
-        "- Once you know, write <A>answer</A> with nothing but the answer in it. The talk "
-        f"is over when {all_of_you} have marked the same answer.\n"
+        f"- Tell your {partner} which facts in your notes matter for the question, and ask for the facts that you "
+        "need. Think step by step.\n"
+        f"- Use only the facts in your notes and in the messages of your {partner}.\n"
+        f"{LENGTH}"
+        f"- The conversation is over when {both} of you have given the same answer.\n"
+        f"{_ending('As soon as you know the answer, end your message')}"
     )
 
 
-_COUNTS = {3: "three"}
+def _ending(when: str) -> str:
+    return answer_rule(when, "a name or a few words", EXAMPLE, f"<A>{EXAMPLE}</A>")

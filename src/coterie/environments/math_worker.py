@@ -13,6 +13,8 @@ import logging
 import resource
 import sys
 
+DIGITS = 12
+"""After the point, to which numbers are compared that are no rational ones."""
 SECONDS = 3
 """For reading an answer, and for a comparison."""
 MEMORY = 4 * 2**30
@@ -30,7 +32,10 @@ def main() -> None:
     for line in sys.stdin:
         texts = [f"${text.strip().strip('$')}$" for text in json.loads(line)]
         gold, given = (parse(text, reading, parsing_timeout=SECONDS) for text in texts)
-        print(json.dumps(verify(gold, given, timeout_seconds=SECONDS)), flush=True)
+        print(
+            json.dumps(verify(gold, given, float_rounding=DIGITS, timeout_seconds=SECONDS)),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

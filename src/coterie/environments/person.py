@@ -76,16 +76,18 @@ class ModelPerson:
 
     async def reply(self, task: Task, said: Sequence[Said], seed: int) -> str:
         """One reply of the model, cut at a sentence; some models repeat the name that stands before it."""
-        reply = await self.chat.ask([Utterance("user", role(task, said))], seed)
+        reply = await self.chat.ask(
+            [Utterance("user", role(task, said, self.settings.longest))], seed
+        )
         text = reply.text.strip().removeprefix("You:")
         return cut_reply(text, self.settings.longest, unfinished=reply.cut)
 
 
-def role(task: Task, said: Sequence[Said]) -> str:
+def role(task: Task, said: Sequence[Said], longest: int) -> str:
     """What a model is told that plays the person; what changes from turn to turn stands last."""
     lines = [f"{'You' if who == PERSON else 'Assistant'}: {text}" for who, text in said]
     code = task.secrets[REFERENCE].reveal(PERSON)
-    return _ROLE.format(code=code, transcript="\n".join([*lines, "You:"]))
+    return _ROLE.format(code=code, longest=longest, transcript="\n".join([*lines, "You:"]))
 
 
 def cut_reply(text: str, longest: int, *, unfinished: bool = False) -> str:
@@ -118,12 +120,14 @@ async def leaks(replies: Sequence[str], reference: str) -> int:
 
 
 _ROLE = (
-    "Play a person who asked an assistant for a Python function. The person wants it to do exactly what this "
-    "code does, but cannot read or write code:\n\n"
+    "Play a person who asked an assistant for a Python function. The function must do exactly what this code does. The "
+    "person knows what it does, but cannot read or write code:\n\n"
     "{code}\n\n"
     "Rules:\n"
-    "- Answer the assistant's last message in one or two short sentences, in plain words.\n"
-    "- Say only what the code above tells. If it does not tell, say that you do not know.\n"
-    "- Never quote or write code, and do not tell more than was asked.\n\n"
+    "- Answer the last message of the assistant in one or two short sentences, in plain words. Write the sentences "
+    "alone.\n"
+    "- A reply of more than {longest} characters is cut off.\n"
+    "- Say only what the code above does. If the code does not tell, say: I do not know.\n"
+    "- Do not quote or write code, and do not tell more than the assistant asked.\n\n"
     "The conversation so far:\n{transcript}"
 )

@@ -15,7 +15,7 @@ from coterie.environments.format_pool import read_pool
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.environments.information_exchange import Context, InformationExchange
 from coterie.environments.persona.environment import Persona
-from coterie.errors import UserError
+from coterie.errors import UserError, did_you_mean
 from coterie.tools.sandbox.results import Mode
 
 EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
@@ -73,6 +73,12 @@ class DataSettings(Settings):
     tolerance: float = key(
         0.0, "Of code: two floats are equal that differ by no more, relatively; 0 is exact.", ge=0
     )
+    strict: bool = key(
+        False,
+        "Of code: results must have the right types too. Else 1, 1.0 and True are equal, and an iterator is the list "
+        "of what it yields.",
+        source="SWEET-RL's code: Python's ==",
+    )
     format_pool_file: str | None = key(
         None,
         "A file of formats (JSONL or YAML) instead of the packaged pool; `coterie data prompt-pool` "
@@ -89,8 +95,8 @@ def content(name: str, data: DataSettings) -> str:
     """
     rows = "" if name in GENERATED else checksum(name, data.source)
     more = [] if data.agents == 2 else [f"{data.agents} agents"]
-    if name in CODING and (data.grading != "module" or data.tolerance):
-        more.append(f"{data.grading} {data.tolerance}")
+    if name in CODING and (data.grading != "module" or data.tolerance or data.strict):
+        more.append(f"{data.grading} {data.tolerance}" + " strict" * data.strict)
     if data.turns is not None:
         more.append(f"{data.turns} turns")
     if data.format_pool_file is not None:
@@ -109,7 +115,10 @@ def environment(name: str, data: DataSettings | None = None) -> QuestionEnvironm
         return coding_environment(name, data)
     if name in QUESTIONS:
         return question_environment(name, data)
-    raise UserError(f"dataset={name!r} is not known", f"use one of: {', '.join(NAMES)}")
+    raise UserError(
+        f"dataset={name!r} is not known",
+        f"{did_you_mean(name, NAMES)}use one of: {', '.join(NAMES)}",
+    )
 
 
 def question_environment(name: str, data: DataSettings | None = None) -> QuestionEnvironment:
@@ -159,5 +168,5 @@ def _coding_environment(name: str, data: DataSettings) -> Coding:
             "leave data.agents and data.format_pool_file out",
         )
     if name == "persona":
-        return Persona(data.grading, data.tolerance)
-    return Backend(name, data.source, data.grading, data.tolerance)
+        return Persona(data.grading, data.tolerance, data.strict)
+    return Backend(name, data.source, data.grading, data.tolerance, data.strict)

@@ -19,23 +19,38 @@ class Rows:
         self.source = source
         self._splits: dict[Split, list[QuestionRow]] | None = None
 
-    def draw(self, split: Split, count: int, seed: int, iteration: int) -> list[QuestionRow]:
-        """As :func:`window`, of one split. Raises ``UserError`` for missing or broken data."""
+    def draw(
+        self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()
+    ) -> list[QuestionRow]:
+        """Held-out rows from the first on, or a draw of training rows: see :func:`draws`.
+
+        Raises ``UserError`` for missing or broken data.
+        """
         if self._splits is None:
             self._splits = load_splits(self.name, self.source)
-        return window(self._splits[split], split, count, seed, iteration)
+        rows = self._splits[split]
+        return rows[:count] if split == "heldout" else draws(rows, (*drawn, count), seed)[-1]
 
 
-def window(rows: Sequence[Row], split: Split, count: int, seed: int, iteration: int) -> list[Row]:
-    """The rows of one iteration: held-out rows from the first on; training rows in an order drawn
-    by ``seed``, going on where the iteration before ended and beginning again after the last.
+def draws(rows: Sequence[Row], counts: Sequence[int], seed: int) -> list[list[Row]]:
+    """Rows of one draw after another: one cursor over all rows in an order drawn by ``seed``.
 
-    No row comes twice in an iteration, so there are at most ``len(rows)``.
+    No row comes again before all have come; then they are shuffled anew. A draw that begins in one
+    order and ends in the next takes no row twice, so it has at most ``len(rows)``: those that it has
+    come last in the new order.
     """
-    if split == "heldout":
-        return list(rows[:count])
-    order = list(rows)
-    random.Random(f"order/{seed}").shuffle(order)
-    count = min(count, len(order))
-    start = iteration * count % len(order)
-    return (order[start:] + order[:start])[:count]
+    left: list[int] = []
+    epochs, found = 0, []
+    for count in counts:
+        taken = left[:count]
+        left = left[len(taken) :]
+        more = min(count, len(rows)) - len(taken)
+        if more > 0:
+            fresh = list(range(len(rows)))
+            random.Random(f"order/{seed}/{epochs}").shuffle(fresh)
+            epochs += 1
+            had = set(taken)
+            left = sorted(fresh, key=had.__contains__)
+            taken, left = taken + left[:more], left[more:]
+        found.append([rows[index] for index in taken])
+    return found

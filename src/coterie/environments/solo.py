@@ -1,4 +1,4 @@
-"""The prompt of an agent that answers a question alone: all notes, step-by-step reasoning, a mark.
+"""The prompt of an agent that answers a question alone: all notes, step-by-step reasoning, the answer's form.
 
 Chain of thought without examples (Kojima et al. 2022, "Large Language Models are Zero-Shot
 Reasoners"), for the baselines of ``environments.baselines``.
@@ -6,20 +6,20 @@ Reasoners"), for the baselines of ``environments.baselines``.
 
 from collections.abc import Iterable
 
+from coterie.environments.rules import LENGTH
 from coterie.trajectories.turn import Part
 
 
 def solo_prompt(question: str, ending: str, notes: Iterable[str] = ()) -> tuple[Part, ...]:
     """What an agent is told who has the whole problem; ``ending`` is the rule for its answer."""
     listed = tuple(Part(f"- {note}\n", source="task") for note in notes)
-    rules = "Rules:\n- Think step by step, and write the steps down before the answer.\n"
+    rules = "Rules:\n- Think step by step, and write down the steps before the answer.\n"
     if listed:
         listed = (Part("Your notes:\n", source="task"), *listed)
-        rules += "- Rely on the notes only.\n"
-    rules += f"- {ending}\n"
+        rules += "- Use only the facts in the notes.\n"
     return (
-        Part("You answer a question.\n", source="task"),
+        Part("Answer the question below.\n", source="task"),
         *listed,
-        Part(rules, source="task"),
+        Part(f"{rules}{LENGTH}{ending}\n\n", source="task"),
         Part(f"Question: {question}", source="task"),
     )

@@ -17,6 +17,7 @@ from peft import set_peft_model_state_dict as set_state
 from safetensors.torch import load_file
 
 from coterie.errors import UserError
+from coterie.models.saved import reading
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 DEFAULT = "default"
@@ -141,14 +142,15 @@ def load_adapter(
             f"{folder} has no adapter_model.safetensors", "give a folder that save_adapter wrote"
         )
     _check_base(model, folder)
-    if not isinstance(model, PeftModel):
-        return PeftModel.from_pretrained(
-            model, str(folder), adapter_name=name, is_trainable=trainable
-        )
-    if name in model.peft_config:
-        set_state(model, load_file(folder / "adapter_model.safetensors"), adapter_name=name)
-    else:
-        model.load_adapter(str(folder), adapter_name=name, is_trainable=trainable)
+    with reading(folder):
+        if not isinstance(model, PeftModel):
+            return PeftModel.from_pretrained(
+                model, str(folder), adapter_name=name, is_trainable=trainable
+            )
+        if name in model.peft_config:
+            set_state(model, load_file(folder / "adapter_model.safetensors"), adapter_name=name)
+        else:
+            model.load_adapter(str(folder), adapter_name=name, is_trainable=trainable)
     model.set_adapter(name, inference_mode=not trainable)
     return model
 
@@ -173,7 +175,11 @@ def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = No
 
 def _check_base(model: Any, folder: Path) -> None:
     file = folder / BASE_FILE
-    if file.is_file() and json.loads(file.read_text())["fingerprint"] != base_fingerprint(model):
+    if not file.is_file():
+        return
+    with reading(file):
+        told = json.loads(file.read_text())["fingerprint"]
+    if told != base_fingerprint(model):
         raise UserError(
             f"the adapter in {folder} was trained on another base than this model",
             "load the base that it was trained on (base_model_name_or_path in its "

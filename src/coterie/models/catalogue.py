@@ -5,6 +5,7 @@ Light to import: nothing here loads a model (``models.conversion`` does).
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from coterie.config.home import home
-from coterie.errors import UserError
+from coterie.errors import UserError, did_you_mean, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,13 @@ _ALL = (
     ),
 )
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+FILES = (
+    *(".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".json", ".jsonl", ".yaml"),
+    *(".yml", ".sqlite", ".zip", ".gz", ".tar", ".txt", ".whl"),
+)
+"""Endings of files, which are no names of models."""
+
 CATALOGUE: Mapping[str, WheelModel] = MappingProxyType({entry.name: entry for entry in _ALL})
 
 
@@ -65,12 +73,54 @@ class Found:
     """Whether it came with coterie."""
 
 
+def names() -> list[str]:
+    """The models that have a short name."""
+    packaged = Path(str(files("coterie") / "assets")).glob("*/config.json")
+    return [*sorted(config.parent.name for config in packaged), *CATALOGUE]
+
+
+def check_hub_name(name: str) -> None:
+    """Refuse (``UserError``) what is no name on the Hugging Face hub, which has OWNER/NAME, before it is
+    looked up there: a path, and a short name that is not known."""
+    path = Path(name)
+    if not name.strip():
+        raise UserError("no model is named", f"give one of: {', '.join(names())}; or a folder")
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{name} is a file, and a model is a folder", "give the folder it lies in")
+    if _is_path(name):
+        parent = path.expanduser().parent
+        beside = [one.name for one in parent.iterdir()] if parent.is_dir() else []
+        near = nearest(path.name, beside)
+        hint = f"did you mean {parent / near}? " if near else ""
+        raise UserError(
+            f"there is no folder {path.expanduser()}", f"{hint}check the path of the model"
+        )
+    if not _HUB_NAME.fullmatch(name):
+        hint = did_you_mean(name, names())
+        raise UserError(
+            f"there is no model {name!r}",
+            f"{hint}known: {', '.join(names())}; a folder, and a name on the Hugging Face hub such "
+            "as OWNER/NAME, can be given too",
+        )
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name is meant for a place on this machine: by its form, its ending, or what is beside it."""
+    first, _, last = name.partition("/")
+    formed = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name
+    if formed or name.count("/") > 1 or Path(name).suffix.lower() in FILES:
+        return True
+    beside = [one.name for one in Path(first).iterdir()] if last and Path(first).is_dir() else []
+    return first == "runs" or nearest(last, beside, cutoff=0.85) is not None
+
+
 def find(name: str) -> WheelModel:
     """The entry of that name; ``UserError`` if there is none."""
     if name not in CATALOGUE:
         raise UserError(
             f"there is no model {name!r} to get",
-            f"known: {', '.join(CATALOGUE)}; packaged models need no getting, and a Hugging Face name or a "
+            f"{did_you_mean(name, CATALOGUE)}known: {', '.join(CATALOGUE)}; packaged models need no getting, "
+            "and a Hugging Face name or a "
             "folder can be given to a recipe as it is (model=NAME)",
         )
     return CATALOGUE[name]
@@ -121,7 +171,9 @@ def count_weights(folder: Path) -> int:
         except SafetensorError as error:
             raise UserError(
                 f"{file} can't be read: {error}",
-                f"save or download it again, or run: coterie models get {folder.name}",
+                f"run: coterie models get {folder.name}"
+                if folder.name in CATALOGUE
+                else "put it back from a copy, or save or download it again",
             ) from error
         total += sum(math.prod(shape) for shape in shapes)
     return total

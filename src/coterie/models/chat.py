@@ -1,28 +1,29 @@
 """Chats to token ids, in which every turn of one's own is exactly the ids that were sampled.
 
-A chat template only knows text. So each own turn is handed to it as a *sentinel*, the rendered text
-is split there, the text between is tokenised, and the recorded ids are put in their places.
+The template's text of a chat is taken apart (``models.layout``), recorded ids are put in the places of
+own turns, and what lies between is tokenised so that no content can make a control token
+(``models.control``).
 
 A template may rewrite history, for example drop earlier thoughts. A turn that the template would
-not show as it was is shown as the template gives it, tokenised anew; the prompt then no longer
-extends the running tokens, and the view opens a new segment.
+not show as it was, but for white space at its ends, is shown as the template gives it, tokenised
+anew; the prompt then no longer extends the running tokens, and the view opens a new segment.
 """
 
-import re
-import secrets
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from os.path import commonprefix
 
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from coterie.config.text import encoded
 from coterie.errors import UserError
+from coterie.models.control import ControlTokens
+from coterie.models.layout import Layout, Piece, Shown, Slot
+from coterie.models.template import ChatTemplate
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Part, PrivilegeError, Turn
 
-CACHED_PIECES = 8192
 PREFILL = "prefill"
 """Source of the parts of a turn that were given to the model and not sampled by it."""
 
@@ -34,19 +35,9 @@ class ChatRenderer:
     """Ids that end a turn: the tokenizer's, those given, and the one the template writes."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Iterable[int] = ()) -> None:
-        if not tokenizer.chat_template:
-            raise UserError(
-                f"the tokenizer {tokenizer.name_or_path or '(unnamed)'} has no chat template, so "
-                "turns can't be told apart",
-                "use an instruction-tuned model, or put a chat_template.jinja beside its tokenizer",
-            )
         self.tokenizer = tokenizer
-        self._nonce = secrets.token_hex(8)
-        self._mark_pattern = re.compile(rf"turn{self._nonce}n(\d+)z")
-        self._tokenise = lru_cache(CACHED_PIECES)(self._encode)
-        self._specials = [
-            token.content for token in tokenizer.added_tokens_decoder.values() if token.special
-        ]
+        self.template = ChatTemplate(tokenizer)
+        self.control = ControlTokens(tokenizer, self.template)
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self._end = self._template_end() or tuple(ends)
         self.end_ids = frozenset([*end_ids, *ends, *self._end])
@@ -70,24 +61,21 @@ class ChatRenderer:
         what the model or its template can't show.
         """
         eyes = (reader,) if privileges is None else (reader, privileges)
-        chat = [self._shown(message, tree, eyes) for message in messages]
-        own = {
-            index: turn
-            for index, message in enumerate(messages)
-            if (turn := _own_turn(message, tree, reader)) is not None
-        }
-        text = self._template(chat, generation)
-        marked = self._mark(chat, own, text, generation)
-        return self._splice(marked + (prefill if generation else ""), own)
+        chat = [self._shown(message, tree, reader, eyes) for message in messages]
+        pieces = Layout(self.template, chat, generation, self.control.hidden).pieces()
+        if generation and prefill:
+            pieces.append(self._slot(prefill, "assistant", "the prefill"))
+        return self._splice(pieces)
 
     __call__ = render
 
     def written(self, text: str) -> tuple[int, ...]:
         """Ids of a turn that nobody sampled: its text, and the token that ends a turn.
 
-        What spells a control token is taken apart, so that the text can't forge another turn.
+        What spells a control token is broken up, so that the text can't forge another turn.
         """
-        return self._encode(self._defuse(text)) + self._end
+        slot = self._slot(text, "assistant", "a turn that was written elsewhere")
+        return self.control.encode([slot]) + self._end
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included."""
@@ -109,8 +97,8 @@ class ChatRenderer:
         stops = list(accumulate([*settled, len(text)], max))
         return [text[start:stop] for start, stop in pairwise([0, *stops])] if ids else []
 
-    def _shown(self, message: Message, tree: Tree, eyes: Sequence[str]) -> dict[str, str]:
-        """A message as plain text for the template, seen by readers of these names together."""
+    def _shown(self, message: Message, tree: Tree, reader: str, eyes: Sequence[str]) -> Shown:
+        """A message for the template, seen by readers of these names (``eyes``) together."""
         parts: list[Part] = []
         for part in message.parts:
             if not any(map(part.visible_to, eyes)):
@@ -129,98 +117,50 @@ class ChatRenderer:
                 f"a {message.role} message has an image, and this model reads only text",
                 "describe the image in words, or use a model that sees",
             )
-        return {
-            "role": message.role,
-            "content": self._defuse("".join(part.text for part in parts) + text),
-        }
+        if (own := _own_turn(message, tree, reader)) is not None:
+            return Shown("assistant", self._own(own))
+        content = "".join(part.text for part in parts) + text
+        slot = self._slot(content, message.role, f"a {message.role} message")
+        return Shown(message.role, (slot,) if content else ())
 
-    def _defuse(self, text: str) -> str:
-        """Content in which no control token is spelled out, so that a turn can't forge another."""
-        for token in self._specials:
-            if token in text:
-                text = text.replace(token, f"{token[0]} {token[1:]}")
-        return text
+    def _own(self, turn: Turn) -> tuple[Slot, ...]:
+        """An own turn: what it was given to begin with, and what was sampled."""
+        given = "".join(part.text for part in turn.parts if part.source == PREFILL)
+        said = "".join(part.text for part in turn.parts if part.source != PREFILL)
+        what = "a turn of the agent's own"
+        begun, sampled = (self._slot(text, "assistant", what) for text in (given, said))
+        return (*((begun,) if given else ()), replace(sampled, turn=turn))
 
-    def _template(self, chat: list[dict[str, str]], generation: bool) -> str:
-        """The template's text of a chat."""
-        try:
-            text = self.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=generation
-            )
-        except TemplateError as error:
-            raise UserError(
-                f"the chat template refuses messages of roles "
-                f"{[message['role'] for message in chat]}: {error}",
-                "change the order or roles of the messages, or use another template",
-            ) from error
-        assert isinstance(text, str)
-        return text
+    def _slot(self, text: str, role: str, what: str) -> Slot:
+        """Text as it is shown; ``UserError`` for what is no text."""
+        encoded(text, what)
+        return Slot(self.control.broken(text, role), role=role)
 
-    def _mark(
-        self, chat: list[dict[str, str]], own: dict[int, Turn], text: str, generation: bool
-    ) -> str:
-        """``text`` with a sentinel for each own turn that the template shows as it was."""
+    def _splice(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
+        """Token ids of the pieces, own turns as the ids that were sampled."""
+        ids: list[int] = []
+        between: list[Piece] = []
+        closed: tuple[int, ...] = ()
+        for piece in pieces:
+            turn = None if isinstance(piece, str) else piece.turn
+            if turn is None:
+                between.append(piece)
+                continue
+            ids += self._after(closed, between) + turn.ids
+            between, closed = [], turn.ids[-1:]
+        return (*ids, *self._after(closed, between))
 
-        if not own:
-            return text
-        if (everything := self._marked(chat, own, own, text, generation)) is not None:
-            return everything
-        same = [i for i in own if self._marked(chat, own, [i], text, generation) is not None]
-        return self._marked(chat, own, same, text, generation) or text
-
-    def _marked(
-        self,
-        chat: list[dict[str, str]],
-        own: dict[int, Turn],
-        chosen: Iterable[int],
-        text: str,
-        generation: bool,
-    ) -> str | None:
-        """The text with the chosen turns as sentinels; ``None`` if the template changes them.
-
-        A template that only trims their ends is taken to show them as they were.
-        """
-        shown = list(chat)
-        for index in chosen:
-            content = _given(own[index]) + self._sentinel(index)
-            shown[index] = {**chat[index], "content": content}
-        marked = self._template(shown, generation)
-        said = {index: self._said(turn) for index, turn in own.items()}
-        trimmed = {index: content.strip() for index, content in said.items()}
-        for contents in (said, trimmed):
-            if self._mark_pattern.sub(lambda m, c=contents: c[int(m[1])], marked) == text:  # type: ignore[misc]
-                return marked
-        return None
-
-    def _said(self, turn: Turn) -> str:
-        """The sampled part of an own turn's text, as it is in the chat."""
-        return self._defuse("".join(p.text for p in turn.parts if p.source != PREFILL))
-
-    def _sentinel(self, index: int) -> str:
-        return f"turn{self._nonce}n{index}z"
-
-    def _splice(self, marked: str, own: dict[int, Turn]) -> tuple[int, ...]:
-        """Token ids of a marked text, the turns' ids in their sentinels' places."""
-        texts = self._mark_pattern.split(marked)
-        ids: list[int] = list(self._tokenise(texts[0]))
-        for index, text in zip(texts[1::2], texts[2::2], strict=True):
-            turn = own[int(index)]
-            after = self._tokenise(text)
-            ids += turn.ids
-            closed = turn.ids[-1] in self.end_ids and turn.ids[-1:] == after[:1]
-            ids += after[1:] if closed else after
-        return tuple(ids)
-
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+    def _after(self, last: tuple[int, ...], pieces: Sequence[Piece]) -> tuple[int, ...]:
+        """Ids of what stands after an own turn's ``last`` one, which may have ended it already."""
+        ids = self.control.encode(pieces)
+        return ids[1:] if last and last[0] in self.end_ids and last == ids[:1] else ids
 
     def _template_end(self) -> tuple[int, ...]:
         """The control token that the template writes after an assistant's turn, if it does."""
-        sentinel = self._sentinel(0)
-        chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": sentinel}]
-        after = self._encode(self._template(chat, False).partition(sentinel)[2])
-        added = self.tokenizer.added_tokens_decoder
-        return after[:1] if after and after[0] in added and added[after[0]].special else ()
+        chat = [Shown(role, (Slot("word"),)) for role in ("user", "assistant")]
+        pieces = Layout(self.template, chat, False, self.control.hidden).pieces()
+        after = self.control.encode(pieces[-1:])
+        return after[:1] if set(after[:1]) <= self.control.ids else ()
 
 
 def _own_turn(message: Message, tree: Tree, reader: str) -> Turn | None:
@@ -230,8 +170,3 @@ def _own_turn(message: Message, tree: Tree, reader: str) -> Turn | None:
     turn = tree.turns[message.turn]
     own = turn.speaker.kind == "agent" and turn.speaker.name == reader and turn.ids
     return turn if own else None
-
-
-def _given(turn: Turn) -> str:
-    """The pre-filled text of a turn, which is prompt."""
-    return "".join(part.text for part in turn.parts if part.source == PREFILL)

@@ -20,6 +20,7 @@ from coterie.errors import UserError
 from coterie.models.logprobs import hidden_states
 from coterie.models.packed import model_batch
 from coterie.models.packing import CostRule
+from coterie.models.saved import reading
 from coterie.models.trie import Ids
 
 HEAD = "value_head"
@@ -70,8 +71,9 @@ def load_head(model: Any, folder: Path) -> ValueHead:
         raise UserError(
             f"{folder} has no {HEAD_FILE}", "give the final folder of a head's training"
         )
-    weights = load_file(file)
-    width = weights[f"{HEAD}.weight"].shape[1]
+    with reading(file):
+        weights = load_file(file)
+        width = weights[f"{HEAD}.weight"].shape[1]
     if width != model.config.hidden_size:
         raise UserError(
             f"the head in {folder} is for hidden states of {width}, and this model's have "

@@ -25,8 +25,14 @@ from transformers import (
 
 from coterie.config.home import sha256
 from coterie.errors import UserError
-from coterie.models.catalogue import converted_folder, count_weights, packaged_folder
+from coterie.models.catalogue import (
+    check_hub_name,
+    converted_folder,
+    count_weights,
+    packaged_folder,
+)
 from coterie.models.chat import ChatRenderer
+from coterie.models.context import context_length
 
 ADAPTER_FILE = "adapter_config.json"
 """What PEFT writes beside an adapter's weights."""
@@ -36,7 +42,6 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 """What of a model's folder makes prompts and ends turns."""
 CAUSAL = ("ForCausalLM", "LMHeadModel")
-SCALED_LOGITS = ("logit_scale", "logits_scaling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> LoadedModel:
-    """Load a model for evaluation. Raises ``UserError`` for anything a person can mend."""
+    """Load a model for evaluation. Raises ``UserError`` for anything a person can fix."""
     source = resolve(name_or_path)
     config = _config(source)
     renderer, context_length = load_renderer(source)
@@ -81,7 +86,9 @@ def load_renderer(name_or_path: str | Path) -> tuple[ChatRenderer, int]:
     source = resolve(name_or_path)
     config = _config(source)
     renderer = ChatRenderer(_tokenizer(source), _generation_ends(source))
-    return renderer, config.max_position_embeddings
+    context = context_length(config)
+    assert context is not None  # see _config
+    return renderer, context
 
 
 def weights_of(name_or_path: str | Path) -> int:
@@ -139,17 +146,23 @@ def resolve(name_or_path: str | Path) -> str:
     if known := packaged_folder(name) or converted_folder(name):
         return str(known)
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UserError(
-                f"{folder} is no model: it has no config.json",
-                "give the folder that save_pretrained wrote"
-                + (" (this one is an adapter; load its base model)" * is_adapter(folder)),
-            )
+            raise UserError(f"{folder} is no model: it has no config.json", _model_in(folder))
         return str(folder)
-    if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"there is no folder {folder}", "check the path of the model")
+    check_hub_name(f"{folder}/" if isinstance(name_or_path, Path) else name)
     return name
+
+
+def _model_in(folder: Path) -> str:
+    """What to give instead of a folder that is no model."""
+    if is_adapter(folder):
+        return (
+            "give a folder that save_pretrained wrote; this one is an adapter: load its base model"
+        )
+    inside = sorted(config.parent for config in folder.rglob("final/config.json"))
+    found = f", such as {inside[-1]}" if inside else ""
+    return f"give a folder that save_pretrained wrote{found}"
 
 
 def identity(name_or_path: str | Path) -> str:
@@ -201,12 +214,10 @@ def _config(source: str) -> PreTrainedConfig:
             f"{source} is not a causal language model ({', '.join(names) or config.model_type})",
             "give a model whose architecture ends in ForCausalLM",
         )
-    scaled = [name for name in SCALED_LOGITS if getattr(config, name, None) not in (None, 1.0)]
-    if scaled or getattr(config, "max_position_embeddings", None) is None:
+    if context_length(config) is None:
         raise UserError(
-            f"{source} ({config.model_type}) is of a kind that is not supported "
-            f"({', '.join(scaled) or 'no max_position_embeddings'})",
-            "use a model in the manner of Llama or Qwen",
+            f"{source} ({config.model_type}) does not say how long its sequences may be",
+            "put max_position_embeddings into its config.json",
         )
     return config
 
@@ -256,7 +267,8 @@ def _check_memory(source: str, dtype: torch.dtype, device: torch.device) -> None
 
 def _unreadable(source: str, what: str, error: Exception) -> UserError:
     if Path(source).is_dir():
-        return UserError(f"{source}: {what} can't be read: {error}", "save or download it again")
+        reason = str(error).splitlines()[0]
+        return UserError(f"{source}: {what} can't be read: {reason}", "save or download it again")
     return UserError(
         f"{source!r} is no packaged checkpoint and no folder, and {what} can't be had from the "
         f"Hugging Face hub: {str(error).splitlines()[0]}",

@@ -7,12 +7,15 @@ Training under a wrapper with its own ``forward`` (DDP, FSDP) must call this fro
 that the wrapper wraps.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 CHUNK_ELEMENTS = 1 << 24
 """Most logits that exist at once: positions are projected to the vocabulary in chunks of so many."""
@@ -38,7 +41,7 @@ def token_logprobs(
     hidden = hidden_states(model, ids, attention_mask=attention_mask, position_ids=position_ids)
     # Not hidden[at]: siblings share a parent, and on CPU its gradient is then summed in any order.
     wanted = hidden.flatten(0, 1).index_select(0, at)
-    chunk = max(1, CHUNK_ELEMENTS // model.config.vocab_size)
+    chunk = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
     pieces = []
     for start in range(0, len(at), chunk):
         inputs = (wanted[start : start + chunk], tokens[start : start + chunk])
@@ -67,16 +70,48 @@ def hidden_states(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
 
 
 def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
-    """Logits in float32 of hidden states ``[..., width]``."""
-    logits = model.get_output_embeddings()(hidden).float()
-    cap = getattr(model.config, "final_logit_softcapping", None)
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+    """Logits in float32 of last hidden states ``[..., width]``.
+
+    The model's own forward pass goes on from them, so that whatever it does around its head (logits
+    that are scaled, capped or biased) is done here too.
+    """
+    inner: Any = causal(model)
+    flat: Any = hidden.reshape(1, -1, hidden.shape[-1])
+    ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=hidden.device)
+    with _answering(body(model), _States(last_hidden_state=flat)):
+        logits = inner(input_ids=ids, use_cache=False).logits.float()
+    return logits.reshape(*hidden.shape[:-1], -1)
+
+
+def causal(model: Any) -> Any:
+    """The causal language model inside a model that may have adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def body(model: Any) -> Any:
-    """The model without its vocabulary projection."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return getattr(inner, inner.base_model_prefix)
+    """The model without its vocabulary projection, which its forward pass calls for last hidden states."""
+    return causal(model).get_decoder()
+
+
+class _States(BaseModelOutputWithPast):
+    """Last hidden states as a body returns them, and none of what else it may return."""
+
+    def __getattr__(self, name: str) -> None:
+        """``None`` for any other part, such as the choices of a router."""
+
+
+@contextmanager
+def _answering(module: Any, output: Any) -> Iterator[None]:
+    """For a while a module returns ``output``, whatever it is given."""
+    own = vars(module).get("forward")
+    module.forward = lambda *_, **__: output
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
 
 
 def _chunk(model: Any, hidden: Tensor, tokens: Tensor, temperature: float) -> Tensor:

@@ -12,16 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from coterie.errors import UserError
 from coterie.models.logprobs import token_logprobs
-from coterie.models.packing import CostRule, Pack, pack, refuse_unpackable
+from coterie.models.packing import CostRule, Pack, pack
 from coterie.models.trie import Ids
 
 PADDING = 0
 """Any id of the vocabulary: nothing attends to it."""
-ROUNDING = {torch.float32: 1e-3}
-"""Largest difference (nats) of log-probs packed and unpacked that is taken for rounding, by dtype."""
-ROUNDING_OF_16_BITS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,34 +112,6 @@ def sequence_logprobs(
         position_ids=batch.positions,
     )
     return [logprobs_N.index_select(0, row) for row in batch.rows]
-
-
-def checked_rule(model: Any) -> CostRule:
-    """The cost rule of a model that was just seen to give the same log-probs packed and unpacked.
-
-    Raises :class:`UserError` for a model whose attention can't take a trie.
-    """
-    refuse_unpackable(model)
-    generator = np.random.default_rng(0)
-    begin, *ends = (tuple(generator.integers(model.config.vocab_size, size=6)) for _ in range(3))
-    sequences = [(*begin, *end) for end in ends]
-    places = [range(1, 12)] * 2
-    with torch.no_grad():
-        flat = torch.cat(sequence_logprobs(model, sequences, places, None))
-        packed = torch.cat(sequence_logprobs(model, sequences, places, CostRule(0.0)))
-    if not bool(flat.isfinite().all()):
-        raise UserError(
-            f"this {model.config.model_type} model's log-probs are not numbers",
-            "load it again: its weights are damaged, or a training has made them infinite",
-        )
-    difference = float((flat - packed).abs().max())
-    if not difference <= ROUNDING.get(model.dtype, ROUNDING_OF_16_BITS):
-        raise UserError(
-            f"this {model.config.model_type} model gives other log-probs when shared beginnings "
-            f"are computed once (by {difference:.3g}): its attention does not take a free mask",
-            "set packing=flat (train.packing=flat in a recipe) for this model",
-        )
-    return CostRule.of(model)
 
 
 def _mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> Tensor:

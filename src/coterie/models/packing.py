@@ -18,11 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from coterie.errors import UserError
+from coterie.models.context import partial_attention
 from coterie.models.logprobs import body
 from coterie.models.trie import Ids, Trie, build, lexicographic, shared_length
-
-RECURRENT = ("mamba", "rwkv", "recurrent_gemma", "jamba", "bamba", "falcon_h1", "xlstm", "zamba")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class CostRule:
     @classmethod
     def of(cls, model: Any) -> "CostRule":
         """The rule for a model; whether its attention can take a trie is not asked here."""
-        config = model.config
+        config = model.config.get_text_config()
         embedding = model.get_input_embeddings().weight.numel()
         weights = sum(weight.numel() for weight in body(model).parameters()) - embedding
         width = (
@@ -98,26 +96,9 @@ def pack(sequences: Sequence[Ids], rule: CostRule | None) -> list[Pack]:
     return [Pack(build([sequences[i] for i in group]), tuple(group)) for group in groups]
 
 
-def refuse_unpackable(model: Any) -> None:
-    """Raise :class:`UserError` for a model whose attention is not a plain one over all keys."""
-    config = model.config
-    layers = getattr(config, "layer_types", None)
-    window = None if layers else getattr(config, "sliding_window", None)
-    kinds = sorted(set(layers or ()) - {"full_attention"})
-    found = [
-        *(f"layers of {kind.replace('_', ' ')}" for kind in kinds),
-        *([f"a sliding window of {window}"] if window else []),
-        *(["recurrent layers"] if config.model_type.startswith(RECURRENT) else []),
-        *(["attention biased by distance"] if _has_distance_bias(config) else []),
-        *(["flash attention"] if config._attn_implementation.startswith("flash") else []),
-    ]
-    if found:
-        raise UserError(
-            f"this {config.model_type} model has {', '.join(found)}, and computing shared "
-            "beginnings once needs attention over all earlier tokens under a free mask",
-            "set packing=flat (train.packing=flat in a recipe) for this model",
-        )
-
-
-def _has_distance_bias(config: Any) -> bool:
-    return bool(getattr(config, "alibi", False)) or config.model_type in ("bloom", "mpt")
+def unpackable(model: Any) -> str:
+    """Why a model's attention is not a plain one over all keys, where its config says so; or nothing."""
+    found = partial_attention(model.config)
+    if model.config._attn_implementation.startswith("flash"):
+        found.append("flash attention")
+    return f"it has {', '.join(found)}" if found else ""

@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from coterie.config.folders import check_new_file
+from coterie.config.plain import wrong_at
+from coterie.config.text import read_json
 from coterie.errors import UserError
 
 L = TypeVar("L", bound=BaseModel)
@@ -37,7 +40,7 @@ class LineFile:
     def parsed(self, number: int, data: bytes) -> dict[str, Any]:
         """The object of a line; ``UserError`` if it holds none."""
         try:
-            fields = json.loads(data)
+            fields = read_json(data.decode())
         except ValueError as error:
             raise self.broken(number, f"not JSON: {error}") from error
         if not isinstance(fields, dict):
@@ -49,22 +52,18 @@ class LineFile:
         try:
             return kind.model_validate(fields)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            reason = first["msg"].removeprefix("Value error, ")
-            raise self.broken(number, f"{place}: {reason}" if place else reason) from error
+            raise self.broken(number, wrong_at(error.errors()[0])) from error
 
     def broken(self, number: int, reason: str) -> UserError:
         """The error that names a line."""
         return UserError(
-            f"{self.path}, line {number}: {reason}", "mend the line; nothing was imported"
+            f"{self.path}, line {number}: {reason}", "correct the line; nothing was imported"
         )
 
 
 def write_objects(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write a new file of lines; it appears when it is whole."""
-    if path.exists():
-        raise UserError(f"{path} exists already", "remove it, or give another folder")
+    """Write a new file of lines; it appears when it is whole. ``UserError`` if it can't be made."""
+    check_new_file(path)
     part = path.with_name(f"{path.name}.part")
     try:
         with part.open("w", encoding="utf-8", newline="\n") as file:

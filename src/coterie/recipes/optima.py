@@ -80,7 +80,7 @@ class Optima(PolicyRecipe):
         s = self.settings
         own: dict[str, tuple[object, ...]] = {
             "evaluate": (s.evaluate.fingerprint(), s.rollout.max_tokens, *s.engine.identity()),
-            "rollout": (s.rollout.fingerprint(), *s.engine.identity()),
+            "rollout": (self._draws(step), s.rollout.fingerprint(), *s.engine.identity()),
             "reward": (s.reward.fingerprint(),),
             "select": (s.select.fingerprint(),),
             "train": (s.train.identity(), s.from_initial),
@@ -172,9 +172,10 @@ class Optima(PolicyRecipe):
     # -- its data -----------------------------------------------------------------------------
 
     def train_tasks(self, iteration: int) -> list[Task]:
-        """New training tasks for every iteration."""
-        count, seed = self.settings.rollout.tasks, self.settings.seed
-        return self.environment.tasks("train", count, seed, iteration)
+        """New training tasks for every iteration: one cursor goes through those of the data set."""
+        counts = self.settings.draws()
+        before, count = counts[:iteration], counts[iteration]
+        return self.environment.tasks("train", count, self.settings.seed, before)
 
     def rewards(self, run: Run, iteration: int) -> dict[str, list[Reward]]:
         """Rewards by task, as computed under the current settings; failed tasks are left out."""
@@ -203,6 +204,10 @@ class Optima(PolicyRecipe):
         return found
 
     # -- details ------------------------------------------------------------------------------
+
+    def _draws(self, step: Step) -> list[int]:
+        """What decides which tasks a rollout has: the counts of its draw and of those before it."""
+        return self.settings.draws()[: step.iteration + 1]
 
     async def _score(self, engine: InProcessEngine, base: LoadedModel, tree: Tree) -> Scored:
         settings = self.fingerprint(Step(tree.iteration, "reward"))

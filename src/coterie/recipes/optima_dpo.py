@@ -65,7 +65,7 @@ class OptimaDPO(Optima):
         s, own = self.settings.dpo, self.settings
         depends: dict[str, tuple[object, ...]] = {
             "rollout": (
-                *(s.tasks, s.temperature, s.probe, s.percentile, own.rollout.top_p),
+                *(self._draws(step), s.temperature, s.probe, s.percentile, own.rollout.top_p),
                 *(s.search.fingerprint(), s.reward.fingerprint(), own.rollout.max_tokens),
                 *own.engine.identity(),
             ),
@@ -74,13 +74,6 @@ class OptimaDPO(Optima):
             "train": (s.objective.fingerprint(), s.train.identity()),
         }
         return ("dpo", *depends[step.stage])
-
-    def train_tasks(self, iteration: int) -> list[Task]:
-        """New training tasks for every iteration."""
-        if not self.is_dpo(iteration):
-            return super().train_tasks(iteration)
-        count, seed = self.settings.dpo.tasks, self.settings.seed
-        return self.environment.tasks("train", count, seed, iteration)
 
     # -- the algorithm ------------------------------------------------------------------------
 
@@ -117,7 +110,7 @@ class OptimaDPO(Optima):
         except EngineGone as error:
             raise UserError(
                 f"the trees of iteration {iteration} can't go on: {error}",
-                "mend the cause and run again: finished searches are kept, the rest is done then",
+                "fix the cause and run again: finished searches are kept, the rest is done then",
             ) from error
         finally:
             progress.close()
@@ -236,7 +229,7 @@ class OptimaDPO(Optima):
         if played and failed == len(played):
             raise UserError(
                 f"all {failed} rollouts failed; the first because: {played[0].failure}",
-                "mend the cause, and run again in a new folder or with --fork",
+                "fix the cause, and run again in a new folder or with --fork",
             )
         trees = list(run.store.trees(iteration, "rollout"))
         leaves = {leaf: o.score for tree in trees for leaf, o in tree.outcomes.items()}

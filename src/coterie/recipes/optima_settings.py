@@ -20,7 +20,12 @@ Kind = Literal["sft", "dpo"]
 class RolloutSettings(Settings):
     """How training dialogues are sampled."""
 
-    tasks: int = key(256, "Training tasks of each iteration; every iteration draws new ones.", ge=1)
+    tasks: int = key(
+        256,
+        "Training tasks of each iteration. Every iteration draws new ones until the data set is "
+        "exhausted; then all are shuffled anew.",
+        ge=1,
+    )
     samples: int = key(
         8, "Dialogues sampled for each task (N).", source="Optima section 3.2 (10)", ge=1
     )
@@ -78,6 +83,10 @@ class OptimaSettings(RecipeSettings):
         """What each iteration is."""
         return ["sft"] * self.iterations
 
+    def draws(self) -> list[int]:
+        """How many training tasks each iteration draws."""
+        return [self.rollout.tasks] * self.iterations
+
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         if self.rollout.samples == 1 and self.select.rule == "best" and self.reward.lambda_token:
@@ -108,6 +117,11 @@ class OptimaSettings(RecipeSettings):
             )
         if self.select.rule == "random" and len(self.select.counts) < self.iterations:
             raise ValueError(f"select.counts needs {self.iterations} numbers, one an iteration")
+        if self.select.rule == "best" and self.select.threshold > self.reward.most:
+            raise ValueError(
+                f"select.threshold={self.select.threshold:g} is above the highest reward that there can be, "
+                f"{self.reward.most:g} with these settings of reward; lower it"
+            )
         return self
 
 
@@ -178,12 +192,27 @@ class OptimaDPOSettings(OptimaSettings):
 
     dpo: DPORoundSettings = DPORoundSettings()
 
+    def draws(self) -> list[int]:
+        """How many training tasks each iteration draws."""
+        counts = {"sft": self.rollout.tasks, "dpo": self.dpo.tasks}
+        return [counts[kind] for kind in self.kinds()]
+
     @model_validator(mode="after")
     def _refuse_adapters(self) -> Self:
         if "lora" in (self.train.method, self.dpo.train.method):
             raise ValueError(
                 f"{self.recipe} trains each policy from the last one, and an adapter on an adapter "
                 "is not there yet; use method=full in train and in dpo.train"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_no_pairs(self) -> Self:
+        most = self.dpo.reward.most
+        if self.dpo.select.theta_filter >= most:
+            raise ValueError(
+                f"dpo.select.theta_filter={self.dpo.select.theta_filter:g} is not below the highest value that "
+                f"there can be, {most:g} with these settings of dpo.reward; lower it"
             )
         return self
 

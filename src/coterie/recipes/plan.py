@@ -1,5 +1,6 @@
 """What a run will cost, before it starts: generations, tokens, updates, memory."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -77,8 +78,8 @@ def plan(settings: OptimaSettings) -> Plan:
     if settings.engine.kind == "vllm":
         check_vllm(settings.engine.vllm)
     trainings = _trainings(settings)
-    for training in trainings.values():
-        check_tracker(training.tracker)
+    for name, training in trainings.items():
+        check_tracker(training.tracker, f"{name}.tracker")
     world = environment(settings.dataset, settings.data)
     train = world.tasks("train", settings.rollout.tasks, settings.seed)
     heldout = world.tasks("heldout", settings.evaluate.tasks, settings.seed)
@@ -89,8 +90,9 @@ def plan(settings: OptimaSettings) -> Plan:
     renderer, context = load_renderer(settings.model)
     longest = longest_prompt(world, renderer, train + searched + heldout)
     check_context(context, longest + settings.rollout.max_tokens, settings.model)
+    shortest = shortest_prompt(world, renderer, train + searched)
     for name, training in trainings.items():
-        check_length(name, training, context)
+        check_length(name, training, context, shortest)
     weights = weights_of(settings.model)
     memory = weights * BYTES_PER_WEIGHT[settings.train.method]
     check_memory(memory, settings)
@@ -152,7 +154,7 @@ def check_disjoint(train: list[Task], heldout: list[Task]) -> None:
         if task.id in ids or content_of(task) in contents:
             raise UserError(
                 f"held-out task {task.id} is also a training task",
-                "mend the environment's splits: a score on trained tasks says nothing",
+                "correct the environment's splits: a score on trained tasks says nothing",
             )
 
 
@@ -166,18 +168,31 @@ def content_of(task: Task) -> str:
 
 def longest_prompt(world: DialogueEnvironment, renderer: ChatRenderer, tasks: list[Task]) -> int:
     """Tokens of the longest first prompt of the wordiest of these tasks."""
+    wordiest = sorted(tasks, key=_wordiness, reverse=True)[:RENDERED]
     hint = max(world.formats, key=len, default=None)
-    lengths = []
-    wordiest = sorted(tasks, key=lambda task: len(str(task.public)), reverse=True)
-    for task in wordiest[:RENDERED]:
-        for agent in world.agents:
-            tree = Tree(task.id, "plan", 0)
-            state = begin(world, task, tree.root, hint)
-            for turn in state.turns:
-                tree.add(turn)
-            shown = messages(world, state, agent)
-            lengths.append(len(renderer.render(shown, tree, agent)))
-    return max(lengths)
+    return max(n for task in wordiest for n in _prompts(world, renderer, task, hint))
+
+
+def shortest_prompt(world: DialogueEnvironment, renderer: ChatRenderer, tasks: list[Task]) -> int:
+    """Tokens of the shortest first prompt of the least wordy of these tasks, without a format."""
+    tersest = sorted(tasks, key=_wordiness)[:RENDERED]
+    return min(n for task in tersest for n in _prompts(world, renderer, task, None))
+
+
+def _wordiness(task: Task) -> int:
+    return len(str(task.public))
+
+
+def _prompts(
+    world: DialogueEnvironment, renderer: ChatRenderer, task: Task, hint: str | None
+) -> Iterator[int]:
+    """Tokens of each agent's first prompt."""
+    for agent in world.agents:
+        tree = Tree(task.id, "plan", 0)
+        state = begin(world, task, tree.root, hint)
+        for turn in state.turns:
+            tree.add(turn)
+        yield len(renderer.render(messages(world, state, agent), tree, agent))
 
 
 def _trainings(settings: OptimaSettings) -> dict[str, TrainingSettings]:
@@ -187,13 +202,19 @@ def _trainings(settings: OptimaSettings) -> dict[str, TrainingSettings]:
     return {"train": settings.train}
 
 
-def check_length(name: str, training: TrainingSettings, context: int) -> None:
-    """Refuse rows that the model can't take."""
+def check_length(name: str, training: TrainingSettings, context: int, shortest: int) -> None:
+    """Refuse rows that the model can't take, and a limit that leaves no row: each begins with a prompt."""
     if training.max_length > context:
         raise UserError(
             f"{name}.max_length={training.max_length} is more than the model's context of "
             f"{context} tokens",
             f"use {name}.max_length={context} or less",
+        )
+    if training.max_length <= shortest:
+        raise UserError(
+            f"{name}.max_length={training.max_length} leaves nothing to train on: the shortest prompt "
+            f"has {shortest} tokens",
+            f"use {name}.max_length={context}, or what prompts and replies need",
         )
 
 

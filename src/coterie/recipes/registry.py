@@ -1,14 +1,14 @@
 """Recipes by name: their settings, presets, and the recipe itself."""
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from coterie.config.resolve import resolve
-from coterie.errors import UserError
+from coterie.errors import UserError, did_you_mean, nearest
 from coterie.recipes.optima_settings import (
     IDPOSettings,
     ISFTDPOSettings,
@@ -34,8 +34,8 @@ FIRST = "exchange"
 def settings_type(name: str) -> type[RecipeSettings]:
     """The settings of a recipe; raises :class:`UserError` if there is no such recipe."""
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.3)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = nearest(name, NAMES, cutoff=0.3)
+        hint = f"did you mean {near!r}? " if near else ""
         raise UserError(f"no recipe is called {name!r}", f"{hint}there is: {', '.join(NAMES)}")
     return _SETTINGS[name]
 
@@ -83,7 +83,8 @@ def preset(name: str, dataset: str) -> dict[str, Any]:
     known = datasets(name)
     if dataset not in known:
         raise UserError(
-            f"dataset={dataset!r} is not known to {name}", f"use one of: {', '.join(known)}"
+            f"dataset={dataset!r} is not known to {name}",
+            f"{did_you_mean(dataset, known)}use one of: {', '.join(known)}",
         )
     return _packaged(f"{name}/{dataset}")
 
@@ -101,13 +102,25 @@ def settings(
     over: Mapping[str, Any] | None = None,
 ) -> RecipeSettings:
     """A recipe's preset for the data set that is asked for, overlaid by ``over``, by a run folder's
-    stored values and by ``key=value`` words.
+    stored values and by ``key=value`` words. A run folder as the model is the last policy of the run.
     """
     stored = stored or {}
+    words = list(map(_of_run, words))
     dataset = _asked(words) or stored.get("dataset") or micro_world(name)
     if stored.get("dataset", dataset) != dataset:
         stored = {}  # values for another data set: not to be laid over this one's preset
     return resolve(settings_type(name), [preset(name, dataset), over or {}, stored], words)
+
+
+def _of_run(word: str) -> str:
+    """``model=RUN`` with the policy that is meant."""
+    key, _, text = word.partition("=")
+    folder = Path(text).expanduser()
+    if key != "model" or not (folder / "config.yaml").is_file():
+        return word
+    from coterie.recipes.last_policy import last_policy  # not above: torch takes seconds to import
+
+    return f"model={last_policy(folder)}"
 
 
 def _asked(words: Iterable[str]) -> str | None:

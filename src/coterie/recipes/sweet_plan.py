@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from coterie.engines.chat_model import check_chat
 from coterie.engines.keys import find_key
 from coterie.engines.servers.vllm import check_vllm
 from coterie.environments.coding import CRITIC, Coding
@@ -15,6 +16,7 @@ from coterie.recipes.plan import (
     check_length,
     check_memory,
     longest_prompt,
+    shortest_prompt,
     updates_of,
 )
 from coterie.recipes.sweet_settings import POLICY, SweetSettings
@@ -29,8 +31,8 @@ def sweet_plan(settings: SweetSettings, world: Coding) -> Plan:
     """
     s = settings
     _check_services(s, world)
-    for training in s.trainings.values():
-        check_tracker(training.tracker)
+    for name, training in s.trainings.items():
+        check_tracker(training.tracker, f"{name}.tracker")
     train = world.tasks("train", s.rollout.tasks, s.seed)
     heldout = world.tasks("heldout", s.evaluate.tasks, s.seed)
     check_disjoint(train, heldout)
@@ -39,8 +41,9 @@ def sweet_plan(settings: SweetSettings, world: Coding) -> Plan:
     if s.method == "sweet" and s.critic.kind != "judge" and s.critic.privileged:
         longest += max(len(renderer.written(t.secrets[REFERENCE].reveal(CRITIC))) for t in train)
     check_context(context, longest + s.most_tokens, s.model)
+    shortest = shortest_prompt(world, renderer, train)
     for name, training in s.trainings.items():
-        check_length(name, training, context)
+        check_length(name, training, context, shortest)
     weights = weights_of(s.model)
     memory = weights * max(BYTES_PER_WEIGHT[one.method] for one in s.trainings.values())
     check_memory(memory, s)
@@ -87,7 +90,11 @@ def _check_services(s: SweetSettings, world: Coding) -> None:
     make_jail(s.sandbox)
     if s.person.url is None and s.person.model == SCRIPT:
         check_person(world.script)
-    for chat in (s.person, s.critic.judge):
+    for name, chat, known in (
+        ("person", s.person, SCRIPT),
+        ("critic.judge", s.critic.judge, POLICY),
+    ):
+        check_chat(name, chat, known)
         if chat.key_variable is not None:
             find_key(chat.key_variable, Path())
         if chat.url is None and chat.model not in (SCRIPT, POLICY):

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from coterie.models.packed import checked_rule
+from coterie.models.check import check
 from coterie.recipes.tiny_exchange import EXCHANGE
 from coterie.recipes.tiny_model import TinyWorld, tiny_model
 from coterie.recipes.tiny_persona import PERSONA
@@ -60,7 +60,7 @@ def pretrain(
     ]
     optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98))
     objective = SFT()
-    module = LossModule(model, objective, checked_rule(model))
+    module = LossModule(model, objective, check(model).packing("auto"))
     seen, start = 0, time.monotonic()
     losses: list[float] = []
     for batch in batches:

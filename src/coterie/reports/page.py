@@ -55,8 +55,13 @@ def write_template(name: str, context: Mapping[str, object], path: Path) -> None
     style = _asset("page.css")
     head = {"style": style, "style_hash": _hash(style)}
     text = _environment().get_template(name).render(head | dict(context))
-    # Half a surrogate pair can't be encoded; a model's text may hold one.
-    path.write_bytes(text.encode("utf-8", errors="replace"))
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        # Half a surrogate pair can't be encoded; a model's text may hold one.
+        partial.write_bytes(text.encode("utf-8", errors="replace"))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _environment() -> Environment:

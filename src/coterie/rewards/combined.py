@@ -13,9 +13,6 @@ from typing import Literal
 from coterie.config.settings import Settings, key
 from coterie.trajectories.tree import Outcome
 
-SMALLEST_LOSS = 1e-6
-"""Loss below which 1/loss is cut off, so that a turn of certain tokens has a finite reward."""
-
 
 class RewardSettings(Settings):
     """Weights of the parts of the reward."""
@@ -34,9 +31,16 @@ class RewardSettings(Settings):
     )
     loss_term: Literal["inverse", "bounded"] = key(
         "inverse",
-        "`inverse` is lambda_loss / loss, which has no bound: a fluent wrong dialogue may outweigh a "
-        "right one. `bounded` is lambda_loss * exp(-loss), at most lambda_loss.",
+        "`inverse` is lambda_loss / loss, at most lambda_loss / least_loss: a fluent wrong dialogue may "
+        "outweigh a right one. `bounded` is lambda_loss * exp(-loss), at most lambda_loss.",
         source="Optima equation 1; `bounded` is ours",
+    )
+    least_loss: float = key(
+        0.1,
+        "Nats a token; a smaller loss counts as this one. Tokens of which the base is surer than 0.9 "
+        "each are as fluent as can be, and 1/loss grows beyond all bounds there.",
+        source="ours; Optima's 1/loss lies between about 0.3 and 1",
+        gt=0,
     )
     leak_penalty: float = key(
         10.0,
@@ -60,6 +64,12 @@ class RewardSettings(Settings):
         source="Optima's code: 40 (trained models average 32 to 40 on some sets)",
         ge=0,
     )
+
+    @property
+    def most(self) -> float:
+        """No reward is above this."""
+        bound = 1.0 if self.loss_term == "bounded" else 1 / self.least_loss
+        return 1.0 + self.lambda_loss * bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +162,4 @@ def _loss_term(sample: Sampled, settings: RewardSettings) -> float:
         return 0.0
     if settings.loss_term == "bounded":
         return settings.lambda_loss * math.exp(-sample.loss)
-    return settings.lambda_loss / max(sample.loss, SMALLEST_LOSS)
+    return settings.lambda_loss / max(sample.loss, settings.least_loss)

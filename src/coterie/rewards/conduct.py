@@ -1,8 +1,9 @@
 """What a dialogue is penalised for besides being wrong: speaking for another, and saying it again.
 
 Optima's code: an utterance that holds both speakers' names as prefixes, or one of them twice, has spoken
-for the other. There each utterance begins with its own name; here none needs to. A dialogue in which an
-utterance repeats an earlier one gets no likelihood term.
+for the other. There each utterance begins with its own name, which is put there if it lacks; here it
+may, and the rule is the same. A dialogue in which an utterance repeats an earlier one gets no
+likelihood term.
 """
 
 from collections.abc import Sequence
@@ -13,15 +14,14 @@ from coterie.trajectories.turn import Turn
 def leaks(path: Sequence[Turn], agents: Sequence[str]) -> int:
     """How many utterances speak for somebody else.
 
-    Such an utterance has another agent's name as a prefix (``Bob:``), or its own one more than once.
+    Such an utterance has any agent's name as a prefix (``Bob:``), its own one at the beginning left out.
     """
     return sum(_leaks(turn, agents) for turn in path)
 
 
 def _leaks(turn: Turn, agents: Sequence[str]) -> bool:
-    own = turn.speaker.name
-    others = any(f"{agent}:" in turn.text for agent in agents if agent != own)
-    return others or turn.text.count(f"{own}:") > 1
+    said = turn.text.lstrip().removeprefix(f"{turn.speaker.name}:")
+    return any(f"{agent}:" in said for agent in agents)
 
 
 def repeats(path: Sequence[Turn]) -> int:

@@ -18,10 +18,13 @@ Chat = Callable[[list[Utterance]], Awaitable[str]]
 _LETTER = re.compile(r"\W*([ab])\W*", re.IGNORECASE)
 _NAMED = re.compile(r"\b(?:reply|answer|option|verdict)(?:\W+is)?\W+([ab])\b", re.IGNORECASE)
 _RULES = (
-    "You compare two replies that an assistant could give next in a talk with a person. The assistant has "
-    "not seen the reference solution; you have. Prefer the reply that brings the assistant nearer to a "
-    "solution that behaves as the reference does: a question that uncovers something still unknown, or an "
-    "answer that is right. Neither length nor politeness counts. Reply with one letter, A or B."
+    "You compare two replies, A and B, that an assistant could send next in a conversation with a person. The "
+    "assistant has not seen the reference solution.\n"
+    "- The better reply brings the assistant closer to a solution that does what the reference does: it is a question "
+    "about something that is still unknown, or an answer that is right.\n"
+    "- Length and politeness do not count.\n"
+    "- Reply with one letter and nothing else. If reply A is better, your message is:\nA\n"
+    "If reply B is better, your message is:\nB"
 )
 
 
@@ -101,7 +104,7 @@ def question(situation: Situation, a: str, b: str) -> list[Utterance]:
     blocks = {
         "Task": situation.task,
         "Reference solution": situation.reference,
-        "Talk so far": said,
+        "Conversation so far": said,
         "Reply A": a,
         "Reply B": b,
     }

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import torch
 
 from coterie.engines.protocol import Engine, EngineError
+from coterie.models.check import check
 from coterie.models.heads import token_values
 from coterie.models.loading import LoadedModel
 from coterie.models.packing import CostRule
@@ -76,6 +77,7 @@ class HeadCritic:
     def __init__(
         self, loaded: LoadedModel, pool: Literal["mean", "last"], rule: CostRule | None = None
     ) -> None:
+        check(loaded.model)
         self.loaded = loaded
         self.pool = pool
         self.rule = rule

@@ -127,10 +127,10 @@ class DialogueTree:
 
     async def _roll(self, node: str, group: Sequence[Rollout]) -> list[Rollout]:
         """Play a group of rollouts from a node to the end."""
-        stand = await self._stand(node)
-        if stand.state.end is not None:
-            return [replace(rollout, leaf=node) for rollout in group]
         try:
+            stand = await self._stand(node)
+            if stand.state.end is not None:
+                return [replace(rollout, leaf=node) for rollout in group]
             said = await self._say(node, stand, group)
         except EngineGone:
             raise
@@ -190,10 +190,10 @@ class DialogueTree:
     async def _valued(self, played: Sequence[Rollout]) -> tuple[list[Rollout], list[Credit]]:
         """The rollouts with their rewards, and the credit of leaves that are new."""
         new: dict[str, Outcome] = {}
-        for rollout in played:
-            if rollout.leaf is not None and rollout.leaf not in self.judged:
-                new.setdefault(rollout.leaf, await self._outcome(rollout.leaf, rollout))
         try:
+            for rollout in played:
+                if rollout.leaf is not None and rollout.leaf not in self.judged:
+                    new.setdefault(rollout.leaf, await self._outcome(rollout.leaf, rollout))
             judged = dict(zip(new, await self.judge(self.tree, list(new.values())), strict=True))
         except EngineGone:
             raise

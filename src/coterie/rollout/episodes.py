@@ -27,6 +27,11 @@ from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import Turn, digest
 
+MESSAGES = "messages"
+"""The metric of a dialogue that counts its agents' messages."""
+CUT_OFF = "cut_off"
+"""The one that counts those that ran to the limit of tokens; of many dialogues, the share of all messages."""
+
 
 @dataclass(frozen=True, slots=True)
 class Episode:
@@ -55,7 +60,7 @@ class Finished:
     tokens: int = 0
     """Of all its agents' turns, as their maker counts."""
     metrics: Metrics = field(default_factory=dict)
-    """What the environment found in grading it."""
+    """What the environment found in grading it, and how many messages there are and were cut off."""
 
 
 class Player:
@@ -93,7 +98,7 @@ class Player:
 
     async def play(self, episode: Episode) -> Finished:
         """Play one episode to its end. Raises :class:`EngineError` if the engine gives up on it."""
-        tokens = 0
+        tokens = messages_said = cut = 0
         tree = Tree(episode.task.id, episode.stage, episode.iteration)
         state = begin(self.environment, episode.task, tree.root, episode.format)
         for turn in state.turns:
@@ -105,6 +110,8 @@ class Player:
             said = await self.voice.speak(ask, memory[agent])
             tree.add(said.turn, said.request)
             tokens += said.tokens
+            messages_said += 1
+            cut += said.cut
             known = len(state.turns)
             state = await step(
                 self.environment, state, said.turn, cut=said.cut, services=self.services
@@ -114,7 +121,8 @@ class Player:
         grade = await graded(self.environment, state, self.services)
         leaf = state.turns[-1].id
         tree.end(Outcome(leaf, episode.sample, state.end, state.answer, grade.score))
-        return Finished(episode, tree, tokens=tokens, metrics=grade.metrics)
+        metrics = {**grade.metrics, MESSAGES: messages_said, CUT_OFF: cut}
+        return Finished(episode, tree, tokens=tokens, metrics=metrics)
 
     def _ask(self, tree: Tree, state: DialogueState, agent: str, episode: Episode) -> Ask:
         parent = state.turns[-1].id if state.turns else tree.root

@@ -24,17 +24,21 @@ async def in_flight(
 async def _results(work: Iterable[Coroutine[Any, Any, T]], limit: int) -> AsyncGenerator[T, None]:
     source = iter(work)
     running: set[asyncio.Task[T]] = set()
+    done: asyncio.Queue[asyncio.Task[T]] = asyncio.Queue()
+
+    def start() -> None:
+        while len(running) < limit and (coroutine := next(source, None)) is not None:
+            task = asyncio.ensure_future(coroutine)
+            task.add_done_callback(done.put_nowait)
+            running.add(task)
+
     try:
-        while True:
-            for coroutine in source:
-                running.add(asyncio.ensure_future(coroutine))
-                if len(running) >= limit:
-                    break
-            if not running:
-                return
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                yield task.result()
+        start()
+        while running:
+            task = await done.get()
+            running.discard(task)
+            start()
+            yield task.result()
     finally:
         for task in running:
             task.cancel()

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from coterie.config.folders import make_folder
 from coterie.config.settings import Settings, key
 from coterie.engines.protocol import Sampling
 from coterie.environments.baselines import Method, by_method
@@ -119,7 +120,7 @@ async def evaluate(
     Raises ``UserError`` for an unknown benchmark, missing data, or if every dialogue fails.
     """
     world = settings.world(benchmark)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with Store.open(path) as store:
         tasks = world.tasks("heldout", settings.tasks, settings.seed)
         attempt = 0
@@ -152,8 +153,12 @@ def _keys(episodes: Sequence[Episode]) -> set[tuple[str, str]]:
 def store_name(benchmark: str, settings: BenchmarkSettings, policy: str) -> str:
     """A file name for the store of a policy (its weights' hash, or an endpoint's model).
 
-    It is the same for any number of samples: a store holds those that were played so far.
+    It is the same for any number of samples: a store holds those that were played so far. Other
+    prompts have another store.
     """
     rows = content(benchmark, settings.data)
     same = settings.model_copy(update={"samples": 1})
-    return f"{benchmark}-{digest(policy, same.fingerprint(), rows)[:12]}.sqlite"
+    world = settings.world(benchmark)
+    (task,) = world.tasks("heldout", 1, settings.seed)
+    prompts = [part.text for agent in world.agents for part in world.system_parts(task, agent)]
+    return f"{benchmark}-{digest(policy, same.fingerprint(), rows, *prompts)[:12]}.sqlite"

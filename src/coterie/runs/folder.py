@@ -1,6 +1,6 @@
 """A run folder: the resolved settings, the store, the checkpoints and the report of one run.
 
-FOLDER/config.yaml                the recipe's name and every setting
+FOLDER/config.yaml                the recipe's name, the day on which the run was made, every setting
 FOLDER/store.sqlite               the record (one writer: a second process is refused)
 FOLDER/training/iteration-00/     a training in progress, and its final weights
 FOLDER/report.html
@@ -10,16 +10,20 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import yaml
 
-from coterie.config.folders import flush, whole_folder
+from coterie.config.day import pinned, today
+from coterie.config.folders import check_new_folder, flush, make_folder, whole_folder
 from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.trajectories.store import ItemKey, Metrics, Store
 
+MADE = "made"
+"""Key of a config for the day on which its run was made."""
 LEAST_FREE = 256 * 2**20
 """Bytes that must be free on the disk before a run starts."""
 
@@ -53,6 +57,8 @@ class Run:
     recipe: str
     settings: Settings
     store: Store
+    made: date
+    """The day that chat templates with a clock write, however long the run takes."""
 
     @property
     def report(self) -> Path:
@@ -91,12 +97,15 @@ class Run:
 def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = True) -> Iterator[Run]:
     """Open a run folder, or make it. Its config is (re)written with ``settings``.
 
-    Raises :class:`UserError` if the folder belongs to another recipe, holds other things, is in
-    use by another process, or lies on a disk that is full.
+    In the block, chat templates write the day on which the folder was made (that of the run that is
+    open already, if this one is made from it).
+
+    Raises :class:`UserError` if the folder belongs to another recipe, holds other things or trainings
+    without their record, can't be written to, is in use by another process, or lies on a disk that is full.
     """
     _check_folder(folder, recipe)
     if write:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         free = shutil.disk_usage(folder).free
         if free < LEAST_FREE:
             raise UserError(
@@ -104,8 +113,15 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
                 f"a run needs at least {LEAST_FREE / 2**20:.0f} MiB: free some space or use "
                 "--folder on another disk",
             )
-    with Store.open(folder / "store.sqlite", read_only=not write) as store:
-        yield Run(folder, recipe, settings, store)
+    path = folder / "store.sqlite"
+    trained = any(folder.glob("training/iteration-*"))
+    if trained and not path.is_file():
+        raise _without_record(path, "is gone")
+    made = _made(folder)
+    with Store.open(path, read_only=not write) as store, pinned(made):
+        if trained and store.is_empty():
+            raise _without_record(path, "is empty")
+        yield Run(folder, recipe, settings, store, made)
 
 
 @contextmanager
@@ -114,8 +130,7 @@ def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterato
 
     Raises :class:`UserError` (with ``todo``) if there is something already, and as :func:`open_run`.
     """
-    if folder.exists():
-        raise UserError(f"{folder} exists", todo)
+    check_new_folder(folder, todo)
     with whole_folder(folder) as partial, open_run(partial, recipe, settings) as run:
         write_config(run)
         yield run
@@ -123,7 +138,7 @@ def new_run(folder: Path, recipe: str, settings: Settings, todo: str) -> Iterato
 
 def write_config(run: Run) -> None:
     """Write the recipe's name and settings, atomically."""
-    values = {"recipe": run.recipe, **run.settings.model_dump(mode="json")}
+    values = {"recipe": run.recipe, MADE: run.made, **run.settings.model_dump(mode="json")}
     temporary = run.folder / ".config.yaml.partial"
     temporary.write_text(yaml.safe_dump(values, sort_keys=False))
     flush(temporary)
@@ -139,7 +154,17 @@ def read_config(folder: Path) -> tuple[str, dict[str, object]]:
             "start one with: coterie run RECIPE --folder FOLDER",
         )
     values = read_yaml(path)
-    return str(values.pop("recipe", "")), values
+    values.pop(MADE, None)
+    if "recipe" not in values:
+        raise UserError(f"{path} does not name its recipe", "put it back from a copy")
+    return str(values.pop("recipe")), values
+
+
+def _made(folder: Path) -> date:
+    """The day on which a run folder was made: as its config says, or today."""
+    path = folder / "config.yaml"
+    found = read_yaml(path).get(MADE) if path.is_file() else None
+    return found if isinstance(found, date) else today()
 
 
 def differences(old: dict[str, object], new: Settings) -> list[str]:
@@ -164,6 +189,15 @@ def _check_folder(folder: Path, recipe: str) -> None:
         raise UserError(
             f"{folder} exists and is not a run folder", "give another --folder, or an empty one"
         )
+
+
+def _without_record(path: Path, how: str) -> UserError:
+    """Starting over would adopt trainings of which nothing is known any more."""
+    folder = path.parent
+    return UserError(
+        f"{path}, the record of the run, {how}, and {folder / 'training'} holds its trainings",
+        f"put {path.name} back from a copy; to start over, remove {folder} or give another --folder",
+    )
 
 
 def _only_beginnings(folder: Path) -> bool:

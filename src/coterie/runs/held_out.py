@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from coterie.evaluation.claims import HeldOut
 from coterie.evaluation.self_consistency import Draw
 from coterie.evaluation.statistics import bootstrap_interval
+from coterie.rollout.episodes import CUT_OFF, MESSAGES
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.store import Store
 
@@ -86,7 +87,8 @@ def grade_means(
 ) -> dict[str, float]:
     """Means of the numbers that grades came with, over the dialogues of a stage that did not fail.
 
-    Of each task the first ``samples`` dialogues count, or all.
+    Of each task the first ``samples`` dialogues count, or all. ``cut_off`` is the share of all their
+    messages that were cut off.
     """
     values: dict[str, list[float]] = {}
     for key, metrics in store.metrics(iteration, stage).items():
@@ -94,4 +96,6 @@ def grade_means(
             for name, value in metrics.items():
                 if name not in ("tokens", "seconds") and not isinstance(value, str):
                     values.setdefault(name, []).append(float(value))
-    return {name: sum(some) / len(some) for name, some in values.items()}
+    messages = sum(values.pop(MESSAGES, ()))
+    means = {name: sum(some) / len(some) for name, some in values.items()}
+    return means | ({CUT_OFF: sum(values[CUT_OFF]) / messages} if messages else {})

@@ -7,7 +7,7 @@ whose settings have changed is refused, or kept out of a fork.
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -50,9 +50,14 @@ class Recipe(Protocol):
 
 
 def run_steps(
-    recipe: Recipe, run: Run, progress: Progress, steps: Sequence[Step] | None = None
+    recipe: Recipe,
+    run: Run,
+    progress: Progress,
+    steps: Sequence[Step] | None = None,
+    *,
+    after: Callable[[], None] = lambda: None,
 ) -> None:
-    """Do the given steps (default: all), skipping those that are finished.
+    """Do the given steps (default: all), skipping those that are finished; ``after`` follows each.
 
     Raises :class:`UserError` if a finished step's settings have changed, or if a step is asked for
     whose input is missing.
@@ -63,6 +68,7 @@ def run_steps(
         for step in recipe.steps() if steps is None else steps:
             if not run.is_finished(step):
                 _run_step(recipe, run, step, progress)
+                after()
     finally:
         recipe.close()
 

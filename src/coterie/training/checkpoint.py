@@ -30,6 +30,7 @@ from coterie.errors import UserError
 from coterie.models.adapters import save_adapter
 from coterie.models.heads import HEAD_FILE, split_head
 from coterie.models.loading import TOKENIZER_FILES
+from coterie.models.saved import reading
 
 
 @contextmanager
@@ -83,7 +84,9 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
     """The JSON half of a checkpoint."""
-    facts: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    file = checkpoint / "state.json"
+    with reading(file, _without(checkpoint)):
+        facts: dict[str, Any] = json.loads(file.read_text())
     return facts
 
 
@@ -91,7 +94,9 @@ def load_checkpoint(
     checkpoint: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
     """Put weights, optimiser and random numbers back as they were, in place."""
-    tensors = load_file(checkpoint / "state.safetensors")
+    file = checkpoint / "state.safetensors"
+    with reading(file, _without(checkpoint)):
+        tensors = load_file(file)
     saved = {name.removeprefix("weight/") for name in tensors if name.startswith("weight/")}
     if saved != set(weights):
         raise UserError(
@@ -147,12 +152,14 @@ def save_final(
 def load_final(model: Any, folder: Path) -> None:
     """Put the weights that :func:`save_final` wrote into ``model``, in place."""
     if isinstance(model, PeftModel):
-        tensors = load_file(folder / "adapter_model.safetensors")
+        file = folder / "adapter_model.safetensors"
+        with reading(file):
+            tensors = load_file(file)
         set_peft_model_state_dict(model, tensors, adapter_name=model.active_adapter)
     else:
-        with _without_bar():
+        with _without_bar(), reading(folder):
             saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
-        head = load_file(folder / HEAD_FILE) if (folder / HEAD_FILE).is_file() else {}
+            head = load_file(folder / HEAD_FILE) if (folder / HEAD_FILE).is_file() else {}
         model.load_state_dict({**saved.state_dict(), **head})
 
 
@@ -234,7 +241,7 @@ def _saved_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     if not files:
         raise UserError(f"{folder} holds no *.safetensors file", "give a folder of saved weights")
     for path in files:
-        with safe_open(path, framework="pt") as opened:
+        with reading(path), safe_open(path, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 yield name, opened.get_tensor(name)
 
@@ -249,6 +256,10 @@ def _without_bar() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+def _without(checkpoint: Path) -> str:
+    return f"remove {checkpoint}: the training then begins again"
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -23,8 +23,8 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
 
 from coterie.errors import UserError
+from coterie.models.check import check
 from coterie.models.heads import find_head
-from coterie.models.packed import checked_rule
 from coterie.models.packing import CostRule
 from coterie.models.splitting import Family
 from coterie.progress import Progress, Silent
@@ -72,7 +72,7 @@ def train(
     ):
         if find_head(model) is not None:
             _refuse_sharded_head(accelerator)
-        rule = checked_rule(model) if settings.packing == "auto" else None
+        rule = check(model).packing(settings.packing)
         batches = _plan(model, rows, settings, objective, rule)
         open_folder(folder, accelerator, resume=resume)
         record = Record(model, objective.name, batches, settings, folder, accelerator)

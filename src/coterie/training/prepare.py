@@ -11,9 +11,13 @@ from torch import nn
 
 from coterie.errors import UserError
 from coterie.models.adapters import activate, add_lora
+from coterie.models.context import context_length
 from coterie.models.heads import find_head
 from coterie.training.objective import Reads
 from coterie.training.settings import TrainingSettings
+
+RANDOM = ("dropout", "layerdrop", "jitter")
+"""What modules call the rates of what is random while a model trains."""
 
 
 @contextmanager
@@ -105,8 +109,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def longest_row(model: Any, settings: TrainingSettings) -> int:
     """The longest row that is trained: ``max_length``, or what the model takes if that is less."""
-    positions = getattr(model.config, "max_position_embeddings", settings.max_length)
-    return min(settings.max_length, positions)
+    return min(settings.max_length, context_length(model.config) or settings.max_length)
 
 
 def tokenizer_folder(model: Any) -> Path | None:
@@ -123,19 +126,19 @@ def precision(settings: TrainingSettings, device: torch.device) -> str:
 
 
 def _refuse_dropout(model: nn.Module) -> None:
-    """Dropout would make log-probs, and so losses, differ from those of the sampled policy."""
+    """Dropout and the like would make log-probs, and so losses, differ from those of the sampled policy."""
     active = {
-        name or "the model": rate
+        f"{name or 'the model'}.{key}": rate
         for name, module in model.named_modules()
-        for rate in [module.p if isinstance(module, nn.Dropout) else None,
-                     getattr(module, "attention_dropout", None)]
+        for key, rate in vars(module).items()
         if isinstance(rate, float) and rate > 0
-    }  # fmt: skip
+        if any(word in key for word in RANDOM) or (key == "p" and isinstance(module, nn.Dropout))
+    }
     if active:
         name, rate = next(iter(active.items()))
         raise UserError(
-            f"the model has dropout ({rate} in {name}, {len(active)} places in all)",
-            "load it with its dropout settings at 0 (attention_dropout=0, resid_pdrop=0, ...)",
+            f"the model has dropout ({name}={rate}, {len(active)} places in all)",
+            "load it with such settings at 0 (attention_dropout=0, resid_pdrop=0, ...)",
         )
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from coterie.config.folders import flush
 from coterie.errors import UserError
+from coterie.models.saved import reading
 from coterie.training import checkpoint
 from coterie.training.batches import Plan
 from coterie.training.prepare import tokenizer_folder
@@ -86,10 +87,13 @@ class Record:
         final = self._folder / "final"
         if not final.exists():
             return None
-        facts = json.loads((final / "training.json").read_text())
-        self._check(facts["identity"])
+        file = final / "training.json"
+        with reading(file, f"remove {self._folder}: the training then begins again"):
+            facts = json.loads(file.read_text())
+            identity, report = facts["identity"], facts["report"]
+        self._check(identity)
         checkpoint.load_final(self._model, final)
-        return TrainingReport(final=final, **facts["report"])
+        return TrainingReport(final=final, **report)
 
     def restore(self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> int:
         """Go on from the newest checkpoint, if there is one. Gives the number of steps done."""
@@ -101,7 +105,8 @@ class Record:
             self._tokens = self._tokens_before = facts["tokens"]
             self.computed_tokens = facts["computed_tokens"]
             self._seconds_before = facts["seconds"]
-            with self._metrics.open() as file:
+            again = f"remove {self._folder}: the training then begins again"
+            with reading(self._metrics, again), self._metrics.open() as file:
                 self._losses = [json.loads(file.readline())["loss"] for _ in range(facts["step"])]
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from coterie.config.folders import flush
 from coterie.errors import UserError
 from coterie.models.adapters import using
-from coterie.models.packed import checked_rule
+from coterie.models.check import check
+from coterie.models.saved import reading
 from coterie.models.splitting import Splitter
 from coterie.progress import Progress, Silent
 from coterie.training.checkpoint import hash_items, hash_tensors
@@ -77,7 +78,7 @@ def _compute(
     progress: Progress,
 ) -> torch.Tensor:
     """``[pairs, 2]`` numbers, NaN where a side is too long or has nothing to compare."""
-    rule = checked_rule(model) if settings.packing == "auto" else None
+    rule = check(model).packing(settings.packing)
     longest = longest_row(model, settings)
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     splitter = Splitter(
@@ -120,7 +121,8 @@ def _stored(file: Path, identity: dict[str, str]) -> torch.Tensor | None:
     """The sums in ``file``, if they are of the same model and pairs."""
     if not file.is_file():
         return None
-    with safe_open(file, framework="pt") as opened:
+    again = "remove it: it is then computed again"
+    with reading(file, again), safe_open(file, framework="pt") as opened:
         same = opened.metadata() == identity
         return opened.get_tensor("sums") if same else None
 

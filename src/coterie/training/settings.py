@@ -80,7 +80,7 @@ class TrainingSettings(Settings):
                 f"tokens_per_microbatch={self.tokens_per_microbatch}; raise the one, lower the other"
             )
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must be in [0, 1), got {self.betas}")
+            raise ValueError(f"betas={list(self.betas)}: both must be at least 0 and less than 1")
         return self
 
     def identity(self) -> str:

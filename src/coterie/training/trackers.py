@@ -79,12 +79,12 @@ def make_tracker(name: TrackerName, folder: Path, run: str, config: Mapping[str,
     return AccelerateTracker(_MAKERS[name](folder, run), config)
 
 
-def check_tracker(name: TrackerName) -> None:
-    """Refuse (:class:`UserError`) a tracker whose package is not installed."""
+def check_tracker(name: TrackerName, key: str = "tracker") -> None:
+    """Refuse (:class:`UserError`) a tracker whose package is not installed; ``key`` is its full name."""
     if name != "none" and importlib.util.find_spec(name) is None:
         raise UserError(
-            f"tracker={name} needs the package {name!r}, which is not installed",
-            f"pip install 'coterie[{name}]', or choose tracker=none",
+            f"{key}={name} needs the package {name!r}, which is not installed",
+            f"pip install 'coterie[{name}]', or choose {key}=none",
         )
 
 

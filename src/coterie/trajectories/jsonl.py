@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from coterie.config.folders import check_new_file, make_folder, reason_of
 from coterie.errors import UserError
 from coterie.trajectories import reader, table
 from coterie.trajectories.disk import check_place
@@ -61,8 +62,7 @@ def export(
         )
 
     path = Path(path)
-    if path.exists():
-        raise UserError(f"{path} exists already", "remove it, or give another name")
+    check_new_file(path)
     part = path.with_name(f"{path.name}.part")
     try:
         with store.snapshot() as db, part.open("w", encoding="utf-8", newline="\n") as file:
@@ -71,7 +71,7 @@ def export(
         part.rename(path)
     except OSError as error:
         raise UserError(
-            f"could not write {path}: {error.strerror}", "export to another folder"
+            f"could not write {path}: {reason_of(error)}", "export to another folder"
         ) from error
     finally:
         part.unlink(missing_ok=True)
@@ -90,9 +90,12 @@ def import_(source: Path | str, target: Path | str, *, tokenize: Tokenize | None
     if not source.is_file():
         raise UserError(f"there is no file {source}", "check the path")
     check_place(target)
+    make_folder(target.parent)
     with TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.import-") as folder:
         staged = Path(folder) / target.name
         with Store.open(staged) as store, store.transaction() as db, source.open("rb") as file:
+            if not source.stat().st_size:
+                raise UserError(f"{source} is empty", "give a file that `coterie export` wrote")
             for number, data in enumerate(file, 1):
                 if not data.strip():
                     continue
@@ -100,7 +103,8 @@ def import_(source: Path | str, target: Path | str, *, tokenize: Tokenize | None
                     _add(db, loads(data), number, tokenize)
                 except (ValueError, OverflowError) as error:
                     raise UserError(
-                        f"{source}, line {number}: {error}", "mend the line; nothing was imported"
+                        f"{source}, line {number}: {error}",
+                        "correct the line; nothing was imported",
                     ) from error
         staged.rename(target)
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from coterie.config.plain import wrong
 from coterie.trajectories.codec import plain
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import Item, ItemKey
@@ -131,20 +132,20 @@ def dumps(line: Line) -> str:
 def loads(data: bytes) -> Line:
     """The line in ``data``, every value checked by type; raises :class:`BrokenLine`."""
     try:
-        text = data.decode().rstrip("\r\n")
+        text = data.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise BrokenLine(error.start + 1, f"not UTF-8: {error.reason}") from error
     try:
         return _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = error.errors()[0]
         reason = str(first.get("ctx", {}).get("error", ""))
         syntax = re.fullmatch(r"(.*) at line 1 column (\d+)", reason)
         if first["type"] == "json_invalid" and syntax:
             raise BrokenLine(int(syntax[2]), f"not JSON: {syntax[1]}") from error
         path = first["loc"][1:]  # the first step is the kind
         place = ".".join(map(str, path)) or "the line"
-        raise BrokenLine(_column(text, path), f"{place}: {first['msg']}") from error
+        raise BrokenLine(_column(text, path), f"{place}: {wrong(first)}") from error
 
 
 def _column(text: str, path: Sequence[str | int]) -> int:

@@ -157,6 +157,11 @@ class Store:
             raise KeyError(f"task {id_!r} is not in {self.path}")
         return found
 
+    def is_empty(self) -> bool:
+        """Whether no item has ever been finished."""
+        with explained(self.path):
+            return next(iter(reader.items(self._db, None, None)), None) is None
+
     def finished(self, key: ItemKey) -> bool:
         """Whether an item is finished, be it with a failure."""
         with explained(self.path):

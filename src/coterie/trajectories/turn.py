@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from coterie.config.text import encoded
+
 SpeakerKind = Literal["agent", "person", "environment", "tool"]
 Role = Literal["system", "user", "assistant", "tool"]
 Finish = Literal["end", "stop_string", "length"]
@@ -216,7 +218,7 @@ def make_turn(
 def digest(*values: object) -> str:
     """A short stable hash of JSON-able values (128 bits, hexadecimal)."""
     text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return hashlib.sha256(encoded(text, "what was said or shown")).hexdigest()[:32]
 
 
 def _common(new: tuple[object, ...], old: tuple[object, ...]) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from coterie.config.text import whole
 from coterie.engines.protocol import Sampling
 
 COMPLETION_TOKENS = 16
@@ -20,9 +21,14 @@ Ids = Annotated[list[int], Field(min_length=1)]
 
 
 class Asked(BaseModel):
-    """A body in which nothing is unknown."""
+    """A body in which nothing is unknown, and all text is text."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, values: Any) -> Any:
+        return whole(values)
 
 
 class SamplingAsked(Asked):

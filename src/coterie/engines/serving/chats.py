@@ -31,7 +31,7 @@ READER = "assistant"
 def chat_prompt(engine: InProcessEngine, asked: ChatAsked) -> tuple[int, ...]:
     """The ids of a chat up to the reply.
 
-    Control tokens spelled out in a message are defused, so that it can't forge another. Raises
+    No message can forge another: control tokens are the template's alone. Raises
     ``UserError`` for roles that the template refuses, and ``Refused`` for a chat that is too long.
     """
     messages = [

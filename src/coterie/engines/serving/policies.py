@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coterie.config.day import pinned
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
@@ -162,7 +163,8 @@ class Policies:
         base = self.base.engine.loaded
         stacked = is_adapter(self.base.root)
         source = base.source if stacked else self.base.root
-        merged = load(source, dtype=base.model.dtype, device=base.model.device)
+        with pinned(base.renderer.template.day):
+            merged = load(source, dtype=base.model.dtype, device=base.model.device)
         reload(merged, path)
         return self._engine(merged, name, name)
 

@@ -6,7 +6,6 @@ that a constant passes, tests that hold their own verdict, and signatures that a
 
 import ast
 import asyncio
-import math
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -14,16 +13,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coterie.datasets.code_rows import CodeRow, signature
+from coterie.environments.colbench.environment import compared
 from coterie.progress import Progress, Silent
-from coterie.tools.sandbox.compare import same
-from coterie.tools.sandbox.inside.plain import Wire, decode
+from coterie.tools.sandbox.compare import has_nan, same
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
+from coterie.tools.sandbox.shown import shown
 
 TESTS = 10
 """So many has a row of upstream."""
 RUNS = 2
 """How often a reference is run, each time in a process of its own."""
+SHOWN = 60
+"""Characters that are shown of a value."""
 
 Kind = Literal[
     "empty", "fails", "random", "not plain", "constant", "none", "duplicate", "verdict", "signature",
@@ -78,7 +80,8 @@ async def check_row(row: CodeRow, sandbox: Sandbox) -> list[Finding]:
     """All that is wrong with a row: first what running its reference tells, then what its text does."""
     if not row.usable:
         return static_findings(row)
-    first, *again = [await sandbox.run(row.answer, row.tests) for _ in range(RUNS)]
+    calls = [compared(call) for call in row.tests]  # as the environment asks them
+    first, *again = [await sandbox.run_reference(row.answer, calls) for _ in range(RUNS)]
     return [*_run_findings(first, again), *static_findings(row)]
 
 
@@ -146,36 +149,17 @@ def _run_findings(
         return [Finding(kind, f"`{worst.call}`: {worst.reason}")]
     values = [result.wire for result in first if result.wire is not None]
     for result, value in zip(first, values, strict=True):
-        if _has_nan(value):
-            return [Finding("not plain", f"`{result.call}` gives {_shown(value)}")]
+        if has_nan(value):
+            return [Finding("not plain", f"`{result.call}` gives {shown(value, SHOWN)}")]
     for run in again:
         for result, value in zip(run, values, strict=True):
             if result.wire is not None and not same(value, result.wire):
-                both = f"{_shown(value)} and {_shown(result.wire)}"
+                both = f"{shown(value, SHOWN)} and {shown(result.wire, SHOWN)}"
                 return [Finding("random", f"`{result.call}` gives {both}")]
     findings = []
     if len(values) > 1 and all(same(values[0], value) for value in values):
-        findings.append(Finding("constant", f"all give {_shown(values[0])}"))
+        findings.append(Finding("constant", f"all give {shown(values[0], SHOWN)}"))
     nothing = next((result for result in first if result.wire == ["none", None]), None)
     if nothing is not None:
         findings.append(Finding("none", f"`{nothing.call}`"))
     return findings
-
-
-def _has_nan(wire: Wire) -> bool:
-    tag, content = wire
-    if tag in ("float", "complex"):
-        value = decode(wire)
-        return math.isnan(value) if tag == "float" else value != value
-    if tag == "dict":
-        return any(_has_nan(part) for pair in content for part in pair)
-    return tag in ("list", "tuple", "set", "frozenset") and any(map(_has_nan, content))
-
-
-def _shown(wire: Wire, most: int = 60) -> str:
-    """The value as its type writes it, cut; values that can't be decoded are named by type."""
-    try:
-        text = repr(decode(wire))
-    except (TypeError, ValueError):
-        text = f"a {wire[0]}"
-    return text if len(text) <= most else text[: most - 3] + "..."

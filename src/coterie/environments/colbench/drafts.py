@@ -15,6 +15,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rapidfuzz import fuzz, process
 
+from coterie.config.plain import wrong_at
+from coterie.config.text import whole
 from coterie.datasets.code_rows import SENTENCE, CodeRow
 from coterie.datasets.rows import Text, question_key
 
@@ -54,8 +56,7 @@ def read_reply(text: str) -> CodeRow | Refused:
     try:
         draft = Draft.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        return Refused("incomplete", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return Refused("incomplete", wrong_at(error.errors()[0]))
     return _row(draft)
 
 
@@ -79,7 +80,7 @@ def _object(text: str) -> dict[str, Any] | None:
     decoder = json.JSONDecoder(strict=False)
     for brace in re.finditer(r"\{", text):
         try:
-            fields, _ = decoder.raw_decode(text, brace.start())
+            fields = whole(decoder.raw_decode(text, brace.start())[0])
         except (ValueError, RecursionError):
             continue
         if "ground_truth" in fields:

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+from collections.abc import Sequence
 
 from coterie.datasets.code_rows import CodeRow
 from coterie.environments.coding import Coding, coding_task
@@ -14,15 +15,17 @@ from coterie.trajectories.task import Task
 class Backend(Coding):
     """Its tasks; the person is a model. Rows without a reference or tests are left out."""
 
-    def __init__(self, name: str, source: str, mode: Mode, tolerance: float) -> None:
-        super().__init__(mode, tolerance)
+    def __init__(
+        self, name: str, source: str, mode: Mode, tolerance: float, strict: bool = False
+    ) -> None:
+        super().__init__(mode, tolerance, strict)
         self.name = name
         self._rows = Rows(name, source)
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
         found = []
-        for row in self._rows.draw(split, count, seed, iteration):
+        for row in self._rows.draw(split, count, seed, drawn):
             assert isinstance(row, CodeRow), "this data set has rows of code"
             found.append(self.task(row))
         return found
@@ -34,17 +37,27 @@ class Backend(Coding):
 
 
 def compared(call: str) -> str:
-    """Of a test that says what should come out (``f(2) == 4``, ``[1] == f(3)[0]``), what it compares with that: else an
-    answer's own ``__eq__`` would be asked. Others stay as they are; the reference says what they should give."""
+    """Of a test that says what should come out (``f(2) == 4``, ``[1] == f(3)[0] and f(4) == 5``), what it compares with
+    that: else an answer's own ``__eq__`` would be asked. Others stay as they are; the reference says what they should
+    give."""
     try:
         tree = ast.parse(call.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return call
-    if not isinstance(tree, ast.Compare) or [type(op) for op in tree.ops] != [ast.Eq]:
+    asked = _asked(tree)
+    if not asked:
         return call
-    sides = (tree.left, tree.comparators[0])
-    asked = [side for side in sides if _calls_more_than_builtins(side)]
-    return ast.unparse(asked[0]) if len(asked) == 1 else call
+    return ast.unparse(asked[0] if len(asked) == 1 else ast.Tuple(asked, ast.Load()))
+
+
+def _asked(node: ast.expr) -> list[ast.expr]:
+    """What is compared by ``==``, also with ``and`` between; nothing if anything else decides."""
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+        parts = [_asked(value) for value in node.values]
+        return [side for part in parts for side in part] if all(parts) else []
+    if not isinstance(node, ast.Compare) or any(type(op) is not ast.Eq for op in node.ops):
+        return []
+    return [side for side in (node.left, *node.comparators) if _calls_more_than_builtins(side)]
 
 
 def _calls_more_than_builtins(side: ast.expr) -> bool:

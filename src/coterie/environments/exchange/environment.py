@@ -3,6 +3,7 @@
 The recipe ``optima`` runs on it; `world` makes the tasks and `prompts` the words.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from coterie.environments.answers import exact_match
@@ -21,6 +22,8 @@ from coterie.trajectories.tree import End
 from coterie.trajectories.turn import Part, Turn
 
 FORMATS: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
+EXAMPLE = "answer"
+"""What the prompt shows between the marks."""
 LEVELS = (1, 2, 2, 2)
 """How many facts the answers need, in turn: one question in four needs one, the others one of each."""
 
@@ -40,10 +43,11 @@ class Exchange:
         self.levels = levels
         self.formats = formats
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split; train and held-out are disjoint by construction (see ``world``)."""
-        draw = seed * 1000 + iteration if split == "train" else seed
-        return [as_task(t) for t in generate_tasks(split, count, draw, levels=self.levels)]
+        start = sum(drawn) if split == "train" else 0
+        made = generate_tasks(split, start + count, seed, levels=self.levels)
+        return [as_task(task) for task in made[start:]]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """The agent's instructions, its own facts (which its partner may not see), the question."""
@@ -72,6 +76,10 @@ class Exchange:
     def score(self, task: Task, answer: str | None) -> float:
         """Exact match with the gold answer, 0 or 1."""
         return exact_match(answer, [gold_answer(task)])
+
+    def well_formed(self, answer: str) -> bool:
+        """Whether it is not the example of the prompt."""
+        return answer != EXAMPLE
 
     def similarity(self, answer: str, other: str) -> float:
         """Whether they are equal, 0 or 1."""

@@ -34,12 +34,13 @@ class Persona(Coding):
 
     name = "persona"
     max_turns = MAX_TURNS
+    fenced = False
     script: Person | None = ScriptedPerson()
 
-    def tasks(self, split: Split, count: int, seed: int, iteration: int = 0) -> list[Task]:
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split; train and held-out are disjoint by construction (see ``world``)."""
-        draw = seed * 1000 + iteration if split == "train" else seed
-        return [as_task(task) for task in generate_tasks(split, count, draw)]
+        start = sum(drawn) if split == "train" else 0
+        return [as_task(task) for task in generate_tasks(split, start + count, seed)[start:]]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """The few words that the packaged model knows."""

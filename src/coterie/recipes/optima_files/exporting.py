@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from pydantic import BaseModel
+
+from coterie.config.folders import check_new_file
 from coterie.errors import UserError
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.pairs import PAIRS, imported, pair_lines, preferred
@@ -41,34 +44,35 @@ def export_run(recipe: Optima, run: Run, out: Path, iteration: int | None) -> li
     check_agents(recipe.environment.agents)
     last = max((step.iteration for step in recipe.steps()), default=0)
     wanted = range(last + 1) if iteration is None else [iteration]
-    out.mkdir(parents=True, exist_ok=True)
-    written = [path for i in wanted for path in _export(recipe, run, out, i)]
-    if not written:
+    files = {path: lines for i in wanted for path, lines in _files(recipe, run, out, i)}
+    if not files:
         which = "no iteration" if iteration is None else f"iteration {iteration} not"
         raise UserError(
             f"{run.folder} has {which} sampled to the end, and no pairs",
             f"run `coterie rollout {run.folder}` first, or give another --iteration",
         )
-    return written
+    for path in files:
+        check_new_file(path)
+    for path, lines in files.items():
+        write_lines(path, lines)
+    return list(files)
 
 
-def _export(recipe: Optima, run: Run, out: Path, iteration: int) -> Iterator[Path]:
+def _files(
+    recipe: Optima, run: Run, out: Path, iteration: int
+) -> Iterator[tuple[Path, Iterator[BaseModel]]]:
+    """The files of an iteration with their lines, which are made when they are read."""
     if run.is_finished(Step(iteration, "rollout")):
-        path = out / f"iteration_{iteration}.jsonl"
-        write_lines(path, raw_lines(recipe, run, iteration))
-        yield path
+        yield out / f"iteration_{iteration}.jsonl", raw_lines(recipe, run, iteration)
     reward = Step(iteration, "reward")
     if run.is_finished(reward) and (found := recipe.rewards(run, iteration)):
-        path = out / f"rewarded_iteration_{iteration}.jsonl"
-        write_lines(path, rewarded_lines(recipe, run, iteration, found))
-        yield path
+        lines = rewarded_lines(recipe, run, iteration, found)
+        yield out / f"rewarded_iteration_{iteration}.jsonl", lines
     pairs = list(preferred(run.store, iteration, "rollout", "select", recipe.fingerprint(reward)))
     if iteration == PAIRS.iteration and run.is_finished(PAIRS):
         pairs += imported(run.store)
     if pairs:
-        path = out / f"iteration_{iteration}_dpo_format.jsonl"
-        write_lines(path, pair_lines(pairs))
-        yield path
+        yield out / f"iteration_{iteration}_dpo_format.jsonl", pair_lines(pairs)
 
 
 def raw_lines(recipe: Optima, run: Run, iteration: int) -> Iterator[TaskLine]:

@@ -38,7 +38,8 @@ def beginner(conversations: Iterable[Sequence[str]]) -> int:
 def parse(utterances: Sequence[str], first: int) -> Conversation:
     """A conversation that agent number ``first`` begins, up to its marker if it has one.
 
-    A wrong name in front (an agent that speaks for its partner) is a part of what was said.
+    A wrong name in front (an agent that speaks for its partner) is a part of what was said, and so are
+    two names: the released code counts both as a leak, and so does ``rewards.conduct``.
     """
     said: list[tuple[str, str]] = []
     for place, utterance in enumerate(utterances):
@@ -52,16 +53,23 @@ def parse(utterances: Sequence[str], first: int) -> Conversation:
 
 
 def named(speaker: str, text: str) -> str:
-    """An utterance with its speaker's name in front."""
-    return f"{speaker}: {text}"
+    """An utterance with its speaker's name in front, which is put there if it lacks."""
+    found = _NAMED.match(text)
+    return text if found and found[1] == speaker else f"{speaker}: {text}"
 
 
 def unnamed(utterance: str, speaker: str) -> str:
-    """An utterance without its speaker's name and one blank after it; the inverse of :func:`named`."""
+    """An utterance without its speaker's name and one blank after it, if the name is there once.
+
+    The inverse of :func:`named` for texts that do not begin with the speaker's name.
+    """
     found = _NAMED.match(utterance)
     if found is None or found[1] != speaker:
         return utterance
-    return utterance[found.end() :].removeprefix(" ")
+    again = _NAMED.match(utterance, found.end())
+    return (
+        utterance if again and again[1] == speaker else utterance[found.end() :].removeprefix(" ")
+    )
 
 
 def check_agents(agents: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from coterie.config.folders import check_new_file
 from coterie.datasets.code_rows import CodeRow
 from coterie.environments.coding import AGENT, CRITIC, Coding, hidden_calls, with_reference
 from coterie.environments.dialogue import GRADER
@@ -71,13 +72,13 @@ def export_run(recipe: SweetRL, run: Run, out: Path) -> Exported:
             f"no task of {run.folder} has all of its {recipe.settings.rollout.repeats} dialogues",
             "`coterie report` says why they failed; `coterie export RUN FILE` writes any run",
         )
-    out.mkdir(parents=True, exist_ok=True)
-    files = [out / TRAJECTORIES]
+    pairs = [one for one in writing.pairs() if run.is_finished(Step(one[0], "select"))]
+    files = [out / name for name in (TRAJECTORIES, *(name for _, name, _ in pairs))]
+    for file in files:
+        check_new_file(file)
     write_lines(files[0], writing.trajectories(whole))
-    for iteration, name, lines in writing.pairs():
-        if run.is_finished(Step(iteration, "select")):
-            files.append(out / name)
-            write_lines(files[-1], lines(iteration))
+    for file, (iteration, _, lines) in zip(files[1:], pairs, strict=True):
+        write_lines(file, lines(iteration))
     return Exported(tuple(files), len(whole), incomplete)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from coterie.config.plain import wrong_at
 from coterie.engines.protocol import EngineError
 from coterie.environments.coding import AGENT
 from coterie.environments.colbench.environment import Backend
@@ -283,8 +284,7 @@ def _check(
     try:
         task = row.task.code_row()
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise rows.broken(index, f"task.{first['loc'][0]}: {first['msg']}") from error
+        raise rows.broken(index, f"task.{wrong_at(error.errors()[0])}") from error
     if not task.usable:
         raise rows.broken(
             index, "task.test_cases: there are none, so this is no task of a function"

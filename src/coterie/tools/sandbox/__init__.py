@@ -5,21 +5,25 @@
 
 **How.** Each worker is a jail made by bubblewrap: namespaces of its own (processes, mounts, network, IPC, host
 name), no network, an empty environment, and nothing of the machine's files but the interpreter, its standard
-library and system libraries, read-only. In it a zygote, which never runs model code, forks a fresh process for each
+library, time zones and system libraries, read-only. In it run two processes of ours. The supervisor takes jobs, watches
+and reports. The forker, which never holds a source, a call or a result, forks a fresh process for each
 answer; this one is the first of a process tree of its own, has an empty folder in memory, drops all rights, changes
-to an unprivileged user where we are root, and has limits on time, memory, processes, files and output. When it is
+to an unprivileged user where we are root, and has limits on time, memory, processes, files and results. When it is
 done, or out of time, the kernel ends the tree and drops the folder's content, and only then is the next answer
-taken.
+taken. References, which say what is right, run in jails of their own.
 
 **What is guaranteed.** An answer's process can do anything to itself, also to our code in it, and can write
 anything to its own channel. So nothing there is relied upon:
 
-* expected values never enter the jail; calls do, and an answer may read all of them;
-* results come back as plain data (``inside.plain``) and are compared here, by type and value; no method of a
+* expected values never enter an answer's jail; calls do, and an answer may read all of them;
+* no process that an answer's is forked from has ever held anything of another answer or of a reference;
+* results come back as plain data (``inside.plain``) and are compared here, by value; no method of a
   result is ever called;
-* a reply counts only with this run's nonce, which reaches the zygote when the answer's processes are gone; bytes
+* a reply counts only with this run's nonce, which reaches the supervisor when the answer's processes are gone; bytes
   beyond the results that were asked for fail the run;
+* a result that is too large fails its call alone; one limit holds in the answer's process, the supervisor and here;
 * nothing is left behind: files, processes, threads, timers, handlers, patched modules;
+* hashes are seeded alike in every process, so the order of a set of texts is the same for all;
 * an answer that breaks its process fails alone; a worker that doesn't reply as it should is replaced.
 
 **What is not.** An answer that knows expected values without computing them (since they are in its training data, or in

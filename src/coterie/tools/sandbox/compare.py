@@ -1,98 +1,182 @@
-"""When two plain values are the same: by type and value, on their forms as JSON.
+"""When two plain values are the same: by value, on their forms as JSON.
 
-No Python set or dictionary is made of numbers that a model chose, since those can be made to collide.
+No Python set or dictionary is made of values that a model chose, since those can be made to collide: keys and members
+of sets are compared by digests, which takes no longer than reading them.
 """
 
-import json
+import hashlib
 import math
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
-from coterie.tools.sandbox.inside.plain import Wire, decode
+from coterie.tools.sandbox.inside.plain import CONTAINERS, Wire, decode
 
-_NUMBERS = ("int", "bool", "float", "complex")
-_SETS = ("set", "frozenset")
+_NUMBER, _SET, _BYTES, _LIST = "number", "set", "bytes", "list"
+_KINDS = {
+    **dict.fromkeys(("int", "bool", "float", "complex", "decimal", "fraction"), _NUMBER),
+    **dict.fromkeys(("set", "frozenset", "keys", "items"), _SET),
+    **dict.fromkeys(("bytes", "bytearray"), _BYTES),
+    **dict.fromkeys(("list", "iterator", "values"), _LIST),
+}
+"""What values of several types can be the same as; other types have values of their own."""
+_IN_ORDER = (_LIST, "tuple", "deque")
+_MICROSECOND = timedelta(microseconds=1)
+_EXACT = 2000
+"""Exponent up to which a decimal is compared with other numbers."""
 
 
-def same(expected: Wire, given: Wire, tolerance: float = 0.0) -> bool:
-    """Equal types and equal values, all the way down; two NaNs are the same.
+def same(expected: Wire, given: Wire, tolerance: float = 0.0, *, strict: bool = False) -> bool:
+    """Equal values, all the way down; two NaNs are the same.
 
-    ``tolerance``, absolute or relative, is for floats that are not keys or members of sets.
+    As for Python's ``==``, ``1 == 1.0 == True``, and a set equals a frozen one. Besides, an iterator or a view of
+    values is the list of what it holds. ``strict``: types must be equal too. ``tolerance``, absolute or relative, is
+    for floats that are not keys or members of sets.
     """
-    tag, content = expected
-    if given[0] != tag:
+    if expected[0] != given[0] and (strict or _kind(expected) != _kind(given)):
         return False
-    other = given[1]
-    if tag == "float":
-        return _close(decode(expected), decode(given), tolerance)
-    if tag in ("list", "tuple"):
+    kind, content, other = _kind(expected), expected[1], given[1]
+    if kind == _NUMBER:
+        return _close(expected, given, tolerance) or _number(expected) == _number(given)
+    if kind in _IN_ORDER:
         return len(content) == len(other) and all(
-            same(one, two, tolerance) for one, two in zip(content, other, strict=True)
+            same(one, two, tolerance, strict=strict)
+            for one, two in zip(content, other, strict=True)
         )
-    if tag == "dict":
-        ours, theirs = _by_key(content, loose=False), _by_key(other, loose=False)
-        return ours.keys() == theirs.keys() and all(
-            same(value, theirs[key], tolerance) for key, value in ours.items()
-        )
-    return _canonical(expected, loose=False) == _canonical(given, loose=False)
+    if kind == "dict":
+        ours, theirs = _by_key(content, strict), _by_key(other, strict)
+        return len(content) == len(other) and ours.keys() == theirs.keys() and all(
+            same(value, theirs[key], tolerance, strict=strict) for key, value in ours.items()
+        )  # fmt: skip
+    return _digest(expected, strict) == _digest(given, strict)
 
 
 def equal(expected: Wire, given: Wire) -> bool:
-    """What Python's ``==`` says of the two values: ``1 == 1.0 == True``, a set equals a frozen one."""
-    tag, content = expected
-    other = given[1]
-    if tag in _NUMBERS and given[0] in _NUMBERS:
-        return bool(decode(expected) == decode(given))
-    if tag in _SETS and given[0] in _SETS:
-        return _canonical(expected, loose=True) == _canonical(given, loose=True)
-    if tag != given[0]:
+    """What Python's ``==`` says of the two values: NaN is not equal to itself, nor an iterator to another."""
+    return not _unequal(expected) and not _unequal(given) and same(expected, given)
+
+
+def has_nan(wire: Wire) -> bool:
+    """Whether a number in it is not a number."""
+    return any(_kind(one) == _NUMBER and "nan" in _number(one) for one in _parts(wire))
+
+
+def _unequal(wire: Wire) -> bool:
+    return has_nan(wire) or any(one[0] in ("iterator", "values") for one in _parts(wire))
+
+
+def _parts(wire: Wire) -> list[Wire]:
+    """A value and all that it holds."""
+    parts = [wire]
+    for tag, content in parts:
+        if tag == "dict":
+            parts.extend(part for pair in content for part in pair)
+        elif tag == "enum":
+            parts.append(content[1])
+        elif tag in CONTAINERS:
+            parts.extend(content)
+    return parts
+
+
+def _kind(wire: Wire) -> str:
+    tag: str = wire[0]
+    return _KINDS.get(tag, tag)
+
+
+def _close(expected: Wire, given: Wire, tolerance: float) -> bool:
+    if (
+        not tolerance
+        or "float" not in (expected[0], given[0])
+        or "complex" in (expected[0], given[0])
+    ):
         return False
-    if tag in ("list", "tuple"):
-        return len(content) == len(other) and all(map(equal, content, other))
-    if tag == "dict":
-        ours, theirs = _by_key(content, loose=True), _by_key(other, loose=True)
-        return ours.keys() == theirs.keys() and all(
-            equal(value, theirs[key]) for key, value in ours.items()
-        )
-    return bool(content == other)
-
-
-def _close(one: float, two: float, tolerance: float) -> bool:
-    if math.isnan(one) or math.isnan(two):
-        return math.isnan(one) and math.isnan(two)
+    try:
+        one, two = float(decode(expected)), float(decode(given))
+    except (OverflowError, ValueError):  # too large for a float, or a signalling NaN
+        return False
     return math.isclose(one, two, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def _by_key(pairs: list[Any], *, loose: bool) -> dict[str, Wire]:
-    return {_canonical(key, loose=loose): value for key, value in pairs}
+def _by_key(pairs: list[Any], strict: bool) -> dict[bytes, Wire]:
+    return {_digest(key, strict): value for key, value in pairs}
 
 
-def _canonical(wire: Wire, *, loose: bool) -> str:
-    """One text for each value; ``loose``: for each class of values that ``==`` makes one."""
+def _digest(wire: Wire, strict: bool) -> bytes:
+    """One for each value; unless ``strict``, for each class of values that are the same."""
+    kind, content = _kind(wire), wire[1]
+    if kind == _NUMBER:
+        parts = [_number(wire).encode()]
+    elif kind == _SET:
+        parts = sorted({_digest(item, strict) for item in content})
+    elif kind in _IN_ORDER:
+        parts = [_digest(item, strict) for item in content]
+    elif kind == "dict":
+        parts = sorted(_digest(key, strict) + _digest(item, strict) for key, item in content)
+    elif kind == "enum":
+        parts = [content[0].encode("utf-8", "surrogatepass"), _digest(content[1], strict)]
+    else:
+        parts = [_scalar(wire, strict).encode("utf-8", "surrogatepass")]
+    found = hashlib.sha256(f"{wire[0] if strict else kind} {len(parts)}".encode())
+    for part in parts:
+        found.update(b"%d:" % len(part))
+        found.update(part)
+    return found.digest()
+
+
+def _scalar(wire: Wire, strict: bool) -> str:
+    """One text for each value that is no number and no container."""
     tag, content = wire
-    if tag in _NUMBERS:
-        return _number(tag, decode(wire), loose)
-    if tag in _SETS:
-        members = sorted({_canonical(item, loose=loose) for item in content})
-        return json.dumps(["set" if loose else tag, members])
-    if tag in ("list", "tuple"):
-        return json.dumps([tag, [_canonical(item, loose=loose) for item in content]])
-    if tag == "dict":
-        items = sorted(
-            (_canonical(key, loose=loose), _canonical(value, loose=loose)) for key, value in content
-        )
-        return json.dumps([tag, items])
-    return json.dumps([tag, content])
+    if tag == "range":
+        values = decode(wire)
+        if not values:
+            return "empty"
+        first, last = values[0], values[-1]
+        return f"{first:x} {last:x} {values.step if last != first else 0:x}"
+    if tag in ("datetime", "time") and content[1] is not None and not strict:
+        return f"zoned {_instant(tag, *content)}"
+    return str(content)
 
 
-def _number(tag: str, value: Any, loose: bool) -> str:
-    if loose and tag == "complex" and value.imag == 0:
-        tag, value = "float", value.real
-    if loose and tag == "float" and value.is_integer():
-        tag, value = "int", int(value)
-    if loose and tag == "bool":
-        tag, value = "int", int(value)
+def _instant(tag: str, bare: str, offset: str) -> int:
+    """Microseconds in UTC; two values with time zones are equal if these are."""
+    day = "" if tag == "datetime" else f"{date.min}T"
+    value = datetime.fromisoformat(day + bare)
+    return (value - datetime.min) // _MICROSECOND - int(offset, 16)
+
+
+def _number(wire: Wire) -> str:
+    """One text for each number, whatever its type."""
+    tag, content = wire
     if tag == "int":
-        return f"int {value:x}"
+        return f"{int(content, 16):x}/1"
+    if tag == "bool":
+        return f"{content:d}/1"
+    if tag == "fraction":
+        value = decode(wire)
+        return f"{value.numerator:x}/{value.denominator:x}"
     if tag == "complex":
-        return f"complex {(value.real + 0.0).hex()} {(value.imag + 0.0).hex()}"
-    return f"float {(value + 0.0).hex()}" if tag == "float" else f"{tag} {value}"
+        real, imaginary = (_number(["float", part]) for part in content)
+        return real if imaginary == "0/1" else f"{real} {imaginary}"
+    return _decimal(Decimal(content)) if tag == "decimal" else _float(float.fromhex(content))
+
+
+def _float(value: float) -> str:
+    if not math.isfinite(value):
+        return str(value)
+    over, under = value.as_integer_ratio()
+    return f"{over:x}/{under:x}"
+
+
+def _decimal(value: Decimal) -> str:
+    if not value.is_finite():
+        return "nan" if value.is_nan() else str(float(value))
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int), "it is finite"
+    if not value:
+        return "0/1"
+    if abs(exponent) <= _EXACT:
+        over, under = value.as_integer_ratio()
+        return f"{over:x}/{under:x}"
+    text = "".join(map(str, digits))
+    short = text.rstrip("0")
+    return f"{'-' * sign}{short}e{exponent + len(text) - len(short)}"

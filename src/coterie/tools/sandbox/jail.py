@@ -1,5 +1,6 @@
-"""The command that starts a jail with a zygote in it, and what to do where there can be none."""
+"""The command that starts a jail with a supervisor in it, and what to do where there can be none."""
 
+import importlib.resources
 import os
 import platform
 import random
@@ -21,12 +22,21 @@ UIDS = range(61184, 65520)
 """Users that no account has (systemd hands them out for a while); as root, answers run as one of them."""
 SYSTEM = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-ENVIRONMENT = {"LANG": "C.UTF-8", "HOME": "/tmp", "PATH": "/usr/bin", "PYTHONHASHSEED": "0"}
+ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "HOME": "/tmp",
+    "PATH": "/usr/bin",
+    "PYTHONHASHSEED": "0",
+    "PYTHONTZPATH": "/usr/share/zoneinfo",
+}
+FLAGS = ("-s", "-S", "-P", "-B")
+"""Not ``-I`` or ``-E``, which ignore the seed of hashes; nobody else sets a variable here."""
 RIGHTS = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
-"""What the zygote keeps; answers keep none. Without root they are rights over the jail's namespaces only."""
+"""What our processes in the jail keep; answers keep none. Without root they are rights over the jail alone."""
 START = (
     f"import sys; sys.path.insert(0, '{CODE}'); "
-    "from coterie.tools.sandbox.inside.zygote import main; del sys.path[0]; main()"
+    "from coterie.tools.sandbox.inside.confine import fix_addresses; fix_addresses(); "
+    "from coterie.tools.sandbox.inside.supervisor import main; del sys.path[0]; main()"
 )
 
 
@@ -51,7 +61,7 @@ def make_jail(settings: SandboxSettings) -> Jail:
     program, nsjail = _program(settings)
     words = _nsjail(root) if nsjail else _bwrap(root)
     python = os.path.realpath(sys.executable)
-    return Jail((program, *words, "--", python, "-I", "-S", "-B", "-c", START), uid, uid)
+    return Jail((program, *words, "--", python, *FLAGS, "-c", START), uid, uid)
 
 
 def _program(settings: SandboxSettings) -> tuple[str, bool]:
@@ -59,7 +69,7 @@ def _program(settings: SandboxSettings) -> tuple[str, bool]:
     for given, nsjail in ((settings.nsjail_path, True), (settings.bwrap_path, False)):
         if given:
             if not os.access(given, os.X_OK):
-                raise UserError(f"`{given}` is not a program", "mend the path in the settings")
+                raise UserError(f"`{given}` is not a program", "fix the path in the settings")
             return given, nsjail
     found = _packaged() or shutil.which("bwrap")
     if found:
@@ -98,6 +108,17 @@ def _folders() -> list[Path]:
     return found
 
 
+def _code() -> tuple[Path, Path]:
+    """Our code, and where it is in the jail."""
+    return INSIDE, CODE / "coterie/tools/sandbox/inside"
+
+
+def _zones() -> tuple[Path, Path]:
+    """The time zones of the package ``tzdata``, and where ``zoneinfo`` looks for them in the jail."""
+    folder = importlib.resources.files("tzdata") / "zoneinfo"
+    return Path(str(folder)), Path(ENVIRONMENT["PYTHONTZPATH"])
+
+
 def _hidden() -> list[str]:
     """Folders of installed packages within those."""
     names = {sysconfig.get_path(name, vars=_base()) for name in ("purelib", "platlib")}
@@ -128,7 +149,8 @@ def _bwrap(root: bool) -> list[str]:
         words += _bind(path, path)
     for hidden in _hidden():
         words += ["--tmpfs", hidden, "--remount-ro", hidden]
-    words += _bind(INSIDE, CODE / "coterie/tools/sandbox/inside")
+    for path, to in (_code(), _zones()):
+        words += _bind(path, to)
     words += ["--proc", "/proc", "--dir", "/tmp", "--perms", "0755", "--dir", "/dev"]
     for device in DEVICES:
         words += ["--dev-bind", device, device]
@@ -163,7 +185,8 @@ def _nsjail(root: bool) -> list[str]:
         words += ["--bindmount_ro", str(path)]
     for hidden in _hidden():
         words += ["--mount", f"none:{hidden}:tmpfs:size=4096,ro"]
-    words += ["--bindmount_ro", f"{INSIDE}:{CODE}/coterie/tools/sandbox/inside"]
+    for path, to in (_code(), _zones()):
+        words += ["--bindmount_ro", f"{path}:{to}"]
     words += ["--mount", "none:/tmp:tmpfs:size=4096,ro"]
     for device in DEVICES:
         words += ["--bindmount", device]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from coterie.tools.sandbox.compare import equal, same
+from coterie.tools.sandbox.inside.job import Record
 from coterie.tools.sandbox.inside.plain import NotPlain, Wire, check, decode
-from coterie.tools.sandbox.inside.zygote import Record
 
 Mode = Literal["module", "legacy"]
 """How an answer's source and calls are run: in one module's namespace; or, as SWEET-RL's grader did, with separate
@@ -16,7 +16,7 @@ FAILURES = {
     "not plain": "what it returned is not plain data",
     "timeout": "it took too long",
     "memory": "it used too much memory",
-    "output": "its results are too long",
+    "output": "its result is too large",
     "ended": "its process ended",
     "garbled": "what its process told is not a result",
     "open": "the sandbox could not be closed around it, so it was not run",
@@ -92,17 +92,19 @@ class Graded:
         return all(test.passed for test in self.tests)
 
 
-def judge(result: CallResult, expected: Wire, mode: Mode, tolerance: float) -> TestResult:
+def judge(
+    result: CallResult, expected: Wire, mode: Mode, tolerance: float, strict: bool
+) -> TestResult:
     """Whether a call gave what it should.
 
-    ``legacy`` takes Python's ``==``, and an expected ``None`` never passes, as in SWEET-RL's grader.
+    ``legacy`` takes Python's ``==`` and nothing else, and an expected ``None`` never passes, as in SWEET-RL's grader.
     """
     if result.wire is None:
         passed = False
     elif mode == "legacy":
         passed = expected[0] != "none" and equal(expected, result.wire)
     else:
-        passed = same(expected, result.wire, tolerance)
+        passed = same(expected, result.wire, tolerance, strict=strict)
     return TestResult(result, expected, passed)
 
 
@@ -115,7 +117,8 @@ def read_record(call: str, record: Record) -> CallResult:
             return CallResult(call, told["value"])
         failed, why = told["failed"], told["why"]
         if failed in FAILURES and isinstance(why, str):
-            return CallResult(call, None, failed, why[:LONGEST_WHY])
+            why = why[:LONGEST_WHY].encode(errors="replace").decode()  # no lone surrogates
+            return CallResult(call, None, failed, why)
     except (ValueError, TypeError, KeyError, RecursionError, NotPlain):
         pass
     return CallResult(call, None, "garbled")

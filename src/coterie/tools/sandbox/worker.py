@@ -1,4 +1,4 @@
-"""One worker: the jail's process, and the exchange of jobs and replies with the zygote in it."""
+"""One worker: the jail's process, and the exchange of jobs and replies with the supervisor in it."""
 
 import asyncio
 import contextlib
@@ -13,13 +13,17 @@ from dataclasses import asdict
 from typing import cast
 
 from coterie.errors import UserError
-from coterie.tools.sandbox.inside.zygote import Job, Record
+from coterie.tools.sandbox.inside.job import Job, Record
 from coterie.tools.sandbox.jail import Jail, advice
 
 START_SECONDS = 60.0
 """For a jail to come up, on a busy machine."""
 GRACE_SECONDS = 10.0
 """For a reply, beyond the time that the job has."""
+STDERR = 2000
+"""Bytes that are kept of what a jail says."""
+CLOSE_SECONDS = 10.0
+"""For a jail that was killed to be gone."""
 
 
 class WorkerLost(Exception):
@@ -42,18 +46,16 @@ class Worker:
         worker = cls(jail, process)
         try:
             ready = await asyncio.wait_for(worker._out.readexactly(5), START_SECONDS)
+            if ready != b"ready":
+                raise UserError("the sandbox does not start here: it answers strangely", advice())
         except (asyncio.IncompleteReadError, TimeoutError) as error:
-            worker.kill()
-            said = await cast(StreamReader, process.stderr).read(2000)
-            text = said.decode(errors="replace").strip()
-            text = text or f"{jail.command[0]} did not say why ({type(error).__name__})"
+            text = (
+                await worker.close()
+            ) or f"{jail.command[0]} said nothing ({type(error).__name__})"
             raise UserError(f"the sandbox does not start here: {text}", advice()) from error
         except BaseException:
-            worker.kill()
+            await worker.close()
             raise
-        if ready != b"ready":
-            worker.kill()
-            raise UserError("the sandbox does not start here: it answers strangely", advice())
         return worker
 
     async def run(self, job: Job) -> list[Record]:
@@ -79,7 +81,7 @@ class Worker:
         if head[:16] != nonce:
             raise ValueError("a reply to another run")
         (size,) = struct.unpack(">I", head[16:])
-        if size > (job.output_kib << 10) + 5000 * (1 + len(job.calls)):
+        if size > job.longest_reply:
             raise ValueError("a reply that is too long")
         return await self._out.readexactly(size)
 
@@ -97,19 +99,37 @@ class Worker:
         return cast(StreamReader, self._process.stdout)
 
     def kill(self) -> None:
-        """End the jail and all that is in it."""
+        """End the jail and all that is in it, also while it comes up."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def close(self) -> None:
-        """End the jail and wait until it is gone."""
+    async def close(self) -> str:
+        """End the jail and wait until it is gone; what it wrote to its standard error.
+
+        Its pipes are read to their ends meanwhile: the process counts as ended only then, and a full one is not read
+        by itself.
+        """
         self.kill()
         self._in.close()
-        await self._process.wait()
-        for pipe in (self._out, cast(StreamReader, self._process.stderr)):
-            await pipe.read()  # to its end, so that nothing of it is left to the event loop
-        with contextlib.suppress(OSError):
-            await self._in.wait_closed()
+        error = cast(StreamReader, self._process.stderr)
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                _, said, _ = await asyncio.gather(
+                    _drained(self._out), _drained(error), self._process.wait()
+                )
+                with contextlib.suppress(OSError):
+                    await self._in.wait_closed()
+        except TimeoutError:
+            return ""  # the kernel will end it; nobody has to wait
+        return said.decode(errors="replace").strip()
+
+
+async def _drained(pipe: StreamReader) -> bytes:
+    """The beginning of what is left in a pipe, all of which is read."""
+    kept = b""
+    while data := await pipe.read(1 << 16):
+        kept = (kept + data)[:STDERR]
+    return kept
 
 
 def _records(reply: bytes, count: int) -> list[Record]:

@@ -1,6 +1,6 @@
 """What a forked process gives up before it runs an answer: files, rights, resources, system calls. Linux only.
 
-The zygote prepares with ``hide_processes`` and ``clean_folder``; the forked process calls ``limits`` and
+The supervisor prepares with ``hide_processes`` and ``clean_folder``; the forked process calls ``limits`` and
 ``give_up_rights``. Each raises ``OSError`` if the kernel refuses, and then the answer isn't run.
 """
 
@@ -9,12 +9,16 @@ import os
 import platform
 import resource
 import struct
+import sys
 import time
 from functools import cache
 from typing import BinaryIO
 
 from coterie.tools.sandbox.inside.syscalls import NUMBERS, Numbers
 
+AGAIN = "again"
+"""The last argument of a program that has been started again."""
+ADDR_NO_RANDOMIZE = 0x0040000
 CLONE_NEWPID = 0x20000000
 CLONE_NEW_ANY = 0x7E020080
 """All flags of ``clone`` that make a namespace."""
@@ -22,6 +26,8 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME = 1, 2, 4, 8, 1024
 MNT_DETACH = 2
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 38, 22, 24, 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
+RIGHTS = 64
+"""As many as a kernel can know."""
 CAPABILITY_VERSION = 0x20080522
 EPERM, EACCES, ENOSYS, EINVAL = 1, 13, 38, 22
 TICK = 0.011
@@ -48,22 +54,48 @@ def back_to(namespace: int) -> None:
     _must(_libc.setns(namespace, CLONE_NEWPID), "setns")
 
 
+def pass_ending(pid: int, file: int) -> None:
+    """Wait for a process and write how it ended to a descriptor; nothing of it stays in this process."""
+    status = ctypes.c_int()
+    _libc.waitpid(pid, ctypes.byref(status), 0)
+    _libc.write(file, ctypes.byref(status), ctypes.sizeof(status))
+    status.value = 0
+
+
+def fix_addresses() -> None:
+    """Start this program again, with the same addresses in every process where the kernel lets us.
+
+    ``hash(None)`` is an address before Python 3.12, so else chance draws the order of a set that holds None. The kernel
+    takes the wish back from a program that gains rights, so those that root could gain are given up before.
+    """
+    if sys.argv[-1] == AGAIN:
+        return
+    with open("/proc/self/status") as file:
+        held = int(next(line for line in file if line.startswith("CapPrm")).split()[1], 16)
+    for right in range(RIGHTS):
+        if not held >> right & 1:
+            _libc.prctl(PR_CAPBSET_DROP, right, 0, 0, 0)
+    if _libc.personality(ctypes.c_ulong(ADDR_NO_RANDOMIZE)) >= 0:
+        os.execv(sys.executable, [*sys.orig_argv, AGAIN])
+
+
 _proc = -1
-"""The zygote's own view of processes, as a descriptor; answers' processes close it."""
+"""The supervisor's own view of processes, as a descriptor that no other process has."""
 _stamp: tuple[int, ...] = ()
 """State of the empty folder."""
 
 
 def hide_processes() -> None:
-    """Keep ``/proc`` for this process, which stays, and hide it from all that are forked from it.
-
-    Should the machine run out of memory, the kernel is to end something here.
-    """
+    """Keep ``/proc`` for this process, and hide it from all others in the jail."""
     global _proc
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
     _proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     _mount("/proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=555")
+
+
+def end_first() -> None:
+    """Should the machine run out of memory, the kernel is to end this process or one that is forked from it."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
 
 
 def processes() -> int:

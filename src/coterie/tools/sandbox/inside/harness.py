@@ -11,34 +11,71 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from coterie.tools.sandbox.inside.plain import NotPlain, encode
+from coterie.tools.sandbox.inside import confine
+from coterie.tools.sandbox.inside.job import Job
+from coterie.tools.sandbox.inside.plain import NotPlain, TooLarge, encode
 
 NAME = "answer"
 """The module that an answer's definitions live in."""
 LONGEST_MESSAGE = 300
-"""Characters of an exception's text."""
+"""Characters of what is told of an exception."""
+FIRST = struct.Struct(">I")
+"""What stands before a job: its first call that is to be run."""
+LOADED = b'{"loaded": true}'
+RESULTS = 3
+"""The descriptor of the pipe, and the only one left but those of ``/dev/null``."""
+OURS = 2
+"""Our own processes in the jail, which count too where the answer's user is ours."""
 
 
-def run(source: str, calls: list[str], first: int, legacy: bool, pipe: int) -> None:
-    """Write a frame when the source has run, then one for each of ``calls[first:]``.
+def answer(job: int, results: int) -> None:
+    """What the forked process does: read the job, confine, run, end. Never returns."""
+    try:
+        os.setsid()  # a signal to its group is for its own processes only
+        told = os.pread(job, os.fstat(job).st_size, 0)
+        os.dup2(results, RESULTS)
+        os.closerange(RESULTS + 1, 256)
+        _confined(Job(**json.loads(told[FIRST.size :])), *FIRST.unpack_from(told))
+    finally:
+        os._exit(0)
+
+
+def _confined(job: Job, first: int) -> None:
+    try:
+        confine.limits(
+            memory_mib=job.memory_mib,
+            file_mib=job.file_mib,
+            processes=job.processes + OURS * (os.getuid() == job.uid),
+            cpu_seconds=int(job.cpu_seconds * (len(job.calls) - first + 1)) + 1,
+        )
+        confine.give_up_rights(job.uid, job.gid)
+    except OSError as error:
+        return _send(_json({"failed": "open", "why": str(error)}))
+    return run(job, first)
+
+
+def run(job: Job, first: int) -> None:
+    """Write a frame when the source has run, then one for each call from ``first`` on.
 
     Each call starts from definitions of its own: the source is run again, so that a call can't spoil the next.
     """
     try:
-        code = compile(source, f"<{NAME}>", "exec")
-        spaces = _defined(code, legacy)
+        code = compile(job.source, f"<{NAME}>", "exec")
+        spaces = _defined(code, job.legacy)
     except BaseException as error:
-        return send(pipe, _failure(error))
-    send(pipe, {"loaded": True})
-    for index in range(first, len(calls)):
+        return _send(_failure(error))
+    _send(LOADED)
+    for index in range(first, len(job.calls)):
         try:
             if index > first:
-                spaces = _defined(code, legacy)
-            value = eval(calls[index], *spaces)
-            told: dict[str, Any] = {"value": encode(value)}
+                spaces = _defined(code, job.legacy)
+            value = eval(job.calls[index], *spaces)
+            told = _json({"value": encode(value, job.longest_record)})
+            if len(told) > job.longest_record:
+                raise TooLarge(f"{len(told):,} bytes, and {job.longest_record:,} are allowed")
         except BaseException as error:
             told = _failure(error)
-        send(pipe, told)
+        _send(told)
 
 
 def _defined(code: Any, legacy: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -53,18 +90,25 @@ def _defined(code: Any, legacy: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     return spaces
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
-    kind = "not plain" if type(error) is NotPlain else "error"
+def _failure(error: BaseException) -> bytes:
     try:
         text = str(error)[:LONGEST_MESSAGE]
     except BaseException:
         text = ""
-    return {"failed": kind, "why": f"{type(error).__name__}: {text}"}
+    kind = _KINDS.get(type(error), "error")
+    why = text if kind == "output" else f"{type(error).__name__}: {text}"
+    return _json({"failed": kind, "why": why[:LONGEST_MESSAGE]})
 
 
-def send(pipe: int, told: dict[str, Any]) -> None:
+_KINDS: dict[type, str] = {NotPlain: "not plain", TooLarge: "output"}
+
+
+def _json(told: dict[str, Any]) -> bytes:
+    return json.dumps(told).encode()
+
+
+def _send(told: bytes) -> None:
     """Write one frame: 4 bytes length, JSON."""
-    data = json.dumps(told).encode()
-    data = struct.pack(">I", len(data)) + data
+    data = memoryview(struct.pack(">I", len(told)) + told)
     while data:
-        data = data[os.write(pipe, data) :]
+        data = data[os.write(RESULTS, data) :]

@@ -2,89 +2,189 @@
 
 A value is ``[tag, content]``. Integers are hexadecimal and floats as ``float.hex`` writes them, so both are
 exact and cheap to read. A value of a subclass (``Counter``, a named tuple, ...) is the plain value that it holds,
-read by the base class's own methods; what its class says of equality or length is never asked.
+read by the base class's own methods; what its class says of equality or length is never asked. An iterator (``map``, a
+generator, ...) is what it yields.
 """
 
+from collections import deque
 from collections.abc import Iterable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from typing import Any
 
 DEPTH = 60
 """Levels of containers in containers."""
+SHORTEST = 11
+"""Bytes that a value has in JSON at least: ``["str", ""]``."""
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class NotPlain(Exception):
     """A value that isn't plain data, or holds itself, or is nested too deeply."""
 
 
+class TooLarge(Exception):
+    """A value that is longer than it may be."""
+
+
 Wire = list[Any]
 """``[tag, content]``, as JSON holds it."""
 
 
-def encode(value: object, depth: int = DEPTH) -> Wire:
-    """The plain form of ``value``; raises ``NotPlain``."""
-    if value is None:
-        return ["none", None]
-    if value is True or value is False:
-        return ["bool", value]
-    kind = type(value)
-    base = next((base for base in _WRITERS if base in kind.__mro__), None)
-    if base is None:
+def encode(value: object, longest: int | None = None) -> Wire:
+    """The plain form of ``value``; raises ``NotPlain``.
+
+    With ``longest``, ``TooLarge`` as soon as it is certain that its JSON has more bytes: so what has no end has one.
+    """
+    return _Encoder(longest).encode(value, DEPTH)
+
+
+class _Encoder:
+    def __init__(self, longest: int | None) -> None:
+        self.longest = longest
+        self.values = 0
+
+    def encode(self, value: object, depth: int) -> Wire:
+        self.values += 1
+        if self.longest is not None and self.values * SHORTEST > self.longest:
+            raise TooLarge(
+                f"more than {self.values - 1:,} values, and {self.longest:,} bytes are allowed"
+            )
+        if value is None:
+            return ["none", None]
+        if value is True or value is False:
+            return ["bool", value]
+        if depth == 0:
+            raise NotPlain("a value nested more deeply than can be compared")
+        kind = type(value)
+        for base in kind.__mro__:
+            if base in _SCALARS:
+                tag, write = _SCALARS[base]
+                return [tag, write(value)]
+            if base in _SERIES:
+                tag, items = _SERIES[base]
+                return [tag, [self.encode(item, depth - 1) for item in items(value)]]
+            if base is dict:
+                return ["dict", self._pairs(dict.items(value), depth - 1)]  # type: ignore[arg-type]
+            if base is Enum:
+                name, held = (object.__getattribute__(value, n) for n in ("_name_", "_value_"))
+                return ["enum", [str(name), self.encode(held, depth - 1)]]
+        if hasattr(kind, "__next__"):
+            return ["iterator", [self.encode(item, depth - 1) for item in _iterated(value)]]
         raise NotPlain(f"a value of type {kind.__name__} is not plain data")
-    if depth == 0:
-        raise NotPlain("a value nested more deeply than can be compared")
-    tag, write = _WRITERS[base]
-    return [tag, write(value, depth - 1)]
+
+    def _pairs(self, items: Iterable[tuple[object, object]], depth: int) -> list[list[Wire]]:
+        return [[self.encode(key, depth), self.encode(item, depth)] for key, item in items]
 
 
-def _items(values: Iterable[object], depth: int) -> list[Wire]:
-    return [encode(value, depth) for value in values]
+def _iterated(value: Any) -> Iterable[object]:
+    return iter(value)
 
 
-def _pairs(value: dict[object, object], depth: int) -> list[list[Wire]]:
-    return [[encode(key, depth), encode(item, depth)] for key, item in dict.items(value)]
+def _complex(value: complex) -> list[str]:
+    parts = (complex.__getattribute__(value, name) for name in ("real", "imag"))
+    return [float.hex(part) for part in parts]
 
 
-def _complex(value: complex, depth: int) -> list[str]:
-    real, imaginary = (
-        complex.__getattribute__(value, "real"),
-        complex.__getattribute__(value, "imag"),
-    )
-    return [float.hex(real), float.hex(imaginary)]
+def _fraction(value: Fraction) -> list[str]:
+    return [f"{value._numerator:x}", f"{value._denominator:x}"]  # type: ignore[attr-defined]
 
 
-_WRITERS: dict[type, tuple[str, Any]] = {
-    int: ("int", lambda value, depth: int.__format__(value, "x")),
-    float: ("float", lambda value, depth: float.hex(value)),
+def _offset(value: datetime | time, offset: timedelta | None) -> str | None:
+    return None if offset is None else f"{offset // _MICROSECOND:x}"
+
+
+def _datetime(value: datetime) -> list[str | None]:
+    bare = datetime.isoformat(datetime.replace(value, tzinfo=None))
+    return [bare, _offset(value, datetime.utcoffset(value))]
+
+
+def _time(value: time) -> list[str | None]:
+    return [
+        time.isoformat(time.replace(value, tzinfo=None)),
+        _offset(value, time.utcoffset(value)),
+    ]
+
+
+_SCALARS: dict[type, tuple[str, Any]] = {
+    int: ("int", lambda value: int.__format__(value, "x")),
+    float: ("float", float.hex),
     complex: ("complex", _complex),
-    str: ("str", lambda value, depth: str.__str__(value)),
-    bytes: ("bytes", lambda value, depth: bytes.hex(value)),
-    list: ("list", lambda value, depth: _items(list.__iter__(value), depth)),
-    tuple: ("tuple", lambda value, depth: _items(tuple.__iter__(value), depth)),
-    dict: ("dict", _pairs),
-    set: ("set", lambda value, depth: _items(set.__iter__(value), depth)),
-    frozenset: ("frozenset", lambda value, depth: _items(frozenset.__iter__(value), depth)),
+    str: ("str", str.__str__),
+    bytes: ("bytes", bytes.hex),
+    bytearray: ("bytearray", bytearray.hex),
+    range: ("range", lambda value: [f"{part:x}" for part in (value.start, value.stop, value.step)]),
+    Decimal: ("decimal", Decimal.__str__),
+    Fraction: ("fraction", _fraction),
+    datetime: ("datetime", _datetime),
+    date: ("date", date.isoformat),
+    time: ("time", _time),
+    timedelta: ("timedelta", lambda value: f"{timedelta.__floordiv__(value, _MICROSECOND):x}"),
+}
+_SERIES: dict[type, tuple[str, Any]] = {
+    list: ("list", list.__iter__),
+    tuple: ("tuple", tuple.__iter__),
+    set: ("set", set.__iter__),
+    frozenset: ("frozenset", frozenset.__iter__),
+    deque: ("deque", deque.__iter__),
+    type({}.keys()): ("keys", iter),
+    type({}.values()): ("values", iter),
+    type({}.items()): ("items", iter),
 }
 
 
 def decode(wire: Wire) -> Any:
-    """The value itself; the form must have been checked (``check``). Raises ``TypeError`` for a list as a key."""
+    """The value itself; the form must have been checked (``check``). What iterators and views held comes as lists, an
+    enumeration's member as its value. Raises ``TypeError`` for a list as a key."""
     tag, content = wire
     if tag in ("none", "bool", "str"):
         return content
     if tag == "dict":
         return {decode(key): decode(item) for key, item in content}
-    if tag in _CONTAINERS:
-        return _CONTAINERS[tag](decode(item) for item in content)
+    if tag in CONTAINERS:
+        return CONTAINERS[tag](decode(item) for item in content)
+    if tag == "enum":
+        return decode(content[1])
     return _READERS[tag](content)
 
 
-_CONTAINERS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+def _read_zoned(kind: Any, content: list[str | None]) -> Any:
+    bare, offset = content
+    value = kind.fromisoformat(bare)
+    if value.tzinfo is not None:
+        raise ValueError("an offset in the wrong place")
+    if offset is None:
+        return value
+    return value.replace(tzinfo=timezone(timedelta(microseconds=int(offset, 16))))
+
+
+def _read_hex(make: Any) -> Any:
+    return lambda content: make(*(int(part, 16) for part in content))
+
+
+CONTAINERS: dict[str, type] = {
+    "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque,
+    "iterator": list, "keys": list, "values": list, "items": list,
+}  # fmt: skip
+"""Tags whose content is a list of values."""
 _READERS: dict[str, Any] = {
     "int": lambda text: int(text, 16),
     "float": float.fromhex,
     "complex": lambda parts: complex(*map(float.fromhex, parts)),
     "bytes": bytes.fromhex,
+    "bytearray": bytearray.fromhex,
+    "range": _read_hex(range),
+    "decimal": Decimal,
+    "fraction": _read_hex(Fraction),
+    "datetime": lambda content: _read_zoned(datetime, content),
+    "date": date.fromisoformat,
+    "time": lambda content: _read_zoned(time, content),
+    "timedelta": lambda text: timedelta(microseconds=int(text, 16)),
 }
+_PARTS = {"complex": 2, "range": 3, "fraction": 2, "datetime": 2, "time": 2}
+"""Tags whose content is a list of so many texts; that of all other readers is one text."""
 
 
 def check(wire: Any, depth: int = DEPTH) -> None:
@@ -92,7 +192,7 @@ def check(wire: Any, depth: int = DEPTH) -> None:
     if depth < 0 or type(wire) is not list or len(wire) != 2 or type(wire[0]) is not str:
         raise NotPlain("not the form of a plain value")
     tag, content = wire
-    if tag in _CONTAINERS and type(content) is list:
+    if tag in CONTAINERS and type(content) is list:
         for item in content:
             check(item, depth - 1)
     elif tag == "dict" and type(content) is list:
@@ -101,6 +201,8 @@ def check(wire: Any, depth: int = DEPTH) -> None:
                 raise NotPlain("not the form of a dictionary")
             check(pair[0], depth - 1)
             check(pair[1], depth - 1)
+    elif tag == "enum" and type(content) is list and [type(c) for c in content] == [str, list]:
+        check(content[1], depth - 1)
     elif not _scalar(tag, content):
         raise NotPlain("not the form of a plain value")
 
@@ -112,16 +214,15 @@ def _scalar(tag: str, content: Any) -> bool:
         return type(content) is bool
     if tag == "str":
         return type(content) is str
-    if tag == "complex":
-        return (
-            type(content) is list
-            and len(content) == 2
-            and all(_scalar("float", x) for x in content)
-        )
-    if tag not in _READERS or type(content) is not str:
+    if tag not in _READERS or type(content) is not (list if tag in _PARTS else str):
+        return False
+    if tag in _PARTS and (
+        len(content) != _PARTS[tag] or type(content[0]) is not str
+        or any(type(part) is not str and part is not None for part in content)
+    ):  # fmt: skip
         return False
     try:
         _READERS[tag](content)
-    except (ValueError, OverflowError):
+    except (ValueError, TypeError, ArithmeticError):
         return False
     return True

@@ -1,4 +1,4 @@
-"""The first process in the jail: forks a fresh process for each answer, watches it, ends it, reports.
+"""The first process in the jail: has a fresh process forked for each answer, watches it, ends it, reports.
 
 It reads jobs from standard input and writes replies to standard output, neither of which an answer's process has.
 
@@ -8,7 +8,9 @@ It reads jobs from standard input and writes replies to standard output, neither
 * reply: the nonce, 4 bytes length, then a record for each call: 1 byte (``TOLD`` by the answer's process, or ``JUDGED``
   here), 4 bytes length, bytes. What an answer's process told is handed on unread.
 
-An answer runs in a pid namespace of its own, as its first process: when that ends, all that it started is gone.
+This process holds sources and results, so no answer is forked from it, but from another one (``forker``) that was
+set apart before the first job. An answer runs in a pid namespace of its own, as its first process: when that ends, all
+that it started is gone.
 """
 
 import gc
@@ -20,16 +22,13 @@ import signal
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 from coterie.tools.sandbox.inside import confine, harness
+from coterie.tools.sandbox.inside.forker import Forker, set_apart
+from coterie.tools.sandbox.inside.job import JUDGED, LONGEST_FAILURE, TOLD, Job, Record
 
-TOLD, JUDGED = 0, 1
 TICK = 0.02
 """Seconds between two looks at an answer's processes."""
-LONGEST_FAILURE = 4000
-"""Bytes of what is told of a source that doesn't load."""
 WARM = (
     "abc", "array", "base64", "bisect", "calendar", "cmath", "collections", "copy", "csv", "dataclasses",
     "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json",
@@ -38,74 +37,43 @@ WARM = (
 )  # fmt: skip
 """Modules that an answer finds loaded."""
 
-Record = tuple[int, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One answer: what to run, and within which limits."""
-
-    source: str
-    calls: list[str]
-    legacy: bool
-    wall_seconds: float
-    """For one call."""
-    cpu_seconds: float
-    """For one call."""
-    total_seconds: float
-    """For all calls."""
-    memory_mib: int
-    """Of one process (address space), and of all of them (resident)."""
-    processes: int
-    file_mib: int
-    output_kib: int
-    """Of all results."""
-    uid: int
-    gid: int
-
 
 class Attempt:
     """One forked process that runs calls from ``first`` on; ``records`` grows as it tells."""
 
-    def __init__(self, job: Job, first: int, own: int, until: float) -> None:
+    def __init__(self, job: Job, told: int, first: int, forker: Forker, until: float) -> None:
         self.job, self.until = job, until
+        self.forker = forker
         self.wanted = len(job.calls) - first
         self.loaded = False
         self.failed_to_load: bytes | None = None
         self.records: list[Record] = []
         self._buffer = b""
-        self._read = 0
         self._used = 0.0
         self._pipe, pipe = os.pipe()
         os.set_blocking(self._pipe, False)
-        confine.new_process_tree()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _answer(job, first, pipe)
-        confine.back_to(own)
+        os.pwrite(told, harness.FIRST.pack(first), 0)
+        self.pid = forker.fork(told, pipe)
         os.close(pipe)
 
     def watch(self) -> str | None:
         """Read until all is told; why it was cut short, or ``None``."""
         started = time.monotonic()
         poll = select.poll()
-        poll.register(
-            self._pipe, 0
-        )  # wakes when the answer's process has ended, not for each result
         while True:
-            over = bool(poll.poll(TICK * 1000))
+            # wakes when the answer's process has ended, not for each result; but for each part of a long one
+            poll.register(self._pipe, select.POLLIN if self._buffer else 0)
+            over = any(event & select.POLLHUP for _, event in poll.poll(TICK * 1000))
             before = self._told()
             reason = self._read_all()
             if reason is not None:
                 return reason
-            if self.failed_to_load is not None:
+            if self.failed_to_load is not None or len(self.records) == self.wanted:
                 return None
-            if len(self.records) == self.wanted:
-                return "garbled" if self._buffer else None
             if over:
                 return "ended"
             now = time.monotonic()
-            seconds, resident = processes_use()
+            seconds, resident = processes_use(self.forker.pid)
             if self._told() > before:
                 started, self._used = now, seconds
             if now > self.until or now - started > self.job.wall_seconds:
@@ -120,7 +88,7 @@ class Attempt:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         os.close(self._pipe)
-        _, status = os.waitpid(self.pid, 0)
+        status = self.forker.ending()
         if os.WIFSIGNALED(status):
             return f"by signal {os.WTERMSIG(status)}"
         return f"with status {os.WEXITSTATUS(status)}"
@@ -131,65 +99,36 @@ class Attempt:
     def _read_all(self) -> str | None:
         with suppress(BlockingIOError):
             while data := os.read(self._pipe, 1 << 16):
-                reason = self._take(data)
-                if reason is not None:
+                self._buffer += data
+                reason = self._take()
+                if reason is not None or self.failed_to_load is not None:
                     return reason
         return None
 
-    def _take(self, data: bytes) -> str | None:
-        self._read += len(data)
-        if self._read > self.job.output_kib << 10:
-            return "output"
-        self._buffer += data
+    def _take(self) -> str | None:
+        """Take the whole frames of what was read; why the process is to be ended, or ``None``."""
         while len(self._buffer) >= 4 and len(self.records) < self.wanted:
             size = struct.unpack(">I", self._buffer[:4])[0]
-            if size > self.job.output_kib << 10:
-                return "garbled"
+            if size > self.job.longest_record:
+                return "output"
             if len(self._buffer) < 4 + size:
                 return None
             frame, self._buffer = self._buffer[4 : 4 + size], self._buffer[4 + size :]
             if self.loaded:
                 self.records.append((TOLD, frame))
-            elif frame == b'{"loaded": true}':
+            elif frame == harness.LOADED:
                 self.loaded = True
-            elif size > LONGEST_FAILURE:
-                return "garbled"
             else:
                 self.failed_to_load = frame
-                return None
-        return None
+                return "garbled" if size > LONGEST_FAILURE else None
+        return "garbled" if self._buffer and len(self.records) == self.wanted else None
 
 
-def _answer(job: Job, first: int, pipe: int) -> None:
-    """The forked process: confine, run, end. Never returns."""
-    try:
-        os.dup2(pipe, 3)
-        os.closerange(4, 256)
-        try:
-            _confine(job, first)
-        except OSError as error:
-            harness.send(3, {"failed": "open", "why": str(error)})
-        else:
-            harness.run(job.source, job.calls, first, job.legacy, 3)
-    finally:
-        os._exit(0)
-
-
-def _confine(job: Job, first: int) -> None:
-    confine.limits(
-        memory_mib=job.memory_mib,
-        file_mib=job.file_mib,
-        processes=job.processes,
-        cpu_seconds=int(job.cpu_seconds * (len(job.calls) - first + 1)) + 1,
-    )
-    confine.give_up_rights(job.uid, job.gid)
-
-
-def processes_use() -> tuple[float, int]:
-    """CPU seconds and resident bytes of all processes here but this one."""
+def processes_use(forker: int) -> tuple[float, int]:
+    """CPU seconds and resident bytes of all of an answer's processes."""
     seconds, resident = 0.0, 0
     for name in os.listdir(confine.processes()):
-        if name.isdigit() and name != "1":
+        if name.isdigit() and name not in ("1", str(forker)):
             with suppress(OSError):
                 with confine.process_file(f"{name}/stat") as file:
                     fields = file.read().rpartition(b")")[2].split()
@@ -201,29 +140,39 @@ def processes_use() -> tuple[float, int]:
 _CLOCK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGESIZE")
 
 
-def run(job: Job, own: int) -> list[Record]:
+def run(job: Job, body: bytes, forker: Forker) -> list[Record]:
     """Run all calls: in one process, and after a call that ended its process, in another."""
     until = time.monotonic() + job.total_seconds
     records: list[Record] = []
-    while len(records) < len(job.calls):
-        if time.monotonic() > until:
-            return _rest(records, job, "timeout", "no time was left for this call")
-        confine.clean_folder(job.file_mib, job.uid, job.gid)
-        attempt = Attempt(job, len(records), own, until)
-        reason = attempt.watch()
-        ending = attempt.end()
-        if reason == "garbled":
-            return _rest([], job, "garbled", "its process wrote to the channel of results")
-        if attempt.failed_to_load is not None:
-            return [(TOLD, attempt.failed_to_load)] * len(job.calls)
-        records += attempt.records
-        if reason is None:
-            continue
-        why = f"the process ended {ending}" if reason == "ended" else ""
-        if not attempt.loaded:
-            return _rest([], job, reason, why)
-        records.append(_judged(reason, why))
-    return records
+    told = os.memfd_create("job")
+    try:
+        os.pwrite(told, body, harness.FIRST.size)
+        while len(records) < len(job.calls):
+            if time.monotonic() > until:
+                return _rest(records, job, "timeout", "no time was left for this call")
+            confine.clean_folder(job.file_mib, job.uid, job.gid)
+            attempt = Attempt(job, told, len(records), forker, until)
+            records = _after(attempt, records, job)
+        return records
+    finally:
+        os.close(told)
+
+
+def _after(attempt: Attempt, records: list[Record], job: Job) -> list[Record]:
+    """The records with those of an attempt, and with why it was cut short."""
+    reason = attempt.watch()
+    ending = attempt.end()
+    if reason == "garbled":
+        return _rest([], job, "garbled", "its process wrote to the channel of results")
+    if attempt.failed_to_load is not None:
+        return [(TOLD, attempt.failed_to_load)] * len(job.calls)
+    records = records + attempt.records
+    if reason is None:
+        return records
+    why = f"the process ended {ending}" if reason == "ended" else ""
+    if not attempt.loaded:
+        return _rest([], job, reason, why)
+    return [*records, _judged(reason, why)]
 
 
 def _judged(reason: str, why: str) -> Record:
@@ -235,18 +184,20 @@ def _rest(records: list[Record], job: Job, reason: str, why: str) -> list[Record
 
 
 def _exactly(file: int, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = os.read(file, size - len(data))
+    parts = []
+    while size:
+        more = os.read(file, size)
         if not more:
             os._exit(0)
-        data += more
-    return data
+        parts.append(more)
+        size -= len(more)
+    return b"".join(parts)
 
 
 def _write(file: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(file, data) :]
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
 
 
 def main() -> None:
@@ -258,16 +209,17 @@ def main() -> None:
     os.close(nowhere)
     for name in WARM:
         importlib.import_module(name)
-    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
-    confine.hide_processes()
     confine.system_calls()  # made once, before the forks
+    confine.end_first()
     gc.collect()
     gc.freeze()
+    forker = set_apart(jobs, replies)
+    confine.hide_processes()
     _write(replies, b"ready")
     while True:
         (size,) = struct.unpack(">I", _exactly(jobs, 4))
-        values: dict[str, Any] = json.loads(_exactly(jobs, size))
-        records = run(Job(**values), own)
-        body = b"".join(struct.pack(">BI", kind, len(data)) + data for kind, data in records)
+        body = _exactly(jobs, size)
+        records = run(Job(**json.loads(body)), body, forker)
+        reply = b"".join(struct.pack(">BI", kind, len(data)) + data for kind, data in records)
         nonce = _exactly(jobs, 16)
-        _write(replies, nonce + struct.pack(">I", len(body)) + body)
+        _write(replies, nonce + struct.pack(">I", len(reply)) + reply)

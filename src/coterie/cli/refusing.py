@@ -1,0 +1,96 @@
+"""What becomes of an error on the command line: a person's is printed without a traceback."""
+
+import errno
+import re
+import sqlite3
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.text import Text
+from typer.exceptions import TyperException
+
+from coterie.config.folders import FULL
+from coterie.errors import UserError
+
+REFUSED = 2
+"""Exit status after an error that a person can fix."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+PLACES = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
+    *(errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE),
+    *(errno.EFBIG, errno.ENODEV, errno.ENXIO),
+)
+"""What is wrong with a file or folder that a person named, or with its disk."""
+_HELP = "`coterie COMMAND --help` has examples"
+
+
+def run_app(app: Callable[..., Any], console: Console) -> None:
+    """Run the commands; errors that a person can fix are printed, and end with status 2."""
+    try:
+        status = app(standalone_mode=False)
+    except UserError as error:
+        _refuse(console, error.what, error.todo)
+    except TyperException as error:
+        _refuse_usage(console, error)
+    except OSError as error:
+        _refuse_os(console, error)
+    except sqlite3.OperationalError as error:
+        _refuse(console, f"SQLite: {error}", "check the disk and the permissions of the run folder")
+    if status == INTERRUPTED:
+        console.print("stopped; the same command resumes where this left off")
+    if isinstance(status, int) and status:
+        sys.exit(status)
+
+
+def _refuse(console: Console, what: str, todo: str) -> NoReturn:
+    console.print(Text.assemble(("error:", "bold red"), " ", what))
+    if todo:
+        console.print(Text.assemble("  ", ("->", "bold"), " ", todo))
+    sys.exit(REFUSED)
+
+
+def _refuse_os(console: Console, error: OSError) -> NoReturn:
+    """A full disk, or a path that can't be used; other errors are faults of the program."""
+    if error.errno in FULL:
+        _refuse(
+            console,
+            f"the disk is full{f' (writing {error.filename})' if error.filename else ''}; nothing "
+            "finished is lost",
+            "free some space, then give the same command again: it resumes where it stopped",
+        )
+    if error.errno not in PLACES or error.filename is None:
+        raise error
+    _refuse(
+        console,
+        f"{error.filename}: {error.strerror}",
+        "check the path and its permissions, or give another one",
+    )
+
+
+def _refuse_usage(console: Console, error: TyperException) -> NoReturn:
+    """A command, option or argument that is wrong."""
+    text = error.format_message()
+    if text.lstrip().startswith("Usage:"):  # a group without a command: its help
+        print(text)
+        sys.exit(error.exit_code)
+    context = getattr(error, "ctx", None)
+    help_ = f"`{context.command_path} --help` has examples" if context else _HELP
+    if text.startswith("No such option: --"):
+        help_ = f"settings are written as key=value, without dashes; {help_}"
+    _refuse(console, _plain(text), help_)
+
+
+def _plain(text: str) -> str:
+    """A message about an option without the phrases of the validator."""
+    text = re.sub(r"Input should be a valid (\w+).*", r"must be a valid \1", text)
+    text = (
+        text.replace("Input should be", "must be")
+        .replace("Value error, ", "")
+        .replace("integer", "whole number")
+    )
+    return text.replace("greater than or equal to", "at least").replace(
+        "less than or equal to", "at most"
+    )

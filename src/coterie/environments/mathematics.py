@@ -1,0 +1,179 @@
+r"""When two answers in LaTeX are the same mathematics.
+
+An answer is taken apart first. A list is equal to a list of the same members in any order, as
+``\{1,2\}`` is; a tuple or an interval to one with the same brackets and the same members in the same
+places; ``x = 5`` to ``5``; ``50\%`` to ``50``. What states a number is compared as a number
+(``environments.numbers``), the rest by math-verify (``environments.equality``), but only if that
+reads all of it: it skips prose, and takes ``5 6`` for a sum. A number in another base equals itself
+only, so that a question's own number is not its conversion.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate, product
+
+from coterie.environments.equality import compared
+from coterie.environments.numbers import is_name, is_unit, number
+
+LONGEST = 1000
+"""Characters; an answer that is longer is equal to its own spelling only."""
+
+_END = r"(?![a-zA-Z])"
+_TEXT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf)|mbox)\s*"
+_DRESS = (
+    (re.compile(r"(?<=\d)(?:\{,\}|,\s*\\!|\\,)\s*(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"\A[\s$]*\\boxed\{(.*)\}[\s$]*\Z", re.DOTALL), r"\1"),
+    (re.compile(r"\\[dt]frac" + _END), r"\\frac"),
+    (re.compile(r"\\(?:left|right|displaystyle)" + _END + r"|(?<!\\)\\[!()\[\]]|\*\*"), ""),
+    (re.compile(r"(?<!\\)\\[,;: ]|\\q?quad" + _END), " "),
+    (re.compile(r"\\frac(\d)(\d)"), r"\\frac{\1}{\2}"),
+    (re.compile(r"_\{(\w+)\}"), r"_\1"),
+    (re.compile(r"(?<=\d)_10(?!\d)"), ""),
+)
+_ALIKE = (
+    (re.compile(_TEXT + r"\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\?%|[\s$]|\\\$"), ""),
+)
+_THOUSANDS = re.compile(r"(?<=\d),\d{3}(?!\d)")
+_AND = re.compile(rf"{_TEXT}\{{\s*(?:or|and)\s*\}}|\b(?:or|and)\b")
+_UNIT = re.compile(rf"(?<=[\w}})])\s*{_TEXT}\{{([^{{}}]*)\}}(?:\^\{{?[23]\}}?)?\Z")
+_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
+_KNOWN = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "pi", "sqrt"})
+_MISREAD = re.compile(
+    r"\d\s+\d|\d\s*\(\s*\d+\s*\)|(?:\d[0-9A-F]*|\})_|[?%≈]|\\(?:approx|sim|simeq|cong|boxed|pm|mp)"
+    + _END
+)
+"""Two numbers with nothing between them, another base, a percent sign, a doubt."""
+
+
+def spelling(latex: str) -> str:
+    """One spelling for answers that differ in spaces, sizes of brackets, and forms of commands."""
+    for pattern, instead in _ALIKE:
+        latex = pattern.sub(instead, _dressed(latex))
+    return latex.rstrip(".,")
+
+
+def same_mathematics(gold: str, given: str) -> bool:
+    r"""Whether two answers in LaTeX are equal, such as ``\frac{1}{2}`` and ``0.5``.
+
+    Takes milliseconds as a rule, seconds at the very worst; an answer that can't be read or takes too
+    long equals its own spelling only. May be called from any thread.
+    """
+    if max(len(gold), len(given)) > LONGEST:
+        return spelling(gold) == spelling(given)
+    return _same(_dressed(gold), _dressed(given))
+
+
+def _same(one: str, other: str) -> bool:
+    """Of two answers, or of two members of them."""
+    if spelling(one) == spelling(other):
+        return True
+    (name, value), (called, again) = _named(one), _named(other)
+    if name and called and spelling(name) != spelling(called):
+        return _equal(one, other)
+    values = number(one), number(other)
+    if None not in values:
+        return values[0] == values[1]
+    if name or called:
+        return _same(value, again) or ("=" in one and "=" in other and _equal(one, other))
+    (brackets, members), (others_brackets, others) = _members(one), _members(other)
+    if not members or brackets != others_brackets or len(members) != len(others):
+        return False
+    if (members, others) != ([one], [other]):
+        return _matched(members, others, in_place=bool(brackets))
+    if ("=" in one) != ("=" in other):  # 2 + 3 = 5 is 5, and 6 = 5 is not
+        return all(_same(*sides) for sides in product(one.split("="), other.split("=")))
+    return _equal(one, other)
+
+
+def _matched(members: Sequence[str], others: Sequence[str], *, in_place: bool) -> bool:
+    """Whether the members are those of the other answer; places count too if only one has names."""
+    names, called = ({_named(one)[0] for one in some} for some in (members, others))
+    in_place = in_place or (max(len(names), len(called)) > 1 and names != called)
+    left = list(others)
+    for one in members:
+        found = (place for place, other in enumerate(left) if _same(one, other))
+        place = next(found, None)
+        if place is None or (in_place and place):
+            return False
+        del left[place]
+    return True
+
+
+def _equal(one: str, other: str) -> bool:
+    """Of two texts that are not taken apart any further."""
+    found = [_UNIT.search(text) for text in (one, other)]
+    if any(found):
+        if not all(unit is None or is_unit(unit[1]) for unit in found):
+            return False
+        return _same(_UNIT.sub("", one), _UNIT.sub("", other))
+    if spelling(one).casefold() == spelling(other).casefold():  # a word in any case, but no symbol
+        return any(len(word) > 2 for word in _WORD.findall(spelling(one)))
+    if any(
+        not _depths(text) or _depths(text)[-1] or min(_depths(text)) < 0 for text in (one, other)
+    ):
+        return False
+    words = [{word.casefold() for word in _WORD.findall(text)} for text in (one, other)]
+    if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (one, other))):
+        return False
+    return compared(one, other)
+
+
+def _dressed(text: str) -> str:
+    """An answer without what it can be written with or without."""
+    for pattern, instead in _DRESS:
+        text = pattern.sub(instead, text)
+    return text.lstrip(" \n$*").rstrip(" \n$.,;*")
+
+
+def _named(text: str) -> tuple[str, str]:
+    r"""What a text is called, as in ``x = 5`` or ``x \in [0, 1]``, or an empty text; and its value."""
+    parts = re.split(r"=|\\in" + _END, text)
+    if len(parts) != 2 or not is_name(parts[0]) or len(_split(text)) > 1:
+        return "", text
+    return parts[0].strip(), parts[1].strip()
+
+
+def _members(text: str) -> tuple[str, list[str]]:
+    """The brackets of a tuple or an interval, empty for a list; and the members, one if it is neither."""
+    if text.startswith(r"\{") and text.endswith(r"\}"):
+        return "", _split(text[2:-2].strip())
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]") and _encloses(text):
+        inside = _split(text[1:-1].strip())
+        if len(inside) > 1:
+            return text[0] + text[-1], inside
+        return "", inside if text[0] + text[-1] == "()" else [text]
+    if text.count(r"\pm") == 1:
+        return "", [text.replace(r"\pm", sign) for sign in "+-"]
+    return "", _split(text)
+
+
+def _split(text: str) -> list[str]:
+    """The members of a list; a comma between digits as in ``1,234`` is none if others have spaces."""
+    text = _AND.sub(";", text)
+    spaced = re.search(r"[,;]\s", text) is not None
+    found, depth = [""], 0
+    for place, sign in enumerate(text):
+        depth += (sign in "([{") - (sign in ")]}")
+        thousands = spaced and _THOUSANDS.match(text, place)
+        if sign in ",;" and not depth and not thousands:
+            found.append("")
+        else:
+            found[-1] += sign
+    return [one.strip() for one in found if one.strip()]
+
+
+def _encloses(text: str) -> bool:
+    """Whether the first bracket of a text is closed by its last sign and not before."""
+    return min(_depths(text)[:-1]) > 0
+
+
+def _is_closed(text: str) -> bool:
+    """Whether a text has all brackets that it opens closed, and is not empty."""
+    depths = _depths(text)
+    return bool(depths) and not depths[-1] and min(depths) == 0
+
+
+def _depths(text: str) -> list[int]:
+    """How many brackets are open after each sign."""
+    return list(accumulate((sign in "([{") - (sign in ")]}") for sign in text))

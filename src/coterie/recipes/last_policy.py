@@ -1,0 +1,25 @@
+"""A run folder as the model of another run: the last policy that it has trained."""
+
+from pathlib import Path
+
+from coterie.errors import UserError
+from coterie.models.loading import is_adapter
+from coterie.recipes.registry import recipe, settings
+from coterie.runs.folder import open_run, read_config
+
+
+def last_policy(folder: Path) -> str:
+    """The weights of a run's newest policy, or its base model if none is trained.
+
+    Raises ``UserError`` for a run whose policies are adapters.
+    """
+    name, stored = read_config(folder)
+    found = recipe(settings(name, (), stored))
+    with open_run(folder, name, found.settings, write=False) as run:
+        path = found.policy_path(run, found.versions(run)[-1])
+    if is_adapter(path):
+        raise UserError(
+            f"model={folder}: the last policy of this run is an adapter on {found.settings.model}",
+            f"evaluate or serve {folder} as it is; only a run of train.method=full can be a model to train",
+        )
+    return str(path)

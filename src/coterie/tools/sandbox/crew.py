@@ -1,0 +1,103 @@
+"""A group of workers that take turns: one more is started when all are busy, up to as many as are allowed."""
+
+import asyncio
+from collections.abc import Sequence
+
+from coterie.tools.sandbox.inside.job import Job, Record
+from coterie.tools.sandbox.jail import Jail, make_jail
+from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import Worker, WorkerLost
+
+TRIES = 2
+"""How often an answer is run whose worker is lost."""
+
+
+class Crew:
+    """Workers of one kind; no two kinds of code meet in one."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self.settings = settings
+        self.busy: set[Worker] = set()
+        self._idle: asyncio.LifoQueue[Worker | None] = asyncio.LifoQueue()
+        """A place for each worker; ``None`` where one is to be started."""
+        for _ in range(settings.count):
+            self._idle.put_nowait(None)
+        self._starting: set[asyncio.Task[Worker]] = set()
+        self._closed = False
+
+    async def run(self, source: str, calls: Sequence[str], *, legacy: bool) -> list[Record] | None:
+        """A record for each call; ``None`` if the worker was lost each time."""
+        for _ in range(TRIES):
+            try:
+                return await self._run(source, list(calls), legacy)
+            except WorkerLost:
+                continue
+        return None
+
+    async def _run(self, source: str, calls: list[str], legacy: bool) -> list[Record]:
+        if self._closed:
+            raise RuntimeError("a sandbox runs nothing outside of its context")
+        worker = await self._idle.get() or await self._started()
+        back: Worker | None = None
+        self.busy.add(worker)
+        try:
+            records = await worker.run(job_of(self.settings, source, calls, legacy, worker.jail))
+            back = worker
+            return records
+        finally:
+            self._idle.put_nowait(back)
+            self.busy.discard(worker)
+            if back is None:
+                await worker.close()
+
+    async def _started(self) -> Worker:
+        """A new worker.
+
+        Its start is never cut short, which neither asyncio nor bubblewrap can take: if nobody waits for it any more,
+        the worker waits for the next answer.
+        """
+        starting = asyncio.create_task(self._start())
+        self._starting.add(starting)
+        try:
+            worker = await asyncio.shield(starting)
+        except BaseException:
+            starting.add_done_callback(self._unused)
+            raise
+        self._starting.discard(starting)
+        return worker
+
+    async def _start(self) -> Worker:
+        return await Worker.start(make_jail(self.settings))
+
+    def _unused(self, starting: asyncio.Task[Worker]) -> None:
+        self._starting.discard(starting)
+        failed = starting.cancelled() or starting.exception() is not None
+        self._idle.put_nowait(None if failed else starting.result())
+
+    async def close(self) -> None:
+        """End all workers."""
+        self._closed = True
+        if self._starting:
+            await asyncio.wait(self._starting)
+            await asyncio.sleep(0)  # for their callbacks
+        workers = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
+        there = [worker for worker in (*workers, *self.busy) if worker is not None]
+        await asyncio.gather(*(worker.close() for worker in there))
+
+
+def job_of(of: SandboxSettings, source: str, calls: list[str], legacy: bool, jail: Jail) -> Job:
+    """The job of running a source, with the limits of the settings."""
+    return Job(
+        source=source,
+        calls=calls,
+        legacy=legacy,
+        wall_seconds=of.wall_seconds,
+        cpu_seconds=of.cpu_seconds,
+        total_seconds=of.total_seconds,
+        memory_mib=of.memory_mib,
+        processes=of.processes,
+        file_mib=of.file_mib,
+        output_kib=of.output_kib,
+        uid=jail.uid,
+        gid=jail.gid,
+    )

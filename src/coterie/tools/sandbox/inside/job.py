@@ -1,0 +1,44 @@
+"""What is asked of a jail, and what comes back: read by the host and by both processes in the jail."""
+
+from dataclasses import dataclass
+
+TOLD, JUDGED = 0, 1
+"""Who a record is of: the answer's process, or the supervisor."""
+LONGEST_FAILURE = 4000
+"""Bytes of a record that says why there is no value; every limit of results leaves room for one."""
+
+Record = tuple[int, bytes]
+"""``TOLD`` or ``JUDGED``, and JSON: a value, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One answer: what to run, and within which limits."""
+
+    source: str
+    calls: list[str]
+    legacy: bool
+    wall_seconds: float
+    """For one call."""
+    cpu_seconds: float
+    """For one call."""
+    total_seconds: float
+    """For all calls."""
+    memory_mib: int
+    """Of one process (address space), and of all of them (resident)."""
+    processes: int
+    file_mib: int
+    output_kib: int
+    """Of the result of one call."""
+    uid: int
+    gid: int
+
+    @property
+    def longest_record(self) -> int:
+        """Bytes of a record: the one limit of results, which all sides go by."""
+        return max(self.output_kib << 10, LONGEST_FAILURE)
+
+    @property
+    def longest_reply(self) -> int:
+        """Bytes of all records, each with its head of 5 bytes."""
+        return len(self.calls) * (self.longest_record + 5)

@@ -1,0 +1,62 @@
+"""Plain values as text for a person: always possible, and never longer than asked for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from coterie.tools.sandbox.inside.plain import CONTAINERS, Wire, decode
+
+_LONGEST_INTEGER = 1000
+"""Hexadecimal digits; interpreters print integers of at most 4,300 decimal ones."""
+_BRACKETS = {
+    "list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "frozenset": ("frozenset({", "})"),
+    "deque": ("deque([", "])"), "iterator": ("iterator([", "])"), "keys": ("dict_keys([", "])"),
+    "values": ("dict_values([", "])"), "items": ("dict_items([", "])"), "dict": ("{", "}"),
+}  # fmt: skip
+
+
+def shown(wire: Wire, longest: int) -> str:
+    """A value about as Python writes it, cut to ``longest`` characters."""
+    text = ""
+    for piece in _pieces(wire, longest):
+        text += piece
+        if len(text) > longest:
+            return text[: longest - 3] + "..."
+    return text
+
+
+def _pieces(wire: Wire, longest: int) -> Iterator[str]:
+    tag, content = wire
+    if tag == "dict" or tag in CONTAINERS:
+        before, after = _BRACKETS[tag]
+        yield before if content or tag != "set" else "set("
+        for number, item in enumerate(content):
+            yield ", " if number else ""
+            yield from _pair(item, longest) if tag == "dict" else _pieces(item, longest)
+        if tag == "tuple" and len(content) == 1:
+            yield ","
+        yield after if content or tag != "set" else ")"
+    elif tag == "enum":
+        yield f"<{content[0]}: "
+        yield from _pieces(content[1], longest)
+        yield ">"
+    else:
+        yield _scalar(tag, content, longest)
+
+
+def _pair(pair: list[Wire], longest: int) -> Iterator[str]:
+    yield from _pieces(pair[0], longest)
+    yield ": "
+    yield from _pieces(pair[1], longest)
+
+
+def _scalar(tag: str, content: Any, longest: int) -> str:
+    if tag == "str":
+        return repr(content[: longest + 1])
+    if tag == "int" and len(content) > _LONGEST_INTEGER:
+        return f"an integer of {int(content, 16).bit_length():,} bits"
+    if tag in ("bytes", "bytearray"):
+        return repr(decode([tag, content[: 2 * longest + 2]]))
+    try:
+        return repr(decode([tag, content]))
+    except ValueError:  # a fraction or a range of integers that are too long to be printed
+        return f"a {tag} of large integers"

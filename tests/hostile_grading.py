@@ -1,0 +1,92 @@
+"""Hostile and honest answers, graded as an environment grades them: real references, several answers to a task."""
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coterie.environments.code_text import MARKER
+from coterie.environments.coding import AGENT, coding_task
+from coterie.environments.dialogue import Grade, begin, graded, step
+from coterie.environments.persona.environment import Persona
+from coterie.environments.services import Services
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.results import FAILURES
+from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.trajectories.task import Task
+from coterie.trajectories.turn import Part, Speaker, make_turn
+from tests.hostile_answers import HOSTILE
+from tests.hostile_cheats import CHEATS
+from tests.hostile_suite import CALLS, HONEST, SETTINGS
+
+DOUBLE = 0
+"""The task that ``HOSTILE`` attack; others are ``CHEATS``'."""
+TWO = SETTINGS.model_copy(update={"workers": 2})
+
+
+@dataclass(frozen=True)
+class Try:
+    """One answer to one task."""
+
+    task: int
+    attack: str
+    """Empty for an honest one."""
+
+
+def body(number: int) -> str:
+    """What the function of a task computes: nobody guesses it."""
+    rng = random.Random(f"task/{number}")
+    return f"(x * {rng.getrandbits(40)} + {rng.getrandbits(40)}) % {rng.getrandbits(39)}"
+
+
+def a_task(number: int) -> Task:
+    """A task; the function is called ``solve`` in all but one."""
+    if number == DOUBLE:
+        return coding_task("double", "double", "def double(x):\n    return 2 * x", CALLS)
+    reference = f"def solve(x):\n    return {body(number)}"
+    return coding_task(f"t{number}", "solve", reference, [f"solve({x})" for x in range(4)])
+
+
+def in_any_order(tries: Sequence[Try], seed: int) -> list[Try]:
+    """Tries and as many honest ones at the same tasks, in an order drawn by the seed."""
+    every = [one for attack in tries for one in (attack, Try(attack.task, ""))]
+    return random.Random(f"order/{seed}").sample(every, len(every))
+
+
+def source(one: Try) -> str:
+    """The answer's code."""
+    if one.attack:
+        return HOSTILE.get(one.attack) or CHEATS[one.attack].replace("NAME", "solve")
+    own = f"def solve(x):\n    found = {body(one.task)}\n    return found"
+    return HONEST if one.task == DOUBLE else own
+
+
+async def graded_tries(
+    tries: Sequence[Try], at_once: int, settings: SandboxSettings = TWO
+) -> list[Grade]:
+    """The grades of answers, each that of a dialogue of its own, ``at_once`` at a time."""
+    world, places = Persona(), asyncio.Semaphore(at_once)
+    async with Sandbox(settings) as sandbox:
+        services = Services(None, sandbox)
+
+        async def one(what: Try) -> Grade:
+            async with places:
+                state = begin(world, a_task(what.task), "root")
+                said = Part(f"{MARKER}\n{source(what)}")
+                turn = make_turn(state.turns[-1].id, Speaker("agent", AGENT), [said])
+                state = await step(world, state, turn, cut=False, services=services)
+                return await graded(world, state, services)
+
+        return await asyncio.gather(*map(one, tries))
+
+
+def wrong(tries: Sequence[Try], grades: Sequence[Grade]) -> list[str]:
+    """Attacks of which a single test passed or a worker was lost, and honest answers of which one failed."""
+    found = []
+    for one, grade in zip(tries, grades, strict=True):
+        tests = json.loads(str(grade.metrics["results"]))
+        lost = any(FAILURES[kind] in test["why"] for test in tests for kind in ("lost", "open"))
+        if grade.metrics["fraction"] != (0.0 if one.attack else 1.0) or lost:
+            found.append(f"{one}: {tests}")
+    return found

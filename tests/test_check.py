@@ -1,0 +1,310 @@
+"""Models that would be silently wrong: every way of ours gives a family's own log-probs, or refuses it."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.llama import CompiledLlama
+from coterie.engines.padded import PaddedRows
+from coterie.engines.paged import PagedRows
+from coterie.engines.protocol import Sampling
+from coterie.errors import UserError
+from coterie.models import check as checking
+from coterie.models import logprobs
+from coterie.models.chat import ChatRenderer
+from coterie.models.check import check
+from coterie.models.context import context_length, partial_attention
+from coterie.models.loading import LoadedModel, load
+from coterie.models.logprobs import body
+from coterie.models.packed import sequence_logprobs
+from coterie.models.packing import CostRule
+from coterie.rewards.step_critic import HeadCritic
+from coterie.training.loop import train
+from coterie.training.reference import with_reference
+from tests.templates import model as chatml
+from tests.templates import tokenizer
+from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
+
+CONTEXT = 90
+LLAMA = {
+    "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+ONE_KEY_HEAD_EACH = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+GPT = {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+GPT |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4}
+LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+CAPPED = {"head_dim": 8, "layer_types": ["full_attention"] * 2, "attn_logit_softcapping": 1.0}
+CAPPED |= {"attn_implementation": "eager"}
+INKLING = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+INKLING |= {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "rel_extent": 16}
+WHOLE = ("flat", "packed", "engine")
+FAMILIES: dict[str, tuple[str, dict[str, object], Sequence[str]]] = {
+    "llama": ("llama", LLAMA, WHOLE),
+    "dynamic angles": ("llama", {**LLAMA, "rope_parameters": DYNAMIC}, WHOLE),
+    "qwen3": ("qwen3", {**LLAMA, "head_dim": 8}, WHOLE),
+    "gemma": ("gemma", {**LLAMA, "head_dim": 8}, WHOLE),
+    "gpt2": ("gpt2", GPT, WHOLE),
+    "gpt_neox": ("gpt_neox", ONE_KEY_HEAD_EACH, WHOLE),
+    "opt": ("opt", {**ONE_KEY_HEAD_EACH, "ffn_dim": 48, "word_embed_proj_dim": 16, "dropout": 0.0}, WHOLE),
+    "falcon": ("falcon", {**ONE_KEY_HEAD_EACH, "ffn_hidden_size": 48}, WHOLE),
+    "longrope": ("phi3", {**LLAMA, "rope_parameters": LONGROPE, "original_max_position_embeddings": 48}, WHOLE),
+    "cohere": ("cohere", {**LLAMA, "logit_scale": 0.25}, WHOLE),
+    "granite": ("granite", {**LLAMA, "logits_scaling": 4.0}, WHOLE),
+    "hyperclovax": ("hyperclovax", {**LLAMA, "logits_scaling": 4.0}, WHOLE),
+    "mixtral": ("mixtral", {**LLAMA, **EXPERTS}, WHOLE),
+    "gemma2": ("gemma2", {**LLAMA, "head_dim": 8, "sliding_window": 16, "final_logit_softcapping": 3.0}, ("flat",)),
+    "capped attention": ("gemma2", {**LLAMA, **CAPPED}, ("flat", "engine")),
+    "falcon_h1": ("falcon_h1", {**LLAMA, **MAMBA, "lm_head_multiplier": 0.1, "mamba_chunk_size": 16}, ("flat",)),
+    "inkling": ("inkling_text", {**LLAMA, **INKLING, "logits_mup_width_multiplier": 4.0}, ("flat",)),
+    "mamba": ("mamba", {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, ("flat",)),
+    "bloom": ("bloom", {"vocab_size": 100, "hidden_size": 32, "n_layer": 2, "n_head": 4}, ("flat",)),
+    "gptj": ("gptj", {**GPT, "rotary_dim": 4}, ("flat", "engine")),
+    "roberta": ("roberta", {**ONE_KEY_HEAD_EACH, "is_decoder": True}, ()),
+}  # fmt: skip
+"""Model type, settings, and the ways that are taken; the others are refused."""
+
+
+def made(family: str) -> Any:
+    kind, settings, _ = FAMILIES[family]
+    return of(CONFIG_MAPPING[kind](**settings))
+
+
+def of(config: PreTrainedConfig) -> Any:
+    """A random model whose parts all matter: weights are larger than a fresh model's."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.1 * torch.randn_like(weight)
+    return model
+
+
+def loaded(model: Any, context: int | None = None) -> LoadedModel:
+    pieces = tokenizer("chatml")
+    length = context or context_length(model.config) or CONTEXT
+    return LoadedModel(model, pieces, ChatRenderer(pieces), length, "random")
+
+
+def engine(model: Any) -> InProcessEngine:
+    return InProcessEngine(loaded(model), policy="p", version="0")
+
+
+def company(longest: int) -> list[tuple[int, ...]]:
+    """Rows of different lengths; two of them begin alike."""
+    rng = random.Random(0)
+    long, other, short = (
+        [rng.randrange(3, 100) for _ in range(n)] for n in (longest, longest // 2, 7)
+    )
+    return [tuple(long), tuple(other), tuple(short), (*long[:20], *other[:15])]
+
+
+def own(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """Log-probs of a row's tokens after the first, by the model's own forward pass."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1)
+
+
+Rows = list[tuple[int, ...]]
+Found = list[tuple[tuple[int, ...], torch.Tensor]]
+"""Rows, and log-probs of their last tokens."""
+
+
+def flat(model: Any, rows: Rows) -> Found:
+    return trained(model, rows, check(model).packing("flat"))
+
+
+def packed(model: Any, rows: Rows) -> Found:
+    assert check(model).packing("auto") is not None
+    return trained(model, rows, CostRule(0.0))
+
+
+def trained(model: Any, rows: Rows, rule: CostRule | None) -> Found:
+    with torch.no_grad():
+        places = [range(1, len(row)) for row in rows]
+        return list(zip(rows, sequence_logprobs(model, rows, places, rule), strict=True))
+
+
+def sampled_and_scored(model: Any, rows: Rows) -> Found:
+    one = engine(model)
+
+    async def ask() -> Found:
+        prompts = [row[: len(row) - 6] for row in rows]
+        (_, *scores), *said = await asyncio.gather(
+            one.logprobs(rows[0][:1], [rows[0][1:], rows[3][1:]]),
+            *(one.sample(prompt, [5], Sampling(max_tokens=6)) for prompt in prompts),
+        )
+        found = [
+            ((*p, *s.ids), torch.tensor(s.logprobs)) for p, (s,) in zip(prompts, said, strict=True)
+        ]
+        return [(rows[3], torch.tensor(scores[0])), *found]
+
+    return asyncio.run(ask())
+
+
+WAYS: dict[str, Callable[[Any, Rows], Found]] = {
+    "flat": flat,
+    "packed": packed,
+    "engine": sampled_and_scored,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_way_gives_the_models_own_logprobs_or_refuses_it(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 7 * 100)
+    kind, _, taken = FAMILIES[family]
+    for way, run in WAYS.items():
+        model = made(family)
+        rows = company(context_length(model.config) or CONTEXT)
+        plain = made(family)
+        if way not in taken:
+            with pytest.raises(UserError, match=kind) as refused:
+                run(model, rows)
+            assert refused.value.todo
+            continue
+        for ids, found in run(model, rows):
+            torch.testing.assert_close(found, own(plain, ids)[-len(found) :], atol=2e-5, rtol=1e-4)
+
+
+# Angles that depend on the longest row.
+
+
+def test_longrope_is_taken_up_to_its_original_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made("longrope")
+    model.save_pretrained(tmp_path / "model")
+    tokenizer("chatml").save_pretrained(tmp_path / "model")
+    assert load(tmp_path / "model").context_length == 48
+    row = some_rows(1)[0]
+    long = replace(row, ids=(*row.ids, *[3] * (49 - len(row.ids))))
+    report = train(model, [row, long], SETTINGS, tmp_path / "train")
+    assert (report.rows, report.dropped_too_long) == (1, 1)
+    with pytest.raises(UserError, match="hold up to 48"):
+        InProcessEngine(loaded(model, CONTEXT), policy="p", version="0")
+    monkeypatch.setattr(checking, "context_length", lambda _: CONTEXT)
+    with pytest.raises(UserError, match=f"company of the {CONTEXT}th position"):
+        check(made("longrope"))
+
+
+# What is found out, and where.
+
+
+def aware_of_company(model: Any) -> Any:
+    """The model, made to answer otherwise in a batch of several rows."""
+    inner = body(model).forward
+
+    def forward(*given: Any, **named: Any) -> Any:
+        output = inner(*given, **named)
+        if len(output.last_hidden_state) > 1:
+            output.last_hidden_state = 2 * output.last_hidden_state
+        return output
+
+    body(model).forward = forward
+    return model
+
+
+@pytest.mark.parametrize("packing", ["auto", "flat"])
+def test_nothing_is_trained_where_company_changes_a_row(packing: str, tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"packing": packing})
+    with pytest.raises(UserError, match=r"llama.* in a padded batch .*nats"):
+        train(aware_of_company(tiny_llama()), some_rows(), settings, tmp_path / "train")
+    assert not (tmp_path / "train").exists()
+    with pytest.raises(UserError, match="in a padded batch"):
+        with_reference(
+            aware_of_company(tiny_llama()), some_pairs(), settings, tmp_path, normalise="none"
+        )
+
+
+def test_nothing_is_sampled_or_valued_where_company_changes_a_row() -> None:
+    with pytest.raises(UserError, match="in a padded batch"):
+        engine(aware_of_company(made("gpt2")))
+    with pytest.raises(UserError, match="in a padded batch"):
+        HeadCritic(loaded(aware_of_company(made("llama"))), "mean")
+
+
+@pytest.mark.parametrize(
+    ("rows", "step"),
+    [
+        (PaddedRows, "prefill"),
+        (PaddedRows, "decode"),
+        (CompiledLlama, "read"),
+        (CompiledLlama, "decode"),
+        (PagedRows, "score"),
+    ],
+)
+def test_an_engines_wrong_step_is_found_out(
+    rows: Any, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = getattr(rows, step)
+
+    def wrong(*given: Any) -> Any:
+        found = right(*given)
+        if step == "score":
+            return [[2 * one for one in row] for row in found]
+        return (found[0] * 1.1, *found[1:]) if isinstance(found, tuple) else found * 1.1
+
+    monkeypatch.setattr(rows, step, wrong)
+    with pytest.raises(UserError, match=r"(sampled with cached keys|scored by the engine) .*nats"):
+        engine(made("gpt2") if rows is PaddedRows else chatml("chatml").model)
+
+
+def test_in_16_bits_rounding_is_taken_and_more_is_not() -> None:
+    assert check(made("llama").bfloat16()).rule is not None
+    with pytest.raises(UserError, match="in a padded batch"):
+        check(aware_of_company(made("llama").bfloat16()))
+
+
+def test_a_model_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = tiny_llama().eval(), []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    engine(model)
+    assert calls
+    calls.clear()
+    engine(model)
+    check(model)
+    assert not calls
+    check(model.train())
+    assert calls, "in another mode it may differ"
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "named"),
+    [
+        ("gpt_neo", {}, "layers of local"),
+        ("doge", {}, "keep window size of 2048"),
+        ("recurrent_gemma", {}, "attention window size of 2048"),
+        ("mistral", {"sliding_window": 4096}, "sliding window of 4096"),
+        ("mistral", {"sliding_window": None}, ""),
+        ("gemma3", {}, "layers of sliding attention"),
+    ],
+)
+def test_attention_over_a_part_of_a_row_is_known_from_the_config(
+    kind: str, settings: dict[str, object], named: str
+) -> None:
+    assert named in "".join(partial_attention(CONFIG_MAPPING[kind](**settings)))
+    assert bool(named) == bool(partial_attention(CONFIG_MAPPING[kind](**settings)))
+
+
+def test_dropout_by_any_name_is_refused(tmp_path: Path) -> None:
+    kind, settings, _ = FAMILIES["opt"]
+    model = of(CONFIG_MAPPING[kind](**{**settings, "dropout": 0.1}))
+    with pytest.raises(UserError, match=r"dropout=0\.1"):
+        train(model, some_rows(), SETTINGS, tmp_path)

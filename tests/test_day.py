@@ -1,0 +1,67 @@
+"""A template with a clock writes the day on which its run was made, whoever opens the run, whenever."""
+
+import shutil
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from coterie.cli.evaluate import ModelSettings, _candidates
+from coterie.cli.serving import open_policies
+from coterie.config.day import pinned, today
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import resolve
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.registry import settings
+from coterie.runs.folder import open_run, read_config, write_config
+from coterie.runs.loop import fork
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Message
+
+MADE = date(2025, 1, 2)
+CLOCK = "{{ '<|system|>It is ' + strftime_now('%d %b %Y %H:%M') + '.<|end|>' }}"
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a model whose template has a clock, made on another day."""
+    folder = tmp_path_factory.mktemp("clock")
+    shutil.copytree(resolve("tiny-exchange"), folder / "model")
+    template = folder / "model" / "chat_template.jinja"
+    template.write_text(CLOCK + template.read_text())
+    own = settings("optima/isft", [f"model={folder / 'model'}"])
+    with pinned(MADE), open_run(folder / "run", own.recipe, own) as run:
+        write_config(run)
+    return folder / "run"
+
+
+def shown(renderer: ChatRenderer) -> str:
+    ids = renderer.render([Message.of("user", "Hello")], Tree("t", "r", 0), "A")
+    return renderer.decode(ids)
+
+
+def test_a_run_that_is_resumed_forked_or_read_keeps_its_day(run_folder: Path) -> None:
+    name, stored = read_config(run_folder)
+    recipe = recipe_of(settings(name, (), stored))
+    for write in (True, False):
+        with open_run(run_folder, name, recipe.settings, write=write) as run:
+            assert run.made == MADE
+            assert "It is 02 Jan 2025 00:00." in shown(recipe.load_policy(run, 0).renderer)
+    fork(recipe, run_folder, run_folder.parent / "fork", recipe.settings)
+    with open_run(run_folder.parent / "fork", name, recipe.settings) as forked:
+        assert forked.made == MADE
+    assert today() == date.today()
+
+
+def test_serving_and_evaluating_a_run_go_by_its_day(run_folder: Path) -> None:
+    served = open_policies(str(run_folder), None, "run", "cpu").base.engine
+    assert "02 Jan 2025" in shown(served.loaded.renderer)
+    for candidate in _candidates(ModelSettings(policy=str(run_folder)), False):
+        assert "02 Jan 2025" in shown(candidate.load().renderer)
+
+
+def test_a_model_without_a_run_goes_by_the_clock(run_folder: Path) -> None:
+    with pinned(date(2026, 3, 4)):
+        served = open_policies(str(run_folder.parent / "model"), None, "model", "cpu").base.engine
+    assert "04 Mar 2026" in shown(served.loaded.renderer)
+    assert served.loaded.renderer.template.has_clock

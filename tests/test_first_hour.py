@@ -1,0 +1,341 @@
+"""What a person gets wrong in the first hour: places, names, files. One line says what, and what to do."""
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+
+from coterie.cli.running import run_recipe
+from coterie.config.folders import whole_folder
+from coterie.errors import UserError
+from coterie.models.saved import reading
+from coterie.training import trackers
+from coterie.training.checkpoint import load_checkpoint, read_facts, save_checkpoint
+from coterie.trajectories.store import Store
+from tests.conftest import SMALL, Cli
+
+TINY = Path(str(resources.files("coterie") / "assets/tiny-exchange"))
+SAMPLE = Path(str(resources.files("coterie") / "assets/data/gsm8k"))
+SERVER = ("endpoint.url=http://127.0.0.1:9/v1", "endpoint.model=x")
+FEW = tuple("rollout.max_tokens=16" if "max_tokens" in word else word for word in SMALL)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; tests that change it take a copy."""
+    from coterie.cli.console import notes
+
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    run_recipe("optima/isft", FEW, folder, notes())
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, called `run`, in the working folder."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Path:
+    """A folder in which nothing can be made; root is bound too, by the system's own file system."""
+    if os.geteuid() != 0:
+        (tmp_path / "locked").mkdir(mode=0o555)
+        return tmp_path / "locked"
+    if not os.path.ismount("/sys"):
+        pytest.skip("there is no folder here that root can't write in")
+    return Path("/sys")
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Callable[..., object] = socket.getaddrinfo
+
+    def local(host: str | None, *words: object, **more: object) -> object:
+        assert host in (None, "127.0.0.1", "localhost", "::1"), f"{host} was looked up"
+        return real(host, *words, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", local)
+
+
+def refused(cli: Cli, *words: object) -> str:
+    said = cli(*words)
+    assert said.code == 2, said.err + said.out
+    assert "error:" in said.err and "->" in said.err
+    assert "Traceback" not in said.err + said.out
+    return said.err
+
+
+PLACES = (
+    ("run", "optima/isft", *FEW, "--folder", "{}/new"),
+    ("rollout", "{}/new", *FEW),
+    ("quickstart", *FEW, "--folder", "{}/new"),
+    ("reproduce", "optima/isft", "--folder", "{}/new"),
+    ("reproduce", "optima", "--folder", "{}/new"),
+    ("reproduce", "sweet_rl", "--folder", "{}/new"),
+    ("run", "optima/isft", "--folder", "run", "seed=5", "--fork", "{}/new"),
+    ("export", "run", "{}/record.jsonl"),
+    ("export", "optima", "run", "--out", "{}/files"),
+    ("import", "some.jsonl", "{}/store.sqlite"),
+    ("import", "optima", "some.jsonl", "--folder", "{}/new"),
+    ("import", "sweet_rl", "some.jsonl", "--folder", "{}/new"),
+    ("data", "draw", "colbench-code", "--out", "{}/tasks"),
+    ("data", "generate", "colbench-code", "--out", "{}/tasks.jsonl", *SERVER),
+    ("data", "prompt-pool", "--out", "{}/pool.jsonl", *SERVER),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", PLACES, ids=lambda words: "-".join(words[:2]))
+def test_a_place_that_cannot_be_written_is_named(
+    cli: Cli, run: Path, tmp_path: Path, locked: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "some.jsonl").write_text("{}\n")
+    (tmp_path / "file").touch()
+    assert "file" in refused(cli, *(word.format("file") for word in words))
+    assert str(locked) in refused(cli, *(word.format(locked) for word in words))
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_evaluations_that_have_no_place_are_refused_before_a_policy_is_loaded(
+    cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").touch()
+    assert "runs/evaluations" in refused(cli, "evaluate", "exchange", "policy=tiny-exchange")
+    said = refused(cli, "evaluate", "gsm8k", "policy=http://127.0.0.1:9/v1", SERVER[1],
+                   "data.source=sample")  # fmt: skip
+    assert "runs/evaluations" in said
+
+
+def test_data_for_which_there_is_no_place(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "file/home"))
+    rows = [f"--from={SAMPLE / name}.jsonl" for name in ("train", "heldout")]
+    assert "COTERIE_HOME" in refused(cli, "data", "prepare", "gsm8k", *rows)
+
+
+def test_what_is_there_already_is_refused_before_the_work(
+    cli: Cli, run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/rewarded_iteration_0.jsonl").touch()
+    assert "rewarded_iteration_0.jsonl exists" in refused(
+        cli, "export", "optima", "run", "--out", "out"
+    )
+    assert len(list((tmp_path / "out").iterdir())) == 1, "nothing was written beside it"
+    for kind in ("optima", "sweet_rl"):
+        assert "out exists" in refused(cli, "import", kind, "nowhere.jsonl", "--folder", "out")
+    assert "out exists" in refused(
+        cli, "run", "optima/isft", "--folder", "run", "seed=5", "--fork", "out"
+    )
+    (tmp_path / "out/train.jsonl").touch()
+    assert "train.jsonl exists" in refused(cli, "data", "draw", "colbench-code", "--out", "out")
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.parquet"])
+def test_an_empty_file_is_named(cli: Cli, tmp_path: Path, name: str) -> None:
+    for file in (name, name.replace("train", "test")):
+        (tmp_path / file).touch()
+    (tmp_path / "rows").mkdir()
+    for split in ("train", "heldout"):
+        (tmp_path / f"rows/{split}.jsonl").touch()
+    said = refused(
+        cli, "data", "prepare", "gsm8k", "--from", name, "--from", name.replace("train", "test")
+    )
+    assert "test." in said
+    source = ("data.source=rows", "model=tiny-exchange")
+    assert "rows/train.jsonl is empty" in refused(
+        cli, "run", "optima/isft", "dataset=gsm8k", *source
+    )
+    assert "is empty" in refused(cli, "evaluate", "gsm8k", "policy=tiny-exchange", source[0])
+    (tmp_path / "empty.jsonl").touch()
+    check = ("data", "check", "colbench_code", "--source", "empty.jsonl")
+    assert "empty.jsonl is empty" in refused(cli, *check)
+    assert "empty.jsonl is empty" in refused(cli, "import", "empty.jsonl", "new.sqlite")
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    for split in ("train", "heldout"):
+        text = (SAMPLE / f"{split}.jsonl").read_text(encoding="utf-8")
+        (tmp_path / f"rows/{split}.jsonl").write_text(text, encoding="utf-8-sig")
+    (tmp_path / "pool.yaml").write_text("- Speak in numbers.\n", encoding="utf-8-sig")
+    words = ("data.source=rows", "data.format_pool_file=pool.yaml", "model=tiny-exchange",
+             "rollout.max_tokens=16", "train.max_length=1024", "rollout.tasks=1", "evaluate.tasks=1",
+             "train.tokens_per_microbatch=1024")  # fmt: skip
+    said = cli("run", "optima/isft", "dataset=gsm8k", *words, "--dry-run")
+    assert said.code == 0, said.err
+
+
+NAMES = (
+    ("run optima/isft model=tiny-exchang", "did you mean 'tiny-exchange'?"),
+    ("evaluate exchange policy=smolm2", "did you mean 'smollm2'?"),
+    ("serve model tiny_exchange --port 0", "did you mean 'tiny-exchange'?"),
+    ("quickstart --model tiny-exchang", "did you mean 'tiny-exchange'?"),
+    ("run optima/isft model=gpt2", "OWNER/NAME"),
+    ("run optima/isft model=./x", "there is no folder x"),
+    ("run optima/isft model=/x", "there is no folder /x"),
+    ("run optima/isft model=~/nowhere/x", "/nowhere/x"),
+    ("run optima/isft model=x/y/z", "there is no folder x/y/z"),
+    ("run optima/isft model=runs/mine", "there is no folder runs/mine"),
+    ("run optima/isft model=owner/weights.gguf", "there is no folder owner/weights.gguf"),
+    ("run optima/isft model=beside/finishd", "did you mean beside/finished?"),
+    ("run optima/isft model=note.txt", "note.txt is a file"),
+    ("run optima/isft model=", "no model is named"),
+    ("run sweet_rl/backend person=smolm2", "person=smolm2: there is no model 'smolm2'"),
+    ("run sweet_rl/backend person=scrpt", "did you mean 'script'?"),
+    ("run sweet_rl/backend critic.kind=judge critic.judge=polcy", "critic.judge=polcy"),
+    ("evaluate persona policy=tiny-persona person=smolm2", "did you mean 'smollm2'?"),
+    ("run optima/isft dataset=gsm9k", "did you mean 'gsm8k'?"),
+    ("quickstart --task hotpotqa", "did you mean 'hotpot_qa'?"),
+    ("data download gsm9k", "did you mean 'gsm8k'?"),
+    ("evaluate hotpotqa", "did you mean 'hotpot_qa'?"),
+    ("evaluate exchang policy=tiny-exchange", "did you mean 'exchange'?"),
+    ("models get smolm2", "did you mean 'smollm2'?"),
+    ("reproduce optim", "did you mean 'optima'?"),
+    ("reward beside/finishd", "did you mean beside/finished?"),
+)
+
+
+@pytest.mark.parametrize(("line", "said"), NAMES)
+def test_a_misspelt_name_is_refused_at_once_with_the_nearest(
+    cli: Cli, tmp_path: Path, line: str, said: str
+) -> None:
+    (tmp_path / "beside/finished").mkdir(parents=True)
+    (tmp_path / "beside/finished/config.yaml").touch()
+    (tmp_path / "note.txt").touch()
+    assert said in refused(cli, *line.split())
+    assert not (tmp_path / "runs").exists()
+    assert len(list(tmp_path.iterdir())) == 2, "nothing was made"
+
+
+SETTINGS = (
+    ("run optima/isft train.max_length=8", "train.max_length=8 leaves nothing to train on"),
+    ("run optima/idpo dpo.train.max_length=9", "dpo.train.max_length=9 leaves nothing"),
+    ("run sweet_rl/backend policy.train.max_length=9", "policy.train.max_length=9 leaves nothing"),
+    ("run optima/isft select.threshold=2.1 reward.lambda_loss=0", "select.threshold=2.1 is above"),
+    ("run optima/isft select.threshold=1e7", "select.threshold=1e+07 is above"),
+    (
+        "run optima/idpo dpo.select.theta_filter=2 dpo.reward.lambda_loss=0.5 "
+        "dpo.reward.loss_term=bounded",
+        "dpo.select.theta_filter=2 is not below",
+    ),
+    ("run optima/isft seed=1 seed=2", "seed is given twice: seed=1 and seed=2"),
+    ("run sweet_rl/backend person=script person.model=x", "person.model is given twice"),
+    ("quickstart --model tiny-exchange model=tiny-exchange", "the model is given twice"),
+    ("quickstart dataset=gsm8k", "--task"),
+    ("run optima/isft --model tiny-exchange", "settings are written as key=value, without dashes"),
+    ("serve model tiny-exchange --port 99999", "must be at most 65535"),
+    ("rollout runs/x --iteration one", "must be a valid whole number"),
+    ("data draw colbench --out x", "'colbench' is not one of"),
+    ("run", "Missing argument"),
+)
+
+
+@pytest.mark.parametrize(("line", "said"), SETTINGS)
+def test_settings_that_cannot_work_are_refused_in_plain_words(
+    cli: Cli, line: str, said: str
+) -> None:
+    told = refused(cli, *line.split())
+    assert said in told
+    assert "Input should" not in told and "Value error" not in told
+
+
+def test_names_in_brackets_survive_the_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    said = refused(cli, "run", "optima/isft", "train.tracker=wandb")
+    assert "pip install 'coterie[wandb]'" in said and "train.tracker=wandb needs" in said
+    assert "[/red]x" in refused(cli, "run", "optima/isft", "model=[/red]x")
+
+
+def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> None:
+    for path in run.glob("store.sqlite*"):
+        path.unlink()
+    for words in (
+        ("run", "optima/isft", "--folder", "run"),
+        ("train", "run"),
+        ("report", "run"),
+        ("export", "optima", "run", "--out", "out"),
+    ):
+        said = refused(cli, *words)
+        assert "store.sqlite" in said and "is gone" in said and "from a copy" in said
+    assert not (run / "store.sqlite").exists()
+    Store.open(run / "store.sqlite").close()
+    assert "is empty" in refused(cli, "run", "optima/isft", "--folder", "run")
+
+
+CUT = ("model.safetensors", "config.json", "tokenizer.json")
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_truncated_checkpoint_is_named(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(TINY, tmp_path / "cut")
+    final = run / "training/iteration-00/final"
+    for folder in (tmp_path / "cut", final):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 2])
+    file = name.partition(".")[0]
+    for words in (
+        ("run", "optima/isft", *FEW, "model=cut"),
+        ("evaluate", "exchange", "policy=cut", "tasks=2"),
+        ("serve", "model", "cut", "--port", "0"),
+        ("evaluate", "exchange", "policy=run", "tasks=2"),
+        ("serve", "model", "run", "--port", "0"),
+        ("run", "optima/isft", "model=run", *FEW),
+    ):
+        assert file in refused(cli, *words)
+
+
+def test_a_training_that_goes_on_from_a_truncated_checkpoint_says_so(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(4, 4)
+    weights = dict(layer.named_parameters())
+    optimizer = torch.optim.AdamW(layer.parameters())
+    save_checkpoint(tmp_path, 3, weights, optimizer, {"identity": {}})
+    (checkpoint,) = tmp_path.glob("checkpoint-*")
+    for name, read in (
+        ("state.json", lambda: read_facts(checkpoint)),
+        ("state.safetensors", lambda: load_checkpoint(checkpoint, weights, optimizer)),
+    ):
+        file = checkpoint / name
+        file.write_bytes(file.read_bytes()[:-20])
+        with pytest.raises(UserError, match=rf"{name} is cut off(.|\n)*remove .*{checkpoint.name}"):
+            read()
+
+
+def test_what_is_missing_in_a_saved_file_is_named(tmp_path: Path) -> None:
+    said = r"notes\.json is cut off or damaged: it has no 'loss'"
+    with pytest.raises(UserError, match=said), reading(tmp_path / "notes.json"):
+        _ = json.loads("{}")["loss"]
+
+
+def test_a_run_is_a_model(cli: Cli, run: Path) -> None:
+    said = cli("run", "optima/isft", "model=run", *FEW, "--folder", "second", "--dry-run")
+    assert said.code == 0, said.err
+    assert cli("evaluate", "second", "model=run", *FEW).code == 0
+    final = "run/training/iteration-00/final"
+    assert f"model: {final}" in Path("second/config.yaml").read_text()
+    assert cli("evaluate", "exchange", "policy=run", "tasks=2").code == 0
+
+
+def test_the_report_is_there_after_every_stage_also_one_that_failed(cli: Cli) -> None:
+    page = Path("mine/report.html")
+    for stage in ("evaluate", "rollout", "reward", "select"):
+        assert cli(stage, "mine", *(FEW if stage == "evaluate" else ())).code == 0
+        assert page.is_file(), stage
+        page.unlink()
+    none = [word.replace("threshold=-100", "threshold=1000") for word in FEW]
+    assert "the report" in refused(cli, "run", "optima/isft", *none, "--folder", "none")
+    assert Path("none/report.html").is_file(), "the error points to it"
+
+
+def test_a_folder_that_is_made_whole_names_a_place_where_it_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file"), whole_folder(tmp_path / "file/new"):
+        pass

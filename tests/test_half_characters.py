@@ -1,0 +1,69 @@
+"""A lone surrogate is no text: whoever brings one in is told where it is, without a traceback."""
+
+from pathlib import Path
+
+import pytest
+
+from coterie.config.resolve import resolve
+from coterie.datasets.reading import read_rows
+from coterie.datasets.rows import Gsm8kRow
+from coterie.environments.colbench.drafts import _object
+from coterie.environments.format_pool import read_pool
+from coterie.errors import UserError
+from coterie.models.loading import load_renderer
+from coterie.progress import Silent
+from coterie.recipes.line_files import LineFile
+from coterie.recipes.optima_settings import OptimaSettings
+from coterie.trajectories.jsonl import import_
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Message, Part, Speaker, make_turn
+
+HALF = "ab\ud800"
+SPELLED = r"ab\ud800"
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_a_message_with_half_a_character_is_refused_by_its_role(role: str) -> None:
+    renderer, _ = load_renderer("tiny-exchange")
+    with pytest.raises(UserError, match=rf"{role} message holds .*\\ud800, at character 3"):
+        renderer.render([Message(role, (Part(HALF),))], Tree("t", "r", 0), "A")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="prefill"):
+        renderer.render([Message.of("user", "a")], Tree("t", "r", 0), "A", prefill=HALF)
+    with pytest.raises(UserError, match="written elsewhere"):
+        renderer.written(HALF)
+
+
+def test_it_never_enters_the_record() -> None:
+    with pytest.raises(UserError, match="half a character"):
+        make_turn("p", Speaker("environment", "world"), [Part(HALF)])
+
+
+@pytest.mark.parametrize("spelled", [SPELLED, r"\udc00\ud83d", r"\uD83Dx"])
+def test_rows_that_spell_one_are_refused_with_their_line(tmp_path: Path, spelled: str) -> None:
+    whole = '{"question": "what is 1+1? \\ud83d\\ude00", "answer": "1+1\\n#### 2"}\n'
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(whole + whole.replace("what", spelled))
+    with pytest.raises(UserError, match=r"line 2 .*half a character"):
+        list(read_rows(rows, Gsm8kRow, Silent()))
+    with pytest.raises(UserError, match=r"line 2: .*half a character"):
+        list(LineFile(rows).objects())
+    rows.write_text(whole)
+    (row,) = read_rows(rows, Gsm8kRow, Silent())
+    assert row.question.endswith("😀")
+
+
+def test_a_record_that_spells_one_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    file.write_text('{"kind": "task", "id": "t", "public": {"a": "' + SPELLED + '"}}\n')
+    with pytest.raises(UserError, match=r"line 1: column 5"):
+        import_(file, tmp_path / "store.db")
+
+
+def test_pools_settings_and_drafts_hold_none(tmp_path: Path) -> None:
+    pool = tmp_path / "pool.jsonl"
+    pool.write_text('{"index": 0, "format": "' + SPELLED + '"}\n')
+    with pytest.raises(UserError, match=r"line 1 .*half a character"):
+        read_pool(pool)
+    with pytest.raises(UserError, match="half a character"):
+        resolve(OptimaSettings, [], [f'model="{SPELLED}"'])
+    assert _object('{"ground_truth": "' + SPELLED + '"}') is None

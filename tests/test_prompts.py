@@ -1,0 +1,295 @@
+"""What prompts ask for is what is read: the example that each one shows, with a right answer in its place, scores 1."""
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coterie.datasets.code_rows import CodeRow
+from coterie.environments.baselines import Method, by_method
+from coterie.environments.code_form import functions
+from coterie.environments.coding import AGENT, MARKER, Coding, SingleTurn, coding_task
+from coterie.environments.colbench.checks import TESTS
+from coterie.environments.colbench.drafts import read_reply
+from coterie.environments.colbench.environment import Backend
+from coterie.environments.colbench.prompts import SYSTEM
+from coterie.environments.debate import NO_MISTAKE, Debate
+from coterie.environments.dialogue import (
+    WELL_FORMED,
+    DialogueEnvironment,
+    DialogueState,
+    Grade,
+    begin,
+    gold_answer,
+    graded,
+    next_agent,
+    step,
+)
+from coterie.environments.format_writer import _request
+from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
+from coterie.environments.person import PERSON, REFERENCE, role
+from coterie.environments.persona.environment import Persona
+from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings, environment
+from coterie.environments.services import Services
+from coterie.rewards.judge import Situation, question, read_verdict
+from coterie.runs.benchmark import BenchmarkSettings, store_name
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.trajectories.store import Store
+from coterie.trajectories.task import Task
+from coterie.trajectories.turn import Part, Speaker, make_turn
+from tests.conftest import Cli
+
+METHODS: tuple[Method, ...] = ("dialogue", "cot", "mad", "autoform")
+DOUBLE = "def double(x):\n    return 2 * x"
+TASK = coding_task("t", "I need double.", DOUBLE, [f"double({n})" for n in range(5)])
+
+
+def prompt(world: DialogueEnvironment, task: Task, agent: str) -> str:
+    return "".join(part.text for part in world.system_parts(task, agent))
+
+
+def form(world: DialogueEnvironment, task: Task, agent: str) -> str:
+    """The line that ends the rules of an agent, before its question."""
+    rules, *_ = re.split(r"\n(?=(?:Question|Problem): )", prompt(world, task, agent))
+    return rules.rstrip().splitlines()[-1]
+
+
+def as_shown(world: DialogueEnvironment, task: Task, agent: str, answer: str | None) -> str:
+    """Steps, and the line that ends the rules of an agent, with this answer in place of the example."""
+    line = form(world, task, agent)
+    example = world.answer(line)
+    if answer is None or example is None:  # the line as it is; a critic's has no answer
+        return f"Some steps.\n{line}"
+    assert line.count(example) == 1
+    return f"Some steps.\n{line.replace(example, answer)}"
+
+
+async def ended(world: DialogueEnvironment, task: Task, answer: str | None) -> DialogueState:
+    """The end of a dialogue whose agents write what their prompts show."""
+    state = DialogueState(task, None)
+    while state.end is None:
+        agent = next_agent(world, state)
+        said = Part(as_shown(world, task, agent, answer))
+        turn = make_turn("", Speaker("agent", agent), [said], draw=len(state.turns))
+        state = await step(world, state, turn, cut=False)
+    return state
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("agents", [2, 3])
+@pytest.mark.parametrize("name", (*EXCHANGES, *SUBJECTS))
+def test_a_right_answer_in_the_form_of_the_prompt_scores_1(
+    name: str, agents: int, method: Method
+) -> None:
+    world = by_method(environment(name, DataSettings(source="sample", agents=agents)), method)
+
+    async def play() -> None:
+        for task in world.tasks("heldout", 2, 0):
+            state = await ended(world, task, gold_answer(task))
+            assert await graded(world, state) == Grade(1.0, {WELL_FORMED: 1.0}), state
+            copied = await graded(world, await ended(world, task, None))
+            assert copied == Grade(0.0, {WELL_FORMED: 0.0}), "the example is no answer"
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_what_a_critic_is_shown_is_no_answer(name: str) -> None:
+    world = environment(name, DataSettings(source="sample", agents=3))
+    assert isinstance(world, Debate)
+    (task,) = world.tasks("heldout", 1, 0)
+    for critic in world.agents[1:]:
+        assert form(world, task, critic) == NO_MISTAKE and world.answer(NO_MISTAKE) is None
+
+
+def test_a_message_that_is_cut_off_is_not_well_formed() -> None:
+    world = environment("gsm8k", DataSettings(source="sample"))
+    (task,) = world.tasks("heldout", 1, 0)
+
+    async def play() -> Grade:
+        text = as_shown(world, task, "Alice", gold_answer(task))
+        turn = make_turn("", Speaker("agent", "Alice"), [Part(text)])
+        return await graded(world, await step(world, DialogueState(task, None), turn, cut=True))
+
+    assert asyncio.run(play()) == Grade(0.0, {WELL_FORMED: 0.0})
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def sandbox(runner: asyncio.Runner) -> Iterator[Sandbox]:
+    """One for all answers."""
+    pool = Sandbox(SandboxSettings(workers=1))
+    runner.run(pool.__aenter__())
+    yield pool
+    runner.run(pool.__aexit__(None, None, None))
+
+
+def answered(
+    runner: asyncio.Runner, sandbox: Sandbox, world: Coding, task: Task, text: str
+) -> Grade:
+    """The grade of an agent that says this and nothing more; it has one message."""
+
+    async def play() -> Grade:
+        world.max_turns = 1
+        state = begin(world, task, "root")
+        turn = make_turn(state.turns[-1].id, Speaker("agent", AGENT), [Part(text)])
+        services = Services(None, sandbox)
+        state = await step(world, state, turn, cut=False, services=services)
+        return await graded(world, state, services)
+
+    return runner.run(play())
+
+
+def shown(world: Coding, task: Task) -> tuple[str, str]:
+    """The answer at the end of a prompt, and the function in it."""
+    text = prompt(world, task, AGENT)
+    answer = text[text.rindex(MARKER) :]
+    assert text[: -len(answer)].endswith("\n"), "the marker stands on a line of its own"
+    fenced = re.fullmatch(rf"{MARKER}\n```python\n(.+)\n```", answer, re.DOTALL)
+    assert fenced
+    return answer, fenced[1]
+
+
+@pytest.mark.parametrize("mode", ["module", "legacy"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_right_function_in_the_form_of_the_prompt_scores_1(
+    runner: asyncio.Runner, sandbox: Sandbox, alone: bool, mode: str
+) -> None:
+    backend = Backend("colbench_code", "sample", mode, 0.0)  # type: ignore[arg-type]
+    world = SingleTurn(backend) if alone else backend
+    for task in world.tasks("heldout", 2, 0):
+        answer, function = shown(world, task)
+        assert functions(function)
+        right = answer.replace(function, task.secrets[REFERENCE].reveal("grader"))
+        grade = answered(runner, sandbox, world, task, right)
+        assert (grade.score, grade.metrics[WELL_FORMED]) == (1.0, 1.0)
+        copied = answered(runner, sandbox, world, task, answer)
+        assert (copied.score, copied.metrics[WELL_FORMED]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "formed"),
+    [
+        (f"{MARKER}\n```python\n{DOUBLE}\n```", 1, 1),
+        (f"I know.\n{MARKER}\n```\nTWO = 2\n{DOUBLE}\n```\nThat is it.", 1, 1),
+        (f"{MARKER} def double(x):", 0, 0),  # the signature alone
+        (f"{MARKER}\n```python\ndef double(x):\n```", 0, 0),
+        (f'{MARKER}\n```python\ndef double(x):\n    """Doubles."""\n    ...\n```', 0, 0),
+        (f"{MARKER}\n```python\ndef triple(x):\n    return 3 * x\n```", 0, 0),
+        (f"{MARKER}\n```python\n{DOUBLE} +\n```", 0, 0),
+        (f"{MARKER}\n```python\n{DOUBLE}", 1, 0),  # the block is open
+        (f"{MARKER}\n{DOUBLE}", 1, 0),
+        (f"```python\n{DOUBLE}\n```", 1, 0),  # no marker; the last message counts all the same
+        (f"{MARKER}\n```python\ndef double(x):\n    return 3 * x\n```", 0, 1),
+        (f"{MARKER}\n```python\n{'(' * 10_000}\n```", 0, 0),
+    ],
+)  # fmt: skip
+def test_the_form_of_a_function_is_not_its_score(
+    runner: asyncio.Runner, sandbox: Sandbox, text: str, score: int, formed: int
+) -> None:
+    grade = answered(runner, sandbox, Backend("colbench_code", "sample", "module", 0.0), TASK, text)
+    assert (grade.score, grade.metrics[WELL_FORMED]) == (score, formed)
+
+
+def test_the_micro_world_asks_for_no_block(runner: asyncio.Runner, sandbox: Sandbox) -> None:
+    grade = answered(runner, sandbox, Persona(), TASK, f"{MARKER}\n{DOUBLE}")
+    assert (grade.score, grade.metrics[WELL_FORMED]) == (1, 1)
+
+
+def test_a_judge_is_read_in_the_form_that_it_is_shown() -> None:
+    rules = question(Situation("k", "task", "reference"), "one", "two")[0].text.splitlines()
+    assert [read_verdict(line) for line in rules if len(line) == 1] == ["A", "B"]
+
+
+def test_a_person_is_told_where_its_reply_is_cut_off() -> None:
+    assert "more than 123 characters is cut off" in role(TASK, [(PERSON, "Hello")], 123)
+
+
+def test_a_writer_of_tasks_is_read_in_the_form_that_it_is_shown() -> None:
+    example = json.loads(SYSTEM[SYSTEM.rindex("\n{") :])
+    calls = list(example["test_cases"].values())
+    assert [f"test{n}" for n in range(1, len(calls) + 1)] == list(example["test_cases"])
+    assert len(calls) < TESTS, "a copy is refused"
+    row = read_reply(json.dumps(example))
+    asked = example["problem_description"].replace(" The sig", "The sig")
+    assert isinstance(row, CodeRow) and row.question == asked
+
+
+def test_no_prompt_has_words_that_models_seldom_meet() -> None:
+    texts = [SYSTEM, role(TASK, [], 9), *EXCHANGE_FORMATS, *DEBATE_FORMATS]
+    texts += [one.text for one in question(Situation("k", "t", "r"), "a", "b")]
+    texts += [one.text for setting in ("exchange", "debate") for one in _request(setting, ())]
+    for name in (*EXCHANGES, *SUBJECTS, "colbench_code"):
+        methods = METHODS if name != "colbench_code" else METHODS[:2]
+        for method in methods:
+            world = by_method(environment(name, DataSettings(source="sample", agents=2)), method)
+            task = Task("t", {"question": "?", "notes": {"Alice": [], "Bob": []}})
+            texts += [prompt(world, task, agent) for agent in world.agents]
+    odd = re.compile(
+        r"\b(mend|dear|nay|lest|hark|ere|whom|thus|shall|particulars)\b", re.IGNORECASE
+    )
+    assert [found[0] for text in texts if (found := odd.search(text))] == []
+
+
+def test_evaluations_show_well_formed_answers_and_cut_off_messages(cli: Cli) -> None:
+    words = ["evaluate", "exchange", "policy=tiny-exchange", "tasks=12", "engine.device=cpu"]
+    whole = cli(*words, "max_tokens=96")
+    (row,) = json.loads(whole.out.splitlines()[-1])["rows"]
+    assert row["well_formed"] > 0.8 and row["cut_off"] == 0
+    assert "well formed" in whole.out and "cut off" in whole.out
+    said = cli(*words, "max_tokens=20")
+    (row,) = json.loads(said.out.splitlines()[-1])["rows"]
+    assert row["well_formed"] < 1
+    assert 0 < row["cut_off"] < 1
+    cut = [finish == "length" for finish in finishes()]
+    assert row["cut_off"] == pytest.approx(sum(cut) / len(cut), abs=1e-4)
+    several = cli(*words, "max_tokens=20", "samples=2", "temperature=1")
+    first, second = json.loads(several.out.splitlines()[-1])["rows"]
+    assert first["of_all"] == second["of_all"] and 0 < first["of_all"]["cut_off"] < 1
+    assert "well formed" in several.out and "cut off" in several.out
+
+
+def test_dialogues_under_other_prompts_are_not_read_for_these(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = BenchmarkSettings(data=DataSettings(source="sample"))
+    names = [store_name("gsm8k", settings, "m") for _ in range(2)]
+    monkeypatch.setattr("coterie.environments.debate.LENGTH", "- Take your time.\n")
+    assert len({*names, store_name("gsm8k", settings, "m")}) == 2
+
+
+def test_the_benchmark_measures_within_its_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench import prompts
+
+    monkeypatch.setattr(prompts, "CASES", (("persona", "dialogue"), ("colbench_code", "cot")))
+    monkeypatch.setattr(sys, "argv", ["prompts", "tiny-persona", "--tasks=3", "--seconds=60"])
+    prompts.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["environments"]
+    assert (found["persona"]["well_formed"], found["persona"]["n"]) == (1.0, 3)
+    assert (found["colbench_code cot"]["well_formed"], found["colbench_code cot"]["n"]) == (0.0, 3)
+    monkeypatch.setattr(sys, "argv", ["prompts", "tiny-persona", "--tasks=3", "--seconds=0"])
+    prompts.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["environments"]
+    assert [(one["n"], one["unfinished"], one["score"]) for one in found.values()] == [
+        (0, 3, None), (0, 3, None)
+    ]  # fmt: skip
+
+
+def finishes() -> list[str]:
+    """How the messages of the newest evaluation ended."""
+    newest = max(Path("runs/evaluations").glob("*.sqlite"), key=lambda file: file.stat().st_mtime)
+    with Store.open(newest, read_only=True) as store:
+        turns = [turn for tree in store.trees(0, "evaluate") for turn in tree.turns.values()]
+    return [turn.sample.finish for turn in turns if turn.sample is not None]

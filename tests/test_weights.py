@@ -1,0 +1,198 @@
+"""An engine never uses what it computed with other weights, however they were changed."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import torch
+from peft import PeftModel
+
+from coterie.engines.protocol import EngineError, Sampling
+from coterie.engines.weights import Weights, checksums, sum_by_torch
+from coterie.models.adapters import activate, add_lora
+from coterie.models.loading import LoadedModel
+from tests.engine_models import BOTH, PROMPT, engine_of, loaded, recomputed, sampled
+
+
+def in_place(network: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.mul_(0.9)
+
+
+def through_data(network: torch.nn.Module) -> None:
+    for weight in network.parameters():
+        weight.data.mul_(0.9)
+
+
+def one_value(network: torch.nn.Module) -> None:
+    network.get_input_embeddings().weight.data[PROMPT[3], 5] += 3.0
+
+
+def other_storage(network: torch.nn.Module) -> None:
+    for weight in network.parameters():
+        weight.data = weight.data * 0.9
+
+
+def two_rows_swapped(network: torch.nn.Module) -> None:
+    rows = network.get_input_embeddings().weight.data
+    rows[[PROMPT[3], 99]] = rows[[99, PROMPT[3]]]
+
+
+def signs(network: torch.nn.Module) -> None:
+    network.model.layers[0].self_attn.v_proj.weight.data.neg_()
+
+
+def state_dict(network: torch.nn.Module) -> None:
+    network.load_state_dict({k: w * 0.9 for k, w in network.state_dict().items()})
+
+
+def fused_step(network: torch.nn.Module) -> None:
+    network.requires_grad_(True)
+    network(torch.tensor([PROMPT])).logits.square().mean().backward()
+    torch.optim.AdamW(network.parameters(), lr=0.05, fused=True).step()
+    network.zero_grad()
+
+
+def with_adapter(network: torch.nn.Module, name: str = "default") -> PeftModel:
+    """With a LoRA adapter that changes a lot."""
+    adapted = add_lora(network, r=4, alpha=8, name=name)
+    for weight in adapted.parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.3)
+    return adapted
+
+
+def merged_adapter(network: torch.nn.Module) -> None:
+    with_adapter(network).merge_and_unload()
+
+
+CHANGES: tuple[Callable[..., object], ...] = (
+    in_place, through_data, one_value, other_storage, two_rows_swapped, signs, state_dict, fused_step,
+    with_adapter, merged_adapter,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_that_changed_are_those_used(kind: str, change: Callable[..., object]) -> None:
+    one = loaded(BOTH[kind])
+    engine = engine_of(one)
+    for _ in range(2):
+        before = sampled(engine)
+    assert engine.stats.cached_tokens == 32
+    change(one.model)
+    ids, logprobs = sampled(engine)
+    assert engine.stats.cached_tokens == 32, "nothing that was kept is used"
+    assert (ids, logprobs) != before
+    assert logprobs == pytest.approx(recomputed(one.model, ids), abs=1e-4)
+    change_of_scores = asyncio.run(engine.logprobs(PROMPT, [ids]))[0]
+    assert change_of_scores == pytest.approx(logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_scores_follow_weights_too(kind: str) -> None:
+    one = loaded(BOTH[kind])
+    engine = engine_of(one)
+    ids = PROMPT[::-1][:9]
+    for _ in range(3):
+        (scores,) = asyncio.run(engine.logprobs(PROMPT, [ids]))
+        assert scores == pytest.approx(recomputed(one.model, ids), abs=1e-4)
+        through_data(one.model)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_adapters_that_are_switched_merged_and_taken_off_are_followed(kind: str) -> None:
+    base = loaded(BOTH[kind])
+    both = with_adapter(with_adapter(base.model, "one"), "other")
+    engine = engine_of(LoadedModel(both, base.tokenizer, base.renderer, 128, "test"))
+    scaled = [module for module in both.modules() if hasattr(module, "set_scale")]
+    changes: list[Callable[[], object]] = [
+        lambda: activate(both, "one"),
+        lambda: [module.set_scale("one", 0.5) for module in scaled],
+        lambda: both.merge_adapter(["one"]),
+        lambda: activate(both, "other"),  # on the base with "one" in it
+        both.unmerge_adapter,
+        lambda: activate(both, "one"),
+        both.base_model.disable_adapter_layers,
+        both.base_model.enable_adapter_layers,
+        lambda: both.delete_adapter("other"),
+        both.merge_and_unload,
+    ]
+    for change in changes:
+        change()
+        ids, logprobs = sampled(engine)
+        assert logprobs == pytest.approx(recomputed(both, ids), abs=2e-4)
+
+
+def test_weights_of_an_adapter_that_is_off_do_not_count() -> None:
+    both = with_adapter(with_adapter(loaded(BOTH["compiled"]).model, "one"), "other")
+    seen = Weights(both)
+    for name, weight in both.named_parameters():
+        if ".one." in name:
+            weight.data.mul_(0.5)
+    assert seen.same and not seen.written
+    activate(both, "one")
+    assert not seen.same
+    activate(both, "other")
+    assert seen.same
+    both.base_model.model.lm_head.weight.data[7, 7] += 1e-6
+    assert not seen.same
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("change", [through_data, fused_step])
+def test_weights_that_change_in_flight_fail_those_that_run_when_others_join(
+    kind: str, change: Callable[..., object]
+) -> None:
+    one = loaded(BOTH[kind])
+    engine = engine_of(one)
+
+    async def changed() -> None:
+        first = asyncio.ensure_future(engine.sample(PROMPT, [0], Sampling(max_tokens=60)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        change(one.model)
+        with pytest.raises(EngineError, match="weights were changed"):
+            await engine.sample(PROMPT, [1], Sampling(max_tokens=2))
+        await first
+
+    with pytest.raises(EngineError, match="weights were changed"):
+        asyncio.run(changed())
+    ids, logprobs = sampled(engine)
+    assert logprobs == pytest.approx(recomputed(one.model, ids), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_write_in_flight_fails_a_request_that_runs_alone(kind: str) -> None:
+    one = loaded(BOTH[kind])
+    engine = engine_of(one)
+
+    async def changed() -> None:
+        first = asyncio.ensure_future(engine.sample(PROMPT, [0], Sampling(max_tokens=60)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        in_place(one.model)
+        await first
+
+    with pytest.raises(EngineError, match="weights were changed"):
+        asyncio.run(changed())
+
+
+def test_a_checksum_sees_every_byte_and_its_place() -> None:
+    torch.manual_seed(0)
+    for weight in (
+        torch.randn(40, 33), torch.randn(7, 9).bfloat16(), torch.randn(3), torch.tensor(2.0),
+        torch.arange(5, dtype=torch.uint8), torch.randn(33)[1:], torch.randn(6, 4).T,
+    ):  # fmt: skip
+        (first,) = checksums([weight])
+        raw = weight.reshape(-1).view(torch.uint8).clone()
+        filled = torch.cat([raw, raw.new_zeros(-len(raw) % 8)])
+        assert int(sum_by_torch(filled)) == first
+        found = {first}
+        for place in range(len(raw)):
+            changed = raw.clone()
+            changed[place] ^= 1 << (place % 8)
+            found |= set(checksums([changed]))
+        assert len(found) == len(raw) + 1
+    assert checksums([torch.zeros(8), torch.zeros(9)])[0] != checksums([torch.zeros(16)])[0]
