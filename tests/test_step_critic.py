@@ -91,7 +91,7 @@ def test_candidates_that_cannot_be_scored_are_errors():
         asyncio.run(LikelihoodCritic(*engines).advantages(prompt(), [()]))
     with torch.no_grad():
         model.model.lm_head.weight.fill_(math.nan)
-    with pytest.raises(EngineError, match="not finite numbers|not all numbers"):
+    with pytest.raises(EngineError, match="not finite numbers"):
         asyncio.run(LikelihoodCritic(*engines).advantages(prompt(), candidates()))
 
 
