@@ -82,6 +82,16 @@ def test_only_the_solver_of_a_debate_is_asked_for_a_format() -> None:
         assert any(part.source == FORMAT_SOURCE for part in system.parts) == wanted
 
 
+def test_the_critic_of_a_debate_is_told_to_give_no_answer() -> None:
+    world = environment("gsm8k", SAMPLE)
+    (task,) = world.tasks("heldout", 1, 0)
+    solver, critic = (
+        "".join(part.text for part in world.system_parts(task, agent)) for agent in world.agents
+    )
+    assert "Do not give an answer" in critic and "Do not give an answer" not in solver
+    assert r"\boxed{" in solver and r"\boxed{" not in critic
+
+
 def test_both_agents_of_an_exchange_are_asked_for_the_format() -> None:
     world = environment("hotpot_qa", SAMPLE)
     assert len(set(world.formats)) >= 20

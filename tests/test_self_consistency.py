@@ -69,6 +69,11 @@ def test_without_any_answer_a_majority_scores_nothing() -> None:
     assert [point.tokens for point in points] == [4, 8, 12]
 
 
+def test_silence_has_no_vote() -> None:
+    draws = [Draw(None, 0.0, 1), Draw(None, 0.0, 1), Draw("a", 1.0, 1)]
+    assert [point.majority for point in task_curve(draws, equal)] == [0, 0, 1]
+
+
 def test_means_over_tasks_with_intervals_at_powers_of_two_and_the_last() -> None:
     right, wrong = Draw("a", 1.0, 2), Draw("b", 0.0, 4)
     points = scaling({"t": [wrong, right, right], "u": [right, wrong, wrong]}, equal)

@@ -13,6 +13,7 @@ BUDGET = "tests/test_training.py::test_microbatches_split_a_step_within_the_budg
 LOGPROBS = "tests/contract/test_08_logprobs.py::"
 HALVED = "tests/test_training.py::test_a_family_over_the_budget_is_halved"
 HEADS = "tests/test_value_head.py::"
+PARTS_KNOWN = "tests/test_check.py::test_attention_over_a_part_of_a_row_is_known_from_the_config"
 
 MUTANTS = (
     Mutant(
@@ -152,9 +153,9 @@ MUTANTS = (
     ),
     Mutant(
         "packed-check-never-packs",
-        "models/packed.py",
-        "packed = torch.cat(sequence_logprobs(model, sequences, places, CostRule(0.0)))",
-        "packed = torch.cat(sequence_logprobs(model, sequences, places, None))",
+        "models/check.py",
+        "found = _ours(model, seen.rows, CostRule(0.0))",
+        "found = _ours(model, seen.rows, None)",
         "a model whose attention takes no mask is trained on wrong log-probs",
         (f"{TRIES}test_a_model_that_ignores_the_mask_is_found_out",),
     ),
@@ -187,19 +188,19 @@ MUTANTS = (
     ),
     Mutant(
         "packing-window-unseen",
-        "models/packing.py",
-        '*([f"a sliding window of {window}"] if window else []),',
-        '*([f"a sliding window of {window}"] if layers and window else []),',
+        "models/context.py",
+        'WINDOWS = ("sliding_window", "attention_window_size", "keep_window_size")',
+        'WINDOWS = ("attention_window_size", "keep_window_size")',
         "a model with a sliding window is packed",
-        (REFUSED,),
+        (REFUSED, PARTS_KNOWN),
     ),
     Mutant(
         "packing-layers-unseen",
-        "models/packing.py",
-        'kinds = sorted(set(layers or ()) - {"full_attention"})',
-        'kinds = sorted(set(layers or ()) - {"full_attention", "sliding_attention"})',
+        "models/context.py",
+        'WHOLE = {"full_attention", "global"}',
+        'WHOLE = {"full_attention", "global", "sliding_attention"}',
         "a model with some layers of sliding attention is packed",
-        (REFUSED,),
+        (REFUSED, PARTS_KNOWN),
     ),
     Mutant(
         "packing-heads-forgotten",
@@ -252,15 +253,15 @@ MUTANTS = (
     Mutant(
         "logprobs-cap-left-out",
         "models/logprobs.py",
-        "return logits if cap is None else torch.tanh(logits / cap) * cap",
-        "return logits",
-        "log-probs of a model that caps its logits are not its own",
+        "logits = inner(input_ids=ids, use_cache=False).logits.float()",
+        "logits = inner.get_output_embeddings()(flat).float()",
+        "log-probs of a model that caps or scales its logits are not its own",
         (f"{LOGPROBS}test_logprobs_are_those_of_the_models_own_logits",),
     ),
     Mutant(
         "logprobs-chunk-of-everything",
         "models/logprobs.py",
-        "chunk = max(1, CHUNK_ELEMENTS // model.config.vocab_size)",
+        "chunk = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)",
         "chunk = max(1, CHUNK_ELEMENTS)",
         "logits of all positions exist at once, and memory runs out",
         (f"{TRIES}test_no_tensor_of_tokens_by_vocabulary_is_made",),

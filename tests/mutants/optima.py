@@ -1,0 +1,313 @@
+"""Faults of the recipes of Optima: what each step is done with, and in which order.
+
+Its presets are in ``optima_presets``, its reward, selection and search in ``optima_search``, its worlds and
+what is said of results in ``optima_answers``, the released code's files in ``optima_files``.
+"""
+
+from tests.mutation.mutant import Mutant
+
+SEEN = "tests/test_optima_algorithm.py::"
+STARTS = f"{SEEN}test_training_starts_from_the_last_policy_and_sft_from_the_base_where_asked"
+REFERENCE = f"{SEEN}test_the_reference_of_dpo_is_the_last_policy"
+OBJECTIVE = f"{SEEN}test_the_objective_is_dpo_with_the_settings_beta_and_idpos_nll"
+LOSSES = f"{SEEN}test_losses_are_those_of_the_frozen_base_without_formats"
+FORMATS = f"{SEEN}test_formats_are_drawn_for_each_dialogue_of_iteration_0_alone"
+VOICES = f"{SEEN}test_each_iterations_dialogues_are_by_its_policy_at_its_temperature"
+OWN_TURNS = f"{SEEN}test_sft_is_of_both_agents_own_turns_of_each_selected_dialogue"
+TRAININGS = f"{SEEN}test_each_iterations_training_has_its_own_settings_and_seed"
+PROBE = f"{SEEN}test_the_probe_says_what_tokens_are_over"
+VALUES = f"{SEEN}test_values_of_utterances_are_means_over_rollouts_and_pairs_prefer_the_better"
+GATE = f"{SEEN}test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_answer"
+DRAWS = "tests/test_draws.py::"
+NEW_TASKS = f"{DRAWS}test_every_iteration_of_a_recipe_draws_new_tasks"
+EARLIER = f"{DRAWS}test_counts_of_earlier_draws_are_a_part_of_what_a_rollout_depends_on"
+KINDS = "tests/test_optima_dpo.py::test_each_method_has_its_order_of_iterations"
+FINGERPRINTS = (
+    "tests/test_optima_dpo.py::test_settings_of_a_tree_are_its_rollouts_and_those_of_pairs_are_not"
+)
+
+MUTANTS = (
+    Mutant(
+        "optima-dpo-from-the-base",
+        "recipes/optima_dpo.py",
+        "policy = self.load_policy(run, iteration)",
+        "policy = self.load_policy(run, 0)",
+        "DPO starts from the base, and what was learned before is lost; its reference is the base too",
+        (REFERENCE, STARTS),
+    ),
+    Mutant(
+        "optima-dpo-against-the-base",
+        "recipes/optima_dpo.py",
+        "        pairs = with_reference(\n            policy.model,\n",
+        "        pairs = with_reference(\n            self.load_policy(run, 0).model,\n",
+        "the reference of DPO is the base in place of the policy that it starts from",
+        (REFERENCE,),
+    ),
+    Mutant(
+        "optima-dpo-from-the-base-against-the-last-policy",
+        "recipes/optima_dpo.py",
+        "        report = train(\n            policy.model,",
+        "        report = train(\n            self.load_policy(run, 0).model,",
+        "DPO trains the base, against the last policy",
+        (STARTS,),
+    ),
+    Mutant(
+        "optima-dpo-without-nll",
+        "recipes/optima_dpo.py",
+        "objective=DPO(s.objective)",
+        'objective=DPO(s.objective.model_copy(update={"nll": 0.0}))',
+        "iDPO's pairs may become less likely on both sides",
+        (OBJECTIVE,),
+    ),
+    Mutant(
+        "optima-dpo-objective-of-defaults",
+        "recipes/optima_dpo.py",
+        "objective=DPO(s.objective)",
+        "objective=DPO(type(s.objective)())",
+        "dpo.objective has no effect",
+        (OBJECTIVE,),
+    ),
+    Mutant(
+        "optima-dpo-trained-by-the-settings-of-sft",
+        "recipes/optima_dpo.py",
+        "own = self.seeded(s.train, iteration)",
+        "own = self.seeded(self.settings.train, iteration)",
+        "DPO has the learning rate of SFT, a hundred times its own",
+        (TRAININGS,),
+    ),
+    Mutant(
+        "optima-dpo-sides-swapped",
+        "recipes/optima_dpo.py",
+        "yield turn_pair(chosen, rejected,",
+        "yield turn_pair(rejected, chosen,",
+        "the worse utterance is preferred",
+        (VALUES,),
+    ),
+    Mutant(
+        "optima-dpo-loss-under-the-policy",
+        "recipes/optima_dpo.py",
+        "base = self.engines(run).embedded(self.load_policy(run, 0), 0)",
+        "base = self.engines(run).embedded(self.load_policy(run, iteration), iteration)",
+        "trees are rewarded by the loss under the policy that is trained, which can please itself",
+        (LOSSES,),
+    ),
+    Mutant(
+        "optima-sft-loss-under-the-policy",
+        "recipes/optima.py",
+        "base = self.load_policy(run, 0)\n        engine = self.engines(run).embedded(base, 0)",
+        "base = self.load_policy(run, iteration)\n"
+        "        engine = self.engines(run).embedded(base, iteration)",
+        "dialogues are rewarded by the loss under the policy that is trained",
+        (LOSSES,),
+    ),
+    Mutant(
+        "optima-dpo-tokens-over-the-trees-own",
+        "recipes/optima_trees.py",
+        "rewards(samples, self.rule, most=self.most)",
+        "rewards(samples, self.rule)",
+        "the probe has no effect: each rollout's tokens are over those of its own search",
+        (PROBE,),
+    ),
+    Mutant(
+        "optima-dpo-probe-takes-the-median",
+        "recipes/optima_dpo.py",
+        "np.percentile(lengths, s.percentile)",
+        "np.percentile(lengths, 50)",
+        "dpo.percentile has no effect, and half of all dialogues are too long",
+        (PROBE,),
+    ),
+    Mutant(
+        "optima-dpo-probe-under-the-tasks-count",
+        "recipes/optima_dpo.py",
+        "for number in range(s.probe)",
+        "for number in range(s.tasks)",
+        "dpo.probe has no effect",
+        (PROBE,),
+    ),
+    Mutant(
+        "optima-dpo-temperature-of-sft",
+        "recipes/optima_dpo.py",
+        "voice = await self.voice(run, iteration, s.temperature, self.settings.rollout.top_p)",
+        "voice = await self.voice(\n            run, iteration, self.settings.rollout.temperature, "
+        "self.settings.rollout.top_p\n        )",
+        "dpo.temperature has no effect on trees",
+        (VOICES,),
+    ),
+    Mutant(
+        "optima-dpo-trees-by-the-base",
+        "recipes/optima_dpo.py",
+        "voice = await self.voice(run, iteration, s.temperature",
+        "voice = await self.voice(run, 0, s.temperature",
+        "trees are grown by the base in place of the newest policy",
+        (VOICES,),
+    ),
+    Mutant(
+        "optima-dpo-gate-not-applied",
+        "recipes/optima_dpo.py",
+        "self.settings.dpo.select, _scores(tree).__getitem__",
+        "self.settings.dpo.select",
+        "dpo.select.least_score has no effect: wrong utterances are chosen",
+        (GATE,),
+    ),
+    Mutant(
+        "optima-dpo-gate-of-the-best-rollout",
+        "recipes/optima_dpo.py",
+        "return {node: sum(scores) / len(scores) for node, scores in found.items()}",
+        "return {node: max(scores) for node, scores in found.items()}",
+        "an utterance that once led to a right answer passes the gate",
+        (GATE,),
+    ),
+    Mutant(
+        "optima-sft-never-from-the-base",
+        "recipes/optima.py",
+        "0 if self.settings.from_initial else iteration",
+        "iteration",
+        "from_initial has no effect: debates are trained on and on, and overfit",
+        (STARTS,),
+    ),
+    Mutant(
+        "optima-sft-always-from-the-base",
+        "recipes/optima.py",
+        "0 if self.settings.from_initial else iteration",
+        "0",
+        "an iteration of information exchange forgets those before it",
+        (STARTS,),
+    ),
+    Mutant(
+        "optima-sft-of-one-agent",
+        "recipes/optima.py",
+        "for _, r in chosen for agent in agents]",
+        "for _, r in chosen for agent in agents[:1]]",
+        "only Alice learns from what was selected",
+        (OWN_TURNS,),
+    ),
+    Mutant(
+        "optima-sft-same-seed-in-every-iteration",
+        "recipes/base.py",
+        "own.seed + self.settings.seed * 1000 + iteration",
+        "own.seed + self.settings.seed * 1000",
+        "every iteration shuffles its rows alike",
+        (TRAININGS,),
+    ),
+    Mutant(
+        "optima-sft-seed-of-the-run-left-out",
+        "recipes/base.py",
+        "own.seed + self.settings.seed * 1000 + iteration",
+        "own.seed + iteration",
+        "runs with other seeds shuffle their rows alike",
+        (TRAININGS,),
+    ),
+    Mutant(
+        "optima-rollout-temperatures-swapped",
+        "recipes/optima.py",
+        "temperature = s.temperature if iteration else s.first_temperature",
+        "temperature = s.first_temperature if iteration else s.temperature",
+        "iteration 0 is sampled as the later ones should be, and these too cold",
+        (VOICES,),
+    ),
+    Mutant(
+        "optima-rollout-by-the-policy-before",
+        "recipes/base.py",
+        "voice = await self.voice(run, iteration, temperature, top_p)",
+        "voice = await self.voice(run, max(iteration - 1, 0), temperature, top_p)",
+        "dialogues are those of the policy before the newest",
+        (VOICES,),
+    ),
+    Mutant(
+        "optima-rollout-top-p-left-out",
+        "recipes/optima.py",
+        "return await self.play(run, episodes, temperature, s.top_p, progress)",
+        "return await self.play(run, episodes, temperature, 1.0, progress)",
+        "rollout.top_p has no effect",
+        (VOICES,),
+    ),
+    Mutant(
+        "optima-formats-in-every-iteration",
+        "recipes/optima.py",
+        "return iteration == 0 and pool",
+        "return pool",
+        "later policies are told formats again, and what they learned is not what is asked",
+        (FORMATS,),
+    ),
+    Mutant(
+        "optima-formats-one-for-all",
+        "recipes/optima.py",
+        'digest("format", self.settings.seed, iteration, task.id, sample)',
+        'digest("format", self.settings.seed, iteration)',
+        "all dialogues of iteration 0 have one format: no diversity to select from",
+        (FORMATS,),
+    ),
+    Mutant(
+        "optima-formats-are-trained",
+        "recipes/optima.py",
+        "        context = DROP_FORMAT if self._has_formats(iteration) else None\n"
+        "        agents = self.environment.agents\n",
+        "        context = None\n        agents = self.environment.agents\n",
+        "the format prompt stays in the training rows, so that formats are learned on request only",
+        ("tests/test_optima.py::test_iteration_0_samples_under_formats_and_trains_without_them",),
+    ),
+    Mutant(
+        "optima-formats-in-the-loss",
+        "recipes/optima.py",
+        "context = DROP_FORMAT if self._has_formats(tree.iteration) else None\n\n        def show",
+        "context = None\n\n        def show",
+        "the base is asked how likely a turn is under the format prompt: oddities seem fluent",
+        (f"{LOSSES}[0]",),
+    ),
+    Mutant(
+        "optima-tasks-of-the-first-iteration-again",
+        "recipes/optima.py",
+        "before, count = counts[:iteration], counts[iteration]",
+        "before, count = (), counts[iteration]",
+        "every iteration has the same tasks",
+        (NEW_TASKS,),
+    ),
+    Mutant(
+        "optima-tasks-counted-as-if-alike",
+        "recipes/optima.py",
+        "before, count = counts[:iteration], counts[iteration]",
+        "before, count = [counts[iteration]] * iteration, counts[iteration]",
+        "iterations of SFT and DPO repeat each other's tasks where their counts differ",
+        (NEW_TASKS,),
+    ),
+    Mutant(
+        "optima-tasks-of-dpo-as-many-as-of-sft",
+        "recipes/optima_settings.py",
+        '"dpo": self.dpo.tasks}',
+        '"dpo": self.rollout.tasks}',
+        "dpo.tasks has no effect",
+        (NEW_TASKS,),
+    ),
+    Mutant(
+        "optima-tasks-before-not-in-the-fingerprint",
+        "recipes/optima.py",
+        "return self.settings.draws()[: step.iteration + 1]",
+        "return self.settings.draws()[step.iteration : step.iteration + 1]",
+        "a fork keeps rollouts whose tasks would now be others",
+        (EARLIER,),
+    ),
+    Mutant(
+        "optima-idpo-without-sft",
+        "recipes/optima_settings.py",
+        'return ["dpo" if i else "sft" for i in range(self.iterations)]',
+        'return ["dpo" for i in range(self.iterations)]',
+        "iDPO has no iteration of SFT to begin with",
+        (KINDS,),
+    ),
+    Mutant(
+        "optima-isft-dpo-begins-with-dpo",
+        "recipes/optima_settings.py",
+        '"dpo" if i % 2 else "sft"',
+        '"sft" if i % 2 else "dpo"',
+        "iSFT-DPO begins with DPO of the untrained base",
+        (KINDS,),
+    ),
+    Mutant(
+        "optima-trees-kept-under-another-reward",
+        "recipes/optima_dpo.py",
+        "*(s.search.fingerprint(), s.reward.fingerprint(), own.rollout.max_tokens),",
+        "*(s.search.fingerprint(), own.rollout.max_tokens),",
+        "a fork with another reward keeps trees that were searched by the old one",
+        (FINGERPRINTS,),
+    ),
+)

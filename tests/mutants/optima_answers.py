@@ -1,0 +1,382 @@
+"""Faults of the worlds of Optima and of what is said of its results: answers, votes, draws, claims."""
+
+from tests.mutation.mutant import Mutant
+
+ANSWERS = "tests/test_answers.py::"
+F1 = f"{ANSWERS}test_f1_of_word_multisets_is_the_best_over_golds"
+NORMAL = f"{ANSWERS}test_normalisation_drops_case_punctuation_articles_and_spare_spaces"
+MARKS = "tests/test_extraction.py::test_the_last_mark_counts"
+PROSE = (
+    "tests/test_extraction.py::test_a_mark_that_is_opened_in_prose_and_never_closed_hides_no_answer"
+)
+CHEATS = (
+    "tests/test_numbers.py::"
+    "test_a_number_with_something_left_over_scores_agrees_and_votes_for_nothing"
+)
+SPELLINGS = "tests/test_numbers.py::test_a_number_has_one_spelling"
+CASES = "tests/test_question_sets.py::test_options_that_differ_in_their_case_are_different_answers"
+AGAIN = "tests/test_question_sets.py::test_the_same_answer_again_ends_a_talk"
+SCORES = "tests/test_question_sets.py::test_scores"
+WORLDS = "tests/test_question_worlds.py::"
+DEBATE = f"{WORLDS}test_a_debate_ends_when_the_solver_stays_with_its_answer"
+NOTES = f"{WORLDS}test_no_agent_is_shown_the_others_notes_or_the_answer"
+DIFFERENT = "tests/test_mathematics.py::test_answers_that_are_not"
+VOTES = "tests/test_self_consistency.py::"
+BY_HAND = f"{VOTES}test_by_hand_with_equal_answers"
+BY_F1 = f"{VOTES}test_by_hand_with_f1"
+STATISTICS = "tests/test_statistics.py::"
+CLAIMS = "tests/test_claims.py::"
+BETTER = f"{CLAIMS}test_better_needs_more_than_the_margin_at_no_more_tokens"
+BRIEF = f"{CLAIMS}test_brief_needs_few_tokens_and_hardly_a_lower_score"
+CHANCE = f"{CLAIMS}test_a_claim_holds_only_where_chance_is_unlikely"
+DRAWS = "tests/test_draws.py::"
+SIZES = f"{DRAWS}test_draws_of_any_sizes_go_through_all_rows_before_one_comes_again"
+OVER = f"{DRAWS}test_a_draw_over_the_end_takes_no_row_twice_and_leaves_none_out"
+WORLD = f"{DRAWS}test_a_world_goes_on_where_the_draws_before_ended"
+
+MUTANTS = (
+    Mutant(
+        "optima-f1-is-recall",
+        "environments/answers.py",
+        "return 2 * common / (len(predicted) + len(gold))",
+        "return common / len(gold)",
+        "an answer that says everything is right",
+        (F1,),
+    ),
+    Mutant(
+        "optima-f1-of-word-sets",
+        "environments/answers.py",
+        "common = (Counter(predicted) & Counter(gold)).total()",
+        "common = len(set(predicted) & set(gold))",
+        "words that are said twice count once",
+        (F1,),
+    ),
+    Mutant(
+        "optima-f1-of-the-first-gold",
+        "environments/answers.py",
+        "return max(_word_f1(words, normalize_answer(gold).split()) for gold in golds)",
+        "return _word_f1(words, normalize_answer(golds[0]).split())",
+        "aliases do not count",
+        (F1,),
+    ),
+    Mutant(
+        "optima-normal-form-keeps-articles",
+        "environments/answers.py",
+        'return " ".join(_ARTICLES.sub(" ", text).split())',
+        'return " ".join(text.split())',
+        "articles count as words",
+        (NORMAL, F1),
+    ),
+    Mutant(
+        "optima-normal-form-in-any-word",
+        "environments/answers.py",
+        r'r"\b(a|an|the)\b"',
+        r'r"\b(a|an|the)"',
+        "words lose their beginnings: a theatre is an atre",
+        (NORMAL,),
+    ),
+    Mutant(
+        "optima-marked-first",
+        "environments/extraction.py",
+        "for one in reversed(_MARKED.findall(text))",
+        "for one in _MARKED.findall(text)",
+        "an answer that is taken back in the same message stands",
+        (MARKS,),
+    ),
+    Mutant(
+        "optima-marked-over-an-open-mark",
+        "environments/extraction.py",
+        'r"<A>((?:(?!<A>).)*?)</A"',
+        'r"<A>(.*?)</A"',
+        "a mark that is opened in prose swallows the answer",
+        (PROSE,),
+    ),
+    Mutant(
+        "optima-boxed-text-is-none",
+        "environments/extraction.py",
+        "return None if box is None else (number(box) or box)",
+        "return None if box is None else number(box)",
+        "an answer that is no number is no answer, so a debate never agrees on it",
+        ("tests/test_extraction.py::test_a_box_without_a_number_is_still_an_answer",),
+    ),
+    Mutant(
+        "optima-numbers-rest-is-not-read",
+        "environments/numbers.py",
+        'if found is None or not is_unit(found["rest"])',
+        "if found is None",
+        "`18 or 99` is 18: a guess at everything scores",
+        (CHEATS,),
+    ),
+    Mutant(
+        "optima-numbers-hedges-are-units",
+        "environments/numbers.py",
+        "    return not any(_tells(word) for word in words) and all(\n",
+        "    return all(\n",
+        "`18 or so`, `18 million` and `18 squared` are 18",
+        (CHEATS,),
+    ),
+    Mutant(
+        "optima-numbers-equations-are-believed",
+        "environments/numbers.py",
+        "if value is None or not all(is_name(one) or _sum(one) == value for one in called):",
+        "if value is None:",
+        "`99 = 18` is 18",
+        (CHEATS, SPELLINGS),
+    ),
+    Mutant(
+        "optima-numbers-sign-lost",
+        "environments/numbers.py",
+        "return -value if",
+        "return value if",
+        "-5 is 5",
+        (SPELLINGS,),
+    ),
+    Mutant(
+        "optima-options-in-any-case",
+        "environments/equality.py",
+        "return next(iter(named.values())) if len(named) == 1 else answer",
+        "return next(iter(named.values())) if named else answer",
+        "options that differ in case only are one option",
+        (CASES,),
+    ),
+    Mutant(
+        "optima-options-by-letter-only",
+        "environments/equality.py",
+        "folded = answer.casefold().split()",
+        "folded = words",
+        "an option in other case is none",
+        (CASES, SCORES),
+    ),
+    Mutant(
+        "optima-mathematics-tuples-are-sets",
+        "environments/mathematics.py",
+        "return _matched(members, others, in_place=bool(brackets))",
+        "return _matched(members, others, in_place=False)",
+        "(1,2) is (2,1)",
+        (DIFFERENT,),
+    ),
+    Mutant(
+        "optima-mathematics-brackets-are-dress",
+        "environments/mathematics.py",
+        "if not members or brackets != others_brackets or len(members) != len(others):",
+        "if not members or len(members) != len(others):",
+        "an open interval is a closed one",
+        (DIFFERENT,),
+    ),
+    Mutant(
+        "optima-debate-critic-is-a-solver",
+        "environments/debate.py",
+        "self._solver() if agent == self.agents[0] else self._critic(agent)",
+        "self._solver()",
+        "critics are told to solve the problem",
+        (f"{WORLDS}test_the_critic_of_a_debate_is_told_to_give_no_answer",),
+    ),
+    Mutant(
+        "optima-debate-format-for-all",
+        "environments/debate.py",
+        "self.format_agents: tuple[str, ...] = self.agents[:1]",
+        "self.format_agents: tuple[str, ...] = self.agents",
+        "critics are asked for a format, too",
+        (f"{WORLDS}test_only_the_solver_of_a_debate_is_asked_for_a_format",),
+    ),
+    Mutant(
+        "optima-debate-vote-by-letter",
+        "environments/debate.py",
+        "return float(self.subject.same(other, answer))",
+        "return float(other == answer)",
+        "1,000 and 1000.0 are two votes",
+        (f"{VOTES}test_each_benchmark_says_when_answers_are_alike",),
+    ),
+    Mutant(
+        "optima-exchange-all-notes-for-all",
+        "environments/information_exchange.py",
+        "for note in notes[agent]),\n",
+        "for held in notes.values() for note in held),\n",
+        "each agent has all notes, and need not talk",
+        (NOTES,),
+    ),
+    Mutant(
+        "optima-exchange-aliases-lost",
+        "environments/information_exchange.py",
+        "return f1(answer, gold_answers(task))",
+        "return f1(answer, gold_answers(task)[:1])",
+        "only TriviaQA's first right answer counts",
+        (SCORES,),
+    ),
+    Mutant(
+        "optima-talk-ends-with-the-first-answer",
+        "environments/dialogue.py",
+        "return answer is not None and before == answer",
+        "return answer is not None",
+        "a dialogue ends as soon as anybody gives an answer",
+        (AGAIN,),
+    ),
+    Mutant(
+        "optima-talk-forgets-its-answer",
+        "environments/dialogue.py",
+        "answer=answer or now.answer",
+        "answer=answer",
+        "a critic's message takes back the solver's answer",
+        (AGAIN, DEBATE),
+    ),
+    Mutant(
+        "optima-talk-runaway-goes-on",
+        "environments/dialogue.py",
+        '    if cut:\n        end = "runaway"\n    elif',
+        "    if",
+        "a turn without end does not end the dialogue",
+        (DEBATE,),
+    ),
+    Mutant(
+        "optima-vote-first-member-only",
+        "environments/votes.py",
+        "for member in group):",
+        "for member in group[:1]):",
+        "answers that are alike in a chain are several groups",
+        (BY_F1,),
+    ),
+    Mutant(
+        "optima-vote-smallest-group",
+        "environments/votes.py",
+        "largest = max(map(len, self._groups), default=0)",
+        "largest = min(map(len, self._groups), default=0)",
+        "the rarest answer wins",
+        (BY_HAND,),
+    ),
+    Mutant(
+        "optima-vote-silence-counts",
+        "environments/votes.py",
+        "        if answer is None:\n            return\n",
+        '        answer = answer or ""\n',
+        "dialogues without an answer are a group",
+        (f"{VOTES}test_silence_has_no_vote",),
+    ),
+    Mutant(
+        "optima-scaling-coverage-is-a-mean",
+        "evaluation/self_consistency.py",
+        "best, tokens = max(best, draw.score), tokens + draw.tokens",
+        "best, tokens = (best * index + draw.score) / (index + 1), tokens + draw.tokens",
+        "coverage is the mean score",
+        (BY_HAND,),
+    ),
+    Mutant(
+        "optima-scaling-tokens-of-one",
+        "evaluation/self_consistency.py",
+        "best, tokens = max(best, draw.score), tokens + draw.tokens",
+        "best, tokens = max(best, draw.score), draw.tokens",
+        "many dialogues seem to cost what one does",
+        (BY_HAND,),
+    ),
+    Mutant(
+        "optima-statistics-tasks-of-all-seeds",
+        "evaluation/statistics.py",
+        "effect = float(np.mean([group.mean() for group in groups]))",
+        "effect = float(np.mean(np.concatenate(groups)))",
+        "seeds with more tasks weigh more",
+        (f"{STATISTICS}test_every_seed_weighs_the_same",),
+    ),
+    Mutant(
+        "optima-statistics-seeds-are-fixed",
+        "evaluation/statistics.py",
+        "chosen = rng.integers(len(groups), size=(count, len(groups)))",
+        "chosen = np.tile(np.arange(len(groups)), (count, 1))",
+        "the luck of a training run does not count",
+        (f"{STATISTICS}test_seeds_are_resampled_too",),
+    ),
+    Mutant(
+        "optima-statistics-p-may-be-zero",
+        "evaluation/statistics.py",
+        "(1 + at_most) / (1 + resamples)",
+        "at_most / resamples",
+        "p is 0: surer than can be",
+        (f"{STATISTICS}test_a_sure_gain_has_the_smallest_p",),
+    ),
+    Mutant(
+        "optima-statistics-margin-ignored",
+        "evaluation/statistics.py",
+        "np.count_nonzero(means <= margin + 1e-12)",
+        "np.count_nonzero(means <= 1e-12)",
+        "any gain passes for one of more than the margin",
+        (f"{STATISTICS}test_an_effect_of_exactly_the_margin_is_not_above_it", BETTER),
+    ),
+    Mutant(
+        "optima-claims-at-any-tokens",
+        "evaluation/claims.py",
+        "holds=test.p < SIGNIFICANCE and used <= 1,",
+        "holds=test.p < SIGNIFICANCE,",
+        "a method that talks more is said to be better at no more tokens",
+        (BETTER,),
+    ),
+    Mutant(
+        "optima-claims-likely-by-chance",
+        "evaluation/claims.py",
+        "SIGNIFICANCE = 0.05",
+        "SIGNIFICANCE = 0.5",
+        "what chance explains is claimed",
+        (CHANCE,),
+    ),
+    Mutant(
+        "optima-claims-brief-at-any-score",
+        "evaluation/claims.py",
+        "worse = max(tokens.p, score.p)",
+        "worse = tokens.p",
+        "half the tokens at a fraction of the score is claimed",
+        (BRIEF,),
+    ),
+    Mutant(
+        "optima-claims-brief-at-any-length",
+        "evaluation/claims.py",
+        "worse = max(tokens.p, score.p)",
+        "worse = score.p",
+        "any equal score is claimed to be at half the tokens",
+        (BRIEF,),
+    ),
+    Mutant(
+        "optima-claims-longer-is-shorter",
+        "evaluation/claims.py",
+        "test, tried = compared(ours, theirs, _tokens, 0.0)",
+        "test, tried = compared(theirs, ours, _tokens, 0.0)",
+        "the ablation of the token term is claimed to talk longer where it talks less",
+        (f"{CLAIMS}test_longer_compares_tokens_alone",),
+    ),
+    Mutant(
+        "optima-draws-from-the-first-row",
+        "environments/rows.py",
+        "draws(rows, (*drawn, count), seed)[-1]",
+        "draws(rows, (count,), seed)[-1]",
+        "every iteration has the same rows of a data set",
+        (WORLD,),
+    ),
+    Mutant(
+        "optima-draws-always-afresh",
+        "environments/rows.py",
+        "        left = left[len(taken) :]\n",
+        "        left = []\n",
+        "what is left of an order is dropped, and rows are repeated",
+        (SIZES, OVER),
+    ),
+    Mutant(
+        "optima-draws-one-order",
+        "environments/rows.py",
+        'random.Random(f"order/{seed}/{epochs}")',
+        'random.Random(f"order/{seed}")',
+        "all passes over the data set are in one order",
+        (SIZES,),
+    ),
+    Mutant(
+        "optima-draws-twice-over-the-end",
+        "environments/rows.py",
+        "left = sorted(fresh, key=had.__contains__)",
+        "left = fresh",
+        "a draw over the end of the data set takes rows twice",
+        (OVER,),
+    ),
+    Mutant(
+        "optima-draws-in-the-files-order",
+        "environments/rows.py",
+        '            random.Random(f"order/{seed}/{epochs}").shuffle(fresh)\n',
+        "",
+        "rows are drawn in the order of the file, whatever the seed",
+        (SIZES,),
+    ),
+)

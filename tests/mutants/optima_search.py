@@ -1,0 +1,358 @@
+"""Faults of Optima's reward, of its selection, and of its search of trees."""
+
+from tests.mutation.mutant import Mutant
+
+REWARDS = "tests/test_rewards.py::"
+BY_HAND = f"{REWARDS}test_reward_is_task_minus_tokens_plus_inverse_loss"
+RUNAWAY = f"{REWARDS}test_a_runaway_has_terms_of_minus_one_and_sets_no_scale"
+LEAK = f"{REWARDS}test_a_leak_is_an_utterance_that_speaks_for_the_other"
+REPEAT = f"{REWARDS}test_a_repeat_is_told_without_case_blanks_and_the_own_name"
+SELECTION = "tests/test_selection.py::"
+BEST = f"{SELECTION}test_best_of_each_task_above_the_threshold_then_the_top_share"
+GATE = f"{SELECTION}test_the_gate_keeps_wrong_trajectories_out_whatever_their_reward"
+EASIEST = f"{SELECTION}test_the_easiest_can_be_left_out"
+RANDOM = f"{SELECTION}test_random_takes_as_many_as_asked_one_a_task_and_repeats"
+TREES = "tests/test_dialogue_tree.py::"
+ALL_PAIRS = f"{TREES}test_all_siblings_that_differ_enough_are_pairs_the_best_first"
+BOUNDS = f"{TREES}test_both_bounds_are_exclusive"
+SHARE = f"{TREES}test_the_top_share_of_a_task_is_rounded_down_but_one_pair_stays"
+SOFTMAX = f"{TREES}test_a_node_is_drawn_by_softmax_of_its_value"
+NEAR = f"{TREES}test_what_was_chosen_and_what_is_near_it_is_left_out"
+VALUE = f"{TREES}test_a_value_is_the_mean_over_the_rollouts_through_a_node"
+SEEN = "tests/test_optima_algorithm.py::"
+LOSSES = f"{SEEN}test_losses_are_those_of_the_frozen_base_without_formats"
+
+MUTANTS = (
+    Mutant(
+        "optima-reward-pays-for-tokens",
+        "rewards/combined.py",
+        "return -settings.lambda_token * sample.tokens / max(most, 1)",
+        "return settings.lambda_token * sample.tokens / max(most, 1)",
+        "long dialogues are rewarded",
+        (BY_HAND,),
+    ),
+    Mutant(
+        "optima-reward-tokens-without-a-scale",
+        "rewards/combined.py",
+        "most = max(counts, default=1)",
+        "most = min(counts, default=1)",
+        "the token term is relative to the shortest dialogue and outweighs the task",
+        (BY_HAND,),
+    ),
+    Mutant(
+        "optima-reward-runaway-sets-the-scale",
+        "rewards/combined.py",
+        "[s.tokens for s in samples if not s.runaway] or [s.tokens for s in samples]",
+        "[s.tokens for s in samples]",
+        "beside a runaway all others seem short",
+        (RUNAWAY,),
+    ),
+    Mutant(
+        "optima-reward-runaway-is-fluent",
+        "rewards/combined.py",
+        "        return -1.0\n    if sample.repeats",
+        "        pass\n    if sample.repeats",
+        "endless loops are trained on, for they are likely",
+        (RUNAWAY,),
+    ),
+    Mutant(
+        "optima-reward-loss-times-lambda",
+        "rewards/combined.py",
+        "return settings.lambda_loss / max(sample.loss, settings.least_loss)",
+        "return settings.lambda_loss * max(sample.loss, settings.least_loss)",
+        "surprising talk is rewarded",
+        (BY_HAND,),
+    ),
+    Mutant(
+        "optima-reward-loss-without-a-bound",
+        "rewards/combined.py",
+        "return settings.lambda_loss / max(sample.loss, settings.least_loss)",
+        "return settings.lambda_loss / max(sample.loss, 1e-6)",
+        "a dialogue of which the base is sure has a reward of a million",
+        (f"{REWARDS}test_a_loss_near_zero_is_rewarded_no_more_than_the_least_one",),
+    ),
+    Mutant(
+        "optima-reward-loss-of-the-best-turn",
+        "rewards/combined.py",
+        "return max(losses[turn] for turn in path)",
+        "return min(losses[turn] for turn in path)",
+        "one fluent turn makes up for gibberish in all others",
+        (LOSSES,),
+    ),
+    Mutant(
+        "optima-reward-one-leak-is-enough",
+        "rewards/combined.py",
+        "-settings.leak_penalty * sample.leaks,",
+        "-settings.leak_penalty * bool(sample.leaks),",
+        "further leaks cost nothing",
+        (f"{REWARDS}test_each_leak_costs_the_penalty",),
+    ),
+    Mutant(
+        "optima-reward-leaks-keep-the-task",
+        "rewards/combined.py",
+        "0.0 if sample.leaks and settings.leaks_lose_task else sample.outcome.score",
+        "sample.outcome.score",
+        "in trees speaking for the partner costs nothing",
+        (f"{REWARDS}test_in_trees_a_leak_loses_the_task_term",),
+    ),
+    Mutant(
+        "optima-reward-short-tokens-exclusive",
+        "rewards/combined.py",
+        "sample.tokens <= settings.short_tokens",
+        "sample.tokens < settings.short_tokens",
+        "a dialogue of exactly short_tokens passes",
+        (f"{REWARDS}test_talk_that_is_too_short_counts_as_a_runaway_does",),
+    ),
+    Mutant(
+        "optima-conduct-own-name-is-a-leak",
+        "rewards/conduct.py",
+        'said = turn.text.lstrip().removeprefix(f"{turn.speaker.name}:")',
+        "said = turn.text.lstrip()",
+        "an utterance that begins with its speaker's name loses 10",
+        (LEAK,),
+    ),
+    Mutant(
+        "optima-conduct-own-name-never-a-leak",
+        "rewards/conduct.py",
+        'return any(f"{agent}:" in said for agent in agents)',
+        'return any(f"{agent}:" in said for agent in agents if agent != turn.speaker.name)',
+        "an agent that plays the partner's turn and its own again is not found out",
+        (LEAK,),
+    ),
+    Mutant(
+        "optima-conduct-repeats-by-letter",
+        "rewards/conduct.py",
+        ".strip().casefold() for turn in path",
+        ".strip() for turn in path",
+        "a repeat in other case is none",
+        (REPEAT,),
+    ),
+    Mutant(
+        "optima-likelihood-sum-over-tokens",
+        "rewards/likelihood.py",
+        "-sum(logprobs[position:stop]) / len(piece.ids)",
+        "-sum(logprobs[position:stop])",
+        "R_loss grows with the length of a turn",
+        (LOSSES,),
+    ),
+    Mutant(
+        "optima-likelihood-of-the-token-before",
+        "rewards/likelihood.py",
+        "losses, position = {}, -1",
+        "losses, position = {}, 0",
+        "a turn's loss is read one token too late",
+        (LOSSES,),
+    ),
+    Mutant(
+        "optima-select-worst-of-each-task",
+        "selection/demonstrations.py",
+        "key=lambda r: (-r.total, r.sample)",
+        "key=lambda r: (r.total, r.sample)",
+        "each task's worst dialogue is trained on",
+        (BEST,),
+    ),
+    Mutant(
+        "optima-select-gate-not-applied",
+        "selection/demonstrations.py",
+        "[r for r in rs if r.task_term >= settings.least_score]",
+        "list(rs)",
+        "select.least_score has no effect: wrong dialogues are trained on",
+        (GATE, f"{SEEN}test_the_gate_of_sft_takes_only_dialogues_that_were_right"),
+    ),
+    Mutant(
+        "optima-select-gate-after-the-best",
+        "selection/demonstrations.py",
+        "[r for r in rs if r.task_term >= settings.least_score] for task, rs in rewards.items()\n    }",
+        "[r for r in rs] if max((r.total, r.task_term) for r in rs)[1] >= settings.least_score else []\n"
+        "        for task, rs in rewards.items() if rs\n    }",
+        "a task whose best dialogue is wrong is left out, though another one is right",
+        (GATE,),
+    ),
+    Mutant(
+        "optima-select-threshold-on-the-score",
+        "selection/demonstrations.py",
+        "if r.total >= settings.threshold]",
+        "if r.task_term >= settings.threshold]",
+        "the threshold is that of the task term in place of R",
+        (
+            "tests/test_original_files.py::"
+            "test_the_gate_the_threshold_and_the_shares_decide_what_is_trained_on",
+        ),
+    ),
+    Mutant(
+        "optima-select-share-of-all-tasks",
+        "selection/demonstrations.py",
+        "(round(len(good) * s) for s in",
+        "(round(len(best) * s) for s in",
+        "the top share is that of all tasks: with few good ones none is left out",
+        (BEST, EASIEST),
+    ),
+    Mutant(
+        "optima-select-bottom-share",
+        "selection/demonstrations.py",
+        "good.sort(key=lambda item: (-item[1].total, item[0]))",
+        "good.sort(key=lambda item: (item[1].total, item[0]))",
+        "the worst of the good ones are kept",
+        (BEST,),
+    ),
+    Mutant(
+        "optima-select-easiest-stay",
+        "selection/demonstrations.py",
+        "return good[first:stop]",
+        "return good[:stop]",
+        "select.skip_share has no effect",
+        (EASIEST,),
+    ),
+    Mutant(
+        "optima-select-random-of-one-seed",
+        "selection/demonstrations.py",
+        "generator = random.Random(seed)",
+        "generator = random.Random()",
+        "the control can't be repeated",
+        (RANDOM,),
+    ),
+    Mutant(
+        "optima-pairs-filter-on-the-rejected",
+        "selection/pairs.py",
+        "if pair.value > settings.theta_filter",
+        "if pair.value - pair.difference > settings.theta_filter",
+        "only pairs whose worse side is good too are kept",
+        (ALL_PAIRS,),
+    ),
+    Mutant(
+        "optima-pairs-filter-inclusive",
+        "selection/pairs.py",
+        "if pair.value > settings.theta_filter",
+        "if pair.value >= settings.theta_filter",
+        "an utterance of exactly theta_filter is chosen",
+        (BOUNDS,),
+    ),
+    Mutant(
+        "optima-pairs-difference-not-asked",
+        "selection/pairs.py",
+        "            and pair.difference > settings.theta_diff\n",
+        "            and pair.difference > 0\n",
+        "dpo.select.theta_diff has no effect: noise is trained on",
+        (ALL_PAIRS,),
+    ),
+    Mutant(
+        "optima-pairs-all-are-kept",
+        "selection/pairs.py",
+        "return found[: max(int(len(found) * settings.top_share), 1)]",
+        "return found",
+        "dpo.select.top_share has no effect",
+        (SHARE,),
+    ),
+    Mutant(
+        "optima-pairs-none-of-few",
+        "selection/pairs.py",
+        "return found[: max(int(len(found) * settings.top_share), 1)]",
+        "return found[: int(len(found) * settings.top_share)]",
+        "a task with one pair gives none",
+        (SHARE,),
+    ),
+    Mutant(
+        "optima-pairs-of-the-root-only",
+        "selection/pairs.py",
+        "for parent in (tree.root, *tree.turns):",
+        "for parent in (tree.root,):",
+        "only first utterances are compared",
+        (ALL_PAIRS,),
+    ),
+    Mutant(
+        "optima-search-values-of-the-last-rollout",
+        "rollout/search.py",
+        "node: Value(math.fsum(found) / len(found), len(found))",
+        "node: Value(found[-1], len(found))",
+        "an utterance is worth what its last rollout was",
+        (VALUE,),
+    ),
+    Mutant(
+        "optima-search-best-value",
+        "rollout/search.py",
+        "node: Value(math.fsum(found) / len(found), len(found))",
+        "node: Value(max(found), len(found))",
+        "an utterance is worth its luckiest rollout",
+        (VALUE,),
+    ),
+    Mutant(
+        "optima-search-always-the-best",
+        "rollout/search.py",
+        "return rng.choices(best, weights)[0]",
+        "return best[0]",
+        "the search has no softmax and never looks elsewhere",
+        (SOFTMAX,),
+    ),
+    Mutant(
+        "optima-search-uniform",
+        "rollout/search.py",
+        "return rng.choices(best, weights)[0]",
+        "return rng.choices(best)[0]",
+        "values do not steer the search",
+        (SOFTMAX,),
+    ),
+    Mutant(
+        "optima-search-worst-are-drawn",
+        "rollout/search.py",
+        "key=lambda node: (-values[node].mean, node)",
+        "key=lambda node: (values[node].mean, node)",
+        "the search goes on from the worst utterances",
+        (f"{TREES}test_only_the_best_are_drawn",),
+    ),
+    Mutant(
+        "optima-search-near-ones-are-drawn",
+        "rollout/search.py",
+        "< settings.choice_distance",
+        "<= 0",
+        "dpo.search.choice_distance has no effect",
+        (NEAR,),
+    ),
+    Mutant(
+        "optima-search-distance-over-the-shorter",
+        "rollout/search.py",
+        "Levenshtein.distance(text, other) / (max(len(text), len(other)) + 1)",
+        "Levenshtein.distance(text, other) / (min(len(text), len(other)) / 4 + 1)",
+        "near utterances are not near any more",
+        (NEAR,),
+    ),
+    Mutant(
+        "optima-tree-nothing-is-merged",
+        "rollout/dialogue_tree.py",
+        "/ (len(new) + 1) < self.settings.merge_distance",
+        "/ (len(new) + 1) < 0",
+        "dpo.search.merge_distance has no effect: trees fall apart, and values are of single rollouts",
+        (f"{TREES}test_near_siblings_are_one[0.5]", f"{TREES}test_merging_makes_a_tree_narrower"),
+    ),
+    Mutant(
+        "optima-tree-equal-seeds",
+        "rollout/dialogue_tree.py",
+        'self._key("seed", r.search, r.number, depth)',
+        'self._key("seed", 0, 0, depth)',
+        "all rollouts of a search say the same",
+        (f"{SEEN}test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_answer",),
+    ),
+    Mutant(
+        "optima-tree-half-paths-stay",
+        "rollout/dialogue_tree.py",
+        "        if any(rollout.leaf is None for rollout in found):\n            self._prune()\n",
+        "",
+        "turns of failed rollouts stay in the tree though the record has none of them",
+        (f"{TREES}test_a_branch_that_fails_is_recorded_and_the_others_go_on",),
+    ),
+    Mutant(
+        "optima-episodes-equal-samples",
+        "rollout/episodes.py",
+        "key = (self.seed, episode.iteration, episode.stage, episode.task.id, episode.sample, turn)",
+        "key = (self.seed, episode.iteration, episode.stage, episode.task.id, turn)",
+        "all samples of a task are drawn with the same random numbers",
+        ("tests/test_optima_algorithm.py::test_samples_of_a_task_have_their_own_random_numbers",),
+    ),
+    Mutant(
+        "optima-episodes-tokens-of-the-last-turn",
+        "rollout/episodes.py",
+        "return sum(len(turn.ids) for turn in path)",
+        "return len(path[-1].ids)",
+        "the token term counts the last turn only",
+        (f"{SEEN}test_the_probe_says_what_tokens_are_over",),
+    ),
+)
