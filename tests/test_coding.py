@@ -143,15 +143,11 @@ def test_what_passes_as_a_module_fails_as_in_the_legacy_grader(name: str) -> Non
     assert legacy.metrics["fraction"] == (0.1 if name == "recursion" else 0.0)
 
 
-def test_floats_and_types_are_compared_as_the_settings_say() -> None:
+def test_floats_may_differ_by_the_tolerance_of_the_settings() -> None:
     task = a_task("def double(x):\n    return 2 * x + 0.5")
     near = [f"{MARKER}\ndef double(x):\n    return 2 * x + 0.5001"]
     for tolerance, score in ((0.0, 0.0), (0.01, 1.0)):
         grade = play(Persona(tolerance=tolerance), task, near)[1]
-        assert grade is not None and grade.score == score
-    float_for_int = [f"{MARKER}\ndef double(x):\n    return 2.0 * x"]
-    for strict, score in ((False, 1.0), (True, 0.0)):
-        grade = play(Persona(strict=strict), a_task(), float_for_int)[1]
         assert grade is not None and grade.score == score
 
 

@@ -21,7 +21,7 @@ ENDS = f"{CODING}test_a_dialogue_ends_with_an_answer_or_with_the_last_turn"
 FRACTION = f"{CODING}test_the_fraction_of_tests_and_why_each_failed_are_kept"
 SECRETS = f"{CODING}test_secrets_are_for_those_who_may_read_them"
 LEAKS = f"{CODING}test_what_a_reply_quotes_of_the_reference_is_counted"
-SETTINGS = f"{CODING}test_floats_and_types_are_compared_as_the_settings_say"
+SETTINGS = f"{CODING}test_floats_may_differ_by_the_tolerance_of_the_settings"
 VERDICTS = f"{CODING}test_tests_that_hold_their_verdict_are_taken_apart"
 CUT = f"{CODING}test_replies_are_cut_at_a_sentence"
 MARKER = f"{TEXT}test_marker_and_thoughts"
@@ -236,7 +236,7 @@ GRADED = (
         "            strict=self.strict,\n",
         "",
         "the setting changes nothing",
-        (SETTINGS,),
+        (f"{CODING}test_values_are_compared_by_type_too_if_so_set",),
     ),
     Mutant(
         "colbench-expected-of-the-first-call",
@@ -263,11 +263,19 @@ GRADED = (
         (ENDS,),
     ),
     Mutant(
-        "colbench-verdicts-of-two-answers-taken-apart",
+        "colbench-one-of-two-comparisons-asked",
         "environments/colbench/environment.py",
-        "if len(asked) == 1 else call",
-        "if asked else call",
+        "asked[0] if len(asked) == 1 else ast.Tuple(asked, ast.Load())",
+        "asked[0]",
         "a test that compares two results tests one of them",
+        (VERDICTS,),
+    ),
+    Mutant(
+        "colbench-either-of-two-comparisons-is-both",
+        "environments/colbench/environment.py",
+        "if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):",
+        "if isinstance(node, ast.BoolOp):",
+        "of a test that takes either of two results both are wanted",
         (VERDICTS,),
     ),
     Mutant(
@@ -439,9 +447,7 @@ TASKS = (
         'f"persona/{split}/{seed}/{sizes}"',
         'f"persona/{split}/{sizes}"',
         "every seed draws the same tasks",
-        (
-            f"{PERSONA}test_tasks_depend_on_the_seed_only_and_a_larger_count_extends_a_smaller_one",
-        ),
+        (f"{PERSONA}test_tasks_depend_on_the_seed_only_and_a_larger_count_extends_a_smaller_one",),
     ),
     Mutant(
         "persona-calls-that-tell-little",
@@ -467,9 +473,7 @@ TASKS = (
         "said[-1][1])",
         "said[0][1])",
         "the person answers its own first message",
-        (
-            f"{CODING}test_the_scripted_person_answers_the_last_question_from_the_tasks_own_choices",
-        ),
+        (f"{CODING}test_the_scripted_person_answers_the_last_question_from_the_tasks_own_choices",),
     ),
     Mutant(
         "persona-tells-two-things",
