@@ -38,6 +38,12 @@ def test_drawn_rows_are_without_fault_and_differ_by_seed(level: Level) -> None:
     assert drawn("train", level, 20) == rows[:20] != drawn("train", level, 20, seed=1)
 
 
+def test_a_row_that_a_constant_passes_is_left_out() -> None:
+    """This seed draws one: `length`, where no word of its calls is shorter than the limit."""
+    rows = drawn("heldout", "easy", 15, seed=24)
+    assert [one.findings for one in checked(rows)] == [()] * 15
+
+
 def test_every_value_of_every_choice_makes_a_function_that_runs() -> None:
     rows = []
     for kind in KINDS:

@@ -62,7 +62,8 @@ def test_unknown_splits_and_sizes_are_refused():
 
 def test_tasks_depend_on_the_seed_only_and_a_larger_count_extends_a_smaller_one():
     assert generate_tasks("train", 30, 3)[:20] == generate_tasks("train", 20, 3)
-    assert generate_tasks("train", 20, 3) != generate_tasks("train", 20, 4)
+    one, other = ([t.opening for t in generate_tasks("train", 20, seed)] for seed in (3, 4))
+    assert len(set(one) & set(other)) < 5
 
 
 def test_no_task_comes_twice_and_most_functions_differ():
