@@ -45,7 +45,7 @@ CONCERNED = {
     "rewards/step_critic.py": ("tests/test_rewards.py", "tests/test_step_critic.py"),
     "rewards/": ("tests/test_rewards.py", "tests/test_optima.py"),
     "selection/demonstrations.py": ("tests/test_selection.py",),
-    "selection/pairs.py": ("tests/test_optima_dpo.py",),
+    "selection/pairs.py": ("tests/test_pairs.py",),
     "selection/ranked.py": ("tests/test_ranked.py",),
     "recipes/optima_files/": ("tests/test_original_files.py",),
     "recipes/sweet_files/": tuple(f"tests/{name}" for name in SWEET_FILES),
