@@ -673,10 +673,10 @@ STEPS_AND_FILES = (
         (f"{STEPS}test_a_critic_is_no_policy",),
     ),
     Mutant(
-        "sweet-files-repeats-side-by-side",
+        "sweet-files-repeats-of-other-tasks",
         "recipes/sweet_files/records.py",
-        "tuple(rows[repeat * tasks + task] for",
-        "tuple(rows[task * repeats + repeat] for",
+        "if len({row.task.problem_description for row in block}) > 1:",
+        "if len({row.task.problem_description for row in block}) > repeats:",
         "dialogues of different tasks are taken for repeats of one",
         (f"{FILES}test_repeats_of_a_task_are_grouped",),
     ),
