@@ -53,7 +53,10 @@ class OptimaSettings(RecipeSettings):
 
     recipe: ClassVar[str] = "optima/isft"
 
-    model: str = key("tiny-exchange", "Packaged checkpoint, local folder or Hugging Face name.")
+    model: str = key(
+        "tiny-exchange",
+        "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name.",
+    )
     dataset: str = key("exchange", "The tasks: the micro-world `exchange`, `hotpot_qa`, `gsm8k`.")
     iterations: int = key(
         3, "Rounds of rollout, reward, select, train; each ends in a new policy.",

@@ -20,7 +20,9 @@ class RecipeSettings(Settings):
 
     recipe: ClassVar[str]
 
-    model: str = key(..., "Packaged checkpoint, local folder or Hugging Face name.")
+    model: str = key(
+        ..., "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name."
+    )
     dataset: str = key(..., "The tasks: a micro-world, or the name of a data set.")
     data: DataSettings = DataSettings()
     seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0)

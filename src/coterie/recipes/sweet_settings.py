@@ -121,7 +121,10 @@ class SweetSettings(RecipeSettings):
 
     recipe: ClassVar[str] = "sweet_rl/backend"
 
-    model: str = key("tiny-persona", "Packaged checkpoint, local folder or Hugging Face name.")
+    model: str = key(
+        "tiny-persona",
+        "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name.",
+    )
     dataset: str = key("persona", "The tasks: the micro-world `persona`, or `colbench_code`.")
     method: SweetMethod = key(
         "sweet",

@@ -55,7 +55,7 @@ def unsafe_filesystem(path: Path, mounts: Sequence[Mount]) -> str | None:
 def check_place(path: Path) -> None:
     """Refuse, with :class:`UserError`, a place where a store cannot safely be."""
     if not path.parent.is_dir():
-        raise UserError(f"the folder of {path} does not exist", "make it, or fix the path")
+        raise UserError(f"the folder of {path} does not exist", "make it, or correct the path")
     if path.is_dir():
         raise UserError(f"{path} is a folder", "give the path of a file")
     kind = unsafe_filesystem(path, psutil.disk_partitions(all=True))
