@@ -4,6 +4,7 @@ import coterie  # noqa: F401 - before torch: it sets how torch's threads wait on
 
 # isort: split
 
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -23,6 +24,10 @@ SMALL = (
     "engine.device=cpu",
 )  # fmt: skip
 """Settings of a run of seconds; everything that is sampled is trained on."""
+
+
+FEW = tuple("rollout.max_tokens=16" if "max_tokens" in word else word for word in SMALL)
+"""As :data:`SMALL`, with turns of a few tokens."""
 
 
 def once(*words: str) -> tuple[str, ...]:
@@ -59,3 +64,29 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         return Said(code, out, err)
 
     return call
+
+
+def refused(cli: Cli, *words: object) -> str:
+    """What a command that is refused says: one error and what to do, no traceback."""
+    said = cli(*words)
+    assert said.code == 2, said.err + said.out
+    assert "error:" in said.err and "->" in said.err
+    assert "Traceback" not in said.err + said.out
+    return said.err
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; tests that change it take a copy."""
+    from coterie.cli.console import notes
+    from coterie.cli.running import run_recipe
+
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    run_recipe("optima/isft", FEW, folder, notes())
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, called `run`, in the working folder."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))

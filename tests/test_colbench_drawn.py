@@ -70,7 +70,7 @@ def test_the_sample_is_what_the_command_draws(tmp_path: Path, cli: Cli) -> None:
         "train": 48, "heldout": 36,
     }  # fmt: skip
     again = cli("data", "draw", *words)
-    assert again.code == 2 and "is there already" in again.err
+    assert again.code == 2 and "exists already" in again.err
 
 
 def test_more_rows_than_there_are_is_an_error() -> None:

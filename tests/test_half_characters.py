@@ -65,5 +65,5 @@ def test_pools_settings_and_drafts_hold_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"line 1 .*half a character"):
         read_pool(pool)
     with pytest.raises(UserError, match="half a character"):
-        resolve(OptimaSettings, [], [f'model="{SPELLED}"'])
+        resolve(OptimaSettings, [], ["model=\ud800"])
     assert _object('{"ground_truth": "' + SPELLED + '"}') is None

@@ -8,6 +8,7 @@ import pytest
 
 from coterie.environments.dialogue import FORMAT_SOURCE, drop_format
 from coterie.progress import Silent
+from coterie.recipes.base import STAGES
 from coterie.recipes.optima import DROP_FORMAT, NAME, Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
@@ -115,7 +116,7 @@ def test_run_resumes_reports_and_repeats_nothing(cli: Cli, tmp_path: Path) -> No
     assert "rollout" not in again.err.split("plan of")[1].split("updates")[1]
 
 
-def test_stages_alone_make_the_same_run(cli: Cli, run: Run) -> None:
+def test_stages_alone_make_the_same_run(cli: Cli, run: Run, tmp_path: Path) -> None:
     for stage in ("evaluate", "rollout", "reward", "select", "train"):
         said = cli(stage, "alone", *(SMALL if stage == "evaluate" else ()), "--iteration", 0)
         assert said.code == 0, said.err
@@ -123,6 +124,10 @@ def test_stages_alone_make_the_same_run(cli: Cli, run: Run) -> None:
     assert said.code == 0, said.err
     assert "score=" in said.out
     assert cli("report", "alone").code == 0
+    with open_run(tmp_path / "alone", NAME, settings(NAME, SMALL), write=False) as alone:
+        for step in (*(Step(0, stage) for stage in STAGES), Step(1, "evaluate")):
+            mine, whole = dict(alone.metrics(step)), dict(run.metrics(step))
+            assert mine | {"seconds": 0} == whole | {"seconds": 0}, step
 
 
 def test_a_fork_keeps_the_steps_that_the_settings_do_not_touch(cli: Cli) -> None:

@@ -18,7 +18,6 @@ from coterie.recipes.plan import plan
 from coterie.recipes.registry import recipe, settings
 from coterie.reports.data import TreeTurn
 from coterie.reports.runs import run_report
-from coterie.rollout.search import node_values
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.trajectories.tree import Tree
@@ -97,9 +96,18 @@ def test_values_in_the_record_are_means_over_rollouts(run: Run) -> None:
     own = opened()
     for task, played in rollouts(run.store, 1).items():
         tree = run.store.tree(1, "rollout", task)
-        by_hand = node_values(tree, played)
-        assert own.values(run, tree) == by_hand
-        assert by_hand[tree.root].visits == 9
+        through: dict[str, list[float]] = {}
+        for one in played:
+            assert one.leaf is not None and one.reward is not None
+            for node in (tree.root, *(turn.id for turn in tree.path(one.leaf))):
+                through.setdefault(node, []).append(one.reward)
+        found = own.values(run, tree)
+        assert {node: value.visits for node, value in found.items()} == {
+            node: len(rewards) for node, rewards in through.items()
+        }
+        for node, rewards in through.items():
+            assert found[node].mean == pytest.approx(sum(rewards) / len(rewards)), node
+        assert found[tree.root].visits == 9
 
 
 def test_pairs_are_siblings_under_one_prompt_and_compare_the_last_turn_only(run: Run) -> None:
@@ -286,9 +294,9 @@ def test_settings_of_a_tree_are_its_rollouts_and_those_of_pairs_are_not() -> Non
 
 
 def test_no_pair_is_an_error_that_says_what_to_do(run: Run, tmp_path: Path) -> None:
-    own = opened((*WORDS, "dpo.select.theta_filter=1000", "rollout.max_tokens=16"))
+    own = opened((*WORDS, "dpo.select.theta_filter=1.3", "rollout.max_tokens=16"))
     with open_run(tmp_path / "none", own.name, own.settings) as made:
-        with pytest.raises(UserError, match=r"theta_filter=1000") as error:
+        with pytest.raises(UserError, match=r"theta_filter=1\.3") as error:
             run_steps(own, made, Silent())
         assert "--fork" in error.value.todo
 
@@ -306,7 +314,7 @@ def test_a_run_of_both_kinds_is_reported_and_its_policies_evaluated(cli: Cli, bo
     [
         (["iterations=1"], "has no DPO in it"),
         (["train.method=lora"], "an adapter on an adapter"),
-        (["dpo.search.merge_distance=2"], "less than or equal to 1"),
+        (["dpo.search.merge_distance=2"], "must be at most 1"),
         (["dpo.objective.gamma=1"], "dpo.objective.gamma"),
     ],
 )

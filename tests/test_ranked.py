@@ -43,6 +43,8 @@ def test_a_smaller_share_leaves_the_middle_out() -> None:
 def test_odd_numbers_one_candidate_and_equal_scores() -> None:
     assert ranked_pairs({"a": 1.0}, RankedPairSettings(), "seed") == []
     assert ranked_pairs({"a": 1.0, "b": 1.0}, RankedPairSettings(), "seed") == []
+    two = ranked_pairs({"a": 1.0, "b": 2.0}, RankedPairSettings(count=2), "seed")
+    assert two == [("b", "a"), ("b", "a")]
     odd = ranked_pairs({"a": 3.0, "b": 2.0, "c": 1.0}, RankedPairSettings(count=1), "seed")
     assert odd == [("a", "c")]  # the one in the middle belongs to neither half
     with pytest.raises(ValidationError):

@@ -1,11 +1,7 @@
 """The sandbox's main paths: grading, its rules of equality, limits, refusals."""
 
 import asyncio
-import json
-import struct
-import time as clock
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,13 +9,10 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.tools.sandbox import jail
-from coterie.tools.sandbox.crew import job_of
-from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import Graded, Mode, judge
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.sandbox.shown import shown
-from coterie.tools.sandbox.worker import Worker
 
 ONE = SandboxSettings(workers=1)
 QUICK = SandboxSettings(workers=1, wall_seconds=1.0, cpu_seconds=0.3, total_seconds=3.0)
@@ -157,51 +150,6 @@ def f():
     assert set(names) <= {"HOME", "LANG", "PATH", "PWD", "PYTHONHASHSEED", "PYTHONTZPATH"}
 
 
-def test_many_answers_at_a_time_keep_their_own_results() -> None:
-    async def many(sandbox: Sandbox) -> list[Any]:
-        runs = [sandbox.run(f"def f(): return {n}", ["f()"]) for n in range(40)]
-        return [result[0].value for result in await asyncio.gather(*runs)]
-
-    assert inside(many, SandboxSettings(workers=2)) == list(range(40))
-
-
-def test_a_worker_that_is_killed_is_replaced_and_its_answer_run_again() -> None:
-    async def work(sandbox: Sandbox) -> Graded:
-        run = asyncio.create_task(
-            sandbox.grade("import time\ndef f():\n    time.sleep(0.5)\n    return 1", ["f()"], [1])
-        )
-        await asyncio.sleep(0.2)
-        (worker,) = sandbox.answers.busy
-        worker.kill()
-        return await run
-
-    assert inside(work).success
-
-
-def test_a_cancelled_run_leaves_a_sandbox_that_works() -> None:
-    async def work(sandbox: Sandbox) -> Graded:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(sandbox.run("while True: pass", ["1"]), 0.2)
-        return await sandbox.grade("", ["1 + 1"], [2])
-
-    assert inside(work).success
-
-
-def test_nothing_is_left_when_the_sandbox_is_closed() -> None:
-    async def work(sandbox: Sandbox) -> None:
-        task = asyncio.create_task(sandbox.run("import time; time.sleep(1000)", ["1"]))
-        await asyncio.sleep(0.2)
-        work.pids = [worker.pid for worker in sandbox.answers.busy]  # type: ignore[attr-defined]
-        task.cancel()
-
-    began = clock.monotonic()
-    inside(work)
-    assert clock.monotonic() - began < 10
-    from psutil import pid_exists
-
-    assert work.pids and not any(map(pid_exists, work.pids))  # type: ignore[attr-defined]
-
-
 def test_tests_that_cannot_be_graded_are_refused() -> None:
     for calls, expected in [([], []), (["f(1)"], []), (["f(1)"], [object()])]:
         with pytest.raises(UserError):
@@ -292,21 +240,6 @@ def f(n):
 def test_a_process_that_announces_too_much_loses_that_call_alone() -> None:
     result = inside(lambda s: s.grade(RAW, ["f(0)", "f(1)", "f(2)"], [0, 1, 2]))
     assert [test.result.failed for test in result.tests] == ["", "output", ""]
-
-
-def test_a_worker_whose_pipe_is_full_can_be_closed() -> None:
-    """Its reply is larger than a pipe and a reader's buffer, and nobody takes it."""
-
-    async def work() -> None:
-        one = make_jail(ONE)
-        worker = await Worker.start(one)
-        body = json.dumps(asdict(job_of(ONE, SIZED, ["f(250_000)"] * 8, False, one))).encode()
-        worker._in.write(struct.pack(">I", len(body)) + body + bytes(16))
-        while len(worker._out._buffer) < 1 << 17:  # type: ignore[attr-defined]
-            await asyncio.sleep(0.05)
-        await asyncio.wait_for(worker.close(), 30)
-
-    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 ODD = """

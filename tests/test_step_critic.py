@@ -91,7 +91,7 @@ def test_candidates_that_cannot_be_scored_are_errors():
         asyncio.run(LikelihoodCritic(*engines).advantages(prompt(), [()]))
     with torch.no_grad():
         model.model.lm_head.weight.fill_(math.nan)
-    with pytest.raises(EngineError, match="not all numbers"):
+    with pytest.raises(EngineError, match="not finite numbers"):
         asyncio.run(LikelihoodCritic(*engines).advantages(prompt(), candidates()))
 
 
@@ -236,6 +236,19 @@ def test_comparisons_are_few_fair_and_drawn_from_the_seed():
     elsewhere = Scripted()
     asyncio.run(Judge(elsewhere).wins(replace(HERE, key="task-1/turn-4"), replies))
     assert set(elsewhere.asked) != set(asked)
+    assert len(elsewhere.asked) == 16 * 3, "three opponents, where no other number is given"
+
+
+def test_a_judge_is_shown_task_reference_conversation_and_both_replies():
+    _, asked = question(HERE, "one", "two")
+    assert asked.text.split("\n\n") == [
+        "## Task\nWrite a function that rounds.",
+        "## Reference solution\ndef f(x): return x // 1",
+        "## Conversation so far\nperson: I need rounding.\nagent: Up or down?\nperson: Down.",
+        "## Reply A\none",
+        "## Reply B\ntwo",
+        "Which reply is better, A or B?",
+    ]
 
 
 def test_an_unreadable_answer_is_a_tie_and_counted():

@@ -68,7 +68,9 @@ def test_only_targets_reach_the_vocabulary():
     model.lm_head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
         LossModule(model, SFT())(rows)
-    assert sum(len(hidden) for hidden in seen) == sum(row.target_count for row in rows)
+    assert sum(hidden.shape[:-1].numel() for hidden in seen) == sum(
+        row.target_count for row in rows
+    )
 
 
 def test_the_loss_is_that_of_transformers_with_masked_labels():

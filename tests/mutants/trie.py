@@ -8,12 +8,11 @@ EQUAL_FLAT_PAIRS = f"{TRIES}test_packed_loss_and_gradients_are_the_flat_ones[dpo
 EACH_ONCE = f"{TRIES}test_a_trie_holds_each_shared_token_once"
 RANDOM = f"{TRIES}test_random_tries_are_those_of_their_sequences"
 CHEAPER = f"{TRIES}test_sequences_are_packed_only_where_it_is_cheaper"
-REFUSED = f"{TRIES}test_models_whose_attention_cannot_take_a_trie_are_refused"
 BUDGET = "tests/test_training.py::test_microbatches_split_a_step_within_the_budget"
 LOGPROBS = "tests/contract/test_08_logprobs.py::"
+CHECK = "tests/test_check.py::test_every_way_gives_the_models_own_logprobs_or_refuses_it"
 HALVED = "tests/test_training.py::test_a_family_over_the_budget_is_halved"
 HEADS = "tests/test_value_head.py::"
-PARTS_KNOWN = "tests/test_check.py::test_attention_over_a_part_of_a_row_is_known_from_the_config"
 
 MUTANTS = (
     Mutant(
@@ -152,12 +151,36 @@ MUTANTS = (
         (EQUAL_FLAT, EQUAL_FLAT_PAIRS),
     ),
     Mutant(
-        "packed-check-never-packs",
+        "check-never-packs",
         "models/check.py",
         "found = _ours(model, seen.rows, CostRule(0.0))",
         "found = _ours(model, seen.rows, None)",
         "a model whose attention takes no mask is trained on wrong log-probs",
         (f"{TRIES}test_a_model_that_ignores_the_mask_is_found_out",),
+    ),
+    Mutant(
+        "check-anything-is-rounding",
+        "models/check.py",
+        'return "" if all(one <= most for one in rows)',
+        'return "" if any(one <= most for one in rows)',
+        "a model that is right for one row is taken to be right for all",
+        (CHECK,),
+    ),
+    Mutant(
+        "check-never-in-company",
+        "models/check.py",
+        '    yield "for rows in a padded batch", lambda: _ours(model, rows, None), own\n',
+        "",
+        "a model whose rows change each other is trained and sampled",
+        ("tests/test_check.py::test_nothing_is_trained_where_company_changes_a_row",),
+    ),
+    Mutant(
+        "check-window-unseen",
+        "models/context.py",
+        "sizes = {name: getattr(text, name, None) for name in WINDOWS}",
+        "sizes = {name: getattr(text, name, None) for name in WINDOWS[1:]}",
+        "a model with a sliding window longer than the rows that are tried is packed",
+        ("tests/test_check.py::test_attention_over_a_part_of_a_row_is_known_from_the_config",),
     ),
     Mutant(
         "packing-cost-without-attention",
@@ -185,22 +208,6 @@ MUTANTS = (
         "nodes = found[-1].nodes + len(ids)",
         "nothing is ever cheaper in one trie",
         (CHEAPER,),
-    ),
-    Mutant(
-        "packing-window-unseen",
-        "models/context.py",
-        'WINDOWS = ("sliding_window", "attention_window_size", "keep_window_size")',
-        'WINDOWS = ("attention_window_size", "keep_window_size")',
-        "a model with a sliding window is packed",
-        (REFUSED, PARTS_KNOWN),
-    ),
-    Mutant(
-        "packing-layers-unseen",
-        "models/context.py",
-        'WHOLE = {"full_attention", "global"}',
-        'WHOLE = {"full_attention", "global", "sliding_attention"}',
-        "a model with some layers of sliding attention is packed",
-        (REFUSED, PARTS_KNOWN),
     ),
     Mutant(
         "packing-heads-forgotten",
@@ -255,7 +262,7 @@ MUTANTS = (
         "models/logprobs.py",
         "logits = inner(input_ids=ids, use_cache=False).logits.float()",
         "logits = inner.get_output_embeddings()(flat).float()",
-        "log-probs of a model that caps or scales its logits are not its own",
+        "log-probs of a model that scales or caps its logits are not its own",
         (f"{LOGPROBS}test_logprobs_are_those_of_the_models_own_logits",),
     ),
     Mutant(

@@ -259,6 +259,10 @@ def reproduce(
         from coterie.cli.reproduce_sweet import reproduce as test_claims
     else:
         from coterie.cli.reproduce_isft import reproduce as test_claims
+    if any(word.startswith("seed=") for word in words or []):
+        raise UserError(
+            "claims are tested on several seeds, so seed= can't be set", "use --seeds N"
+        )
     folder = folder or Path("runs") / f"reproduce-{recipe.replace('/', '-')}"
     test_claims(folder, range(seeds), words or [], console, ConsoleProgress(console))
 

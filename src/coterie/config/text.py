@@ -24,8 +24,11 @@ def encoded(text: str, what: str) -> bytes:
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text; raises ``ValueError``, also for one that holds half a character."""
-    value = json.loads(text)
+    """The value of a JSON text; raises ``ValueError``, also for one that holds half a character or nests too deep."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it nests too deep") from error
     return whole(value) if _SPELLED.search(text) else value
 
 

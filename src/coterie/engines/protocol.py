@@ -16,7 +16,7 @@ class EngineError(Exception):
 
 
 class EngineGone(EngineError):
-    """No fault of the item that met it: the engine will answer nobody until a person mends it."""
+    """No fault of the item that met it: the engine will answer nobody until a person fixes it."""
 
 
 @dataclass(frozen=True, slots=True)

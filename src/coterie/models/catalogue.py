@@ -90,7 +90,7 @@ def check_hub_name(name: str) -> None:
     if _is_path(name):
         parent = path.expanduser().parent
         beside = [one.name for one in parent.iterdir()] if parent.is_dir() else []
-        near = nearest(path.name, beside)
+        near = nearest(path.name, [name for name in beside if name != path.name])
         hint = f"did you mean {parent / near}? " if near else ""
         raise UserError(
             f"there is no folder {path.expanduser()}", f"{hint}check the path of the model"
@@ -168,7 +168,7 @@ def count_weights(folder: Path) -> int:
         try:
             with safe_open(file, framework="numpy") as tensors:
                 shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise UserError(
                 f"{file} can't be read: {error}",
                 f"run: coterie models get {folder.name}"

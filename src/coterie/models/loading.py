@@ -5,7 +5,6 @@ A name is a checkpoint packaged with coterie (``tiny-exchange``), one of ``model
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import psutil
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -42,6 +42,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 """What of a model's folder makes prompts and ends turns."""
 CAUSAL = ("ForCausalLM", "LMHeadModel")
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
+"""What Transformers raises while it reads a broken JSON file of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +70,23 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> LoadedModel:
-    """Load a model for evaluation. Raises ``UserError`` for anything a person can mend."""
+    """Load a model for evaluation. Raises ``UserError`` for anything a person can fix."""
     source = resolve(name_or_path)
     config = _config(source)
     renderer, context_length = load_renderer(source)
     _check_safetensors(source)
     _check_memory(source, dtype, torch.device(device))
-    model = AutoModelForCausalLM.from_pretrained(
-        source, config=config, dtype=dtype, use_safetensors=True
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=dtype, use_safetensors=True
+        )
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise UserError(
+            f"the weights of {source} do not fit its config.json",
+            "give a folder whose files are of one model",
+        ) from error
     model.eval().to(device=device)
     return LoadedModel(model, renderer.tokenizer, renderer, context_length, source)
 
@@ -204,7 +214,7 @@ def _config(source: str) -> PreTrainedConfig:
     """The model's config, refused if it is not one of a causal language model that we can run."""
     try:
         config = AutoConfig.from_pretrained(source)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except BROKEN as error:
         raise _unreadable(source, "its config.json", error) from error
     names = config.architectures or []
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or any(
@@ -225,7 +235,7 @@ def _config(source: str) -> PreTrainedConfig:
 def _tokenizer(source: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except BROKEN as error:
         raise _unreadable(source, "its tokenizer", error) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
@@ -238,7 +248,7 @@ def _generation_ends(source: str) -> list[int]:
         return []
     try:
         ends = GenerationConfig.from_pretrained(source).eos_token_id
-    except (OSError, ValueError) as error:
+    except BROKEN as error:
         raise _unreadable(source, "its generation_config.json", error) from error
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 

@@ -110,7 +110,7 @@ class OptimaDPO(Optima):
         except EngineGone as error:
             raise UserError(
                 f"the trees of iteration {iteration} can't go on: {error}",
-                "mend the cause and run again: finished searches are kept, the rest is done then",
+                "fix the cause and run again: finished searches are kept, the rest is done then",
             ) from error
         finally:
             progress.close()
@@ -229,7 +229,7 @@ class OptimaDPO(Optima):
         if played and failed == len(played):
             raise UserError(
                 f"all {failed} rollouts failed; the first because: {played[0].failure}",
-                "mend the cause, and run again in a new folder or with --fork",
+                "fix the cause, and run again in a new folder or with --fork",
             )
         trees = list(run.store.trees(iteration, "rollout"))
         leaves = {leaf: o.score for tree in trees for leaf, o in tree.outcomes.items()}

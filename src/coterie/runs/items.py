@@ -33,7 +33,7 @@ def going_on(what: str, progress: Progress) -> Iterator[None]:
     except EngineGone as error:
         raise UserError(
             f"{what} can't go on: {error}",
-            "mend the cause and run again: what is finished is kept, the rest is done then",
+            "fix the cause and run again: what is finished is kept, the rest is done then",
         ) from error
     finally:
         progress.close()
@@ -76,7 +76,7 @@ async def record(
     if withheld:
         raise UserError(
             f"all {len(withheld)} {what} failed; the first because: {withheld[0].failure}",
-            "mend the cause and run again; nothing was recorded of them",
+            "fix the cause and run again; nothing was recorded of them",
         )
 
 

@@ -34,7 +34,7 @@ class Classifier:
         if not item.weight >= 0:  # NaN too
             raise UserError(
                 f"trajectory {item.name}: a value function needs a weight >= 0, got {item.weight}",
-                "drop the trajectory, or mend its weight",
+                "drop the trajectory, or fix its weight",
             )
         return item.weight * sum(len(row.predicted) for row in item.rows)
 

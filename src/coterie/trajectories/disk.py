@@ -55,7 +55,7 @@ def unsafe_filesystem(path: Path, mounts: Sequence[Mount]) -> str | None:
 def check_place(path: Path) -> None:
     """Refuse, with :class:`UserError`, a place where a store cannot safely be."""
     if not path.parent.is_dir():
-        raise UserError(f"the folder of {path} does not exist", "make it, or mend the path")
+        raise UserError(f"the folder of {path} does not exist", "make it, or fix the path")
     if path.is_dir():
         raise UserError(f"{path} is a folder", "give the path of a file")
     kind = unsafe_filesystem(path, psutil.disk_partitions(all=True))
@@ -101,7 +101,7 @@ class WriterLock:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn an SQLite error that a person can mend into a :class:`UserError`; let others pass."""
+    """Turn an SQLite error that a person can fix into a :class:`UserError`; let others pass."""
     try:
         yield
     except BrokenRecord as error:
@@ -123,7 +123,7 @@ def _meaning(path: Path, error: sqlite3.DatabaseError) -> UserError | None:
         return UserError(
             f"could not write or read {path}: {error} ({free:.1f} MiB free on its disk); "
             "the item in hand was rolled back, and nothing committed is lost",
-            "free some space or mend the disk, then run again: the run resumes where it stopped",
+            "free some space or fix the disk, then run again: the run resumes where it stopped",
         )
     if code == sqlite3.SQLITE_NOTADB:
         return UserError(f"{path} is not an SQLite file", "give the path of a run's store")

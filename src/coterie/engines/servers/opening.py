@@ -61,7 +61,7 @@ async def own_servers(
         except EngineError as error:
             raise UserError(
                 f"a server of {weights.model} did not start: {error}",
-                "mend what its log says, or change the settings of the servers",
+                "fix what its log says, or change the settings of the servers",
             ) from error
         finally:
             for start in starts:

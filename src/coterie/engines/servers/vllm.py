@@ -109,7 +109,7 @@ async def vllm_pool(
 ) -> AsyncIterator[ServerPool]:
     """An engine over vLLM servers of ``model`` (a folder or name); what was started ends with it.
 
-    ``renderer`` is the model's; text is cut with it. Raises ``UserError`` for all that a person can mend.
+    ``renderer`` is the model's; text is cut with it. Raises ``UserError`` for all that a person can fix.
     """
     backend: Backend = VLLMBackend(settings, [])
     if settings.urls:

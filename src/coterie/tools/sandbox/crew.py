@@ -22,6 +22,7 @@ class Crew:
         """A place for each worker; ``None`` where one is to be started."""
         for _ in range(settings.count):
             self._idle.put_nowait(None)
+        self._starting: set[asyncio.Task[Worker]] = set()
         self._closed = False
 
     async def run(self, source: str, calls: Sequence[str], *, legacy: bool) -> list[Record] | None:
@@ -36,25 +37,49 @@ class Crew:
     async def _run(self, source: str, calls: list[str], legacy: bool) -> list[Record]:
         if self._closed:
             raise RuntimeError("a sandbox runs nothing outside of its context")
-        worker = await self._idle.get()
+        worker = await self._idle.get() or await self._started()
         back: Worker | None = None
+        self.busy.add(worker)
         try:
-            if worker is None:
-                worker = await Worker.start(make_jail(self.settings))
-            self.busy.add(worker)
             records = await worker.run(job_of(self.settings, source, calls, legacy, worker.jail))
             back = worker
             return records
         finally:
             self._idle.put_nowait(back)
-            if worker is not None:
-                self.busy.discard(worker)
-                if back is None:
-                    await worker.close()
+            self.busy.discard(worker)
+            if back is None:
+                await worker.close()
+
+    async def _started(self) -> Worker:
+        """A new worker.
+
+        Its start is never cut short, which neither asyncio nor bubblewrap can take: if nobody waits for it any more,
+        the worker waits for the next answer.
+        """
+        starting = asyncio.create_task(self._start())
+        self._starting.add(starting)
+        try:
+            worker = await asyncio.shield(starting)
+        except BaseException:
+            starting.add_done_callback(self._unused)
+            raise
+        self._starting.discard(starting)
+        return worker
+
+    async def _start(self) -> Worker:
+        return await Worker.start(make_jail(self.settings))
+
+    def _unused(self, starting: asyncio.Task[Worker]) -> None:
+        self._starting.discard(starting)
+        failed = starting.cancelled() or starting.exception() is not None
+        self._idle.put_nowait(None if failed else starting.result())
 
     async def close(self) -> None:
         """End all workers."""
         self._closed = True
+        if self._starting:
+            await asyncio.wait(self._starting)
+            await asyncio.sleep(0)  # for their callbacks
         workers = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
         there = [worker for worker in (*workers, *self.busy) if worker is not None]
         await asyncio.gather(*(worker.close() for worker in there))

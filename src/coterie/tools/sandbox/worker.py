@@ -99,9 +99,9 @@ class Worker:
         return cast(StreamReader, self._process.stdout)
 
     def kill(self) -> None:
-        """End the jail and all that is in it."""
+        """End the jail and all that is in it, also while it comes up."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> str:
         """End the jail and wait until it is gone; what it wrote to its standard error.

@@ -1,0 +1,98 @@
+"""The sandbox's workers: they share the work, are replaced, and are gone when they should be."""
+
+import asyncio
+import json
+import struct
+import time as clock
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from coterie.tools.sandbox.crew import Crew, job_of
+from coterie.tools.sandbox.inside.job import TOLD
+from coterie.tools.sandbox.jail import make_jail
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.results import Graded
+from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import Worker
+from tests.test_sandbox import ONE, SIZED, inside
+
+
+def test_many_answers_at_a_time_keep_their_own_results() -> None:
+    async def many(sandbox: Sandbox) -> list[Any]:
+        runs = [sandbox.run(f"def f(): return {n}", ["f()"]) for n in range(40)]
+        return [result[0].value for result in await asyncio.gather(*runs)]
+
+    assert inside(many, SandboxSettings(workers=2)) == list(range(40))
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_answer_run_again() -> None:
+    async def work(sandbox: Sandbox) -> Graded:
+        run = asyncio.create_task(
+            sandbox.grade("import time\ndef f():\n    time.sleep(0.5)\n    return 1", ["f()"], [1])
+        )
+        await asyncio.sleep(0.2)
+        (worker,) = sandbox.answers.busy
+        worker.kill()
+        return await run
+
+    assert inside(work).success
+
+
+def test_a_cancelled_run_leaves_a_sandbox_that_works() -> None:
+    async def work(sandbox: Sandbox) -> Graded:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(sandbox.run("while True: pass", ["1"]), 0.2)
+        return await sandbox.grade("", ["1 + 1"], [2])
+
+    assert inside(work).success
+
+
+def test_nothing_is_left_when_the_sandbox_is_closed() -> None:
+    async def work(sandbox: Sandbox) -> None:
+        task = asyncio.create_task(sandbox.run("import time; time.sleep(1000)", ["1"]))
+        await asyncio.sleep(0.2)
+        work.pids = [worker.pid for worker in sandbox.answers.busy]  # type: ignore[attr-defined]
+        task.cancel()
+
+    began = clock.monotonic()
+    inside(work)
+    assert clock.monotonic() - began < 10
+    from psutil import pid_exists
+
+    assert work.pids and not any(map(pid_exists, work.pids))  # type: ignore[attr-defined]
+
+
+def test_a_worker_whose_pipe_is_full_can_be_closed() -> None:
+    """Its reply is larger than a pipe and a reader's buffer, and nobody takes it."""
+
+    async def work() -> None:
+        one = make_jail(ONE)
+        worker = await Worker.start(one)
+        body = json.dumps(asdict(job_of(ONE, SIZED, ["f(250_000)"] * 8, False, one))).encode()
+        worker._in.write(struct.pack(">I", len(body)) + body + bytes(16))
+        while len(worker._out._buffer) < 1 << 17:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.05)
+        await asyncio.wait_for(worker.close(), 30)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_a_run_that_is_cancelled_while_its_worker_comes_up_leaves_nothing_waiting() -> None:
+    """At each of the first steps of the start."""
+
+    async def work(steps: int) -> None:
+        crew = Crew(ONE)
+        run = asyncio.create_task(crew.run("", ["1"], legacy=False))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        run.cancel()
+        await asyncio.wait([run])
+        assert await crew.run("", ["1"], legacy=False) == [(TOLD, b'{"value": ["int", "1"]}')]
+        await crew.close()
+
+    async def every() -> None:
+        await asyncio.gather(*(asyncio.wait_for(work(steps), 60) for steps in range(1, 7)))
+
+    asyncio.run(every())
