@@ -31,6 +31,7 @@ def test_exact_match_holds_for_any_alias_after_normalisation():
     [
         ("Barack Obama", ["Obama"], 2 / 3),  # precision 1/2, recall 1
         ("red red blue", ["red blue blue"], 2 / 3),  # common: one red, one blue; 2*2/6
+        ("red red blue", ["red blue red red"], 6 / 7),  # common: two red, one blue; 2*3/7
         ("a cat sat", ["the cat sat down"], 0.8),  # cat sat / cat sat down: 2*2/5
         ("down sat cat", ["cat sat down"], 1.0),  # order does not count
         ("dog", ["cat"], 0.0),

@@ -463,7 +463,13 @@ def test_an_export_says_what_the_original_would(ours: tuple[Optima, Run], tmp_pa
     _, file = export_run(recipe, run, tmp_path, 0)
     for number, line in enumerate(map(json.loads, file.read_text().splitlines())):
         assert line["task_id"] == number
+        counts = [
+            one["token_count"] for one in line["results"] if "large" not in one["conversation"]
+        ]
         for result in line["results"]:
+            over = 0.6 * result["token_count"] / max(counts, default=1)
+            cut = "large" in result["conversation"]
+            assert result["token_score"] == pytest.approx(-1.0 if cut else -over)
             speakers = [text.split(": ")[0] for text in result["conversation"] if text != "large"]
             assert speakers == (["Alice", "Bob"] * 9)[: len(speakers)]
             assert result["dataset_name"] == "exchange" and result["data_type"] == "qa"

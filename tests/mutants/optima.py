@@ -1,7 +1,8 @@
 """Faults of the recipes of Optima: what each step is done with, and in which order.
 
-Its presets are in ``optima_presets``, its reward, selection and search in ``optima_search``, its worlds and
-what is said of results in ``optima_answers``, the released code's files in ``optima_files``.
+Beside it: ``optima_settings`` (tasks, forks, controls), ``optima_presets``, ``optima_rewards``,
+``optima_search`` (with selection), ``optima_answers`` (worlds and draws), ``optima_results`` (votes and
+claims), ``optima_files`` (those of the released code).
 """
 
 from tests.mutation.mutant import Mutant
@@ -18,13 +19,6 @@ TRAININGS = f"{SEEN}test_each_iterations_training_has_its_own_settings_and_seed"
 PROBE = f"{SEEN}test_the_probe_says_what_tokens_are_over"
 VALUES = f"{SEEN}test_values_of_utterances_are_means_over_rollouts_and_pairs_prefer_the_better"
 GATE = f"{SEEN}test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_answer"
-DRAWS = "tests/test_draws.py::"
-NEW_TASKS = f"{DRAWS}test_every_iteration_of_a_recipe_draws_new_tasks"
-EARLIER = f"{DRAWS}test_counts_of_earlier_draws_are_a_part_of_what_a_rollout_depends_on"
-KINDS = "tests/test_optima_dpo.py::test_each_method_has_its_order_of_iterations"
-FINGERPRINTS = (
-    "tests/test_optima_dpo.py::test_settings_of_a_tree_are_its_rollouts_and_those_of_pairs_are_not"
-)
 
 MUTANTS = (
     Mutant(
@@ -253,61 +247,5 @@ MUTANTS = (
         "context = None\n\n        def show",
         "the base is asked how likely a turn is under the format prompt: oddities seem fluent",
         (f"{LOSSES}[0]",),
-    ),
-    Mutant(
-        "optima-tasks-of-the-first-iteration-again",
-        "recipes/optima.py",
-        "before, count = counts[:iteration], counts[iteration]",
-        "before, count = (), counts[iteration]",
-        "every iteration has the same tasks",
-        (NEW_TASKS,),
-    ),
-    Mutant(
-        "optima-tasks-counted-as-if-alike",
-        "recipes/optima.py",
-        "before, count = counts[:iteration], counts[iteration]",
-        "before, count = [counts[iteration]] * iteration, counts[iteration]",
-        "iterations of SFT and DPO repeat each other's tasks where their counts differ",
-        (NEW_TASKS,),
-    ),
-    Mutant(
-        "optima-tasks-of-dpo-as-many-as-of-sft",
-        "recipes/optima_settings.py",
-        '"dpo": self.dpo.tasks}',
-        '"dpo": self.rollout.tasks}',
-        "dpo.tasks has no effect",
-        (NEW_TASKS,),
-    ),
-    Mutant(
-        "optima-tasks-before-not-in-the-fingerprint",
-        "recipes/optima.py",
-        "return self.settings.draws()[: step.iteration + 1]",
-        "return self.settings.draws()[step.iteration : step.iteration + 1]",
-        "a fork keeps rollouts whose tasks would now be others",
-        (EARLIER,),
-    ),
-    Mutant(
-        "optima-idpo-without-sft",
-        "recipes/optima_settings.py",
-        'return ["dpo" if i else "sft" for i in range(self.iterations)]',
-        'return ["dpo" for i in range(self.iterations)]',
-        "iDPO has no iteration of SFT to begin with",
-        (KINDS,),
-    ),
-    Mutant(
-        "optima-isft-dpo-begins-with-dpo",
-        "recipes/optima_settings.py",
-        '"dpo" if i % 2 else "sft"',
-        '"sft" if i % 2 else "dpo"',
-        "iSFT-DPO begins with DPO of the untrained base",
-        (KINDS,),
-    ),
-    Mutant(
-        "optima-trees-kept-under-another-reward",
-        "recipes/optima_dpo.py",
-        "*(s.search.fingerprint(), s.reward.fingerprint(), own.rollout.max_tokens),",
-        "*(s.search.fingerprint(), own.rollout.max_tokens),",
-        "a fork with another reward keeps trees that were searched by the old one",
-        (FINGERPRINTS,),
     ),
 )

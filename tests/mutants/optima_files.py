@@ -94,7 +94,7 @@ MUTANTS = (
         (GOLDS,),
     ),
     Mutant(
-        "optima-import-pairs-of-equal-value",
+        "optima-import-pairs-rejected-is-better",
         "recipes/optima_files/pairs.py",
         "(rejected, pair.chosen_value - pair.distance),",
         "(rejected, pair.chosen_value + pair.distance),",
@@ -102,7 +102,7 @@ MUTANTS = (
         (PAIRS,),
     ),
     Mutant(
-        "optima-export-reward-without-leaks",
+        "optima-export-token-sign",
         "recipes/optima_files/exporting.py",
         '"token_score": reward.token_term,',
         '"token_score": -reward.token_term,',
