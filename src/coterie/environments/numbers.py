@@ -53,7 +53,10 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 _UNIT_LETTERS = frozenset("amghstACFJLNVW")
 """Single letters that may be a unit (or an article); others are variables."""
 SHORT_UNITS = frozenset(
-    ["cm", "mm", "km", "nm", "dm", "kg", "mg", "lb", "oz", "ft", "in", "yd", "mi", "ml", "cl", "dl", "hr", "hp", "pm", "am", "hz", "pa", "kw", "kj", "kv", "ma", "gb", "mb", "kb", "tb", "db", "ha", "ct", "sq", "cu", "pt", "qt", "th", "st", "nd", "rd", "rs", "kr", "of", "to", "at", "on", "by", "as", "up", "us", "he", "we", "it", "go", "do", "my", "an", "tv", "id"]
+    _LETTERS.findall(
+        "cm mm km nm dm kg mg lb oz ft in yd mi ml cl dl hr hp pm am hz pa kw kj kv ma gb mb kb tb db ha ct "
+        "sq cu pt qt th st nd rd rs kr of to at on by as up us he we it go do my an tv id"
+    )
 )
 """Words of two letters that may be part of a unit; others are products of variables."""
 _TELLING = frozenset(
