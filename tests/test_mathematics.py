@@ -22,7 +22,11 @@ EQUAL = [
     ("k=3", "3"), ("5", "x = 5"), ("5", r"\sqrt{25} = 5"), ("y = x+3", "y - 3 = x"), ("y = x+3", "x = y-3"),
     ("x+1", "1+x"),
     (r"8\sqrt{3} \text{ square inches}", r"8\sqrt3"), (r"\text{(E)},", "E"), (r"\text{Friday}", "friday"),
-    (r"440\text{ cm}^2", "440"), (r"18^\circ", "18"), (r"\$18", "18"), ("18", "**18**"), ("18", r"\boxed{18}"),
+    (r"440\text{ cm}^2", "440"), ("440", "440 cm"), ("440", "440cm"),
+    ("440", "440 apples"),
+    (r"18^\circ C", "18"),
+    (r"3s^2", "3 s^2"), (r"\frac{1}{4m}", r"\dfrac{1}{4m}"), (r"18^\circ", "18"),
+    (r"\$18", "18"), ("18", "**18**"), ("18", r"\boxed{18}"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"), (r"2+\sqrt{7}", r"\sqrt7+2"),
 ]  # fmt: skip
 DIFFERENT = [
@@ -35,7 +39,11 @@ DIFFERENT = [
     ("5", r"x \approx 5"), ("5", r"x \neq 5"), ("5", "5 or 6"), ("5", r"\pm 5"), ("5", "5?"), ("5", "about 5"),
     (r"8\sqrt3", r"8\sqrt3 \text{ or so}"), (r"8\sqrt3", r"8\sqrt3 maybe"), (r"8\sqrt3", r"8\sqrt3 \text{ maybe}"),
     (r"8\sqrt3", r"8\sqrt3 \text{ million}"), ("A", "a"), ("x", "y"), (r"\text{even}", r"\text{odd}"),
-    (r"\frac13", "0.33"), (r"\pi", "3.14159"), ("5", "6"), ("x=5", "y=5"), (r"\{\}", "()"), ("5", ""),
+    (r"3s^2", "3"), (r"\frac{1}{4m}", "0.25"), ("18", "18ab"),
+    ("18", "18xy"), ("5", "5m"),
+    ("x=5", "x=5m"),
+    ("3, 4", "3a, 4"), (r"\frac13", "0.33"), (r"\pi", "3.14159"), ("5", "6"), ("x=5", "y=5"),
+    (r"\{\}", "()"), ("5", ""),
 ]  # fmt: skip
 
 

@@ -26,7 +26,13 @@ CHEATS = (
     "Gx", r"G\pi", r"\sqrt{G}", r"\frac{G}{7}", r"G\frac{1}{7}", "G 1/7", "G//7", "G million", "Gk", "GM",
     "G dozen", "half of G", "minus G", "negative G", "G squared", "G plus one", "G mod 7", "G±5", r"G\pm 5",
     "[G, 99999]", "(G, 99999)", "G:99999", "99999:G", "G|99999", "G_7", "G; 99999", "G\n99999", "|G|",
-    "G (or 99999)", "G(99999)", "G is wrong", "G?", "between G and 99999", "1, 2, G", "99999 apples = G",
+    "G²²", "G m½", "G百万",
+    "Gxy", "G ab", 
+    "x² = G", r"x\pm = G", "G hundredths",
+    "G crore",
+    "G doubled", "G base", "false: G",
+    "none of: G", "G unlikely", "G (or 99999)", "G(99999)", "G is wrong", "G?", "between G and 99999",
+    "1, 2, G", "99999 apples = G",
 )  # fmt: skip
 
 
@@ -75,6 +81,7 @@ def votes(similarity, one: str, other: str) -> int:  # type: ignore[no-untyped-d
         ("18.00", "18"), ("1,234,567 dollars", "1234567"), ("1{,}234", "1234"), (r"10,\!080", "10080"),
         (r"10\,080", "10080"), ("$1,234.50", "1234.5"), (r"\$0.50", "0.5"), ("-$5", "-5"), ("$-5", "-5"),
         ("−5", "-5"), ("- 5", "-5"), ("--5", None), (".5", "0.5"), ("0.0", "0"), ("-0", "0"), ("007", "7"),
+        ("1**8", None), ("**18** apples", "18"), ("18 m²", "18"), ("18 xy", None),
         ("3/4", "0.75"), (r"\frac{3}{4}", "0.75"), (r"-\dfrac34", "-0.75"), (r"\frac{-3}{4}", "-0.75"),
         ("1 1/2", "1.5"), (r"1\frac{1}{2}", "1.5"), (r"-1\frac12", "-1.5"), ("2/6", "1/3"), ("5/0", None),
         (r"\frac{270}7\text{ degrees}", "270/7"), ("1.5e3", "1500"), (r"1.5 \times 10^{-3}", "0.0015"),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate, product
 
 from coterie.environments.equality import compared
-from coterie.environments.numbers import is_name, is_unit, number
+from coterie.environments.numbers import SHORT_UNITS, is_name, is_unit, number
 
 LONGEST = 1000
 """Characters; an answer that is longer is equal to its own spelling only."""
@@ -38,6 +38,11 @@ _THOUSANDS = re.compile(r"(?<=\d),\d{3}(?!\d)")
 _AND = re.compile(rf"{_TEXT}\{{\s*(?:or|and)\s*\}}|\b(?:or|and)\b")
 _UNIT = re.compile(rf"(?<=[\w}})])\s*{_TEXT}\{{([^{{}}]*)\}}(?:\^\{{?[23]\}}?)?\Z")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
+_NO_VARIABLE = re.compile(
+    rf"{_TEXT}\{{[^{{}}]*\}}|\\[a-zA-Z]+|(?<=\d)[eE](?=[+-]?\d)|\^\s*\{{?\\circ\}}?\s*[CF]"
+)
+_VARIABLE = re.compile(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|(?<=\d)[a-zA-Z]+")
+"""A letter by itself, or letters that follow a number at once, such as a product of variables."""
 _KNOWN = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "pi", "sqrt"})
 _MISREAD = re.compile(
     r"\d\s+\d|\d\s*\(\s*\d+\s*\)|(?:\d[0-9A-F]*|\})_|[?%≈]|\\(?:approx|sim|simeq|cong|boxed|pm|mp)"
@@ -71,7 +76,7 @@ def _same(one: str, other: str) -> bool:
     (name, value), (called, again) = _named(one), _named(other)
     if name and called and spelling(name) != spelling(called):
         return _equal(one, other)
-    values = number(one), number(other)
+    values = _number(one), _number(other)
     if None not in values:
         return values[0] == values[1]
     if name or called:
@@ -84,6 +89,17 @@ def _same(one: str, other: str) -> bool:
     if ("=" in one) != ("=" in other):  # 2 + 3 = 5 is 5, and 6 = 5 is not
         return all(_same(*sides) for sides in product(one.split("="), other.split("=")))
     return _equal(one, other)
+
+
+def _number(text: str) -> str | None:
+    """The number that a text states; outside of a command for text, letters are variables, not units."""
+    letters = _variables(text.rpartition("=")[2])
+    return number(text) if all(one.casefold() in SHORT_UNITS for one in letters) else None
+
+
+def _variables(text: str) -> list[str]:
+    found: list[str] = _VARIABLE.findall(_NO_VARIABLE.sub(" ", text))
+    return found
 
 
 def _matched(members: Sequence[str], others: Sequence[str], *, in_place: bool) -> bool:
@@ -115,6 +131,9 @@ def _equal(one: str, other: str) -> bool:
         return False
     words = [{word.casefold() for word in _WORD.findall(text)} for text in (one, other)]
     if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (one, other))):
+        return False
+    bare = [_ALIKE[0][0].sub(r"\1", text) for text in (one, other)]
+    if len({frozenset("".join(_variables(text))) for text in bare}) > 1:  # 5m is read as 5
         return False
     return compared(one, other)
 

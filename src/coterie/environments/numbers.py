@@ -22,7 +22,7 @@ _END = r"(?![a-zA-Z])"
 _SPELLINGS = (
     (re.compile(r"[−–]"), "-"),
     (re.compile(r",\s*\\!\s*|\{,\}"), ","),
-    (re.compile(r"\\(?:left|right|displaystyle)" + _END + r"|\\[!()\[\]]|\*\*|`"), ""),
+    (re.compile(r"\\(?:left|right|displaystyle)" + _END + r"|\\[!()\[\]]|(?<!\w)(?:\*\*|`)|(?:\*\*|`)(?!\w)"), ""),
     (re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf)|mbox|boxed)\s*\{([^{}]*)\}"), r" \1 "),
     (re.compile(r"\\([%$€£])"), r"\1"),
     (re.compile(r"\\[ ,;:]|(?<=\w)~|\\q?quad" + _END), " "),
@@ -42,8 +42,9 @@ _STATED = re.compile(
     rf"|(?P<plain>{_PLAIN})(?:(?:[eE]| ?[×x*] ?10 ?\^ ?\{{?)(?P<power>[+-]?[0-9]{{1,2}})\}}?)?)"
     rf"(?P<rest>(?![0-9.]).*)"
 )
+_WORD = r"[^\W\d_²³]+"
 _UNIT = re.compile(
-    rf" ?(?:%|{_MONEY})? ?(?:/? ?(?P<words>[^\W\d_]+(?:(?: ?[/·×] ?| |-)[^\W\d_]+){{0,5}})"
+    rf" ?(?:%|{_MONEY})? ?(?:/? ?(?P<words>{_WORD}(?:(?: ?[/·×] ?| |-){_WORD}){{0,5}})"
     r" ?(?:\^ ?\{?-?[123]\}?|[²³])?)?"
 )
 _CALLED = re.compile(r"(?:[^\W\d_]|[\\ ',(){}]|_[0-9]*)+")
@@ -51,6 +52,13 @@ _CALL = re.compile(r"(?P<name>[^:]*?)(?::| is| are) (?P<rest>.*)")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _UNIT_LETTERS = frozenset("amghstACFJLNVW")
 """Single letters that may be a unit (or an article); others are variables."""
+SHORT_UNITS = frozenset(
+    _LETTERS.findall(
+        "cm mm km nm dm kg mg lb oz ft in yd mi ml cl dl hr hp pm am hz pa kw kj kv ma gb mb kb tb db ha ct "
+        "sq cu pt qt th st nd rd rs kr of to at on by as up us he we it go do my an tv id"
+    )
+)
+"""Words of two letters that may be part of a unit; others are products of variables."""
 _TELLING = frozenset(
     _LETTERS.findall(
         "or and nor not but no never isn if unless maybe perhaps possibly probably about around roughly "
@@ -60,7 +68,12 @@ _TELLING = frozenset(
         "hundred hundreds thousand thousands million millions billion billions trillion trillions mn bn "
         "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
         "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
-        "wrong incorrect neg ne neq approx sim simeq cong equiv le leq ge geq lt gt pm mp sqrt pi"
+        "wrong incorrect neg ne neq approx sim simeq cong equiv le leq ge geq lt gt mp sqrt pi "
+        "tenth tenths hundredth hundredths thousandth thousandths millionth millionths billionths halves thirds "
+        "quadrillion lakh lakhs crore crores myriad mil mio mille permille basis doubled tripled quadrupled "
+        "halved raised power fold inverse reciprocal opposite negated reversed choose base binary hex "
+        "hexadecimal octal false untrue invalid impossible undefined unlikely likely excluded rounded "
+        "estimate estimated guess guessed correction oops none unknown forbidden nope however rather fourth"
     )
 )
 """Words that are no unit and no name: they change a number's value, or say that it is not quite it."""
@@ -90,13 +103,15 @@ def is_unit(rest: str) -> bool:
         return False
     words = _LETTERS.findall(found["words"] or "")
     return not any(_tells(word) for word in words) and all(
-        len(word) > 1 or word in _UNIT_LETTERS for word in words
+        word in _UNIT_LETTERS if len(word) == 1 else len(word) > 2 or word.casefold() in SHORT_UNITS
+        for word in words
     )
 
 
 def is_name(text: str) -> bool:
     """Whether a text only says what the number is called."""
-    return bool(_CALLED.fullmatch(text)) and not any(map(_tells, _LETTERS.findall(text)))
+    said = _LETTERS.findall(text)
+    return bool(_CALLED.fullmatch(text)) and r"\pm" not in text and not any(map(_tells, said))
 
 
 def _value(text: str) -> Fraction | None:
@@ -147,7 +162,7 @@ def _plain(text: str) -> Fraction:
 
 
 def _tells(word: str) -> bool:
-    return word.casefold() in _TELLING
+    return word.casefold() in _TELLING or any(map(str.isnumeric, word))  # as in m² and x½
 
 
 def _sum(text: str) -> Fraction | None:

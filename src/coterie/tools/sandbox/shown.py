@@ -36,7 +36,7 @@ def _pieces(wire: Wire, longest: int) -> Iterator[str]:
             yield ","
         yield after if content or tag != "set" else ")"
     elif tag == "enum":
-        yield f"<{content[0]}: "
+        yield f"<{repr(content[0])[1:-1]}: "
         yield from _pieces(content[1], longest)
         yield ">"
     else:
@@ -56,7 +56,6 @@ def _scalar(tag: str, content: Any, longest: int) -> str:
         return f"an integer of {int(content, 16).bit_length():,} bits"
     if tag in ("bytes", "bytearray"):
         return repr(decode([tag, content[: 2 * longest + 2]]))
-    try:
-        return repr(decode([tag, content]))
-    except ValueError:  # a fraction or a range of integers that are too long to be printed
+    if tag in ("fraction", "range") and max(map(len, content)) > _LONGEST_INTEGER:
         return f"a {tag} of large integers"
+    return repr(decode([tag, content]))
