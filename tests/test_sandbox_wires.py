@@ -34,4 +34,4 @@ def test_every_form_has_a_verdict_at_once(wire: list[Any], expected: object, pas
     assert result.wire is not None and shown(result.wire, 100).encode()
     for _ in range(3):
         assert judge(result, encode(expected), "module", 0.0, False).passed is passed
-    assert time.process_time() - began < 1.0, "the loop that grades other answers waits meanwhile"
+    assert time.process_time() - began < 6, "a slow machine takes 1 s, and a slow comparison 20"
