@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from coterie.errors import UserError
 from coterie.training.dpo import DPO, DPOSettings
@@ -89,3 +90,11 @@ def test_tokens_of_others_change_a_loss_only_as_context():
 def test_a_weight_that_is_negative_or_not_a_number_is_refused(weight):
     with pytest.raises(UserError, match="weight >= 0"):
         DPO(DPOSettings()).count(Pair((BETTER,), (WORSE,), (0.0, 0.0), weight))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"beta": 0}, {"label_smoothing": -0.1}, {"label_smoothing": 0.5}, {"nll": -1}], ids=str
+)
+def test_numbers_of_the_objective_that_cannot_work_are_refused(bad):
+    with pytest.raises(ValidationError):
+        DPOSettings(**bad)

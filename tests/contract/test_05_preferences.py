@@ -1,6 +1,7 @@
 """Contract 5: multi-turn preference loss covers the agent's own tokens only, in every turn, for any
 micro-batch size and any number of ranks."""
 
+import json
 import math
 import os
 import socket
@@ -80,6 +81,8 @@ def test_the_loss_is_that_of_the_own_tokens_of_every_turn(settings, tmp_path):
     expected = by_hand(policy, reference, pairs, settings)
     report = train(policy, pairs, whole, tmp_path / "train", objective=DPO(settings))
     assert report.first_loss == pytest.approx(expected, abs=1e-5)
+    told = json.loads((report.final / "training.json").read_text())
+    assert told["identity"]["objective"] == "dpo"
 
 
 @pytest.mark.parametrize("packing", ["auto", "flat"])

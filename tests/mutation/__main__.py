@@ -3,7 +3,7 @@
     python -m tests.mutation                       all faults of tests/mutants
     python -m tests.mutation --drawn 120           and so many that mutmut makes (tests/mutation/drawn.py)
     python -m tests.mutation --only NAME           one of them
-    python -m tests.mutation --match trie          those whose name has "trie" in it
+    python -m tests.mutation --match trie          those whose name (if drawn, or file) has "trie"
     python -m tests.mutation --sample 30 --seed X  thirty of them, drawn by X (a commit)
     python -m tests.mutation --check               only whether the edits fit the code
 
@@ -57,7 +57,7 @@ def main() -> int:
         print(f"{len(chosen)} faults fit the code")
         return 0
     start = time.monotonic()
-    faults = [*chosen, *(_drawn(words.drawn) if words.drawn else ())]
+    faults = [*chosen, *(_drawn(words.drawn, words.match) if words.drawn else ())]
     import_large()
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         base = base_copy(Path(name) / "base")
@@ -72,7 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--only", metavar="NAME", action="append", help="this fault (repeatable)")
-    parser.add_argument("--match", metavar="TEXT", default="", help="faults with TEXT in the name")
+    parser.add_argument(
+        "--match",
+        metavar="TEXT",
+        default="",
+        help="faults with TEXT in the name, drawn ones also in the file",
+    )
     parser.add_argument("--sample", metavar="N", type=int, help="draw N of them")
     parser.add_argument("--seed", default="", help="what draws the sample")
     parser.add_argument("--drawn", metavar="N", type=int, default=0, help="and N that mutmut makes")
@@ -94,10 +99,10 @@ def _chosen(words: argparse.Namespace) -> list[Mutant]:
     return random.Random(words.seed).sample(found, words.sample)
 
 
-def _drawn(count: int) -> Sequence[Fault]:
+def _drawn(count: int, match: str) -> list[Fault]:
     from tests.mutation.drawn import draw  # mutmut is large, and few uses need it
 
-    return draw(count, DRAWN_SEED)
+    return [one for one in draw(count, DRAWN_SEED) if match in f"{one.name} {one.file}"]
 
 
 def _unmutated(faults: Sequence[Fault], base: Path, folder: Path, workers: int) -> list[str]:

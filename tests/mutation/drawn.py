@@ -31,6 +31,9 @@ LOSSES = (
     "tests/test_training.py::test_loss_is_one_weighted_mean_over_the_step",
     "tests/test_training.py::test_a_weight_that_is_negative_or_not_a_number_is_refused",
     "tests/test_training.py::test_items_of_one_group_are_drawn_into_one_step",
+    "tests/test_training.py::"
+    "test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed",
+    "tests/test_value_head.py::test_a_bias_that_cancels_is_left_alone",
 )
 OPTIMA = ("tests/test_presets.py", "tests/test_optima.py", "tests/test_optima_dpo.py")
 SWEET = ("tests/test_presets.py", "tests/test_step_critic.py", "tests/test_sweet_rl.py")
