@@ -288,14 +288,6 @@ TRAINED = (
         (OF_DIALOGUES,),
     ),
     Mutant(
-        "sweet-policy-compares-whole-dialogues",
-        DATA,
-        "turn_pair(better, worse, group=tree.turns[selection.leaf].parent)",
-        "trajectory_pair(better, worse, group=tree.turns[selection.leaf].parent)",
-        "turns before the compared one are trained as if they were part of it",
-        (OF_THE_POLICY,),
-    ),
-    Mutant(
         "sweet-reference-summed",
         TRAINING,
         "normalise=objective.normalise,",
@@ -620,14 +612,6 @@ SCORES = (
         "",
         "the privileged judge knows no more than the agent",
         (f"{CRITIC}test_the_judge_is_shown_all_that_a_critic_may_see",),
-    ),
-    Mutant(
-        "sweet-judge-first-line-is-the-verdict",
-        "rewards/judge.py",
-        "_LETTER.fullmatch(lines[-1])",
-        "_LETTER.fullmatch(lines[0])",
-        "the verdict after a reason is not read",
-        (f"{CRITIC}test_verdicts",),
     ),
 )
 
