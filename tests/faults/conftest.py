@@ -17,6 +17,8 @@ from tests.faults.dialogues import Played, play
 
 MODEL = "tiny-exchange"
 QUICK = PoolSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2)
+PATIENT = QUICK.model_copy(update={"stall_seconds": 120})
+"""For a server that may compile its loops first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,7 +51,7 @@ def quiet(server: str, model: LoadedModel) -> Played:
 
     async def run() -> Played:
         async with running_servers(
-            CoterieBackend(), [server], None, model.renderer, QUICK, policy="talker", version="0"
+            CoterieBackend(), [server], None, model.renderer, PATIENT, policy="talker", version="0"
         ) as pool:
             return await play(pool, model)
 
