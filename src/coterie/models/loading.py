@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from coterie.config.folders import expanded
 from coterie.config.home import sha256
 from coterie.errors import UserError
 from coterie.models.catalogue import (
@@ -155,10 +156,10 @@ def resolve(name_or_path: str | Path) -> str:
     name = str(name_or_path)
     if known := packaged_folder(name) or converted_folder(name):
         return str(known)
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UserError(f"{folder} is no model: it has no config.json", _model_in(folder))
+            raise UserError(f"{folder} is not a model: it has no config.json", _model_in(folder))
         return str(folder)
     check_hub_name(f"{folder}/" if isinstance(name_or_path, Path) else name)
     return name
@@ -280,7 +281,7 @@ def _unreadable(source: str, what: str, error: Exception) -> UserError:
         reason = str(error).splitlines()[0]
         return UserError(f"{source}: {what} can't be read: {reason}", "save or download it again")
     return UserError(
-        f"{source!r} is no packaged checkpoint and no folder, and {what} can't be had from the "
+        f"{source!r} is neither a packaged checkpoint nor a folder, and {what} can't be had from the "
         f"Hugging Face hub: {str(error).splitlines()[0]}",
         "check the spelling and the network, or give the folder of a downloaded model",
     )
