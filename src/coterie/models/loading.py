@@ -34,6 +34,7 @@ from coterie.models.catalogue import (
 )
 from coterie.models.chat import ChatRenderer
 from coterie.models.context import context_length
+from coterie.models.saved import with_weights
 
 ADAPTER_FILE = "adapter_config.json"
 """What PEFT writes beside an adapter's weights."""
@@ -77,17 +78,7 @@ def load(
     renderer, context_length = load_renderer(source)
     _check_safetensors(source)
     _check_memory(source, dtype, torch.device(device))
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=dtype, use_safetensors=True
-        )
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise UserError(
-            f"the weights of {source} do not fit its config.json",
-            "give a folder whose files are of one model",
-        ) from error
+    model = with_weights(AutoModelForCausalLM, source, config=config, dtype=dtype)
     model.eval().to(device=device)
     return LoadedModel(model, renderer.tokenizer, renderer, context_length, source)
 
@@ -134,9 +125,7 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
     if not adapter:
         _config(source)
         _check_safetensors(source)
-    fresh = AutoModelForCausalLM.from_pretrained(
-        source, dtype=loaded.model.dtype, use_safetensors=True
-    )
+    fresh = with_weights(AutoModelForCausalLM, source, dtype=loaded.model.dtype)
     if adapter:
         from coterie.models.adapters import load_adapter
 
