@@ -383,7 +383,7 @@ def test_a_missing_key_is_refused_at_start(monkeypatch: pytest.MonkeyPatch, tmp_
         with pytest.raises(UserError, match=r"JUDGE_API_KEY is not set\n.*\.env"):
             Endpoint(one, folder=tmp_path)
     monkeypatch.setenv("JUDGE_API_KEY", f"{KEY}\n{KEY}")
-    with pytest.raises(UserError, match="is no key") as refused:
+    with pytest.raises(UserError, match="is not a key") as refused:
         Endpoint(one, folder=tmp_path)
     assert KEY not in str(refused.value)
 

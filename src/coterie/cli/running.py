@@ -71,6 +71,8 @@ def run_stage(
             f"there is no run folder {folder}, and {stage} needs one{_near(folder)}",
             f"make one with: coterie run {name} --folder {folder}",
         )
+    if not (folder / "config.yaml").is_file():
+        console.print(f"{folder} is not there yet: a new run of {name}")
     with open_run(folder, name, recipe.settings) as run:
         step = _wanted(recipe, run, stage, iteration)
         with _reported(recipe, run):

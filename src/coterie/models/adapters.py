@@ -17,7 +17,7 @@ from peft import set_peft_model_state_dict as set_state
 from safetensors.torch import load_file
 
 from coterie.errors import UserError
-from coterie.models.saved import reading
+from coterie.models.saved import check_whole, reading
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 DEFAULT = "default"
@@ -135,24 +135,34 @@ def load_adapter(
 ) -> PeftModel:
     """``model`` with the adapter of ``folder`` under ``name``, active; one of that name is replaced.
 
-    Raises :class:`UserError` for an adapter that was trained on another base.
+    Raises :class:`UserError` for an adapter that was trained on another base, or is not whole.
     """
-    if not (folder / "adapter_model.safetensors").is_file():
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file():
         raise UserError(
             f"{folder} has no adapter_model.safetensors", "give a folder that save_adapter wrote"
         )
     _check_base(model, folder)
+    known = isinstance(model, PeftModel) and name in model.peft_config
     with reading(folder):
+        saved = load_file(file)
         if not isinstance(model, PeftModel):
-            return PeftModel.from_pretrained(
+            model = PeftModel.from_pretrained(
                 model, str(folder), adapter_name=name, is_trainable=trainable
             )
-        if name in model.peft_config:
-            set_state(model, load_file(folder / "adapter_model.safetensors"), adapter_name=name)
-        else:
+        elif not known:
             model.load_adapter(str(folder), adapter_name=name, is_trainable=trainable)
+        check_whole(file, adapter_weights(model, name) - saved.keys())
+        if known:
+            set_state(model, saved, adapter_name=name)
     model.set_adapter(name, inference_mode=not trainable)
+    assert isinstance(model, PeftModel)
     return model
+
+
+def adapter_weights(model: PeftModel, name: str) -> set[str]:
+    """What the weights of an adapter are called in its file."""
+    return set(get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False))
 
 
 def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = None) -> str:

@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
+from coterie.config.folders import expanded
 from coterie.config.home import home
 from coterie.errors import UserError, did_you_mean, nearest
 
@@ -88,12 +89,12 @@ def check_hub_name(name: str) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"{name} is a file, and a model is a folder", "give the folder it lies in")
     if _is_path(name):
-        parent = path.expanduser().parent
+        parent = expanded(path).parent
         beside = [one.name for one in parent.iterdir()] if parent.is_dir() else []
         near = nearest(path.name, [name for name in beside if name != path.name])
         hint = f"did you mean {parent / near}? " if near else ""
         raise UserError(
-            f"there is no folder {path.expanduser()}", f"{hint}check the path of the model"
+            f"there is no folder {expanded(path)}", f"{hint}check the path of the model"
         )
     if not _HUB_NAME.fullmatch(name):
         hint = did_you_mean(name, names())

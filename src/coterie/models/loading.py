@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from coterie.config.folders import expanded
 from coterie.config.home import sha256
 from coterie.errors import UserError
 from coterie.models.catalogue import (
@@ -33,6 +34,7 @@ from coterie.models.catalogue import (
 )
 from coterie.models.chat import ChatRenderer
 from coterie.models.context import context_length
+from coterie.models.saved import with_weights
 
 ADAPTER_FILE = "adapter_config.json"
 """What PEFT writes beside an adapter's weights."""
@@ -76,17 +78,7 @@ def load(
     renderer, context_length = load_renderer(source)
     _check_safetensors(source)
     _check_memory(source, dtype, torch.device(device))
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=dtype, use_safetensors=True
-        )
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise UserError(
-            f"the weights of {source} do not fit its config.json",
-            "give a folder whose files are of one model",
-        ) from error
+    model = with_weights(AutoModelForCausalLM, source, config=config, dtype=dtype)
     model.eval().to(device=device)
     return LoadedModel(model, renderer.tokenizer, renderer, context_length, source)
 
@@ -133,9 +125,7 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
     if not adapter:
         _config(source)
         _check_safetensors(source)
-    fresh = AutoModelForCausalLM.from_pretrained(
-        source, dtype=loaded.model.dtype, use_safetensors=True
-    )
+    fresh = with_weights(AutoModelForCausalLM, source, dtype=loaded.model.dtype)
     if adapter:
         from coterie.models.adapters import load_adapter
 
@@ -155,10 +145,10 @@ def resolve(name_or_path: str | Path) -> str:
     name = str(name_or_path)
     if known := packaged_folder(name) or converted_folder(name):
         return str(known)
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UserError(f"{folder} is no model: it has no config.json", _model_in(folder))
+            raise UserError(f"{folder} is not a model: it has no config.json", _model_in(folder))
         return str(folder)
     check_hub_name(f"{folder}/" if isinstance(name_or_path, Path) else name)
     return name
@@ -280,7 +270,7 @@ def _unreadable(source: str, what: str, error: Exception) -> UserError:
         reason = str(error).splitlines()[0]
         return UserError(f"{source}: {what} can't be read: {reason}", "save or download it again")
     return UserError(
-        f"{source!r} is no packaged checkpoint and no folder, and {what} can't be had from the "
+        f"{source!r} is neither a packaged checkpoint nor a folder, and {what} can't be had from the "
         f"Hugging Face hub: {str(error).splitlines()[0]}",
         "check the spelling and the network, or give the folder of a downloaded model",
     )

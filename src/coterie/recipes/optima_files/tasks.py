@@ -90,5 +90,5 @@ def _secrets(golds: list[str]) -> dict[str, Secret]:
 def _fact(note: str) -> list[str]:
     found = _FACT.fullmatch(note)
     if found is None:
-        raise ValueError(f"{note!r} is no fact of the world `exchange` (`Nora home: Oslo`)")
+        raise ValueError(f"{note!r} is not a fact of the world `exchange` (`Nora home: Oslo`)")
     return list(found.groups())

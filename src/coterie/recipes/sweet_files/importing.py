@@ -290,7 +290,7 @@ def _check(
             index, "task.test_cases: there are none, so this is no task of a function"
         )
     if row.reward is not None and not 0 <= row.reward <= 1:
-        raise rows.broken(index, f"reward: {row.reward} is no share of tests, between 0 and 1")
+        raise rows.broken(index, f"reward: {row.reward} is not a share of tests, between 0 and 1")
     content = hashlib.sha256(task.model_dump_json().encode()).digest()
     before, same = known.setdefault(task.id, (index, content))
     if same != content:
