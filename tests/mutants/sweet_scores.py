@@ -179,4 +179,20 @@ MUTANTS = (
         "the privileged judge knows no more than the agent",
         (f"{CRITIC}test_the_judge_is_shown_all_that_a_critic_may_see",),
     ),
+    Mutant(
+        "sweet-judge-first-line-is-the-verdict",
+        "rewards/judge.py",
+        "ends = lines[:1] + lines[-1:]",
+        "ends = lines[:1]",
+        "a letter after its reasons is not read",
+        (f"{CRITIC}test_verdicts",),
+    ),
+    Mutant(
+        "sweet-judge-last-line-is-the-verdict",
+        "rewards/judge.py",
+        "ends = lines[:1] + lines[-1:]",
+        "ends = lines[-1:]",
+        "a letter before its reasons is not read, and neither is what contradicts it",
+        (f"{CRITIC}test_verdicts",),
+    ),
 )

@@ -187,6 +187,14 @@ MUTANTS = (
         (OF_DIALOGUES,),
     ),
     Mutant(
+        "sweet-policy-compares-whole-dialogues",
+        DATA,
+        "turn_pair(better, worse, group=tree.turns[selection.leaf].parent)",
+        "trajectory_pair(better, worse, group=tree.turns[selection.leaf].parent)",
+        "turns before the compared one are trained as if they were part of it",
+        (OF_THE_POLICY,),
+    ),
+    Mutant(
         "sweet-reference-summed",
         TRAINING,
         "normalise=objective.normalise,",

@@ -173,14 +173,16 @@ def test_the_policy_learns_turns_from_the_base_without_the_reference(
     asked = got.objective.settings
     assert (asked.beta, asked.nll, asked.normalise) == (0.3, 0.07, "none")
     assert got.settings.batch_rows == 5
-    selected = run.store.selections(1, "select")
+    selected, before = run.store.selections(1, "select"), set()
     assert len(got.items) == len(selected)
     for pair, (task, one) in zip(got.items, selected, strict=True):
         tree = run.store.tree(1, "rollout", task)
-        for (side,), leaf in ((pair.chosen, one.leaf), (pair.rejected, str(one.rejected))):
-            (target,) = side.targets
-            assert side.ids[target.start : target.stop] == tree.turns[leaf].ids
-            assert SECRET not in text(side.ids)
+        for side, leaf in ((pair.chosen, one.leaf), (pair.rejected, str(one.rejected))):
+            targets = [row.ids[t.start : t.stop] for row in side for t in row.targets]
+            assert targets == [tree.turns[leaf].ids], "turns before it are not compared"
+            assert not any(SECRET in text(row.ids) for row in side)
+            before.add(len(prompts(tree, leaf, AGENT)) - 1)
+    assert before == {0, 1, 2}
     for pair in got.items[:3]:
         expected = [by_base(side, "none") for side in (pair.chosen, pair.rejected)]
         assert pair.reference == pytest.approx(expected, abs=1e-3)
