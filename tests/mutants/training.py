@@ -3,6 +3,7 @@
 from tests.mutation.mutant import Mutant
 
 TRAINING = "tests/test_training.py::"
+CHECKPOINTS = "tests/test_training_checkpoints.py::"
 HEADS = "tests/test_value_head.py::"
 ROLES = "tests/test_roles.py::"
 
@@ -10,7 +11,7 @@ MICROBATCHES = f"{TRAINING}test_microbatch_size_changes_nothing"
 RATES = f"{TRAINING}test_the_rate_climbs_and_goes_to_zero"
 ADAMW = f"{TRAINING}test_a_step_is_that_of_adamw_with_decay_of_matrices_only"
 RESUMED = f"{HEADS}test_the_head_learns_resumes_bitwise_and_is_saved_beside_the_weights"
-INTERRUPTED = f"{TRAINING}test_a_checkpoint_that_was_not_finished_leaves_the_old_one"
+INTERRUPTED = f"{CHECKPOINTS}test_a_checkpoint_that_was_not_finished_leaves_the_old_one"
 
 MUTANTS = (
     Mutant(
@@ -213,7 +214,7 @@ MUTANTS = (
         "return found[-1] if found else None",
         "return found[0] if found else None",
         "a training resumes from the oldest checkpoint that is still there",
-        (f"{TRAINING}test_the_newest_of_several_checkpoints_is_gone_on_with",),
+        (f"{CHECKPOINTS}test_the_newest_of_several_checkpoints_is_gone_on_with",),
     ),
     Mutant(
         "checkpoint-removes-the-new-one",
@@ -229,7 +230,7 @@ MUTANTS = (
         "        digest.update(flat.view(torch.uint8).numpy().data)\n",
         "",
         "another model's training is taken for this one's",
-        (f"{TRAINING}test_another_training_in_the_folder_is_refused_and_can_be_replaced",),
+        (f"{CHECKPOINTS}test_another_training_in_the_folder_is_refused_and_can_be_replaced",),
     ),
     Mutant(
         "checkpoint-head-not-saved",
@@ -245,7 +246,7 @@ MUTANTS = (
         '"rows": checkpoint.hash_items(batches.items),',
         '"rows": str(len(batches.items)),',
         "a training on other rows is taken for this one",
-        (f"{TRAINING}test_another_training_in_the_folder_is_refused_and_can_be_replaced",),
+        (f"{CHECKPOINTS}test_another_training_in_the_folder_is_refused_and_can_be_replaced",),
     ),
     Mutant(
         "record-metrics-twice",
