@@ -23,7 +23,7 @@ def test_a_missing_key_is_refused_at_start(monkeypatch: pytest.MonkeyPatch, tmp_
         with pytest.raises(UserError, match=r"JUDGE_API_KEY is not set\n.*\.env"):
             Endpoint(one, folder=tmp_path)
     monkeypatch.setenv("JUDGE_API_KEY", f"{KEY}\n{KEY}")
-    with pytest.raises(UserError, match="is no key") as refused:
+    with pytest.raises(UserError, match="is not a key") as refused:
         Endpoint(one, folder=tmp_path)
     assert KEY not in str(refused.value)
 
@@ -89,7 +89,7 @@ def test_doctor_says_which_keys_are_set_and_no_more(
     assert "OTHER" not in found
     said = cli("doctor")
     assert KEY not in said.out + said.err
-    assert " ok  equal samples in any company  bitwise" in said.out
+    assert " ok  equal samples alone and in a batch  bitwise" in said.out
     lines = {
         line.split("key ")[1].split()[0]: line
         for line in said.out.splitlines()

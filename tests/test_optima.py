@@ -150,6 +150,7 @@ def test_adapters_are_trained_from_the_base_and_sampled(cli: Cli, tmp_path: Path
         final = tmp_path / f"lora/training/iteration-{iteration:02d}/final"
         assert (final / "adapter_config.json").is_file()
         assert not (final / "model.safetensors").exists()
+    assert "well formed" in said.err and "cut off" in said.err and "well_formed" not in said.err
     said = cli("run", "optima/isft", *SMALL, "model=lora", "--dry-run")
     assert said.code == 2 and "LoRA adapter" in said.err and "bring-your-own.md" in said.err
     page = (Path(__file__).parents[1] / "docs/howto/bring-your-own.md").read_text()

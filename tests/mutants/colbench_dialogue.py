@@ -87,7 +87,7 @@ MUTANTS = (
         MARKS,
         'return f"{MARKER} {seen}" if lost and not kept else seen',
         "return seen",
-        "an answer whose marker stands before OUTPUT: is no answer",
+        "an answer whose marker stands before OUTPUT: is not an answer",
         (MARKER,),
     ),
     Mutant(

@@ -167,7 +167,7 @@ MUTANTS = (
         COMPARE,
         'return "nan" if value.is_nan()',
         'return "snan" if value.is_nan()',
-        "a decimal that is no number is not the same as a float that is none",
+        "a decimal that is not a number is not the same as a float that is none",
         (f"{VALUES}test_values_that_python_never_calls_equal_are_compared_by_what_they_hold",),
     ),
     Mutant(

@@ -89,7 +89,7 @@ MUTANTS = (
         "environments/extraction.py",
         "return None if box is None else (number(box) or box)",
         "return None if box is None else number(box)",
-        "an answer that is no number is no answer, so a debate never agrees on it",
+        "an answer that is not a number is not an answer, so a debate never agrees on it",
         ("tests/test_extraction.py::test_a_box_without_a_number_is_still_an_answer",),
     ),
     Mutant(

@@ -31,7 +31,7 @@ MUTANTS = (
         RECIPE,
         "if reward >= least]",
         "if reward > least]",
-        "a dialogue that passes all tests is no success",
+        "a dialogue that passes all tests is not a success",
         (IMITATES,),
     ),
     Mutant(

@@ -218,7 +218,7 @@ def _by_name(files: Iterable[Path]) -> list[tuple[Split | None, Path]]:
 def _by_share(files: Sequence[Path], share: float) -> list[tuple[Split | None, Path]]:
     """Files of one split, whose rows are divided."""
     if not 0 < share < 1:
-        raise UserError(f"--heldout {share} is no share", "give a number such as 0.2")
+        raise UserError(f"--heldout {share} is not a share", "give a number such as 0.2")
     if len({split_of(file) for file in files}) > 1:
         raise UserError(
             "these files are of several splits, and --heldout divides the rows of one",

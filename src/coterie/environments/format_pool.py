@@ -84,6 +84,6 @@ def _yaml(text: str, file: Path) -> Iterator[tuple[int, object]]:
     if node is None:
         return
     if not isinstance(node, yaml.SequenceNode):
-        raise _broken(file, node.start_mark.line + 1, "this is no list")
+        raise _broken(file, node.start_mark.line + 1, "this is not a list")
     for item, value in zip(node.value, values, strict=True):
         yield item.start_mark.line + 1, value

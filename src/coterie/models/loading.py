@@ -175,7 +175,7 @@ def resolve(name_or_path: str | Path) -> str:
 
 
 def _model_in(folder: Path) -> str:
-    """What to give instead of a folder that is no model."""
+    """What to give instead of a folder that is not a model."""
     if is_adapter(folder):
         return (
             "this is a LoRA adapter: give its base model, or merge the adapter into it "

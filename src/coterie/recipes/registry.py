@@ -61,7 +61,7 @@ def optima(settings: RecipeSettings) -> "Optima":
     found = recipe(settings)
     if not isinstance(found, Optima):
         names = ", ".join(name for name in NAMES if issubclass(_SETTINGS[name], OptimaSettings))
-        raise UserError(f"{found.name} is no method of Optima", f"use one of: {names}")
+        raise UserError(f"{found.name} is not a method of Optima", f"use one of: {names}")
     return found
 
 

@@ -118,7 +118,7 @@ def question(situation: Situation, a: str, b: str) -> list[Utterance]:
 def read_verdict(answer: str) -> str | None:
     """``A`` or ``B``: the letter alone on the first or last line; else the one reply that the last line names.
 
-    So a reason may lead to the letter or follow it. What says both, or neither, is no verdict.
+    So a reason may lead to the letter or follow it. What says both, or neither, is not a verdict.
     """
     lines = [line for line in answer.splitlines() if line.strip()]
     ends = lines[:1] + lines[-1:]
