@@ -20,7 +20,7 @@ from coterie.progress import Silent
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from tests.conftest import Cli
-from tests.test_data import Hub, point_hub_at, serve
+from tests.hub import Hub, point_hub_at, serve
 
 REFERENCE = "def fee(days):\n    return 5 + max(0, days - 3) * 2"
 CALLS = {f"test{n}": f"fee({n})" for n in range(1, 11)}

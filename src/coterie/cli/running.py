@@ -112,7 +112,8 @@ def summary(recipe: PolicyRecipe, run: Run) -> Table:
     done = [step for step in recipe.steps() if step.stage == "evaluate" and run.is_finished(step)]
     points = [evaluation(run.store, step.iteration) for step in done]
     names = list(dict.fromkeys(name for point in points for name in point.means))
-    for title in ("policy", "score", "95% interval", "tokens", *names, "n"):
+    heads = (name.replace("_", " ") for name in names)
+    for title in ("policy", "score", "95% interval", "tokens", *heads, "n"):
         table.add_column(title, justify="right")
     for point in points:
         table.add_row(

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from itertools import accumulate, product
 
 from coterie.environments.equality import compared
-from coterie.environments.numbers import SHORT_UNITS, is_name, is_unit, number
+from coterie.environments.numbers import is_name, number
+from coterie.environments.units import SYMBOLS, is_unit
 
 LONGEST = 1000
 """Characters; an answer that is longer is equal to its own spelling only."""
@@ -99,7 +100,7 @@ def _same(one: str, other: str) -> bool:
 def _number(text: str) -> str | None:
     """The number that a text states; outside of a command for text, letters are variables, not units."""
     letters = _variables(text.rpartition("=")[2])
-    return number(text) if all(one.casefold() in SHORT_UNITS for one in letters) else None
+    return number(text) if all(one.casefold() in SYMBOLS for one in letters) else None
 
 
 def _variables(text: str) -> list[str]:

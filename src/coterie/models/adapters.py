@@ -17,6 +17,7 @@ from peft import set_peft_model_state_dict as set_state
 from safetensors.torch import load_file
 
 from coterie.errors import UserError
+from coterie.models.checksums import checksums
 from coterie.models.saved import check_whole, reading
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -25,8 +26,6 @@ BASE_FILE = "base.json"
 """Beside a saved adapter: what the base is that it was trained on."""
 PEFT_PREFIX = "base_model.model."
 """What PEFT puts before the names of the base's weights."""
-SAMPLED = 16
-"""Values of each weight that the fingerprint of a base looks at."""
 
 
 def add_lora(
@@ -166,10 +165,11 @@ def adapter_weights(model: PeftModel, name: str) -> set[str]:
 
 
 def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = None) -> str:
-    """A hash of the base under a model's adapters: names, shapes, and some values of each weight.
+    """A hash of the base under a model's adapters: names, shapes, and all values of each weight.
 
-    Values are rounded to bfloat16, so that a base has one fingerprint whatever it is loaded as.
-    ``weights`` stands in for the model's own, where those are sharded.
+    Values are rounded to bfloat16, so that a base has one fingerprint in float32 and in bfloat16;
+    two bases that differ by less than that rounding have one too. ``weights`` stands in for the
+    model's own, where those are sharded.
     """
     digest = hashlib.sha256()
     found = {
@@ -178,8 +178,8 @@ def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = No
         if ".lora_" not in name
     }
     for name, weight in sorted(found.items()):
-        values = weight.detach().flatten()[:SAMPLED].to(torch.bfloat16).float().tolist()
-        digest.update(f"{name} {list(weight.shape)} {values}\n".encode())
+        (total,) = checksums([weight.detach().to(torch.bfloat16)])
+        digest.update(f"{name} {list(weight.shape)} {total}\n".encode())
     return digest.hexdigest()
 
 

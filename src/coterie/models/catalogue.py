@@ -55,7 +55,7 @@ FILES = (
     *(".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".json", ".jsonl", ".yaml"),
     *(".yml", ".sqlite", ".zip", ".gz", ".tar", ".txt", ".whl"),
 )
-"""Endings of files, which are no names of models."""
+"""Endings of files, which are not names of models."""
 
 CATALOGUE: Mapping[str, WheelModel] = MappingProxyType({entry.name: entry for entry in _ALL})
 
@@ -81,7 +81,7 @@ def names() -> list[str]:
 
 
 def check_hub_name(name: str) -> None:
-    """Refuse (``UserError``) what is no name on the Hugging Face hub, which has OWNER/NAME, before it is
+    """Refuse (``UserError``) what is not a name on the Hugging Face hub, which has OWNER/NAME, before it is
     looked up there: a path, and a short name that is not known."""
     path = Path(name)
     if not name.strip():

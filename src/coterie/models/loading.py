@@ -34,6 +34,7 @@ from coterie.models.catalogue import (
 )
 from coterie.models.chat import ChatRenderer
 from coterie.models.context import context_length
+from coterie.models.hub import hub_answers, local_only, not_here
 from coterie.models.saved import with_weights
 
 ADAPTER_FILE = "adapter_config.json"
@@ -155,10 +156,11 @@ def resolve(name_or_path: str | Path) -> str:
 
 
 def _model_in(folder: Path) -> str:
-    """What to give instead of a folder that is no model."""
+    """What to give instead of a folder that is not a model."""
     if is_adapter(folder):
         return (
-            "give a folder that save_pretrained wrote; this one is an adapter: load its base model"
+            "this is a LoRA adapter: give its base model, or merge the adapter into it "
+            "(docs/howto/bring-your-own.md) and give the merged folder"
         )
     inside = sorted(config.parent for config in folder.rglob("final/config.json"))
     found = f", such as {inside[-1]}" if inside else ""
@@ -203,7 +205,7 @@ def is_adapter(folder: Path | str) -> bool:
 def _config(source: str) -> PreTrainedConfig:
     """The model's config, refused if it is not one of a causal language model that we can run."""
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source, local_files_only=local_only(source))
     except BROKEN as error:
         raise _unreadable(source, "its config.json", error) from error
     names = config.architectures or []
@@ -224,7 +226,7 @@ def _config(source: str) -> PreTrainedConfig:
 
 def _tokenizer(source: str) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_only(source))
     except BROKEN as error:
         raise _unreadable(source, "its tokenizer", error) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
@@ -237,9 +239,10 @@ def _generation_ends(source: str) -> list[int]:
     if folder.is_dir() and not (folder / "generation_config.json").is_file():
         return []
     try:
-        ends = GenerationConfig.from_pretrained(source).eos_token_id
+        config = GenerationConfig.from_pretrained(source, local_files_only=local_only(source))
     except BROKEN as error:
         raise _unreadable(source, "its generation_config.json", error) from error
+    ends = config.eos_token_id
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
@@ -269,8 +272,10 @@ def _unreadable(source: str, what: str, error: Exception) -> UserError:
     if Path(source).is_dir():
         reason = str(error).splitlines()[0]
         return UserError(f"{source}: {what} can't be read: {reason}", "save or download it again")
+    if not hub_answers():
+        return not_here(source, what)
     return UserError(
-        f"{source!r} is neither a packaged checkpoint nor a folder, and {what} can't be had from the "
+        f"{source!r} is not a packaged model or a folder, and {what} can't be read from the "
         f"Hugging Face hub: {str(error).splitlines()[0]}",
-        "check the spelling and the network, or give the folder of a downloaded model",
+        "check the spelling, or give the folder of a downloaded model",
     )

@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from coterie.errors import UserError
+from coterie.models.hub import hub_answers, local_only, not_here
 
 DAMAGE = (SafetensorError, json.JSONDecodeError, UnicodeDecodeError, KeyError, FileNotFoundError)
 """What reading a part of a file, or a part of a folder's files, ends in."""
@@ -25,7 +26,11 @@ def with_weights(kind: Any, source: str | Path, **words: Any) -> Any:
     """
     try:
         model, told = kind.from_pretrained(
-            source, use_safetensors=True, output_loading_info=True, **words
+            source,
+            use_safetensors=True,
+            output_loading_info=True,
+            local_files_only=local_only(str(source)),
+            **words,
         )
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
@@ -35,6 +40,8 @@ def with_weights(kind: Any, source: str | Path, **words: Any) -> Any:
             "give a folder whose files are of one model",
         ) from error
     except (SafetensorError, OSError, ValueError, KeyError) as error:
+        if isinstance(error, OSError) and not Path(source).is_dir() and not hub_answers():
+            raise not_here(str(source), "its weights") from error
         reason = str(error).splitlines()[0]
         raise UserError(f"the weights of {source} can't be read: {reason}", COPY) from error
     check_whole(source, told["missing_keys"])

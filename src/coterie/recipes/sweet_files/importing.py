@@ -277,7 +277,7 @@ def _repeats(rows: Trajectories) -> int:
 def _check(
     rows: Trajectories, index: int, row: TrajectoryRow, known: dict[str, tuple[int, bytes]]
 ) -> None:
-    """Refuse a row of no function, a reward that is no share, and two tasks of one id.
+    """Refuse a row of no function, a reward that is not a share, and two tasks of one id.
 
     ``known`` are the tasks so far: by id, the index of the first row, and a hash of the content.
     """
@@ -287,7 +287,7 @@ def _check(
         raise rows.broken(index, f"task.{wrong_at(error.errors()[0])}") from error
     if not task.usable:
         raise rows.broken(
-            index, "task.test_cases: there are none, so this is no task of a function"
+            index, "task.test_cases: there are none, so this is not a task of a function"
         )
     if row.reward is not None and not 0 <= row.reward <= 1:
         raise rows.broken(index, f"reward: {row.reward} is not a share of tests, between 0 and 1")

@@ -126,7 +126,7 @@ def _digest(wire: Wire, strict: bool) -> bytes:
 
 
 def _scalar(wire: Wire, strict: bool) -> str:
-    """One text for each value that is no number and no container."""
+    """One text for each value that is neither a number nor a container."""
     tag, content = wire
     if tag == "range" and max(map(len, content)) <= _LONGEST_RANGE:
         values = decode(wire)
