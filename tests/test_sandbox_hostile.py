@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.tools.sandbox.jail import NOBODY
+from coterie.tools.sandbox.users import NOBODY
 from tests.hostile_answers import HOSTILE, PROBES
 from tests.hostile_cheats import CHEATS
 from tests.hostile_grading import DOUBLE, TWO, Try, graded_tries, in_any_order, wrong

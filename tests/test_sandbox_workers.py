@@ -68,9 +68,10 @@ def test_a_worker_whose_pipe_is_full_can_be_closed() -> None:
     """Its reply is larger than a pipe and a reader's buffer, and nobody takes it."""
 
     async def work() -> None:
-        one = make_jail(ONE)
-        worker = await Worker.start(one)
-        body = json.dumps(asdict(job_of(ONE, SIZED, ["f(250_000)"] * 8, False, one))).encode()
+        worker = await Worker.start(make_jail(ONE))
+        body = json.dumps(
+            asdict(job_of(ONE, SIZED, ["f(250_000)"] * 8, False, worker.user))
+        ).encode()
         worker._in.write(struct.pack(">I", len(body)) + body + bytes(16))
         while len(worker._out._buffer) < 1 << 17:  # type: ignore[attr-defined]
             await asyncio.sleep(0.05)
