@@ -23,7 +23,7 @@ _KINDS = {
 _IN_ORDER = (_LIST, "tuple", "deque")
 _MICROSECOND = timedelta(microseconds=1)
 _EXACT = 2000
-"""Digits, and exponent, up to which a decimal is compared with other numbers."""
+"""Digits without zeros at the end, and exponent, up to which a decimal is compared with other numbers."""
 _LONGEST_RANGE = 1000
 """Hexadecimal digits of a bound; ranges with longer ones are equal if they are written alike."""
 
@@ -190,11 +190,13 @@ def _decimal(value: Decimal) -> str:
         return "nan" if value.is_nan() else str(float(value))
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int), "it is finite"
-    if not value:
-        return "0/1"
-    if max(abs(exponent), len(digits)) <= _EXACT:
-        over, under = value.as_integer_ratio()
-        return f"{over:x}/{under:x}"
     text = "".join(map(str, digits))
     short = text.rstrip("0")
-    return f"{'-' * sign}{short}e{exponent + len(text) - len(short)}"
+    if not short:
+        return "0/1"
+    exponent += len(text) - len(short)
+    written = f"{'-' * sign}{short}e{exponent}"
+    if max(abs(exponent), len(short)) > _EXACT:
+        return written
+    over, under = Decimal(written).as_integer_ratio()
+    return f"{over:x}/{under:x}"
