@@ -123,6 +123,16 @@ HOSTILE: dict[str, str] = {
     "a frame that never ends": GRAB + "def double(x):\n os.write(3, b'\\x7f\\xff\\xff\\xff' + b'x' * 10**5)\n return x",
     "deep JSON": GRAB
     + "def double(x):\n t = b'[' * 50000\n os.write(3, len(t).to_bytes(4, 'big') + t)\n return x",
+    "empty frames": GRAB + "def double(x):\n os.write(3, bytes(4) * 1000)\n return x",
+    "a failure that is no text": GRAB
+    + "def double(x):\n t = b'{\"failed\": [], \"why\": \"\"}'\n os.write(3, len(t).to_bytes(4, 'big') + t)\n return x",
+    "a channel in packets": GRAB
+    + "def double(x):\n fcntl.fcntl(3, fcntl.F_SETFL, os.O_WRONLY | os.O_DIRECT)\n return 'a' * 200000",
+    "a thread that patches": "import sys, threading\ndef patch():\n while True:\n  for m in list(sys.modules.values()):\n"
+    "   if 'harness' in getattr(m, '__name__', ''): m._json = lambda told: b'{\"value\": [\"int\", \"2\"]}'; m.RESULTS = 1\n"
+    "def double(x):\n threading.Thread(target=patch, daemon=True).start()\n return x",
+    "a class with another order": "class T(type):\n __eq__ = lambda a, b: True\n __hash__ = type.__hash__\n"
+    " def mro(c): return (c, int, object)\nclass I(int, metaclass=T): __mro__ = (str,)\ndef double(x): return I(x)",
     "SyntaxError": "def double(x) return 2 * x",
 }  # fmt: skip
 """By what they do."""

@@ -146,14 +146,14 @@ def test_no_two_workers_have_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="all answers of an ordinary user are one user")
 def test_a_user_is_free_again_when_its_worker_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(sandbox: Sandbox) -> int:
-        (result,) = await sandbox.run("import os", ["os.getuid()"])
-        monkeypatch.setattr(users, "UIDS", range(result.value, result.value + 1))
+    async def work() -> None:
+        worker = await Worker.start(make_jail(ONE))
+        monkeypatch.setattr(users, "UIDS", range(worker.user.uid, worker.user.uid + 1))
         with pytest.raises(UserError, match="taken"):
             users.claim_user()
-        return int(result.value)
+        await worker.close()
+        user = users.claim_user()
+        assert user.uid == worker.user.uid
+        user.release()
 
-    uid = inside(work)
-    user = users.claim_user()
-    assert user.uid == uid
-    user.release()
+    asyncio.run(work())
