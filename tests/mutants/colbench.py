@@ -46,8 +46,8 @@ SAID = (
     Mutant(
         "colbench-last-turn-is-no-answer",
         WORLD,
-        'answer, end = self.visible(said.text).strip(), "turn_limit"',
-        'answer, end = None, "turn_limit"',
+        "answer, end = self.visible(said.text).strip(), TURNS",
+        "answer, end = None, TURNS",
         "a last turn without the marker always fails",
         (ENDS,),
     ),
@@ -249,7 +249,7 @@ GRADED = (
     Mutant(
         "colbench-turn-limit-is-well-formed",
         WORLD,
-        'state.end == "answered" and self.well_formed',
+        "state.end == ANSWERED and self.well_formed",
         "self.well_formed",
         "a model that never writes the marker seems to follow the form",
         (ENDS,),

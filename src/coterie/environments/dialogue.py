@@ -19,7 +19,7 @@ from coterie.environments.person import PERSON
 from coterie.environments.services import NO_SERVICES, Services
 from coterie.errors import UserError
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import End
+from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
 
 FORMAT_SOURCE = "format"
@@ -28,6 +28,9 @@ GRADER = "grader"
 """The only role that may read a gold answer."""
 WELL_FORMED = "well_formed"
 """The metric of a grade that says whether an answer was found in the form that was asked for, 0 or 1."""
+AGREED = Ending("agreed")
+ANSWERED = Ending("answered")
+"""One answer, where one is enough."""
 Split = Literal["train", "heldout"]
 
 
@@ -60,7 +63,7 @@ class DialogueState:
     turns: tuple[Turn, ...] = ()
     answer: str | None = None
     """The most recent answer that anybody gave."""
-    end: End | None = None
+    end: Ending | None = None
     """How it ended; ``None`` while it goes on."""
 
 
@@ -68,8 +71,8 @@ class DialogueState:
 class Grade:
     """What a dialogue that has ended is worth."""
 
-    score: float
-    """The benchmark's metric, in [0, 1]."""
+    score: float | None
+    """The benchmark's metric; ``None`` if the dialogue could not be graded, which is never the same as 0."""
     metrics: Mapping[str, float | int | str] = field(default_factory=dict)
     """What else was found, such as which tests passed and why the others failed."""
 
@@ -276,13 +279,13 @@ async def _talk(environment: DialogueEnvironment, now: DialogueState, cut: bool)
     """The state after the newest turn of agents who talk until they agree."""
     turn = now.turns[-1]
     answer = answer_of(environment, now.task, turn.text)
-    end: End | None = None
+    end: Ending | None = None
     if cut:
-        end = "runaway"
+        end = LENGTH
     elif await _same(environment, now.answer, answer):
-        end = "agreed"
+        end = AGREED
     elif len(now.turns) >= environment.max_turns:
-        end = "turn_limit"
+        end = TURNS
     return replace(now, answer=answer or now.answer, end=end)
 
 
@@ -302,7 +305,7 @@ async def graded(
         if has_person(environment):
             return await environment.grade(state, services)
         answer = state.answer
-        if state.end == "runaway" or answer is None:
+        if state.end == LENGTH or answer is None:
             return Grade(0.0, {WELL_FORMED: 0.0})
         assert _is_scored(environment), "a world without a person is graded by its answers"
         score = await asyncio.to_thread(environment.score, state.task, answer)
