@@ -413,7 +413,11 @@ def test_our_dialogues_go_round_and_train_the_same(
             for (one, path), (other, again) in zip(a.trajectories(), b.trajectories(), strict=True):
                 assert [t.text for t in path] == [t.text for t in again]
                 assert [t.speaker for t in path] == [t.speaker for t in again]
-                assert (one.answer, one.score, one.end) == (other.answer, other.score, other.end)
+                assert (one.answer, one.score, one.ending) == (
+                    other.answer,
+                    other.score,
+                    other.ending,
+                )
         rewards = [
             [
                 (r.sample, r.task_term, r.token_term, r.loss_term, pytest.approx(r.leak_term))
