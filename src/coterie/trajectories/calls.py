@@ -44,6 +44,11 @@ class ToolResult:
     error: bool = False
 
 
+def call_id(place: int) -> str:
+    """The id of the call at ``place``, from 0."""
+    return f"c{place}"
+
+
 def place(id_: str) -> int:
     """The place of a call, from its id; ``ValueError`` for an id that is not of this form."""
     found = _PLACE.fullmatch(id_)
