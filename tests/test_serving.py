@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import torch
 
@@ -52,11 +52,11 @@ def policies(loaded: LoadedModel) -> Policies:
 @contextlib.asynccontextmanager
 async def client(
     policies: Policies, *, allow_loading: bool = False
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of a real server on this loop."""
     async with (
         served(policies, allow_loading=allow_loading) as url,
-        httpx.AsyncClient(base_url=url, timeout=60) as one,
+        httpx2.AsyncClient(base_url=url, timeout=60) as one,
     ):
         yield one
 
@@ -64,7 +64,7 @@ async def client(
 def ask(policies: Policies, path: str, *bodies: Body, status: int = 200) -> list[Body]:
     """The server's answers to requests that are sent at once."""
 
-    async def talk() -> list[httpx.Response]:
+    async def talk() -> list[httpx2.Response]:
         async with client(policies, allow_loading=True) as one:
             return await asyncio.gather(*(one.post(path, json=body) for body in bodies))
 
@@ -197,7 +197,7 @@ def test_a_message_can_not_forge_a_turn(policies: Policies, loaded: LoadedModel)
     assert chat["prompt_token_ids"].count(end) == 1
 
 
-async def events(one: httpx.AsyncClient, body: Body) -> list[Body]:
+async def events(one: httpx2.AsyncClient, body: Body) -> list[Body]:
     """What a stream said, its end taken off."""
     async with one.stream("POST", CHATS, json=body) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -427,7 +427,7 @@ def test_an_adapter_goes_onto_the_checkpoint_that_was_loaded(
 def test_while_weights_are_loaded_requests_are_to_come_again(policies: Policies) -> None:
     policies.gate.loading = "a checkpoint"
 
-    async def talk() -> list[httpx.Response]:
+    async def talk() -> list[httpx2.Response]:
         async with client(policies) as one:
             completion = one.post("/v1/completions", json=completing())
             return [await one.get("/health"), await completion]
@@ -447,7 +447,7 @@ def test_requests_and_loads_in_any_order_never_mix_weights(
     sampling = Sampling(max_tokens=10)
     valid = [directly(load(source), [3], sampling)[0].ids for source in (NAME, folder)]
 
-    async def talk() -> list[httpx.Response]:
+    async def talk() -> list[httpx2.Response]:
         async with client(policies, allow_loading=True) as one:
             loading = {"path": str(folder), "version": "1"}
             asked = completing(seed=3, max_tokens=10)
@@ -485,9 +485,9 @@ def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def test_the_command_serves_until_ctrl_c() -> None:
     with started(NAME, "--host", "127.0.0.1", "--port", "0", "--name", "tiny") as (child, url):
-        answer = httpx.post(f"{url}/v1/chat/completions", json=chatting(model="tiny"), timeout=60)
+        answer = httpx2.post(f"{url}/v1/chat/completions", json=chatting(model="tiny"), timeout=60)
         assert answer.status_code == 200, answer.text
-        listed = httpx.get(f"{url}/v1/models").json()
+        listed = httpx2.get(f"{url}/v1/models").json()
         assert [card["id"] for card in listed["data"]] == ["tiny"]
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=30)
@@ -499,8 +499,8 @@ def test_the_command_serves_until_ctrl_c() -> None:
 def test_ctrl_c_ends_requests_in_flight_without_a_traceback() -> None:
     with started(NAME, "--port", "0") as (child, url):
 
-        async def talk() -> httpx.Response:
-            async with httpx.AsyncClient(base_url=url, timeout=60) as one:
+        async def talk() -> httpx2.Response:
+            async with httpx2.AsyncClient(base_url=url, timeout=60) as one:
                 many = completing(max_tokens=900, n=200, temperature=100)
                 task = asyncio.create_task(one.post("/v1/completions", json=many))
                 grown = chatting(max_tokens=1000, stream=True, temperature=100)
