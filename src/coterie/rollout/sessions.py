@@ -86,17 +86,17 @@ class Sessions:
         return session
 
     async def fork(self, node: str) -> OwnedSession | None:
-        """A copy of the idle session at ``node``, which stays there; ``None`` if it can't be had.
+        """A copy of the idle session at ``node``, which stays there; ``None`` if there is none.
 
-        Where there is no room beside it, it is the session itself.
+        Where it can't be copied, or there is no room beside it, it is the session itself.
         """
         session = self.take(node)
         if session is None or len(self._all) >= self.max_sessions:
             return session
+        opening = (await session.live(self.seconds)).fork()
+        if opening is None:
+            return session
         try:
-            opening = (await session.live(self.seconds)).fork()
-            if opening is None:
-                return None
             forked = await self._admit(opening)
         finally:
             await self.keep(node, session)
