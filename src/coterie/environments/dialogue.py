@@ -6,18 +6,15 @@ and when the talk ends. States are frozen, so a branch of a tree is a copy of no
 
 import asyncio
 import json
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from coterie.datasets.rows import QuestionRow
-from coterie.engines.protocol import EngineError
+from coterie.environments.faults import faults_of
 from coterie.environments.person import PERSON
 from coterie.environments.services import NO_SERVICES, Services
-from coterie.errors import UserError
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
@@ -32,25 +29,6 @@ AGREED = Ending("agreed")
 ANSWERED = Ending("answered")
 """One answer, where one is enough."""
 Split = Literal["train", "heldout"]
-
-
-class WorldError(EngineError):
-    """An environment met what it did not expect: the item that met it fails, and no other."""
-
-
-@contextmanager
-def _faults_of(environment: object) -> Iterator[None]:
-    """Turns every exception that an environment did not mean to raise into a :class:`WorldError`."""
-    try:
-        yield
-    except (EngineError, UserError):
-        raise
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        what = "".join(traceback.format_exception_only(error)).strip()
-        raise WorldError(
-            f"{type(environment).__name__} failed with {what} ({place.filename}:{place.lineno})"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +188,7 @@ def begin(
     """How a dialogue begins; ``root`` is that of its tree."""
     if not has_person(environment):
         return DialogueState(task, format)
-    with _faults_of(environment):
+    with faults_of(environment):
         said = Part(environment.opening(task), source="task")
     first = make_turn(root, Speaker("person", PERSON), [said], author="task")
     return DialogueState(task, format, (first,))
@@ -228,7 +206,7 @@ def messages(
 
     An environment with rules of its own (:class:`OwnRules`) says which turns.
     """
-    with _faults_of(environment):
+    with faults_of(environment):
         parts = environment.system_parts(state.task, agent)
         if state.format is not None and agent in environment.format_agents:
             parts += (Part(f"\nFormat: {state.format}", source=FORMAT_SOURCE),)
@@ -267,7 +245,7 @@ async def step(
     rules, if it has any (:class:`OwnRules`, :class:`WithPerson`).
     """
     now = replace(state, turns=(*state.turns, turn))
-    with _faults_of(environment):
+    with faults_of(environment):
         if has_person(environment):
             return await environment.follow(now, services)
         if _has_rules(environment):
@@ -301,7 +279,7 @@ async def graded(
     environment: DialogueEnvironment, state: DialogueState, services: Services = NO_SERVICES
 ) -> Grade:
     """The grade of a dialogue that has ended; 0 for a runaway. Comparing mathematics may take seconds."""
-    with _faults_of(environment):
+    with faults_of(environment):
         if has_person(environment):
             return await environment.grade(state, services)
         answer = state.answer

@@ -60,12 +60,12 @@ class Tree:
     images: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
     """Bytes of images that parts name, by their SHA-256. They are written with the tree; a tree that was
     read has none (``Store.image`` gives them)."""
+    root: str = field(init=False, repr=False)
+    """Id of the root: the parent of the first turns."""
     _children: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
-    @property
-    def root(self) -> str:
-        """Id of the root: the parent of the first turns."""
-        return root_id(self.iteration, self.stage, self.task)
+    def __post_init__(self) -> None:
+        self.root = root_id(self.iteration, self.stage, self.task)
 
     def add(self, turn: Turn, request: Request | None = None) -> None:
         """Add a turn (and the request it answers); adding an equal turn again changes nothing."""

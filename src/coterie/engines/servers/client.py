@@ -93,9 +93,9 @@ class ServerClient:
                 f"wrong token count: {len(ids)} of up to {sampling.max_tokens} tokens, and no end "
                 "of turn or stop string among them"
             )
-        count, finish, text = ended
+        count, finish, text, stop = ended
         said, cached = tuple(ids[:count]), usage.cached_tokens
-        return Completion(said, tuple(logprobs[:count]), text, finish, seed, cached), usage
+        return Completion(said, tuple(logprobs[:count]), text, finish, seed, cached, stop), usage
 
     async def score(self, ids: Sequence[int], start: int) -> Scored:
         """Log-probs of ``ids[start:]``, each given all before it. Raises a ``ServerFault``."""
@@ -141,8 +141,8 @@ class ServerClient:
             "skip_special_tokens": False,
         }
 
-    def _ended(self, ids: list[int], sampling: Sampling) -> tuple[int, Finish, str] | None:
-        """Where and how a completion ends, and its text.
+    def _ended(self, ids: list[int], sampling: Sampling) -> tuple[int, Finish, str, str] | None:
+        """Where and how a completion ends, its text, and its stop string.
 
         A server decodes token by token, and may miss a stop string that the whole text has; what it
         sampled after it is dropped, as if it had stopped.
