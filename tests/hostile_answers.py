@@ -123,6 +123,16 @@ HOSTILE: dict[str, str] = {
     "a frame that never ends": GRAB + "def double(x):\n os.write(3, b'\\x7f\\xff\\xff\\xff' + b'x' * 10**5)\n return x",
     "deep JSON": GRAB
     + "def double(x):\n t = b'[' * 50000\n os.write(3, len(t).to_bytes(4, 'big') + t)\n return x",
+    "empty frames": GRAB + "def double(x):\n os.write(3, bytes(4) * 1000)\n return x",
+    "a failure that is no text": GRAB
+    + "def double(x):\n t = b'{\"failed\": [], \"why\": \"\"}'\n os.write(3, len(t).to_bytes(4, 'big') + t)\n return x",
+    "a channel in packets": GRAB
+    + "def double(x):\n fcntl.fcntl(3, fcntl.F_SETFL, os.O_WRONLY | os.O_DIRECT)\n return 'a' * 200000",
+    "a thread that patches": "import sys, threading\ndef patch():\n while True:\n  for m in list(sys.modules.values()):\n"
+    "   if 'harness' in getattr(m, '__name__', ''): m._json = lambda told: b'{\"value\": [\"int\", \"2\"]}'; m.RESULTS = 1\n"
+    "def double(x):\n threading.Thread(target=patch, daemon=True).start()\n return x",
+    "a class with another order": "class T(type):\n __eq__ = lambda a, b: True\n __hash__ = type.__hash__\n"
+    " def mro(c): return (c, int, object)\nclass I(int, metaclass=T): __mro__ = (str,)\ndef double(x): return I(x)",
     "SyntaxError": "def double(x) return 2 * x",
 }  # fmt: skip
 """By what they do."""
@@ -149,6 +159,21 @@ PROBES: dict[str, str] = {
     "new namespaces by clone": "must(libc.syscall(56 if os.uname().machine == 'x86_64' else 220, 0x10000011, 0, 0, 0, 0))",
     "shared memory that stays": "must(libc.shmget(4711, 4096, 0o1666))",
     "keyring": "must(libc.syscall(250 if os.uname().machine == 'x86_64' else 219, 0, -4, 1))",
+    "a lease": "import fcntl; fcntl.fcntl(open('a', 'w'), fcntl.F_SETLEASE, fcntl.F_WRLCK)",
+    "a signal for a file": "import fcntl; fcntl.fcntl(0, 10, 33)",
+    "a hint for a file": "import fcntl, struct; fcntl.fcntl(os.open('/tmp', 0), 1036, struct.pack('Q', 3))",
+    "a descriptor on its way": "a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [b.fileno()])",
+    "notices of files": "must(libc.inotify_init1(0))",
+    "asynchronous I/O": "must(libc.syscall(206 if os.uname().machine == 'x86_64' else 0, 8, ctypes.byref(ctypes.c_ulong())))",
+    "shared memory without a file": "import mmap; mmap.mmap(-1, 4096)",
+    "huge pages": "libc.mmap(0, 1 << 21, 3, 0x40022, -1, 0); must(-1 if ctypes.get_errno() == 1 else 0)",
+    "shared zeros": "import mmap; mmap.mmap(os.open('/dev/zero', os.O_RDWR), 4096)",
+    "pages in a pipe": "must(libc.vmsplice(os.pipe()[1], ctypes.byref((ctypes.c_void_p * 2)(id(libc), 1)), ctypes.c_ulong(1), 0))",
+    "a lower priority": "os.nice(5)",
+    "another scheduler": "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))",
+    "one processor": "os.sched_setaffinity(0, os.sched_getaffinity(0))",
+    "children that are not counted": "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "a call that is newer than we": "libc.syscall(457, 0, 0, 0, 0); must(0 if ctypes.get_errno() == 14 else -1)",
     "other signals": "os.kill(2, 9)",
     "raise a limit": "import resource; resource.setrlimit(resource.RLIMIT_NPROC, (1000, 1000))",
 }  # fmt: skip

@@ -20,7 +20,7 @@ from coterie.progress import Silent
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from tests.conftest import Cli
-from tests.test_data import Hub, point_hub_at, serve
+from tests.hub import Hub, point_hub_at, serve
 
 REFERENCE = "def fee(days):\n    return 5 + max(0, days - 3) * 2"
 CALLS = {f"test{n}": f"fee({n})" for n in range(1, 11)}
@@ -179,7 +179,7 @@ def test_the_command_lists_rows_by_finding(cli: Cli, tmp_path: Path) -> None:
     assert file["findings"] == {"empty": [3], "constant": [2]}
     assert "rows.jsonl: 3 rows, 2 with findings, 1 can't be tasks" in said.out
     said = cli("data", "check", "gsm8k", "--source", "sample")
-    assert said.code == 2 and "have no checks" in said.err
+    assert said.code == 2 and "have no code to run" in said.err
     said = cli("data", "check", "colbench_code")
     assert said.code == 2 and "coterie data download colbench_code" in said.err
 
@@ -226,6 +226,10 @@ def test_preparing_leaves_out_what_checking_calls_unusable(cli: Cli, tmp_path: P
         assert said.code == 0, said.err
         return int(sum(file["unusable"] for file in json.loads(said.out.splitlines()[-1])["files"]))
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COTERIE_HOME", str(train))
+        refused = cli("data", "prepare", "colbench_code", "--from", tmp_path / "raw")
+        assert refused.code == 2 and "check" not in refused.err, "no place, so nothing is run"
     bad = unusable(train)
     assert bad == sum(name.startswith(("fails", "random", "not plain", "empty")) for name in faults)
     said = cli("data", "prepare", "colbench_code", "--from", tmp_path / "raw")

@@ -41,6 +41,8 @@ def test_stored_values_lie_between_preset_and_words() -> None:
         ("rollout.top_p=1.5", "rollout.top_p"),
         ("train.method=half", "train.method=half: must be full or lora"),
         ("train.tracker=wandbb", "did you mean wandb?"),
+        ("seed=99999999999999999999", "seed=99999999999999999999: must be at most 4294967295"),
+        ("train.seed=4294967296", "train.seed=4294967296: must be at most"),
         ("rollout.samples=2.5", "rollout.samples=2.5: must be a whole number"),
         ("rollout.top_p=0", "rollout.top_p=0: must be more than 0"),
         ("rollout.format_pool=maybe", "rollout.format_pool=maybe: must be true or false"),
@@ -102,9 +104,19 @@ def test_a_settings_file_may_begin_with_a_bom_and_has_each_key_once(tmp_path: Pa
     file.write_text("seed: 1\nrollout:\n  tasks: 2\n  tasks: 3\n")
     with pytest.raises(UserError, match=r"config\.yaml.*'tasks' is in line 3 and again in line 4"):
         read_yaml(file)
-    file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match=r"config\.yaml"):
-        read_yaml(file)
+    for broken in (b"\xff\xfe\x00", b"made: 2024-13-45", b"? [a, b]\n: 1", b"[" * 5000,
+                   b"seed: " + b"9" * 5000):  # fmt: skip
+        file.write_bytes(broken)
+        with pytest.raises(UserError, match=r"config\.yaml"):
+            read_yaml(file)
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"), [({"dataset": 5}, "dataset='5'"), ({1: 2}, "1: is not known here")]
+)
+def test_stored_values_of_another_kind_are_refused(stored: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        settings("optima/isft", (), stored)
 
 
 def test_a_misspelt_recipe_is_refused_with_the_nearest() -> None:

@@ -1,16 +1,32 @@
 """Files of a model, a run or a training that are cut off, or hold something else, are named."""
 
 import json
+import resource
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from coterie.errors import UserError
+from coterie.models.adapters import add_lora, load_adapter, save_adapter
+from coterie.models.loading import load, reload
 from coterie.models.saved import reading
-from coterie.training.checkpoint import load_checkpoint, read_facts, save_checkpoint
+from coterie.training.checkpoint import (
+    load_checkpoint,
+    load_final,
+    read_facts,
+    save_checkpoint,
+    save_final,
+)
+from coterie.training.reference import with_reference
+from coterie.training.settings import TrainingSettings
+from coterie.trajectories.pair import Pair
+from coterie.trajectories.row import Row, Target
 from tests.conftest import FEW, Cli, refused
 
 TINY = Path(str(resources.files("coterie") / "assets/tiny-exchange"))
@@ -62,6 +78,66 @@ def test_weights_of_another_model_are_refused(cli: Cli, tmp_path: Path) -> None:
     assert "do not fit its config.json" in said
 
 
+def _without(folder: Path) -> None:
+    """Take one tensor out of the weights of a folder."""
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    del tensors[next(name for name in tensors if "layers.1" in name)]
+    save_file(tensors, file, {"format": "pt"})
+
+
+def _in_shards(folder: Path) -> None:
+    """Say that the weights lie in files of which one is not there."""
+    file = folder / "model.safetensors"
+    names = list(load_file(file))
+    places = {name: f"{number % 2}.safetensors" for number, name in enumerate(names)}
+    file.rename(folder / "0.safetensors")
+    index = {"metadata": {}, "weight_map": places}
+    (folder / f"{file.name}.index.json").write_text(json.dumps(index))
+
+
+def _index_cut(folder: Path) -> None:
+    _in_shards(folder)
+    (folder / "model.safetensors.index.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_without, "are not whole: 1 are missing, such as model.layers.1"),
+        (_in_shards, "1.safetensors"),
+        (_index_cut, "the weights of .* can't be read"),
+    ],
+)
+def test_weights_of_which_a_part_is_missing_are_refused_and_not_drawn_anew(
+    tmp_path: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    odd = Path(shutil.copytree(TINY, tmp_path / "odd"))
+    damage(odd)
+    whole = load(TINY)
+    for read in (
+        lambda: load(odd),
+        lambda: reload(whole, odd),
+        lambda: load_final(whole.model, odd),
+    ):
+        with pytest.raises(UserError, match=said):
+            read()
+
+
+def test_an_adapter_of_which_a_part_is_missing_is_refused(tmp_path: Path) -> None:
+    saved = add_lora(load(TINY).model, r=2, alpha=4)
+    save_adapter(saved, tmp_path / "odd")
+    _without(tmp_path / "odd")
+    for read in (
+        lambda: load_adapter(load(TINY).model, tmp_path / "odd"),
+        lambda: load_adapter(saved, tmp_path / "odd"),
+        lambda: load_adapter(saved, tmp_path / "odd", name="other"),
+        lambda: load_final(saved, tmp_path / "odd"),
+    ):
+        with pytest.raises(UserError, match="not whole: 1 are missing"):
+            read()
+
+
 def test_a_training_that_goes_on_from_a_truncated_checkpoint_says_so(tmp_path: Path) -> None:
     layer = torch.nn.Linear(4, 4)
     weights = dict(layer.named_parameters())
@@ -76,6 +152,48 @@ def test_a_training_that_goes_on_from_a_truncated_checkpoint_says_so(tmp_path: P
         file.write_bytes(file.read_bytes()[:-20])
         with pytest.raises(UserError, match=rf"{name} is cut off(.|\n)*remove .*{checkpoint.name}"):
             read()
+
+
+@contextmanager
+def _no_file_above(size: int) -> Iterator[None]:
+    """As on a disk that takes no larger files: writing fails with EFBIG."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+
+
+def test_a_file_that_the_disk_does_not_take_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    model = load(TINY).model
+    optimizer = torch.optim.AdamW(model.parameters())
+    sides = [(Row((1, 2, last), (Target(1, 3, "policy"),)),) for last in (3, 4)]
+    for size, write in (
+        (
+            2**18,
+            lambda: save_checkpoint(tmp_path, 1, dict(model.named_parameters()), optimizer, {}),
+        ),
+        (2**18, lambda: save_final(model, tmp_path / "final", {}, None)),
+        (
+            64,
+            lambda: with_reference(
+                model, [Pair(*sides)], TrainingSettings(), tmp_path, normalise="none"
+            ),
+        ),
+    ):
+        with pytest.raises(OSError, match="File too large"), _no_file_above(size):
+            write()
+        assert not list(tmp_path.iterdir()), "no half of it is left"
+
+
+def test_a_disk_that_takes_no_file_of_that_size_is_named(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
+    rows = [f"--from={TINY.parent / 'data/gsm8k' / split}.jsonl" for split in ("train", "heldout")]
+    with _no_file_above(64):
+        assert "File too large" in refused(cli, "data", "prepare", "gsm8k", *rows)
 
 
 def test_what_is_missing_in_a_saved_file_is_named(tmp_path: Path) -> None:

@@ -3,21 +3,15 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
-import huggingface_hub.constants as hub
 import pyarrow
 import pytest
 from pyarrow import parquet
 
 from coterie.config.home import new_folder
 from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
-from coterie.datasets.download import download
 from coterie.datasets.local import load_rows, sample_folder
 from coterie.datasets.prepared import folder_of, prepare, read_manifest
 from coterie.datasets.reading import read_rows
@@ -315,144 +309,3 @@ def test_upstreams_real_files_can_be_prepared() -> None:
 
 
 # Downloading, with the hub's real client, from a server of our own that answers as the hub does
-
-
-@dataclass
-class Hub:
-    """A server with the files of one data set's repository."""
-
-    files: dict[str, bytes]
-    cut_at: int | None = None
-    """End the next answer after so many bytes and refuse the ones after it."""
-    spoil: bool = False
-    """Send other bytes than those that the checksum is of."""
-    refuse: bool = False
-    ranges: list[str] = field(default_factory=list)
-    """The Range of each GET, in order."""
-
-
-def serve(served: Hub) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.answer(body=False)
-
-        def do_GET(self) -> None:
-            served.ranges.append(self.headers.get("Range", ""))
-            self.answer(body=True)
-
-        def answer(self, body: bool) -> None:
-            found = [data for path, data in served.files.items() if self.path.endswith(path)]
-            if not found or (body and served.refuse):
-                self.send_response(500 if found else 404)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            data = found[0]
-            digest = hashlib.sha256(data).hexdigest()
-            start = int(self.headers["Range"].split("=")[1].rstrip("-")) if self.ranged else 0
-            self.send_response(206 if self.ranged else 200)
-            self.send_header("Content-Length", str(len(data) - start))
-            if self.ranged:
-                self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-            self.send_header("X-Repo-Commit", "0" * 40)
-            self.send_header("ETag", f'"{digest}"')
-            self.send_header("X-Linked-Size", str(len(data)))
-            self.end_headers()
-            if not body:
-                return
-            sent = bytes(len(data)) if served.spoil else data
-            stop = len(data)
-            if served.cut_at is not None:
-                stop, served.cut_at, served.refuse = served.cut_at, None, True
-            self.wfile.write(sent[start:stop])
-            self.close_connection = stop < len(data)
-
-        @property
-        def ranged(self) -> bool:
-            return "Range" in self.headers
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    return server
-
-
-def point_hub_at(server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What HF_ENDPOINT does when the hub's client is imported."""
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(hub, "ENDPOINT", endpoint)
-    monkeypatch.setattr(
-        hub, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
-
-
-@pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    entry = find("gsm8k")
-    parts = {entry.train.files[0]: sums(0, 400), entry.heldout.files[0]: sums(400, 500)}
-    repository = Hub(
-        {name: table(tmp_path / "made.parquet", rows).read_bytes() for name, rows in parts.items()}
-    )
-    server = serve(repository)
-    point_hub_at(server, monkeypatch)
-    monkeypatch.setattr(hub, "DOWNLOAD_CHUNK_SIZE", 512)
-    yield repository
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_set_is_downloaded_checked_and_prepared(served: Hub, cli: Cli, own_home: Path) -> None:
-    said = cli("data", "download", "gsm8k")
-    assert said.code == 0, said.err
-    assert [len(load_rows("gsm8k", split)) for split in SPLITS] == [400, 100]
-    manifest = read_manifest(own_home / "data/gsm8k")
-    assert find("gsm8k").revision in manifest.source
-    assert not (own_home / "downloads/gsm8k").exists()
-    before = len(served.ranges)
-    again = cli("data", "download", "gsm8k")
-    assert again.out == said.out and len(served.ranges) == before, "nothing was fetched again"
-    row = next(line for line in cli("data", "list").out.splitlines() if "gsm8k" in line)
-    assert "400" in row
-
-
-def test_a_download_that_was_cut_goes_on_where_it_stopped(served: Hub) -> None:
-    served.cut_at = 2048
-    with pytest.raises(UserError, match="can't be had"):
-        download(find("gsm8k"), Silent())
-    with pytest.raises(UserError, match="not prepared"):
-        load_rows("gsm8k", "train")
-    before = len(served.ranges)
-    served.refuse = False
-    download(find("gsm8k"), Silent())
-    assert served.ranges[before] == "bytes=2048-"
-    assert [len(load_rows("gsm8k", split)) for split in SPLITS] == [400, 100]
-
-
-def test_a_wrong_checksum_is_refused_and_the_file_is_not_kept(served: Hub) -> None:
-    served.spoil = True
-    with pytest.raises(UserError, match="wrong checksum"):
-        download(find("gsm8k"), Silent())
-    served.spoil = False
-    download(find("gsm8k"), Silent())
-    assert len(load_rows("gsm8k", "train")) == 400
-
-
-def test_a_file_that_the_hub_does_not_have_is_named(served: Hub) -> None:
-    served.files.clear()
-    with pytest.raises(UserError, match=r"train-00000-of-00001.parquet of openai/gsm8k"):
-        download(find("gsm8k"), Silent())
-
-
-def test_without_a_network_it_says_what_to_put_where(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
-        pass
-    point_hub_at(closed, monkeypatch)
-    said = cli("data", "download", "hotpot_qa")
-    assert said.code == 2 and "Traceback" not in said.err
-    assert "distractor/train-00001-of-00002.parquet" in said.err
-    assert "coterie data prepare hotpot_qa --from FOLDER" in said.err

@@ -19,7 +19,8 @@ from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import QuestionRow, TwoWikiRow
 from coterie.errors import UserError
 from coterie.progress import Silent
-from tests.test_data import SHARED, Hub, point_hub_at, real_rows, serve
+from tests.hub import Hub, point_hub_at, serve
+from tests.test_data import SHARED, real_rows
 
 CONTEXT = [["Emma", ["A novel.", "By Jane Austen."]], ["Empty", []], ["Jane Austen", ["Hers."]]]
 FACTS = [["Emma", 1], ["Jane Austen", 0]]

@@ -1,5 +1,7 @@
 """Reading answers out of utterances."""
 
+import time
+
 from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
 
 
@@ -30,6 +32,13 @@ def test_a_box_that_is_opened_in_prose_and_never_closed_hides_no_answer() -> Non
     assert boxed_answer(r"\boxed{5} stands in \boxed{}") == "5"
     assert boxed_answer(r"\boxed{5}, so in \boxed as asked") == "5"
     assert boxed_answer(r"I put it into \boxed at the end") is None
+
+
+def test_boxes_that_are_opened_again_and_again_take_no_time() -> None:
+    began = time.thread_time()
+    assert boxed_answer(r"\boxed{5}" + r"\boxed{" * 20_000) == "5"
+    assert boxed_answer(r"\boxed{" * 20_000 + "5" + "}" * 20_000) == "5"
+    assert time.thread_time() - began < 20, "not the square of their number: minutes"
 
 
 def test_a_box_without_braces_holds_what_stands_next() -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with one request fails that one: logits that are no numbers, a listener, text that can't be read."""
+"""What is wrong with one request fails that one: logits that are not numbers, a listener, text that can't be read."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ from coterie.engines.sampler import NONE, draw, draw_by_torch
 from tests.engine_models import BOTH, PROMPT, engine_of, loaded, recomputed, sampled
 
 POISON = 211
-"""A token whose embedding is no number."""
+"""A token whose embedding is not a number."""
 KINDS = pytest.mark.parametrize("kind", BOTH)
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from coterie.cli.refusing import INTERRUPTED
 from coterie.config.folders import whole_folder
 from coterie.errors import UserError
+from coterie.recipes.line_files import LineFile
+from coterie.runs import loop
 from coterie.training import trackers
 from coterie.trajectories.store import Store
 from tests.conftest import FEW, Cli, refused
@@ -135,6 +138,8 @@ def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(cli: Cli, tmp_path: 
         text = (SAMPLE / f"{split}.jsonl").read_text(encoding="utf-8")
         (tmp_path / f"rows/{split}.jsonl").write_text(text, encoding="utf-8-sig")
     (tmp_path / "pool.yaml").write_text("- Speak in numbers.\n", encoding="utf-8-sig")
+    (tmp_path / "theirs.jsonl").write_text("{}\n", encoding="utf-8-sig")
+    assert list(LineFile(tmp_path / "theirs.jsonl").objects()) == [(1, {})]
     words = ("data.source=rows", "data.format_pool_file=pool.yaml", "model=tiny-exchange",
              "rollout.max_tokens=16", "train.max_length=1024", "rollout.tasks=1", "evaluate.tasks=1",
              "train.tokens_per_microbatch=1024")  # fmt: skip
@@ -155,6 +160,8 @@ NAMES = (
     ("run optima/isft model=runs/mine", "there is no folder runs/mine"),
     ("run optima/isft model=owner/weights.gguf", "there is no folder owner/weights.gguf"),
     ("run optima/isft model=beside/finishd", "did you mean beside/finished?"),
+    ("run optima/isft model=~nobody-at-all/model", "~nobody-at-all/model: nobody of that name"),
+    ("evaluate gsm8k policy=tiny-exchange data.source=~nobody-at-all/x", "nobody of that name"),
     ("run optima/isft model=note.txt", "note.txt is a file"),
     ("run optima/isft model=", "no model is named"),
     ("run sweet_rl/backend person=smolm2", "person=smolm2: there is no model 'smolm2'"),
@@ -258,6 +265,21 @@ def test_the_report_is_there_after_every_stage_also_one_that_failed(cli: Cli) ->
     none = [word.replace("threshold=-100", "threshold=1.3") for word in FEW]
     assert "the report" in refused(cli, "run", "optima/isft", *none, "--folder", "none")
     assert Path("none/report.html").is_file(), "the error points to it"
+
+
+def test_a_run_that_is_stopped_before_its_settings_are_written_can_begin_again(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "write_config", _stopped)
+        assert cli("run", "optima/isft", *FEW, "--folder", "mine").code == INTERRUPTED
+    assert not Path("mine/config.yaml").exists()
+    said = cli("evaluate", "mine", *FEW)
+    assert said.code == 0, said.err
+
+
+def _stopped(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_folder_that_is_made_whole_names_a_place_where_it_cannot_be(tmp_path: Path) -> None:

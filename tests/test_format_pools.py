@@ -55,9 +55,11 @@ def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
         ("a.jsonl", '{"format": "x"}\n{"format": "x"}\n', "line 2 is broken: the same format is in line 1"),
         ("a.jsonl", json.dumps({"format": "x" * (LONGEST + 1)}), "line 1 is broken: format"),
         ("a.jsonl", "[1]\n", "line 1 is broken"), ("a.yaml", "- x\n- [1]\n", "line 2 is broken"),
-        ("a.yaml", "x: y\n", "line 1 is broken: this is no list"),
+        ("a.yaml", "x: y\n", "line 1 is broken: this is not a list"),
         ("a.yaml", "- x\n- {\n", "line 3 is broken"), ("a.yaml", "- x\n-\n", "line 2 is broken"),
-        ("a.txt", "x", "unknown format"), ("none.jsonl", None, "can't be read"),
+        ("a.yaml", "- 2024-13-45\n", "a.yaml can't be read"), ("a.yaml", "- \0\n", "a.yaml can't be read"),
+        ("a.yaml", "[" * 5000, "a.yaml can't be read"), ("a.txt", "x", "unknown format"),
+        ("none.jsonl", None, "can't be read"),
     ],
 )  # fmt: skip
 def test_a_broken_pool_is_named_by_line(

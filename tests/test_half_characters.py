@@ -1,4 +1,4 @@
-"""A lone surrogate is no text: whoever brings one in is told where it is, without a traceback."""
+"""A lone surrogate is not text: whoever brings one in is told where it is, without a traceback."""
 
 from pathlib import Path
 

@@ -1,13 +1,17 @@
 """Loading: what works, and what is refused before weights are read."""
 
+import contextlib
 import json
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 
 from coterie.errors import UserError
-from coterie.models import logprobs
+from coterie.models import hub, logprobs
 from coterie.models.adapters import add_lora, load_adapter, save_adapter
 from coterie.models.loading import check_context, load
 from coterie.models.logprobs import targets, token_logprobs
@@ -47,12 +51,41 @@ def test_a_missing_folder_is_named(name: str) -> None:
         load(name)
 
 
-def test_a_name_that_the_hub_can_not_give_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub.constants as hub
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    """Whether the hub answers is found out in this test, and again after it."""
+    hub.hub_answers.cache_clear()
+    yield
+    hub.hub_answers.cache_clear()
 
-    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="Hugging Face hub"):
+
+@pytest.mark.usefixtures("asked_anew")
+def test_offline_a_name_of_the_hub_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set") as refused:
         load("nobody/no-such-model-here")
+    assert "hf download nobody/no-such-model-here" in str(refused.value)
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_a_hub_that_does_not_answer_is_tried_twice_and_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(hub, "TIMEOUT", 0.2)
+        with pytest.raises(UserError, match="can't be reached"):
+            load("nobody/no-such-model-here")
+        silent.settimeout(0.2)
+        tries = 0
+        with contextlib.suppress(TimeoutError):
+            while True:
+                silent.accept()[0].close()
+                tries += 1
+    assert tries == hub.TRIES == 2
 
 
 def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:

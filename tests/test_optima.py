@@ -1,6 +1,7 @@
 """The recipe ``optima/isft`` end to end on the packaged model, through the command line."""
 
 import json
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,6 +150,15 @@ def test_adapters_are_trained_from_the_base_and_sampled(cli: Cli, tmp_path: Path
         final = tmp_path / f"lora/training/iteration-{iteration:02d}/final"
         assert (final / "adapter_config.json").is_file()
         assert not (final / "model.safetensors").exists()
+    assert "well formed" in said.err and "cut off" in said.err and "well_formed" not in said.err
+    said = cli("run", "optima/isft", *SMALL, "model=lora", "--dry-run")
+    assert said.code == 2 and "LoRA adapter" in said.err and "bring-your-own.md" in said.err
+    page = (Path(__file__).parents[1] / "docs/howto/bring-your-own.md").read_text()
+    lines = page.split("merge it first:\n\n")[1].split("\n\n**")[0]
+    lines = lines.replace("BASE_MODEL", "tiny-exchange").replace("RUN/", "lora/")
+    exec(textwrap.dedent(lines))  # as a reader would
+    said = cli("run", "optima/isft", *SMALL, "model=MERGED", "--dry-run")
+    assert said.code == 0, said.err
 
 
 def test_quickstart_ends_with_one_json_line(cli: Cli) -> None:

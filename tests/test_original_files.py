@@ -4,7 +4,6 @@ The records here are our own words in the shape that the released code writes.
 """
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,25 +13,15 @@ import pytest
 
 from coterie.environments.dialogue import gold_answer
 from coterie.errors import UserError
-from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.exporting import export_run, raw_lines
 from coterie.recipes.optima_files.importing import Imported, import_dialogues, survey
-from coterie.recipes.optima_files.pairs import import_pairs, imported, imported_pairs, pair_lines
-from coterie.recipes.optima_files.records import Lines, PairsLine, Result
-from coterie.recipes.optima_files.speech import Conversation, beginner, named, parse, unnamed
+from coterie.recipes.optima_files.records import Lines, Result
 from coterie.recipes.optima_files.tasks import answers_of, content, task_of
-from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.rewards.conduct import leaks
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.loop import train
-from coterie.training.reference import with_reference
-from coterie.training.settings import TrainingSettings
-from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from tests.conftest import SMALL, Cli
 
@@ -92,20 +81,6 @@ GSM8K_LINE = {
         raw(["Alice: 3 + 4 = \\boxed{7}", "Alice:error", "Alice: \\boxed{7}"], "7"),
     ],
 }
-PAIRS_LINE = {
-    "task_id": 2,
-    "dpo_results": [
-        {"chosen": ["Facts: a. Begin with Alice:", "Alice: one"],
-         "rejected": ["Facts: a. Begin with Alice:", "Alice: two"],
-         "chosen_value": 1.25, "distance": 0.5},
-        {"chosen": ["Facts: b.", "Alice: one", "Bob: three"],
-         "rejected": ["Facts: b.", "Alice: one", "Bob: four"],
-         "chosen_value": 1.5, "distance": 1.0},
-        {"chosen": ["Facts: a. Begin with Alice:", "Alice: one", "Bob: five", "Alice: six"],
-         "rejected": ["Facts: a. Begin with Alice:", "Alice: one", "Bob: five", "Alice: seven"],
-         "chosen_value": 0.75, "distance": 0.25},
-    ],
-}  # fmt: skip
 
 
 def wrote(path: Path, *lines: Any) -> Lines:
@@ -127,63 +102,6 @@ def opened(folder: Path, *words: str) -> Iterator[tuple[Optima, Run]]:
     recipe = Optima(settings("optima/isft", [*TINY, *words]))
     with open_run(folder, recipe.name, recipe.settings) as run:
         yield recipe, run
-
-
-# -- who says what ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("utterances", "said", "cut"),
-    [
-        (["Alice: a", "Bob: b"], (("Alice", "a"), ("Bob", "b")), None),
-        (["Alice:a", " Bob:  b"], (("Alice", "a"), ("Bob", " b")), None),
-        (["a", "b", "Alice thinks"], (("Alice", "a"), ("Bob", "b"), ("Alice", "Alice thinks")), None),
-        (["Alice: Alice: x", "Bob: y"], (("Alice", "Alice: Alice: x"), ("Bob", "y")), None),
-        (["Alice: Bob: x", "Alice: y"], (("Alice", "Bob: x"), ("Bob", "Alice: y")), None),
-        (["Alice: a", "large"], (("Alice", "a"),), "large"),
-        (["Alice: a", "Bob:error", "Alice: b"], (("Alice", "a"),), "error"),
-        (["Alice: error", "Bob: large"], (("Alice", "error"), ("Bob", "large")), None),
-    ],
-)  # fmt: skip
-def test_names_in_front_are_taken_off_and_markers_understood(
-    utterances: list[str], said: tuple[tuple[str, str], ...], cut: str | None
-) -> None:
-    assert parse(utterances, 0) == Conversation(said, cut)  # type: ignore[arg-type]
-
-
-def test_the_first_speaker_is_whom_most_names_agree_with() -> None:
-    assert beginner([["x", "y"]]) == 0
-    assert beginner([["Alice: x", "y"], ["Bob: x", "Alice: y"], ["Bob: z"]]) == 1
-    assert parse(["x", "Alice: y"], 1).said == (("Bob", "x"), ("Alice", "y"))
-
-
-@pytest.mark.parametrize("text", ["a", " a", "", "Bob: a", "\n a ", "Alice: Alice: a", "large"])
-def test_any_text_survives_its_name(text: str) -> None:
-    assert unnamed(named("Alice", text), "Alice") == text
-
-
-def test_a_name_that_is_there_is_not_put_there_again() -> None:
-    assert named("Alice", "Alice: a") == "Alice: a"
-    assert named("Alice", "Bob: a") == "Alice: Bob: a"
-
-
-@pytest.mark.parametrize(
-    ("utterance", "leak"),
-    [
-        ("Alice: a", 0), ("a", 0), ("Alice: Alice: a", 1), ("Alice: a Alice: b", 1), ("a Alice: b", 1),
-        ("Alice: Bob: a", 1), ("Alice: a Bob: b", 1), ("Bob: a", 1),
-    ],
-)  # fmt: skip
-def test_a_leak_of_the_released_code_is_one_after_its_import(
-    tmp_path: Path, utterance: str, leak: int
-) -> None:
-    """There: both names, or one of them twice, where a name that lacks is put in front."""
-    line = {**GSM8K_LINE, "results": [raw([utterance, "Bob: right"], "7")]}
-    put_in(wrote(tmp_path / "theirs.jsonl", line), tmp_path / "run", kind="raw")
-    with opened(tmp_path / "run", "dataset=gsm8k") as (recipe, run):
-        (tree,) = run.store.trees(0, "rollout")
-        ((_, path),) = tree.trajectories()
-        assert leaks(path, recipe.environment.agents) == leak
 
 
 # -- dialogues in -----------------------------------------------------------------------------
@@ -485,87 +403,6 @@ def test_an_export_says_what_the_original_would(ours: tuple[Optima, Run], tmp_pa
         export_run(recipe, run, tmp_path, 0)
     with pytest.raises(UserError, match="iteration 3 not sampled"):
         export_run(recipe, run, tmp_path, 3)
-
-
-# -- pairs ------------------------------------------------------------------------------------
-
-
-def test_pairs_become_siblings_with_values_and_train(cli: Cli, tmp_path: Path) -> None:
-    wrote(tmp_path / "theirs_dpo_format.jsonl", {"task_id": 1, "dpo_results": []}, PAIRS_LINE)
-    said = cli("import", "optima", "theirs_dpo_format.jsonl", "--folder", "run", "dataset=exchange")
-    assert said.code == 0 and "pairs: 3" in said.err, said.err
-    base = load("tiny-exchange")
-    with Store.open(tmp_path / "run/store.sqlite", read_only=True) as store:
-        (tree,) = store.trees(0, "pairs")
-        values = store.credit("theirs_dpo_format.jsonl", "value")
-        assert {tree.turns[node].text: value for node, value in values.items()} == {
-            "one": 1.25, "two": 0.75, "three": 1.5, "four": 0.5, "six": 0.75, "seven": 0.5,
-        }  # fmt: skip
-        assert [turn.text for turn in tree.children(tree.root)] == ["one", "two"]
-        pairs = list(imported_pairs(store))
-        lines = list(pair_lines(imported(store)))
-    shown = [base.tokenizer.decode(pair.chosen[0].ids) for pair in pairs]
-    assert "Facts: b." in shown[1] and "Facts: a." not in shown[1]
-    for pair, (chosen, rejected) in zip(
-        pairs, (("one", "two"), ("three", "four"), ("six", "seven")), strict=True
-    ):
-        for side, text in ((pair.chosen, chosen), (pair.rejected, rejected)):
-            (row,) = side
-            (target,) = row.targets
-            assert base.tokenizer.decode(row.ids[target.start : target.stop - 1]) == text
-            assert target.writer == "import:theirs_dpo_format.jsonl"
-    own = TrainingSettings(epochs=1, batch_rows=3, learning_rate=1e-4)
-    ready = with_reference(base.model, pairs, own, tmp_path / "reference", normalise="none")
-    report = train(base.model, ready, own, tmp_path / "trained", objective=DPO(DPOSettings()))
-    assert report.steps == 1 and report.last_loss == pytest.approx(0.6931, abs=1e-3), "log 2"
-    assert lines == [PairsLine.model_validate({**PAIRS_LINE, "task_id": 0})]
-
-
-def test_pairs_of_a_tree_search_go_out_and_come_back(tmp_path: Path) -> None:
-    words = (
-        *SMALL, "iterations=2", "rollout.tasks=2", "dpo.tasks=2", "dpo.probe=2",
-        "dpo.search.searches=2", "dpo.select.theta_filter=-100", "dpo.select.theta_diff=0",
-    )  # fmt: skip
-    own = recipe_of(settings("optima/idpo", words))
-    with open_run(tmp_path / "run", own.name, own.settings) as run:
-        steps = [step for step in own.steps() if step.stage != "evaluate"]
-        run_steps(own, run, Silent(), steps[:-1])
-        files = export_run(own, run, tmp_path / "files", 1)
-        selected = run.store.selections(1, "select")
-        trees = {tree.task: tree for tree in run.store.trees(1, "rollout")}
-        texts = {s.leaf: trees[task].turns[s.leaf].text for task, s in selected}
-    assert [path.name for path in files][-1] == "iteration_1_dpo_format.jsonl"
-    import_pairs(Lines(files[-1]), own, tmp_path / "back", Silent())
-    with Store.open(tmp_path / "back/store.sqlite", read_only=True) as store:
-        found = [pair.tree.turns[pair.chosen].text for pair in imported(store)]
-    assert sorted(found) == sorted(texts[s.leaf] for _, s in selected) != []
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"rejected": ["Facts: b.", "Alice: x"]}, "no common beginning"),
-        ({"rejected": ["Facts: a. Begin with Alice:", "Alice: one"]}, "chosen and rejected are equal"),
-        ({"chosen": ["Alice: one"]}, "dpo_results.0.chosen: .*at least 2"),
-        ({"chosen": "Alice: one"}, "dpo_results.0.chosen: .*list"),
-        ({"chosen_value": "1"}, "dpo_results.0.chosen_value: .*number"),
-        ({"chosen_value": float("nan")}, "dpo_results.0.chosen_value"),
-        ({"distance": 0.0}, "dpo_results.0.distance: .*must be more than 0"),
-        ({"rejected": ["Facts: a. Begin with Alice:", "error"]}, "marker 'error'"),
-        ({"chosen_value": 1.25, "distance": 0.25}, "two values, 1.0 and 0.75"),
-    ],
-)  # fmt: skip
-def test_a_broken_pair_is_named_and_nothing_is_made(
-    cli: Cli, tmp_path: Path, fields: dict[str, Any], reason: str
-) -> None:
-    pairs = PAIRS_LINE["dpo_results"]
-    assert isinstance(pairs, list)
-    line = {"task_id": 3, "dpo_results": [{**pairs[0], **fields}, pairs[0]]}
-    wrote(tmp_path / "theirs.jsonl", PAIRS_LINE, line)
-    said = cli("import", "optima", "theirs.jsonl", "--folder", "run", "dataset=exchange")
-    assert said.code == 2 and "line 2" in said.err
-    assert re.search(reason, said.err)
-    assert [path.name for path in tmp_path.iterdir()] == ["theirs.jsonl"]
 
 
 # -- the commands -----------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_a_right_answer_in_the_form_of_the_prompt_scores_1(
             state = await ended(world, task, gold_answer(task))
             assert await graded(world, state) == Grade(1.0, {WELL_FORMED: 1.0}), state
             copied = await graded(world, await ended(world, task, None))
-            assert copied == Grade(0.0, {WELL_FORMED: 0.0}), "the example is no answer"
+            assert copied == Grade(0.0, {WELL_FORMED: 0.0}), "the example is not an answer"
 
     asyncio.run(play())
 

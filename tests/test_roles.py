@@ -165,6 +165,16 @@ def test_a_role_loads_its_own_adapter_and_forgets_what_it_kept(tmp_path):
         assert alike(asyncio.run(engines[role].sample(*ASK)), first["grounder"])
 
 
+def test_a_base_that_differs_in_any_one_value_is_another_base_and_one_in_bfloat16_is_not(tmp_path):
+    save_adapter(two_roles(tiny_llama()), tmp_path / "planner", "planner")
+    load_adapter(tiny_llama().to(torch.bfloat16), tmp_path / "planner")
+    other = tiny_llama()
+    with torch.no_grad():
+        other.model.layers[-1].mlp.down_proj.weight[-1, -1] += 0.5
+    with pytest.raises(UserError, match="trained on another base"):
+        load_adapter(other, tmp_path / "planner")
+
+
 def test_adapters_of_other_bases_and_unknown_ones_are_refused(tmp_path):
     both = two_roles(tiny_llama())
     save_adapter(both, tmp_path / "planner", "planner")

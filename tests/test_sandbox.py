@@ -122,19 +122,23 @@ LEAVING = {
     "a mode": "os.chmod('.', 0o711)",
     "a time": "os.utime('.', (1, 1))",
     "a file made and removed": "open('left', 'w').close(); os.remove('left')",
+    "flags of an open file": "fcntl.fcntl(0, fcntl.F_SETFL, os.O_APPEND | os.O_NONBLOCK)",
 }
-LOOK = "[os.listdir('.'), os.listxattr('.'), oct(os.stat('.').st_mode), os.stat('.').st_mtime > 1]"
+LOOK = (
+    "[os.listdir('.'), os.listxattr('.'), oct(os.stat('.').st_mode), os.stat('.').st_mtime > 1, "
+    "fcntl.fcntl(0, fcntl.F_GETFL) & (os.O_APPEND | os.O_NONBLOCK)]"
+)
 
 
-def test_the_next_answer_finds_nothing_in_the_folder() -> None:
+def test_the_next_answer_finds_nothing() -> None:
     async def work(sandbox: Sandbox) -> list[Any]:
-        found = [(await sandbox.run("import os", [LOOK]))[0].value]
+        found = [(await sandbox.run("import fcntl, os", [LOOK]))[0].value]
         for statement in LEAVING.values():
-            await sandbox.run(f"import os\ntry: {statement}\nexcept OSError: pass", ["1"])
-            found.append((await sandbox.run("import os", [LOOK]))[0].value)
+            await sandbox.run(f"import fcntl, os\ntry: {statement}\nexcept OSError: pass", ["1"])
+            found.append((await sandbox.run("import fcntl, os", [LOOK]))[0].value)
         return found
 
-    assert inside(work) == [[[], [], "0o40700", True]] * (1 + len(LEAVING))
+    assert inside(work) == [[[], [], "0o40700", True, 0]] * (1 + len(LEAVING))
 
 
 def test_what_an_answer_sees_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

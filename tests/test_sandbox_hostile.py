@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.tools.sandbox.jail import NOBODY
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.results import CallResult, Graded
+from coterie.tools.sandbox.users import NOBODY
 from tests.hostile_answers import HOSTILE, PROBES
 from tests.hostile_cheats import CHEATS
 from tests.hostile_grading import DOUBLE, TWO, Try, graded_tries, in_any_order, wrong
@@ -44,6 +46,45 @@ def test_nothing_is_left_by_the_answers_and_references_before(cheat: str) -> Non
     """One worker, so each process follows on all those before."""
     tries = [Try(task, name) for task in (1, 2) for name in ("", cheat, "", cheat)]
     assert wrong(tries, asyncio.run(graded_tries(tries, 1, SETTINGS))) == []
+
+
+BUSY = """
+import os
+def f():
+    for _ in range(9):
+        if os.fork() == 0:
+            os.setsid()
+            break
+    while True: pass
+"""
+WORK = """
+import time
+def f():
+    end = time.process_time() + 0.15
+    while time.process_time() < end: pass
+    return 1
+"""
+
+
+def test_an_honest_answer_is_not_late_because_others_are_busy() -> None:
+    """On one processor, which it shares with ten processes: its 0.15 s take far more than the 0.5 s that it has."""
+    quick = SETTINGS.model_copy(update={"wall_seconds": 0.5})
+    slow = SETTINGS.model_copy(update={"wall_seconds": 5.0, "cpu_seconds": 2.0, "total_seconds": 5})
+    processors = os.sched_getaffinity(0)
+
+    async def work() -> tuple[Graded, list[CallResult]]:
+        async with Sandbox(quick) as sandbox, Sandbox(slow) as other:
+            busy = asyncio.create_task(other.run(BUSY, ["f()"]))
+            await asyncio.sleep(0.3)
+            return await sandbox.grade(WORK, ["f()"], [1]), await busy
+
+    os.sched_setaffinity(0, {min(processors)})
+    try:
+        honest, (busy,) = asyncio.run(work())
+    finally:
+        os.sched_setaffinity(0, processors)
+    assert honest.success, honest.tests[0].reason
+    assert busy.failed == "timeout"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the suite above has run as an ordinary user")

@@ -2,18 +2,24 @@
 
 import asyncio
 import json
+import os
 import struct
+import subprocess
+import sys
 import time as clock
 from dataclasses import asdict
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
+from coterie.errors import UserError
+from coterie.tools.sandbox import pool, users
 from coterie.tools.sandbox.crew import Crew, job_of
 from coterie.tools.sandbox.inside.job import TOLD
 from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.results import Graded
+from coterie.tools.sandbox.results import Graded, TestResult, judge
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.sandbox.worker import Worker
 from tests.test_sandbox import ONE, SIZED, inside
@@ -68,9 +74,10 @@ def test_a_worker_whose_pipe_is_full_can_be_closed() -> None:
     """Its reply is larger than a pipe and a reader's buffer, and nobody takes it."""
 
     async def work() -> None:
-        one = make_jail(ONE)
-        worker = await Worker.start(one)
-        body = json.dumps(asdict(job_of(ONE, SIZED, ["f(250_000)"] * 8, False, one))).encode()
+        worker = await Worker.start(make_jail(ONE))
+        body = json.dumps(
+            asdict(job_of(ONE, SIZED, ["f(250_000)"] * 8, False, worker.user))
+        ).encode()
         worker._in.write(struct.pack(">I", len(body)) + body + bytes(16))
         while len(worker._out._buffer) < 1 << 17:  # type: ignore[attr-defined]
             await asyncio.sleep(0.05)
@@ -96,3 +103,57 @@ def test_a_run_that_is_cancelled_while_its_worker_comes_up_leaves_nothing_waitin
         await asyncio.gather(*(asyncio.wait_for(work(steps), 60) for steps in range(1, 7)))
 
     asyncio.run(every())
+
+
+def test_values_are_compared_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large set takes half a second, so its thread is not that of the event loop."""
+    loops = []
+
+    def watched(*args: Any) -> TestResult:
+        loops.append(asyncio._get_running_loop())
+        return judge(*args)
+
+    monkeypatch.setattr(pool, "judge", watched)
+    source = "from decimal import Decimal\ndef f(): return {Decimal(n) / 7 for n in range(1000)}"
+    expected = {Decimal(n) / 7 for n in range(1000)}
+    assert inside(lambda s: s.grade(source, ["f()"], [expected])).success
+    assert loops == [None]
+
+
+def test_no_two_workers_have_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where we are root: also not those of another process of the machine."""
+    first = 100_000 + 4 * os.getpid()
+    monkeypatch.setattr(users, "UIDS", range(first, first + 3))
+    monkeypatch.setattr(users.os, "geteuid", lambda: 0)
+    code = (
+        "import os\nfrom coterie.tools.sandbox import users\n"
+        f"users.UIDS, os.geteuid = range({first}, {first + 3}), lambda: 0\n"
+        "print(users.claim_user().uid)"
+    )
+    command = [sys.executable, "-c", code]
+    claimed = [users.claim_user() for _ in range(3)]
+    assert {user.uid for user in claimed} == set(users.UIDS)
+    with pytest.raises(UserError, match="taken"):
+        users.claim_user()
+    assert "are taken" in subprocess.run(command, capture_output=True, text=True).stderr
+    claimed[1].release()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    again = users.claim_user()
+    assert int(done.stdout) == claimed[1].uid == again.uid
+    for user in (*claimed, again):
+        user.release()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="all answers of an ordinary user are one user")
+def test_a_user_is_free_again_when_its_worker_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        worker = await Worker.start(make_jail(ONE))
+        monkeypatch.setattr(users, "UIDS", range(worker.user.uid, worker.user.uid + 1))
+        with pytest.raises(UserError, match="taken"):
+            users.claim_user()
+        await worker.close()
+        user = users.claim_user()
+        assert user.uid == worker.user.uid
+        user.release()
+
+    asyncio.run(work())

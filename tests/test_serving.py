@@ -3,29 +3,19 @@
 import asyncio
 import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
 import torch
 
-from coterie.cli.serving import open_policies
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
-from coterie.engines.serving.policies import Loading, Policies
-from coterie.errors import UserError
-from coterie.models.adapters import add_lora, save_adapter
+from coterie.engines.serving.policies import Policies
 from coterie.models.loading import LoadedModel, load
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message
-from tests.conftest import SMALL, Cli
 from tests.serving import served
 
 NAME = "tiny-exchange"
@@ -43,10 +33,15 @@ def loaded() -> LoadedModel:
     return load(NAME)
 
 
-@pytest.fixture
-def policies(loaded: LoadedModel) -> Policies:
+def fresh_policies() -> Policies:
     """The server's: a model of its own, since weights may be loaded into it."""
-    return Policies(load(NAME), name=NAME, version="0", root=loaded.source)
+    model = load(NAME)
+    return Policies(model, name=NAME, version="0", root=model.source)
+
+
+@pytest.fixture
+def policies() -> Policies:
+    return fresh_policies()
 
 
 @contextlib.asynccontextmanager
@@ -351,209 +346,3 @@ def test_kept_prompts_are_counted_and_dropped(policies: Policies) -> None:
         return found
 
     assert asyncio.run(cached()) == [0, 64, 0]
-
-
-def tuned(folder: Path, *, lora: bool, base: str = NAME) -> Path:
-    """A checkpoint (or an adapter) that differs from its base."""
-    one = load(base)
-    torch.manual_seed(0)
-    changed = add_lora(one.model, r=2, alpha=4) if lora else one.model
-    with torch.no_grad():
-        for name, weight in changed.named_parameters():
-            if "lora_B" in name or (not lora and "q_proj" in name):
-                weight.normal_(std=0.1)
-    if lora:
-        save_adapter(changed, folder)
-    else:
-        changed.save_pretrained(folder)
-        one.tokenizer.save_pretrained(folder)
-    return folder
-
-
-def test_a_loaded_checkpoint_answers_under_its_version(policies: Policies, tmp_path: Path) -> None:
-    folder = tuned(tmp_path / "new", lora=False)
-    want = directly(load(folder), [3], Sampling(max_tokens=20))[0]
-    asked = completing(seed=3, max_tokens=20)
-    (before,) = ask(policies, "/v1/completions", asked)
-    (said,) = ask(policies, "/load_checkpoint", {"path": str(folder), "version": "1"})
-    assert said == {"model": NAME, "version": "1"}
-    (after,) = ask(policies, "/v1/completions", asked)
-    assert before["choices"][0]["token_ids"] != list(want.ids)
-    assert after["choices"][0]["token_ids"] == list(want.ids)
-    assert after["choices"][0]["logprobs"]["token_logprobs"] == list(want.logprobs)
-    missing = {"path": str(tmp_path / "none"), "version": "2"}
-    (refused,) = ask(policies, "/load_checkpoint", missing, status=400)
-    assert "there is no folder" in refused["error"]["message"]
-    assert (policies.base.engine.version, policies.base.root) == ("1", str(folder))
-
-
-def test_adapters_answer_under_their_names_and_leave_the_model_as_it_is(
-    policies: Policies, tmp_path: Path
-) -> None:
-    folder = tuned(tmp_path / "a", lora=True)
-    asked = completing(seed=3, max_tokens=20)
-    (base,) = ask(policies, "/v1/completions", asked)
-    named = {"lora_name": "policy-1", "lora_path": str(folder)}
-    ask(policies, "/v1/load_lora_adapter", named)
-    (taken,) = ask(policies, "/v1/load_lora_adapter", named, status=409)
-    assert "already" in taken["error"]["message"]
-    merged = Policies(load(NAME), name="p", version="0", root=NAME).base.engine
-    asyncio.run(merged.load(folder, "1"))
-    (want,) = asyncio.run(merged.sample(PROMPT, [3], Sampling(max_tokens=20)))
-    mine, again = ask(policies, "/v1/completions", {**asked, "model": "policy-1"}, asked)
-    assert mine["choices"][0]["token_ids"] == list(want.ids)
-    assert mine["choices"][0]["logprobs"]["token_logprobs"] == list(want.logprobs)
-    assert mine["choices"][0]["token_ids"] != base["choices"][0]["token_ids"]
-    assert again["choices"] == base["choices"]
-    checkpoint = {"path": str(folder), "version": "1"}
-    (refused,) = ask(policies, "/load_checkpoint", checkpoint, status=409)
-    assert "policy-1" in refused["error"]["message"]
-    ask(policies, "/v1/unload_lora_adapter", {"lora_name": "policy-1"})
-    ask(policies, "/v1/unload_lora_adapter", {"lora_name": "policy-1"}, status=404)
-    ask(policies, "/v1/completions", {**asked, "model": "policy-1"}, status=404)
-
-
-def test_an_adapter_goes_onto_the_checkpoint_that_was_loaded(
-    policies: Policies, tmp_path: Path
-) -> None:
-    new = tuned(tmp_path / "new", lora=False)
-    named = {"lora_name": "a", "lora_path": str(tuned(tmp_path / "a", lora=True, base=str(new)))}
-    (refused,) = ask(policies, "/v1/load_lora_adapter", named, status=400)
-    assert "another base" in refused["error"]["message"]
-    ask(policies, "/load_checkpoint", {"path": str(new), "version": "1"})
-    ask(policies, "/v1/load_lora_adapter", named)
-
-
-def test_while_weights_are_loaded_requests_are_to_come_again(policies: Policies) -> None:
-    policies.gate.loading = "a checkpoint"
-
-    async def talk() -> list[httpx2.Response]:
-        async with client(policies) as one:
-            completion = one.post("/v1/completions", json=completing())
-            return [await one.get("/health"), await completion]
-
-    for answer in asyncio.run(talk()):
-        assert answer.status_code == 503
-        assert answer.headers["retry-after"] == "1"
-        assert answer.json()["error"]["message"] == "a checkpoint is being loaded"
-    with pytest.raises(Loading):  # as of a request that was let in just before
-        asyncio.run(policies.base.engine.sample(PROMPT, [1], Sampling()))
-
-
-def test_requests_and_loads_in_any_order_never_mix_weights(
-    policies: Policies, tmp_path: Path
-) -> None:
-    folder = tuned(tmp_path / "new", lora=False)
-    sampling = Sampling(max_tokens=10)
-    valid = [directly(load(source), [3], sampling)[0].ids for source in (NAME, folder)]
-
-    async def talk() -> list[httpx2.Response]:
-        async with client(policies, allow_loading=True) as one:
-            loading = {"path": str(folder), "version": "1"}
-            asked = completing(seed=3, max_tokens=10)
-            calls = []
-            for _ in range(10):
-                calls += [one.post("/v1/completions", json=asked)]
-                calls += [one.post("/load_checkpoint", json=loading)]
-            return await asyncio.gather(*calls)
-
-    answers = asyncio.run(talk())
-    assert {answer.status_code for answer in answers} <= {200, 409, 503}
-    for answer in answers:
-        if answer.status_code == 200 and "choices" in answer.json():
-            assert tuple(answer.json()["choices"][0]["token_ids"]) in valid
-
-
-@contextlib.contextmanager
-def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A child that serves, and the first line that it prints."""
-    root = Path(__file__).parents[1]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "coterie", "serve", "model", *words],
-        env={**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "2"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    try:
-        yield child, child.stdout.readline().strip()
-    finally:
-        child.kill()
-        child.communicate()
-
-
-def test_the_command_serves_until_ctrl_c() -> None:
-    with started(NAME, "--host", "127.0.0.1", "--port", "0", "--name", "tiny") as (child, url):
-        answer = httpx2.post(f"{url}/v1/chat/completions", json=chatting(model="tiny"), timeout=60)
-        assert answer.status_code == 200, answer.text
-        listed = httpx2.get(f"{url}/v1/models").json()
-        assert [card["id"] for card in listed["data"]] == ["tiny"]
-        child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=30)
-    assert child.returncode == 0
-    assert "curl" in err and url in err and err.endswith("stopped\n")
-    assert "Traceback" not in err and "warning" not in err
-
-
-def test_ctrl_c_ends_requests_in_flight_without_a_traceback() -> None:
-    with started(NAME, "--port", "0") as (child, url):
-
-        async def talk() -> httpx2.Response:
-            async with httpx2.AsyncClient(base_url=url, timeout=60) as one:
-                many = completing(max_tokens=900, n=200, temperature=100)
-                task = asyncio.create_task(one.post("/v1/completions", json=many))
-                grown = chatting(max_tokens=1000, stream=True, temperature=100)
-                async with one.stream("POST", CHATS, json=grown) as answer:
-                    lines = answer.aiter_lines()
-                    assert (await anext(lines)).startswith("data: ")
-                    child.send_signal(signal.SIGINT)
-                    assert [line async for line in lines]
-                return await task
-
-        cut = asyncio.run(talk())
-        _, err = child.communicate(timeout=60)
-    assert child.returncode == 0
-    assert cut.status_code in (200, 503), cut.text
-    assert "Traceback" not in err and err.endswith("stopped\n"), err
-
-
-def test_a_port_in_use_is_refused_before_anything_is_loaded(cli: Cli) -> None:
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-        said = cli("serve", "model", "no-such-model-either", "--port", port)
-    assert said.code == 2
-    assert f"port {port} of 127.0.0.1 is in use" in said.err and "--port 0" in said.err
-
-
-def test_bad_words_of_the_command_are_refused(cli: Cli) -> None:
-    for words, said in {
-        (NAME, "--iteration", "1"): "not a run folder",
-        (NAME, "--device", "toaster"): "cpu",
-        ("./nowhere",): "no folder nowhere",
-        (NAME, "--host", "no.such.host.invalid"): "--host",
-    }.items():
-        found = cli("serve", "model", *words, "--port", "0")
-        assert found.code == 2 and said in found.err and "->" in found.err, found
-
-
-def test_other_addresses_than_loopback_are_warned_of(cli: Cli) -> None:
-    said = cli("serve", "model", "./nowhere", "--host", "0.0.0.0", "--port", "0")
-    assert "asks for no key" in said.err
-
-
-def test_a_run_serves_its_newest_policy_or_the_one_asked_for(cli: Cli, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert cli("run", "optima/isft", *SMALL, "--folder", folder).code == 0
-    newest = open_policies(str(folder), None, "run", "cpu").base
-    assert newest.engine.version == "1"
-    final = folder / "training/iteration-00/final"
-    assert newest.root == str(final)
-    name = "model.layers.0.mlp.up_proj.weight"
-    trained = load(final).model.get_parameter(name)
-    assert torch.equal(newest.engine.loaded.model.get_parameter(name), trained)
-    base = open_policies(str(folder), 0, "run", "cpu").base
-    assert base.engine.version == "0"
-    assert not torch.equal(base.engine.loaded.model.get_parameter(name), trained)
-    with pytest.raises(UserError, match=r"no policy 2 \(it has 0, 1"):
-        open_policies(str(folder), 2, "run", "cpu")

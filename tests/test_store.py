@@ -146,7 +146,7 @@ def test_selections_are_references_in_stored_order(tmp_path):
         assert store.selections(0) == [("b", chosen[0]), ("a", chosen[1])]
         assert store.selections(0, "other") == store.selections(1) == []
         assert store.metrics(0, "select")[ItemKey(0, "select", "")] == {"kept": 2}
-        with pytest.raises(ValueError, match="is no turn of the store"):
+        with pytest.raises(ValueError, match="is not a turn of the store"):
             store.select(1, "select", [Selection("nowhere", "Alice")])
 
 

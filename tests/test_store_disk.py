@@ -49,7 +49,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": SOURCES}
 
 
-# Files that are no store
+# Files that are not a store
 
 
 def test_foreign_newer_and_missing_files_are_refused(tmp_path):

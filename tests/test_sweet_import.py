@@ -225,7 +225,7 @@ def test_a_dialogue_that_outgrows_the_model_is_a_failure(tmp_path: Path) -> None
     [
         (3, "{", "line 3: not JSON"),
         (4, {"dialogue_history": []}, "line 4: dialogue_history"),
-        (2, {"reward": 1.5}, "line 2: reward: 1.5 is no share"),
+        (2, {"reward": 1.5}, "line 2: reward: 1.5 is not a share"),
         (4, {"task": {**ROWS[3]["task"], "test_cases": {}}}, "line 4: task.test_cases"),
         (4, {"task": {**ROWS[3]["task"], "ground_truth": "def f(): 1"}}, "line 4: its task has the id"),
         (4, {"task": {**ROWS[3]["task"], "id": 3}}, "line 4: task.id"),

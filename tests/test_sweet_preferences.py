@@ -140,9 +140,9 @@ def test_templates_of_other_models_are_probed() -> None:
     [
         (PAIR | {"chosen": BAD}, "line 2: chosen and rejected are equal"),
         (PAIR | {"chosen": f"{BAD}<|eot_id|>"}, "line 2: chosen and rejected are equal"),
-        (PAIR | {"prompt": "Apples?"}, "line 2: its prompt is no chat"),
-        (PAIR | {"prompt": llama(ASKED, ANSWERED)}, "line 2: its prompt is no chat"),
-        (PAIR | {"prompt": PROMPT + GOOD}, "line 2: its prompt is no chat"),
+        (PAIR | {"prompt": "Apples?"}, "line 2: its prompt is not a chat"),
+        (PAIR | {"prompt": llama(ASKED, ANSWERED)}, "line 2: its prompt is not a chat"),
+        (PAIR | {"prompt": PROMPT + GOOD}, "line 2: its prompt is not a chat"),
         (PAIR | {"prompt": f"The final answer is: 12.{PROMPT}"}, "import the file of trajectories"),
         (
             PAIR | {"prompt": llama(ASKED, system=f"{SYSTEM}\nReference:\ndef f(): 1")},

@@ -8,8 +8,9 @@ import torch
 from peft import PeftModel
 
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.weights import Weights, checksums, sum_by_torch
+from coterie.engines.weights import Weights
 from coterie.models.adapters import activate, add_lora
+from coterie.models.checksums import checksums, sum_by_torch
 from coterie.models.loading import LoadedModel
 from tests.engine_models import BOTH, PROMPT, engine_of, loaded, recomputed, sampled
 

@@ -1,4 +1,4 @@
-"""coterie: post-train language-model agents that work in company.
+"""coterie: post-train language-model agents that work with others.
 
 One loop (rollout, reward, select, train, evaluate, again) over one record of trees of turns.
 The floors, from the bottom: ``config``, ``datasets``, ``trajectories``, ``models``, ``engines``, ``environments``,

@@ -48,7 +48,7 @@ FAULTS = {
             ("retry-after", format_datetime(LATER, usegmt=True)),
         ),
     ),
-    "a pause that is no number": Bad(status=429, headers=(("retry-after", "soon"),)),
+    "a pause that is not a number": Bad(status=429, headers=(("retry-after", "soon"),)),
     "no JSON": Bad(content=b"<html>busy</html>"),
     "half of the JSON": Bad(edit=lambda reply: {"model": reply["model"]}),
     "connection cut": Bad(keep=80),

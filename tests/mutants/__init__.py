@@ -4,7 +4,7 @@ A module here has a tuple ``MUTANTS`` of :class:`tests.mutation.mutant.Mutant`; 
 (``python -m tests.mutation``, ``make test-mutants``) finds it by itself. How to add one:
 
 1. Think of a fault that a careless developer could make, and that changes what users get. An edit that
-   changes nothing that can be seen (an equivalent mutant) is no mutant.
+   changes nothing that can be seen (an equivalent mutant) is not a mutant.
 2. ``Mutant(NAME, FILE, FIND, REPLACE, BREAKS, TESTS)``: ``FILE`` below ``src/coterie``; ``FIND`` must
    occur in it exactly once; the package must still import. ``TESTS`` are pytest node ids, one is enough
    (``tests/test_x.py::test_y``, with or without ``[parameters]``); name few and fast ones.

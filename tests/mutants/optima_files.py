@@ -3,12 +3,14 @@
 from tests.mutation.mutant import Mutant
 
 FILES = "tests/test_original_files.py::"
+NAMES = "tests/test_original_names.py::"
+PAIRS = "tests/test_original_pairs.py::"
 REWARDED = f"{FILES}test_rewarded_dialogues_become_finished_rollouts_and_rewards"
-NAMES = f"{FILES}test_names_in_front_are_taken_off_and_markers_understood"
+NAMES = f"{NAMES}test_names_in_front_are_taken_off_and_markers_understood"
 HELD_OUT = f"{FILES}test_held_out_questions_are_left_out"
 WHOLE = f"{FILES}test_rewards_must_be_whole_and_add_up"
 EXPORT = f"{FILES}test_an_export_says_what_the_original_would"
-PAIRS = f"{FILES}test_pairs_become_siblings_with_values_and_train"
+PAIRS = f"{PAIRS}test_pairs_become_siblings_with_values_and_train"
 ASKED = f"{FILES}test_tasks_are_the_same_whatever_the_words_around_their_options"
 GOLDS = f"{FILES}test_all_right_answers_are_secrets_and_come_back"
 

@@ -50,7 +50,9 @@ CONCERNED = {
     "selection/demonstrations.py": ("tests/test_selection.py",),
     "selection/pairs.py": ("tests/test_pairs.py",),
     "selection/ranked.py": ("tests/test_ranked.py",),
-    "recipes/optima_files/": ("tests/test_original_files.py",),
+    "recipes/optima_files/": tuple(
+        f"tests/test_original_{name}.py" for name in ("names", "files", "pairs")
+    ),
     "recipes/sweet_files/": tuple(f"tests/{name}" for name in SWEET_FILES),
     "recipes/optima": OPTIMA,
     "recipes/sweet": SWEET,

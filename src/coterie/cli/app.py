@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Post-train language-model agents that work in company.",
+    help="Post-train language-model agents that work with others.",
 )
 app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")

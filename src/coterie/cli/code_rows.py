@@ -51,7 +51,10 @@ class FileReport:
 def check(entry: DataSet, source: str, console: Console) -> None:
     """Run every reference of a source's rows on its tests, and print what is wrong."""
     if not issubclass(entry.row, CodeRow):
-        raise UserError(f"rows of {entry.name} have no checks", "such as colbench_code has")
+        raise UserError(
+            f"rows of {entry.name} have no code to run",
+            "give a set that has, such as colbench_code",
+        )
     files = list(dict.fromkeys(rows_file(entry.name, split, source) for split in SPLITS))
     rows = {file: _numbered(file) for file in files}
     reports = _checked(rows, console)

@@ -9,7 +9,7 @@ from rich.console import Console
 from coterie.cli.progress import ConsoleProgress
 from coterie.config.folders import make_folder
 from coterie.config.resolve import resolve
-from coterie.config.settings import Settings, key
+from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.datasets.catalogue import SPLITS, Split
 from coterie.datasets.code_rows import CodeRow
 from coterie.engines.endpoint import Endpoint, EndpointSettings
@@ -30,7 +30,9 @@ class GenerateSettings(Settings):
     endpoint: EndpointSettings
     temperature: float = key(1.0, "Sampling temperature.", ge=0, le=2)
     max_tokens: int = key(2048, "Most tokens of a reply.", ge=1)
-    seed: int = key(0, "Of the draws of subjects, and of the model where it takes seeds.", ge=0)
+    seed: int = key(
+        0, "Of the draws of subjects, and of the model where it takes seeds.", ge=0, le=MOST_SEED
+    )
 
 
 def generate(

@@ -174,7 +174,7 @@ class Talk(StrEnum):
 
 @app.command("prompt-pool")
 def prompt_pool(
-    out: Annotated[Path, typer.Option(help="The JSONL file to write, or to go on with.")],
+    out: Annotated[Path, typer.Option(help="The JSONL file to write, or to continue.")],
     words: Words = None,
     count: Annotated[int, typer.Option(help="How many formats the file is to have.", min=1)] = 20,
     setting: Annotated[
@@ -207,7 +207,7 @@ class Written(StrEnum):
 @app.command()
 def generate(
     what: Annotated[Written, typer.Argument(help="What the tasks are for.")],
-    out: Annotated[Path, typer.Option(help="The JSONL file to write, or to go on with.")],
+    out: Annotated[Path, typer.Option(help="The JSONL file to write, or to continue.")],
     words: Words = None,
     count: Annotated[int, typer.Option(help="How many tasks the file is to have.", min=1)] = 100,
     excerpts: Annotated[

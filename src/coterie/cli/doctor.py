@@ -89,7 +89,7 @@ def _sandbox() -> Check:
 
 
 def _model(name: str) -> list[Check]:
-    """Whether a packaged model loads, and says the same alone and in company."""
+    """Whether a packaged model loads, and gives the same samples alone and in a batch."""
     try:
         loaded = load(name, device="cpu")
     except UserError as error:
@@ -106,7 +106,7 @@ def _model(name: str) -> list[Check]:
     return [
         Check(f"model {name}", True, f"{weights:,} weights"),
         Check(
-            "equal samples in any company",
+            "equal samples alone and in a batch",
             same,
             f"{found} (Llama and Qwen2 in float32 on CPU; other models within rounding)",
         ),

@@ -243,7 +243,7 @@ def import_sweet_rl(
     if done.held_out:
         console.print(f"left out, for they are held out in this run: {done.held_out:,} tasks")
     console.print(
-        f"go on with: coterie select {folder}, or coterie run {own.name} --folder {folder}"
+        f"continue with: coterie select {folder}, or coterie run {own.name} --folder {folder}"
     )
     print(folder)
 
@@ -259,7 +259,7 @@ def _import_preferences(file: Path, folder: Path, words: list[str]) -> None:
     if done.held_out:
         console.print(f"left out, for their tasks are held out in this run: {done.held_out:,}")
     console.print(
-        f"go on with: coterie train {folder} --iteration 1, or coterie run {own.name} --folder {folder}"
+        f"continue with: coterie train {folder} --iteration 1, or coterie run {own.name} --folder {folder}"
     )
     print(folder)
 
@@ -303,7 +303,7 @@ def _import_dialogues(
         console.print(f"left out, for they are held out in this run: {done.held_out:,} tasks")
     following = "select" if rewarded else "reward"
     console.print(
-        f"go on with: coterie {following} {folder}, or coterie run {name} --folder {folder}"
+        f"continue with: coterie {following} {folder}, or coterie run {name} --folder {folder}"
     )
 
 

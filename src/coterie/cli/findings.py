@@ -118,7 +118,8 @@ def _table(results: Sequence[Result]) -> Table:
     note = f" (fewer than {ENOUGH} tasks: for trying out, not a test)" * few
     table = Table(title=f"held-out results{note}", box=None)
     names = list(dict.fromkeys(name for result in results for name in result.means))
-    titles = ("method", "seed", "iteration", "n", "score", "tokens", *names, "rows", "steps")
+    heads = (name.replace("_", " ") for name in names)
+    titles = ("method", "seed", "iteration", "n", "score", "tokens", *heads, "rows", "steps")
     table.add_column(titles[0], min_width=max(len(result.method) for result in results))
     for title in titles[1:]:
         table.add_column(title, justify="right")

@@ -19,11 +19,12 @@ REFUSED = 2
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 PLACES = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
-    *(errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE),
-    *(errno.EFBIG, errno.ENODEV, errno.ENXIO),
+    *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    *(errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.ENODEV, errno.ENXIO),
 )
-"""What is wrong with a file or folder that a person named, or with its disk."""
+"""What is wrong with a file or folder that a person named."""
+DISK = (errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
+"""What is wrong with a disk; such an error need not name a file."""
 _HELP = "`coterie COMMAND --help` has examples"
 
 
@@ -60,6 +61,12 @@ def _refuse_os(console: Console, error: OSError) -> NoReturn:
             f"the disk is full{f' (writing {error.filename})' if error.filename else ''}; nothing "
             "finished is lost",
             "free some space, then give the same command again: it resumes where it stopped",
+        )
+    if error.errno in DISK:
+        _refuse(
+            console,
+            f"can't write or read {error.filename or 'a file'}: {error.strerror}",
+            "check the disk and how large a file on it may be, then give the same command again",
         )
     if error.errno not in PLACES or error.filename is None:
         raise error

@@ -71,6 +71,8 @@ def run_stage(
             f"there is no run folder {folder}, and {stage} needs one{_near(folder)}",
             f"make one with: coterie run {name} --folder {folder}",
         )
+    if not (folder / "config.yaml").is_file():
+        console.print(f"{folder} is not there yet: a new run of {name}")
     with open_run(folder, name, recipe.settings) as run:
         step = _wanted(recipe, run, stage, iteration)
         with _reported(recipe, run):
@@ -110,7 +112,8 @@ def summary(recipe: PolicyRecipe, run: Run) -> Table:
     done = [step for step in recipe.steps() if step.stage == "evaluate" and run.is_finished(step)]
     points = [evaluation(run.store, step.iteration) for step in done]
     names = list(dict.fromkeys(name for point in points for name in point.means))
-    for title in ("policy", "score", "95% interval", "tokens", *names, "n"):
+    heads = (name.replace("_", " ") for name in names)
+    for title in ("policy", "score", "95% interval", "tokens", *heads, "n"):
         table.add_column(title, justify="right")
     for point in points:
         table.add_row(

@@ -89,7 +89,7 @@ def _in_full(text: str, group: str, known: Mapping[str, "Key"]) -> str:
 
 
 def _split(place: tuple[int | str, ...], known: Mapping[str, object]) -> tuple[str, str]:
-    """(key, place within its value); of a place that is no key, all of it."""
+    """(key, place within its value); of a place that is not a key, all of it."""
     for count in range(len(place), 0, -1):
         path = ".".join(map(str, place[:count]))
         if path in known:

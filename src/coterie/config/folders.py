@@ -15,6 +15,16 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """Of a disk without room."""
 
 
+def expanded(path: str | Path) -> Path:
+    """A path as a person writes it, with ``~`` for a home folder; ``UserError`` for that of nobody here."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            f"{path}: nobody of that name has a home folder on this machine", "give the whole path"
+        ) from error
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder, and those above it, unless it is there; ``UserError`` if nothing can be written in it."""
     try:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coterie.config.folders import make_folder, whole_folder
+from coterie.config.folders import expanded, make_folder, whole_folder
 from coterie.errors import UserError
 
 
 def home() -> Path:
     """The folder itself, which need not exist yet."""
     chosen = os.environ.get("COTERIE_HOME")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "coterie"
+    return expanded(chosen) if chosen else Path.home() / ".cache" / "coterie"
 
 
 @contextmanager

@@ -8,6 +8,8 @@ WORDS = {
     "missing_keyword_only_argument": "is missing",
     "extra_forbidden": "is not known here",
     "unexpected_keyword_argument": "is not known here",
+    "invalid_key": "is not known here",
+    "json_invalid": "is not JSON",
     "none_required": "must be null",
     "finite_number": "must be a finite number",
     "greater_than": "must be more than {gt}",

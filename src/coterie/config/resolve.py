@@ -108,12 +108,14 @@ class _OnceLoader(yaml.SafeLoader):
         """The mapping of a node."""
         seen: dict[str, int] = {}
         for name, _ in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                raise yaml.YAMLError(f"the key in line {name.start_mark.line + 1} is not a word")
             line = name.start_mark.line + 1
             if name.value in seen:
                 raise yaml.YAMLError(
                     f"the key {name.value!r} is in line {seen[name.value]} and again in line {line}"
                 )
-            seen[str(name.value)] = line
+            seen[name.value] = line
         return super().construct_mapping(node, deep)
 
 
@@ -122,7 +124,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         loaded = yaml.load(text, Loader=_OnceLoader) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: of a date
         raise UserError(
             f"can't read settings from {path}: {_yaml_reason(error)}",
             "correct the file, or put it back from a copy",

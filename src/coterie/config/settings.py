@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+MOST_SEED = 2**32 - 1
+"""The largest seed: generators take 64 bits, and a run makes its trainings' seeds of its own."""
+
 
 class Settings(BaseModel):
     """Frozen settings; an unknown key or a value of the wrong type is an error."""

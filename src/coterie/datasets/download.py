@@ -91,7 +91,7 @@ def _fetch(data_set: DataSet, name: str, folder: Path, progress: Progress) -> Pa
 
 
 def _transfer(url: str, remote: "HfFileMetadata", file: Path, bar: type[Any]) -> None:
-    """Download to a file that a later call can go on with (the hub's own download begins anew)."""
+    """Download to a file that a later call can continue (the hub's own download begins anew)."""
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 

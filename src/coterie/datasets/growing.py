@@ -1,4 +1,4 @@
-"""JSONL files that grow by a line at a time, and are gone on with after a process was killed."""
+"""JSONL files that grow by a line at a time, and are continued after a process was killed."""
 
 import json
 from collections.abc import Mapping

@@ -3,6 +3,7 @@
 from importlib.resources import files
 from pathlib import Path
 
+from coterie.config.folders import expanded
 from coterie.config.home import sha256
 from coterie.datasets.catalogue import SPLITS, DataSet, Split, find
 from coterie.datasets.prepared import (
@@ -54,7 +55,7 @@ def load_splits(name: str, source: str | Path = PREPARED) -> dict[Split, list[Qu
 
     Raises ``UserError`` too if a question is in both, or ``source`` is one file.
     """
-    if Path(source).is_file():
+    if expanded(source).is_file():
         raise UserError(
             f"{source} is one file, and training and held-out rows must differ",
             "give a folder with train.jsonl and heldout.jsonl, or divide the file by `coterie data "
@@ -95,7 +96,7 @@ def _file(data_set: DataSet, split: Split, source: str | Path) -> Path:
         if not is_prepared(data_set):
             raise UserError(f"{data_set.name} is not prepared on this machine", _how(data_set))
         return split_file(folder_of(data_set), split)
-    path = Path(source).expanduser()
+    path = expanded(source)
     return split_file(path, split) if path.is_dir() else path
 
 

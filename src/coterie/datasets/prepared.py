@@ -137,8 +137,8 @@ def prepare(
             rule += f"; {data_set.upstream(split).name} is its first {first:,} rows"
     if data_set.without is not None:
         rule += f"; training questions that {data_set.without} has are left out"
-    bad = examine(files) if examine is not None else {}
     with new_folder(target) as folder:
+        bad = examine(files) if examine is not None else {}
         rows = _assigned(data_set, plan, progress, heldout or 0.0, seed, bad)
         train, held = _write(rows, folder, left_out)
         manifest = Manifest(
@@ -218,7 +218,9 @@ def _by_name(files: Iterable[Path]) -> list[tuple[Split | None, Path]]:
 def _by_share(files: Sequence[Path], share: float) -> list[tuple[Split | None, Path]]:
     """Files of one split, whose rows are divided."""
     if not 0 < share < 1:
-        raise UserError(f"--heldout {share} is no share", "give a number such as 0.2")
+        raise UserError(
+            f"--heldout {share:g} is not a share", "give a number between 0 and 1, such as 0.2"
+        )
     if len({split_of(file) for file in files}) > 1:
         raise UserError(
             "these files are of several splits, and --heldout divides the rows of one",

@@ -78,7 +78,7 @@ class EndpointSettings(RequestSettings):
         try:
             parsed = httpx2.URL(url)
         except httpx2.InvalidURL as error:
-            raise ValueError(f"is no URL: {error}") from None
+            raise ValueError(f"is not a URL: {error}") from None
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ValueError("must begin with http:// or https:// and a host")
         if parsed.userinfo or parsed.query:

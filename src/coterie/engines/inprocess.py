@@ -98,7 +98,7 @@ class InProcessEngine:
 
         ``hear`` is called with each id as it is sampled, to show a single completion as it grows; what it raises
         fails this request. Raises :class:`EngineError` if prompt and ``max_tokens`` exceed the context, on timeout,
-        if the model fails, or if its logits are no numbers.
+        if the model fails, or if its logits are not numbers.
         """
         self.stats.requests += 1
         try:
@@ -276,7 +276,7 @@ class InProcessEngine:
                 self._fail([one], f"taking in a sampled token failed: {error!r}", error)
         self._leave()
         if NONE in ids:
-            self._runner.forget()  # what is no number reaches its neighbours within a block
+            self._runner.forget()  # what is not a number reaches its neighbours within a block
 
     def _leave(self) -> None:
         """Drop requests that ended or were given up; the last row moves to the free place."""

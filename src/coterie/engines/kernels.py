@@ -3,7 +3,7 @@
 :func:`decode` takes rows through the whole model, from ids to logits, and needs no other row: threads
 share nothing but weights and meet once a step. :func:`read` takes the tokens of prompts, which attend
 to each other, through one layer. Each number is summed in an order that its own sequence alone decides,
-so it is bitwise the same in any company and with any number of threads.
+so it is bitwise the same whatever shares the batch, and with any number of threads.
 
 Weights are packed in panels of ``PANEL`` outputs, ``[panels, inputs, PANEL]``, which :func:`product`
 reads from front to back. :mod:`coterie.engines.llama` packs them and calls. All is in one file, for
@@ -624,7 +624,7 @@ def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np
             ids[row], logprobs[row] = (
                 -1,
                 np.float32(np.nan),
-            )  # its largest, or another one, is no number
+            )  # its largest, or another one, is not a number
             continue
         if greedy:
             ids[row], logprobs[row] = np.argmax(logits[row]), _ZERO

@@ -54,7 +54,7 @@ def find_key(name: str, folder: Path) -> Key:
         )
     if not all("!" <= letter <= "~" for letter in text):
         raise UserError(
-            f"the value of {name} is no key: it has spaces or characters other than ASCII",
+            f"the value of {name} is not a key: it has spaces or characters other than ASCII",
             "copy the key again",
         )
     return Key(name, text)

@@ -2,7 +2,8 @@
 
 A sequence's numbers hardly depend on its neighbours: rows are padded to a multiple of 8 and at least 16, keys to a
 multiple of 64, and prompts are read in blocks of tokens that attend to whole blocks. On some processors that makes them
-bitwise equal in any company (CPU, float32), on others (seen on an Intel Xeon) log-probs still differ, by up to 6e-6.
+bitwise equal whatever shares the batch (CPU, float32); on others (seen on an Intel Xeon) log-probs still
+differ, by up to 6e-6.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ from coterie.engines import kernels
 COLDEST = 1e-6
 """At this temperature and below the likeliest token is taken: any other one has lost, and quotients would overflow."""
 NONE = -1
-"""The id that is drawn from logits which are no distribution."""
+"""The id that is drawn from logits which are not a distribution."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
 

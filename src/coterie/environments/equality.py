@@ -64,9 +64,12 @@ class _Worker:
                 process.stdin.write(json.dumps([gold, given]) + "\n")
                 process.stdin.flush()
                 return _line(process.stdout, LIMIT) == "true"
-            except (OSError, TimeoutError, EOFError):
+            except (OSError, EOFError):  # TimeoutError too
                 self._end()
                 return False
+            except BaseException:  # Ctrl-C: what it says later would be taken for the next answer
+                self._end()
+                raise
 
     def close(self) -> None:
         """End the process, if there is one."""

@@ -14,12 +14,12 @@ _MARKED = re.compile(r"<A>((?:(?!<A>).)*?)</A", re.DOTALL)
 def marked_answer(text: str) -> str | None:
     """The last ``<A>answer</A>`` of an utterance with something in it, stripped; ``None`` if there is none.
 
-    A mark that is opened and never closed, as in talk about the mark, is no answer and hides none.
+    A mark that is opened and never closed, as in talk about the mark, is not an answer and hides none.
     """
     return next((one.strip() for one in reversed(_MARKED.findall(text)) if one.strip()), None)
 
 
 def boxed_number(text: str) -> str | None:
-    r"""The number in the last ``\boxed{...}``, in one spelling; what is no number, as it is."""
+    r"""The number in the last ``\boxed{...}``, in one spelling; what is not a number, as it is."""
     box = boxed_answer(text)
     return None if box is None else (number(box) or box)

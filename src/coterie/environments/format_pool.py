@@ -81,9 +81,11 @@ def _yaml(text: str, file: Path) -> Iterator[tuple[int, object]]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise _broken(file, line, error.problem or "no YAML") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of a date
+        raise UserError(f"the pool of formats {file} can't be read: {error}", _TODO) from error
     if node is None:
         return
     if not isinstance(node, yaml.SequenceNode):
-        raise _broken(file, node.start_mark.line + 1, "this is no list")
+        raise _broken(file, node.start_mark.line + 1, "this is not a list")
     for item, value in zip(node.value, values, strict=True):
         yield item.start_mark.line + 1, value

@@ -14,7 +14,7 @@ import resource
 import sys
 
 DIGITS = 12
-"""After the point, to which numbers are compared that are no rational ones."""
+"""After the point, to which numbers are compared that are not rational ones."""
 SECONDS = 3
 """For reading an answer, and for a comparison."""
 MEMORY = 4 * 2**30

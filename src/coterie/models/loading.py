@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from coterie.config.folders import expanded
 from coterie.config.home import sha256
 from coterie.errors import UserError
 from coterie.models.catalogue import (
@@ -33,6 +34,8 @@ from coterie.models.catalogue import (
 )
 from coterie.models.chat import ChatRenderer
 from coterie.models.context import context_length
+from coterie.models.hub import hub_answers, local_only, not_here
+from coterie.models.saved import with_weights
 
 ADAPTER_FILE = "adapter_config.json"
 """What PEFT writes beside an adapter's weights."""
@@ -76,17 +79,7 @@ def load(
     renderer, context_length = load_renderer(source)
     _check_safetensors(source)
     _check_memory(source, dtype, torch.device(device))
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=dtype, use_safetensors=True
-        )
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise UserError(
-            f"the weights of {source} do not fit its config.json",
-            "give a folder whose files are of one model",
-        ) from error
+    model = with_weights(AutoModelForCausalLM, source, config=config, dtype=dtype)
     model.eval().to(device=device)
     return LoadedModel(model, renderer.tokenizer, renderer, context_length, source)
 
@@ -133,9 +126,7 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
     if not adapter:
         _config(source)
         _check_safetensors(source)
-    fresh = AutoModelForCausalLM.from_pretrained(
-        source, dtype=loaded.model.dtype, use_safetensors=True
-    )
+    fresh = with_weights(AutoModelForCausalLM, source, dtype=loaded.model.dtype)
     if adapter:
         from coterie.models.adapters import load_adapter
 
@@ -155,20 +146,21 @@ def resolve(name_or_path: str | Path) -> str:
     name = str(name_or_path)
     if known := packaged_folder(name) or converted_folder(name):
         return str(known)
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UserError(f"{folder} is no model: it has no config.json", _model_in(folder))
+            raise UserError(f"{folder} is not a model: it has no config.json", _model_in(folder))
         return str(folder)
     check_hub_name(f"{folder}/" if isinstance(name_or_path, Path) else name)
     return name
 
 
 def _model_in(folder: Path) -> str:
-    """What to give instead of a folder that is no model."""
+    """What to give instead of a folder that is not a model."""
     if is_adapter(folder):
         return (
-            "give a folder that save_pretrained wrote; this one is an adapter: load its base model"
+            "this is a LoRA adapter: give its base model, or merge the adapter into it "
+            "(docs/howto/bring-your-own.md) and give the merged folder"
         )
     inside = sorted(config.parent for config in folder.rglob("final/config.json"))
     found = f", such as {inside[-1]}" if inside else ""
@@ -213,7 +205,7 @@ def is_adapter(folder: Path | str) -> bool:
 def _config(source: str) -> PreTrainedConfig:
     """The model's config, refused if it is not one of a causal language model that we can run."""
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source, local_files_only=local_only(source))
     except BROKEN as error:
         raise _unreadable(source, "its config.json", error) from error
     names = config.architectures or []
@@ -234,7 +226,7 @@ def _config(source: str) -> PreTrainedConfig:
 
 def _tokenizer(source: str) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_only(source))
     except BROKEN as error:
         raise _unreadable(source, "its tokenizer", error) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
@@ -247,9 +239,10 @@ def _generation_ends(source: str) -> list[int]:
     if folder.is_dir() and not (folder / "generation_config.json").is_file():
         return []
     try:
-        ends = GenerationConfig.from_pretrained(source).eos_token_id
+        config = GenerationConfig.from_pretrained(source, local_files_only=local_only(source))
     except BROKEN as error:
         raise _unreadable(source, "its generation_config.json", error) from error
+    ends = config.eos_token_id
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
@@ -279,8 +272,10 @@ def _unreadable(source: str, what: str, error: Exception) -> UserError:
     if Path(source).is_dir():
         reason = str(error).splitlines()[0]
         return UserError(f"{source}: {what} can't be read: {reason}", "save or download it again")
+    if not hub_answers():
+        return not_here(source, what)
     return UserError(
-        f"{source!r} is no packaged checkpoint and no folder, and {what} can't be had from the "
+        f"{source!r} is not a packaged model or a folder, and {what} can't be read from the "
         f"Hugging Face hub: {str(error).splitlines()[0]}",
-        "check the spelling and the network, or give the folder of a downloaded model",
+        "check the spelling, or give the folder of a downloaded model",
     )

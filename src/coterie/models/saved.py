@@ -1,17 +1,60 @@
-"""Reading what was saved: a file that is missing, cut off or damaged is named, with what to do about it."""
+"""Weights on disk: a file that is missing, cut off or damaged is named, and so is a disk that is full."""
 
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from coterie.errors import UserError
+from coterie.models.hub import hub_answers, local_only, not_here
 
 DAMAGE = (SafetensorError, json.JSONDecodeError, UnicodeDecodeError, KeyError, FileNotFoundError)
 """What reading a part of a file, or a part of a folder's files, ends in."""
 COPY = "put it back from a copy, or make it again"
+
+
+def with_weights(kind: Any, source: str | Path, **words: Any) -> Any:
+    """A Transformers model of this kind with the weights of a folder (or hub name), in safetensors.
+
+    Raises ``UserError`` for weights that can't be read, do not fit the config, or are not all there:
+    Transformers would draw those anew.
+    """
+    try:
+        model, told = kind.from_pretrained(
+            source,
+            use_safetensors=True,
+            output_loading_info=True,
+            local_files_only=local_only(str(source)),
+            **words,
+        )
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise UserError(
+            f"the weights of {source} do not fit its config.json",
+            "give a folder whose files are of one model",
+        ) from error
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        if isinstance(error, OSError) and not Path(source).is_dir() and not hub_answers():
+            raise not_here(str(source), "its weights") from error
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the weights of {source} can't be read: {reason}", COPY) from error
+    check_whole(source, told["missing_keys"])
+    return model
+
+
+def check_whole(source: str | Path, missing: Collection[str]) -> None:
+    """Refuse (``UserError``) saved weights of which some are ``missing``."""
+    if missing:
+        raise UserError(
+            f"the weights of {source} are not whole: {len(missing)} are missing, such as {min(missing)}",
+            COPY,
+        )
 
 
 @contextmanager
@@ -22,3 +65,16 @@ def reading(path: Path, todo: str = COPY) -> Iterator[None]:
     except DAMAGE as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise UserError(f"{path} is cut off or damaged: {reason}", todo) from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what safetensors raises for a disk that is full or fails into the ``OSError`` that it is elsewhere."""
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error

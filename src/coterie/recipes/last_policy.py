@@ -19,7 +19,9 @@ def last_policy(folder: Path) -> str:
         path = found.policy_path(run, found.versions(run)[-1])
     if is_adapter(path):
         raise UserError(
-            f"model={folder}: the last policy of this run is an adapter on {found.settings.model}",
-            f"evaluate or serve {folder} as it is; only a run of train.method=full can be a model to train",
+            f"model={folder}: the last policy of this run is a LoRA adapter ({path}), and a run starts "
+            "from a whole model",
+            f"merge the adapter into {found.settings.model} (docs/howto/bring-your-own.md has the lines) "
+            f"and give model=MERGED; to evaluate or serve {folder}, no merging is needed",
         )
     return str(path)

@@ -40,7 +40,7 @@ class LineFile:
     def parsed(self, number: int, data: bytes) -> dict[str, Any]:
         """The object of a line; ``UserError`` if it holds none."""
         try:
-            fields = read_json(data.decode())
+            fields = read_json(data.decode("utf-8-sig"))
         except ValueError as error:
             raise self.broken(number, f"not JSON: {error}") from error
         if not isinstance(fields, dict):

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from coterie.config.folders import expanded
 from coterie.config.resolve import resolve
 from coterie.errors import UserError, did_you_mean, nearest
 from coterie.recipes.optima_settings import (
@@ -61,7 +61,7 @@ def optima(settings: RecipeSettings) -> "Optima":
     found = recipe(settings)
     if not isinstance(found, Optima):
         names = ", ".join(name for name in NAMES if issubclass(_SETTINGS[name], OptimaSettings))
-        raise UserError(f"{found.name} is no method of Optima", f"use one of: {names}")
+        raise UserError(f"{found.name} is not a method of Optima", f"use one of: {names}")
     return found
 
 
@@ -106,7 +106,7 @@ def settings(
     """
     stored = stored or {}
     words = list(map(_of_run, words))
-    dataset = _asked(words) or stored.get("dataset") or micro_world(name)
+    dataset = _asked(words) or str(stored.get("dataset") or micro_world(name))
     if stored.get("dataset", dataset) != dataset:
         stored = {}  # values for another data set: not to be laid over this one's preset
     return resolve(settings_type(name), [preset(name, dataset), over or {}, stored], words)
@@ -115,12 +115,11 @@ def settings(
 def _of_run(word: str) -> str:
     """``model=RUN`` with the policy that is meant."""
     key, _, text = word.partition("=")
-    folder = Path(text).expanduser()
-    if key != "model" or not (folder / "config.yaml").is_file():
+    if key != "model" or not (expanded(text) / "config.yaml").is_file():
         return word
     from coterie.recipes.last_policy import last_policy  # not above: torch takes seconds to import
 
-    return f"model={last_policy(folder)}"
+    return f"model={last_policy(expanded(text))}"
 
 
 def _asked(words: Iterable[str]) -> str | None:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from typing import ClassVar
 
-from coterie.config.settings import Settings, key
+from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import DataSettings
 
@@ -25,7 +25,7 @@ class RecipeSettings(Settings):
     )
     dataset: str = key(..., "The tasks: a micro-world, or the name of a data set.")
     data: DataSettings = DataSettings()
-    seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0)
+    seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0, le=MOST_SEED)
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
 

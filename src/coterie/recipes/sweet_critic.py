@@ -99,7 +99,7 @@ class JudgeOfTurns:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Comparisons in this process, and how many of them were no verdict, which is a tie."""
+        """Comparisons in this process, and how many of them gave no verdict, which is a tie."""
         return {"comparisons": self.judge.comparisons, "unreadable": self.judge.unreadable}
 
     async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:

@@ -135,7 +135,7 @@ class SweetRL(PolicyRecipe):
         return self.train(run, step.iteration, progress)
 
     def versions(self, run: Run) -> list[int]:
-        """The base, and the trained policy if it is there; a critic is no policy."""
+        """The base, and the trained policy if it is there; a critic is not a policy."""
         last = self.settings.rounds
         return [0, *([last] if run.is_finished(Step(last - 1, "train")) else [])]
 

@@ -116,11 +116,13 @@ def question(situation: Situation, a: str, b: str) -> list[Utterance]:
 
 
 def read_verdict(answer: str) -> str | None:
-    """``A`` or ``B``: the last line is that letter, or names one of the replies and not the other."""
+    """``A`` or ``B``: the letter alone on the first or last line; else the one reply that the last line names.
+
+    So a reason may lead to the letter or follow it. What says both, or neither, is not a verdict.
+    """
     lines = [line for line in answer.splitlines() if line.strip()]
-    if not lines:
-        return None
-    if alone := _LETTER.fullmatch(lines[-1]):
-        return alone[1].upper()
-    named = {letter.upper() for letter in _NAMED.findall(lines[-1])}
-    return named.pop() if len(named) == 1 else None
+    ends = lines[:1] + lines[-1:]
+    said = {alone[1].upper() for line in ends if (alone := _LETTER.fullmatch(line))}
+    if not said:
+        said = {letter.upper() for line in lines[-1:] for letter in _NAMED.findall(line)}
+    return said.pop() if len(said) == 1 else None

@@ -12,7 +12,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from coterie.config.folders import make_folder
-from coterie.config.settings import Settings, key
+from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.engines.protocol import Sampling
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.dialogue import DialogueEnvironment
@@ -66,7 +66,7 @@ class BenchmarkSettings(Settings):
     )
     temperature: float = key(0.0, "0 is greedy.", source="Optima section 6", ge=0, le=2)
     max_tokens: int = key(256, "Most tokens of one turn.", source="Optima: 2000", ge=1)
-    seed: int = key(0, "Seed of generated tasks and of sampling.", ge=0)
+    seed: int = key(0, "Seed of generated tasks and of sampling.", ge=0, le=MOST_SEED)
     data: DataSettings = DataSettings()
     person: PersonSettings = PersonSettings()
     sandbox: SandboxSettings = SandboxSettings()

@@ -201,6 +201,6 @@ def _without_record(path: Path, how: str) -> UserError:
 
 
 def _only_beginnings(folder: Path) -> bool:
-    """Whether a folder holds nothing but what a run that was killed at its start leaves."""
-    ours = ("store.sqlite", ".config.yaml.partial")
+    """Whether a folder holds nothing but what a run that was stopped at its start leaves."""
+    ours = ("store.sqlite", ".config.yaml.partial", "report.html", ".report.html.partial")
     return all(entry.name.startswith(ours) for entry in folder.iterdir())

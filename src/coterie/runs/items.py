@@ -27,7 +27,7 @@ class Done:
 
 @contextmanager
 def going_on(what: str, progress: Progress) -> Iterator[None]:
-    """Ends the progress, and tells the user of an engine that is gone, which is no item's failure."""
+    """Ends the progress, and tells the user of an engine that is gone, which is not an item's failure."""
     try:
         yield
     except EngineGone as error:

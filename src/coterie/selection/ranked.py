@@ -48,7 +48,7 @@ def ranked_pairs(
 ) -> list[tuple[str, str]]:
     """(chosen, rejected) candidates of one turn: one of the best and one of the worst each, at random.
 
-    Ties go to the earlier candidate. A draw of two equal scores is no pair and is left out.
+    Ties go to the earlier candidate. A draw of two equal scores is not a pair and is left out.
     """
     ranked = sorted(scores, key=lambda node: -scores[node])
     share = max(1, int(len(ranked) * settings.top_share))

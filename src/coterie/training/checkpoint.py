@@ -7,10 +7,8 @@ read. Weights that are sharded over ranks (FSDP) are gathered on the way out and
 that what is on disk does not depend on the number of ranks.
 """
 
-import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -27,22 +25,17 @@ from transformers.utils import logging
 
 from coterie.config.folders import whole_folder
 from coterie.errors import UserError
-from coterie.models.adapters import save_adapter
+from coterie.models.adapters import adapter_weights, save_adapter
 from coterie.models.heads import HEAD_FILE, split_head
 from coterie.models.loading import TOKENIZER_FILES
-from coterie.models.saved import reading
+from coterie.models.saved import check_whole, reading, with_weights, writing
 
 
 @contextmanager
 def published(folder: Path) -> Iterator[Path]:
     """A :func:`~coterie.config.folders.whole_folder`; a full disk is an ``OSError`` that says so."""
-    try:
-        with whole_folder(folder) as temporary:
-            yield temporary
-    except SafetensorError as error:
-        if f"os error {errno.ENOSPC}" in str(error):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
-        raise
+    with writing(folder), whole_folder(folder) as temporary:
+        yield temporary
 
 
 def save_checkpoint(
@@ -155,10 +148,11 @@ def load_final(model: Any, folder: Path) -> None:
         file = folder / "adapter_model.safetensors"
         with reading(file):
             tensors = load_file(file)
+        check_whole(file, adapter_weights(model, model.active_adapter) - tensors.keys())
         set_peft_model_state_dict(model, tensors, adapter_name=model.active_adapter)
     else:
         with _without_bar(), reading(folder):
-            saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
+            saved = with_weights(type(model), folder, dtype=model.dtype)
             head = load_file(folder / HEAD_FILE) if (folder / HEAD_FILE).is_file() else {}
         model.load_state_dict({**saved.state_dict(), **head})
 

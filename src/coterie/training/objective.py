@@ -45,7 +45,7 @@ class Objective(Protocol[Item_contra]):
         ...
 
     def group(self, item: Item_contra) -> str:
-        """Items of one group share beginnings and come into one step together; "" is no group."""
+        """Items of one group share beginnings and come into one step together; "" is not a group."""
         ...
 
     def losses(

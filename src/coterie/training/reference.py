@@ -19,7 +19,7 @@ from coterie.config.folders import flush
 from coterie.errors import UserError
 from coterie.models.adapters import using
 from coterie.models.check import check
-from coterie.models.saved import reading
+from coterie.models.saved import reading, writing
 from coterie.models.splitting import Splitter
 from coterie.progress import Progress, Silent
 from coterie.training.checkpoint import hash_items, hash_tensors
@@ -112,8 +112,13 @@ def _store(folder: Path, sums: torch.Tensor, identity: dict[str, str]) -> None:
     """Write the file under another name and rename it; ranks may do so at once."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{FILE}.{os.getpid()}.partial"
-    save_file({"sums": sums}, temporary, metadata=identity)
-    flush(temporary)
+    try:
+        with writing(folder):
+            save_file({"sums": sums}, temporary, metadata=identity)
+        flush(temporary)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     temporary.replace(folder / FILE)
 
 

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from coterie.config.settings import Settings, key
+from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.models.adapters import ATTENTION
 
 Method = Literal["full", "lora"]
@@ -55,7 +55,7 @@ class TrainingSettings(Settings):
     max_grad_norm: float = key(1.0, "gradients are scaled down to this norm", gt=0)
     gradient_checkpointing: bool = key(False, "recompute activations: less memory, more time")
     mixed_precision: Precision = key("auto", "bfloat16 autocast; auto uses it where it pays (CUDA)")
-    seed: int = key(0, "seed of the order of rows and of a fresh adapter", ge=0)
+    seed: int = key(0, "seed of the order of rows and of a fresh adapter", ge=0, le=MOST_SEED)
     save_every_seconds: float | None = key(300.0, "time between checkpoints; none for never", gt=0)
     save_every_steps: int | None = key(None, "optimiser steps between checkpoints", ge=1)
     tracker: TrackerName = key("none", "where metrics go besides the training's metrics.jsonl")

@@ -98,4 +98,4 @@ def _numbers(blob: bytes, dtype: str) -> list[Any]:
         numbers: list[Any] = np.frombuffer(blob, dtype=dtype).tolist()
         return numbers
     except ValueError as error:
-        raise BrokenRecord(f"{len(blob)} bytes are no array of {dtype}") from error
+        raise BrokenRecord(f"{len(blob)} bytes are not an array of {dtype}") from error

@@ -140,7 +140,7 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def check(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse, with :class:`UserError`, a file that is no store or has an unknown schema."""
+    """Refuse, with :class:`UserError`, a file that is not a store or has an unknown schema."""
     if _pragma(db, "application_id") != APPLICATION:
         raise UserError(
             f"{path} is an SQLite file, but not a coterie store",

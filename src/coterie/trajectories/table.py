@@ -190,7 +190,7 @@ def add_selection(
     for turn in (selection.leaf, selection.rejected):
         find = "SELECT 1 FROM turn WHERE id = ?"
         if turn is not None and not db.execute(find, (turn,)).fetchone():
-            raise ValueError(f"turn {turn} of a selection is no turn of the store")
+            raise ValueError(f"turn {turn} of a selection is not a turn of the store")
     row = (selection.leaf, selection.agent, selection.context, selection.weight, selection.rejected)
     db.execute("INSERT INTO selection VALUES (?, ?, ?, ?, ?, ?, ?)", (item, position, *row))
 

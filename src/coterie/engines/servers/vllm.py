@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, model_validator
 
+from coterie.config.folders import expanded
 from coterie.config.settings import key
 from coterie.engines.servers.backend import Backend
 from coterie.engines.servers.child import HOST
@@ -237,7 +238,7 @@ def dashed(name: str) -> str:
 
 def interpreter(python: str | None) -> str:
     """The interpreter to run vLLM with."""
-    return sys.executable if python is None else str(Path(python).expanduser().absolute())
+    return sys.executable if python is None else str(expanded(python).absolute())
 
 
 def threads(servers: int) -> int:

@@ -101,7 +101,9 @@ def _run(command: list[str], interpreter: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=HELP_SECONDS)
     except OSError as error:
-        raise UserError(f"can't run {interpreter}: {error.strerror}", "correct python=") from error
+        raise UserError(
+            f"can't run {interpreter}: {error.strerror}", "correct engine.vllm.python"
+        ) from error
     except subprocess.TimeoutExpired as error:
         raise UserError(
             f"{' '.join(command)} did not end within {HELP_SECONDS} s", "try it by hand"
@@ -110,6 +112,6 @@ def _run(command: list[str], interpreter: str) -> str:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(
             f"{interpreter} has no vLLM that works: {last}",
-            "pip install vllm there, or set python= to the interpreter of an environment that has it",
+            "pip install vllm there, or set engine.vllm.python to the interpreter of an environment that has it",
         )
     return done.stdout

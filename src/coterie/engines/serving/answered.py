@@ -9,7 +9,7 @@ class TokenLogprobs(BaseModel):
     """Log-probs of sampled ids, in nats, of the distribution that they were drawn from."""
 
     tokens: list[str]
-    """The text of each id by itself; bytes that are no text alone show as U+FFFD."""
+    """The text of each id by itself; bytes that are not text alone show as U+FFFD."""
     token_logprobs: list[float]
 
 

@@ -1,4 +1,4 @@
-"""Work for a client that may go away: what nobody waits for is not gone on with."""
+"""Work for a client that may go away: what nobody waits for is stopped."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator

@@ -159,7 +159,7 @@ class Policies:
 
     def _merged(self, name: str, path: Path) -> InProcessEngine:
         if not is_adapter(path):
-            raise UserError(f"{path} is no adapter: it has no {ADAPTER_FILE}", "check the path")
+            raise UserError(f"{path} is not an adapter: it has no {ADAPTER_FILE}", "check the path")
         base = self.base.engine.loaded
         stacked = is_adapter(self.base.root)
         source = base.source if stacked else self.base.root

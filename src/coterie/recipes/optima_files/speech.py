@@ -1,7 +1,7 @@
 """Who says what in a conversation of the released code: names in front of utterances, and markers.
 
 There the agents speak in turn, and each utterance should begin with its speaker's name (``Alice: ...``),
-which nothing enforces. Here speakers are known from the record, and the name is no part of the text.
+which nothing enforces. Here speakers are known from the record, and the name is not part of the text.
 """
 
 import re

@@ -41,7 +41,7 @@ _FACT = re.compile(r"(\S+) (\S+): (.+)")
 def task_of(dataset: str, id_: str, result: Result) -> Task:
     """The task of a record: question and notes are public, right answers are secrets.
 
-    Raises ``ValueError`` for notes that are no facts of the world ``exchange``.
+    Raises ``ValueError`` for notes that are not facts of the world ``exchange``.
     """
     notes = {AGENTS[0]: result.context_first, AGENTS[1]: result.context_second}
     public: dict[str, object] = {"question": result.question}
@@ -90,5 +90,5 @@ def _secrets(golds: list[str]) -> dict[str, Secret]:
 def _fact(note: str) -> list[str]:
     found = _FACT.fullmatch(note)
     if found is None:
-        raise ValueError(f"{note!r} is no fact of the world `exchange` (`Nora home: Oslo`)")
+        raise ValueError(f"{note!r} is not a fact of the world `exchange` (`Nora home: Oslo`)")
     return list(found.groups())

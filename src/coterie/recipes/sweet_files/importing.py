@@ -275,7 +275,7 @@ def _repeats(rows: Trajectories) -> int:
 def _check(
     rows: Trajectories, index: int, row: TrajectoryRow, known: dict[str, tuple[int, bytes]]
 ) -> None:
-    """Refuse a row of no function, a reward that is no share, and two tasks of one id.
+    """Refuse a row of no function, a reward that is not a share, and two tasks of one id.
 
     ``known`` are the tasks so far: by id, the index of the first row, and a hash of the content.
     """
@@ -285,10 +285,10 @@ def _check(
         raise rows.broken(index, f"task.{wrong_at(error.errors()[0])}") from error
     if not task.usable:
         raise rows.broken(
-            index, "task.test_cases: there are none, so this is no task of a function"
+            index, "task.test_cases: there are none, so this is not a task of a function"
         )
     if row.reward is not None and not 0 <= row.reward <= 1:
-        raise rows.broken(index, f"reward: {row.reward} is no share of tests, between 0 and 1")
+        raise rows.broken(index, f"reward: {row.reward} is not a share of tests, between 0 and 1")
     content = hashlib.sha256(task.model_dump_json().encode()).digest()
     before, same = known.setdefault(task.id, (index, content))
     if same != content:

@@ -122,7 +122,7 @@ def compared(row: PreferenceRow, forms: Sequence[Form]) -> Compared:
             f"there is text in front of the chat, as the reference in the critic's rows; {DIALOGUES}"
         )
     raise ValueError(
-        "its prompt is no chat in the form of Llama-3, ChatML or the run's model that ends with a turn of the "
+        "its prompt is not a chat in the form of Llama-3, ChatML or the run's model that ends with a turn of the "
         "person and the header of the agent's"
     )
 

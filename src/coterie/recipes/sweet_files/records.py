@@ -175,7 +175,7 @@ class Trajectories(Sequence[TrajectoryRow]):
 def blocks(rows: Sequence[TrajectoryRow], repeats: int) -> Iterator[tuple[TrajectoryRow, ...]]:
     """The repeats of each task, task by task.
 
-    Raises ``UserError`` if the number of rows is no multiple of ``repeats``, and at the first task whose
+    Raises ``UserError`` if the number of rows is not a multiple of ``repeats``, and at the first task whose
     repeats have different descriptions.
     """
     tasks, rest = divmod(len(rows), repeats)

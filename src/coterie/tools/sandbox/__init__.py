@@ -22,7 +22,8 @@ anything to its own channel. So nothing there is relied upon:
 * a reply counts only with this run's nonce, which reaches the supervisor when the answer's processes are gone; bytes
   beyond the results that were asked for fail the run;
 * a result that is too large fails its call alone; one limit holds in the answer's process, the supervisor and here;
-* nothing is left behind: files, processes, threads, timers, handlers, patched modules;
+* nothing is left behind: files, processes, threads, timers, handlers, sockets, flags of open files, patched modules;
+* the time for which an answer's process waits for a processor does not count, so no neighbour makes it late;
 * hashes are seeded alike in every process, so the order of a set of texts is the same for all;
 * an answer that breaks its process fails alone; a worker that doesn't reply as it should is replaced.
 
@@ -30,5 +31,5 @@ anything to its own channel. So nothing there is relied upon:
 a test call) is a right answer. A call that holds its own verdict, such as ``"f(2) == 4"``, asks the
 answer's objects whether they are equal: give the call and the value apart. The kernel is shared: a hole in it is a
 hole here. Memory is limited for each process by address space, and for all of an answer's by looks every few
-milliseconds. Timing can be felt between workers.
+milliseconds. Timing, and locks on files that all can read, can be felt between answers that run at a time.
 """

@@ -23,7 +23,7 @@ _KINDS = {
 _IN_ORDER = (_LIST, "tuple", "deque")
 _MICROSECOND = timedelta(microseconds=1)
 _EXACT = 2000
-"""Digits, and exponent, up to which a decimal is compared with other numbers."""
+"""Digits without zeros at the end, and exponent, up to which a decimal is compared with other numbers."""
 _LONGEST_RANGE = 1000
 """Hexadecimal digits of a bound; ranges with longer ones are equal if they are written alike."""
 
@@ -60,7 +60,14 @@ def equal(expected: Wire, given: Wire) -> bool:
 
 def has_nan(wire: Wire) -> bool:
     """Whether a number in it is not a number."""
-    return any(_kind(one) == _NUMBER and "nan" in _number(one) for one in _parts(wire))
+    return any(_is_nan(*one) for one in _parts(wire))
+
+
+def _is_nan(tag: str, content: Any) -> bool:
+    if tag == "decimal":
+        return Decimal(content).is_nan()
+    parts = {"float": [content], "complex": content}.get(tag, [])
+    return any(math.isnan(float.fromhex(part)) for part in parts)
 
 
 def _unequal(wire: Wire) -> bool:
@@ -93,10 +100,17 @@ def _close(expected: Wire, given: Wire, tolerance: float) -> bool:
     ):
         return False
     try:
-        one, two = float(decode(expected)), float(decode(given))
+        one, two = _as_float(expected), _as_float(given)
     except (OverflowError, ValueError):  # too large for a float, or a signalling NaN
         return False
     return math.isclose(one, two, rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _as_float(wire: Wire) -> float:
+    if wire[0] == "fraction":  # a ``Fraction`` of long integers takes seconds
+        over, under = (int(part, 16) for part in wire[1])
+        return over / under
+    return float(decode(wire))
 
 
 def _by_key(pairs: list[Any], strict: bool) -> dict[bytes, Wire]:
@@ -126,7 +140,7 @@ def _digest(wire: Wire, strict: bool) -> bytes:
 
 
 def _scalar(wire: Wire, strict: bool) -> str:
-    """One text for each value that is no number and no container."""
+    """One text for each value that is neither a number nor a container."""
     tag, content = wire
     if tag == "range" and max(map(len, content)) <= _LONGEST_RANGE:
         values = decode(wire)
@@ -176,11 +190,13 @@ def _decimal(value: Decimal) -> str:
         return "nan" if value.is_nan() else str(float(value))
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int), "it is finite"
-    if not value:
-        return "0/1"
-    if max(abs(exponent), len(digits)) <= _EXACT:
-        over, under = value.as_integer_ratio()
-        return f"{over:x}/{under:x}"
     text = "".join(map(str, digits))
     short = text.rstrip("0")
-    return f"{'-' * sign}{short}e{exponent + len(text) - len(short)}"
+    if not short:
+        return "0/1"
+    exponent += len(text) - len(short)
+    written = f"{'-' * sign}{short}e{exponent}"
+    if max(abs(exponent), len(short)) > _EXACT:
+        return written
+    over, under = Decimal(written).as_integer_ratio()
+    return f"{over:x}/{under:x}"

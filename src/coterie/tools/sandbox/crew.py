@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Sequence
 
 from coterie.tools.sandbox.inside.job import Job, Record
-from coterie.tools.sandbox.jail import Jail, make_jail
+from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.users import User
 from coterie.tools.sandbox.worker import Worker, WorkerLost
 
 TRIES = 2
@@ -41,7 +42,7 @@ class Crew:
         back: Worker | None = None
         self.busy.add(worker)
         try:
-            records = await worker.run(job_of(self.settings, source, calls, legacy, worker.jail))
+            records = await worker.run(job_of(self.settings, source, calls, legacy, worker.user))
             back = worker
             return records
         finally:
@@ -85,7 +86,7 @@ class Crew:
         await asyncio.gather(*(worker.close() for worker in there))
 
 
-def job_of(of: SandboxSettings, source: str, calls: list[str], legacy: bool, jail: Jail) -> Job:
+def job_of(of: SandboxSettings, source: str, calls: list[str], legacy: bool, user: User) -> Job:
     """The job of running a source, with the limits of the settings."""
     return Job(
         source=source,
@@ -98,6 +99,6 @@ def job_of(of: SandboxSettings, source: str, calls: list[str], legacy: bool, jai
         processes=of.processes,
         file_mib=of.file_mib,
         output_kib=of.output_kib,
-        uid=jail.uid,
-        gid=jail.gid,
+        uid=user.uid,
+        gid=user.uid,
     )

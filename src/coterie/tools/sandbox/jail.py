@@ -3,7 +3,6 @@
 import importlib.resources
 import os
 import platform
-import random
 import shutil
 import sys
 import sysconfig
@@ -13,15 +12,14 @@ from pathlib import Path
 from coterie.errors import UserError
 from coterie.tools.sandbox.inside.syscalls import NUMBERS
 from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.users import NOBODY
 
 INSIDE = Path(__file__).parent / "inside"
 CODE = Path("/code")
 """Where the jail has our code: ``coterie.tools.sandbox.inside`` alone."""
-NOBODY = 65534
-UIDS = range(61184, 65520)
-"""Users that no account has (systemd hands them out for a while); as root, answers run as one of them."""
 SYSTEM = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+"""Not ``/dev/zero``, which gives memory that no limit counts."""
 ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "HOME": "/tmp",
@@ -42,11 +40,9 @@ START = (
 
 @dataclass(frozen=True, slots=True)
 class Jail:
-    """How to start a worker, and who its answers are there."""
+    """How to start a worker."""
 
     command: tuple[str, ...]
-    uid: int
-    gid: int
 
 
 def make_jail(settings: SandboxSettings) -> Jail:
@@ -57,11 +53,10 @@ def make_jail(settings: SandboxSettings) -> Jail:
             "run what executes a model's code on such a machine, or in a Linux container or VM",
         )
     root = os.geteuid() == 0
-    uid = random.SystemRandom().choice(UIDS) if root else NOBODY
     program, nsjail = _program(settings)
     words = _nsjail(root) if nsjail else _bwrap(root)
     python = os.path.realpath(sys.executable)
-    return Jail((program, *words, "--", python, *FLAGS, "-c", START), uid, uid)
+    return Jail((program, *words, "--", python, *FLAGS, "-c", START))
 
 
 def _program(settings: SandboxSettings) -> tuple[str, bool]:

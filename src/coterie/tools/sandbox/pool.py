@@ -1,11 +1,13 @@
 """The sandbox: runs answers and references, several at a time, and grades answers. See the package's docstring."""
 
+import asyncio
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from coterie.errors import UserError
 from coterie.tools.sandbox.crew import Crew
+from coterie.tools.sandbox.inside.job import Record
 from coterie.tools.sandbox.inside.plain import NotPlain, Wire, encode
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, judge, read_record
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -92,9 +94,13 @@ class Sandbox:
         """As :meth:`grade`, with the plain forms of the values, such as :meth:`run_reference` gives."""
         if not calls or len(calls) != len(expected):
             raise _ungradable(len(calls), len(expected))
-        results = await self.run(source, calls, mode=mode)
-        tests = zip(results, expected, strict=True)
-        return Graded(tuple(judge(result, wire, mode, tolerance, strict) for result, wire in tests))
+        records = await self.answers.run(source, calls, legacy=mode == "legacy")
+
+        def judged() -> Graded:
+            tests = zip(_read(calls, records), expected, strict=True)
+            return Graded(tuple(judge(one, wire, mode, tolerance, strict) for one, wire in tests))
+
+        return await asyncio.to_thread(judged)  # large values take long, and others are waiting
 
     async def _prove(self) -> None:
         """Refuse a sandbox in which the simplest answer doesn't run."""
@@ -110,6 +116,11 @@ async def _results(crew: Crew, source: str, calls: Sequence[str], mode: Mode) ->
     if not calls:
         return []
     records = await crew.run(source, calls, legacy=mode == "legacy")
+    return await asyncio.to_thread(_read, calls, records)
+
+
+def _read(calls: Sequence[str], records: Sequence[Record] | None) -> list[CallResult]:
+    """What records say; without any, that the worker was lost."""
     if records is None:
         return [CallResult(call, None, "lost") for call in calls]
     return [read_record(call, record) for call, record in zip(calls, records, strict=True)]

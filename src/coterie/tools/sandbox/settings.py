@@ -9,7 +9,7 @@ class SandboxSettings(Settings):
     """Limits of one answer, and where the jail's program is."""
 
     workers: int = key(0, "answers that run at a time, and references; 0: one for each core", ge=0)
-    wall_seconds: float = key(5.0, "seconds for one call", gt=0)
+    wall_seconds: float = key(5.0, "seconds for one call, without waiting for a processor", gt=0)
     cpu_seconds: float = key(
         2.0, "seconds of CPU for one call, of all processes of the answer together", gt=0
     )

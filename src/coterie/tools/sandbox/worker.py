@@ -15,6 +15,7 @@ from typing import cast
 from coterie.errors import UserError
 from coterie.tools.sandbox.inside.job import Job, Record
 from coterie.tools.sandbox.jail import Jail, advice
+from coterie.tools.sandbox.users import User, claim_user
 
 START_SECONDS = 60.0
 """For a jail to come up, on a busy machine."""
@@ -33,17 +34,23 @@ class WorkerLost(Exception):
 class Worker:
     """A jail that runs one answer at a time. Start it with ``start``."""
 
-    def __init__(self, jail: Jail, process: Process) -> None:
-        self.jail = jail
+    def __init__(self, user: User, process: Process) -> None:
+        self.user = user
+        """Who its answers are."""
         self._process = process
 
     @classmethod
     async def start(cls, jail: Jail) -> "Worker":
         """Start a jail; raises ``UserError`` with what to do if it doesn't come up."""
-        process = await asyncio.create_subprocess_exec(
-            *jail.command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env={}, start_new_session=True
-        )
-        worker = cls(jail, process)
+        user = claim_user()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *jail.command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env={}, start_new_session=True
+            )
+        except BaseException:
+            user.release()
+            raise
+        worker = cls(user, process)
         try:
             ready = await asyncio.wait_for(worker._out.readexactly(5), START_SECONDS)
             if ready != b"ready":
@@ -65,7 +72,7 @@ class Worker:
         try:
             self._in.write(struct.pack(">I", len(body)) + body + nonce)
             reply = await asyncio.wait_for(
-                self._reply(nonce, job), job.total_seconds + GRACE_SECONDS
+                self._reply(nonce, job), job.longest_seconds + GRACE_SECONDS
             )
             return _records(reply, len(job.calls))
         except (OSError, EOFError, TimeoutError, ValueError, struct.error) as error:
@@ -121,6 +128,8 @@ class Worker:
                     await self._in.wait_closed()
         except TimeoutError:
             return ""  # the kernel will end it; nobody has to wait
+        finally:
+            self.user.release()
         return said.decode(errors="replace").strip()
 
 

@@ -12,7 +12,7 @@ from coterie.datasets.catalogue import Split
 Level = Literal["easy", "personal"]
 """`easy`: a line with one choice, often the obvious one, for small models; `personal`: several choices."""
 ASK = "Please write me a Python function for it."
-"""With what a request ends that is no request yet."""
+"""With what a request ends that is not a request yet."""
 Draw = Callable[[random.Random], tuple[Any, ...]]
 """The arguments of one call: plain data."""
 

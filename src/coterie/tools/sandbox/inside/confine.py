@@ -29,7 +29,14 @@ PR_CAP_AMBIENT_CLEAR_ALL = 4
 RIGHTS = 64
 """As many as a kernel can know."""
 CAPABILITY_VERSION = 0x20080522
-EPERM, EACCES, ENOSYS, EINVAL = 1, 13, 38, 22
+EPERM, EACCES, ENOSYS = 1, 13, 38
+MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x01, 0x20, 0x40000
+"""The first two together are memory that is kept, and not counted, when all but one page of it is unmapped."""
+SIGCHLD = 17
+"""A process that ignores it is not told of its children's time, and so nobody is."""
+FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)
+"""What an answer may ask of ``fcntl``: copies of descriptors, flags, locks that end with it, the size of a pipe. Not
+leases, which hold up whoever opens a file, nor marks that stay with a file."""
 TICK = 0.011
 """Seconds; longer than the coarsest step of a file's times (a hundredth)."""
 WORK = "/tmp"
@@ -144,7 +151,7 @@ def limits(*, memory_mib: int, file_mib: int, processes: int, cpu_seconds: int) 
         resource.RLIMIT_NPROC: processes,
         resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # also where a program takes dumps; 0 is for files alone
         resource.RLIMIT_MEMLOCK: 1 << 16,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_RTPRIO: 0,
@@ -178,7 +185,8 @@ def system_calls() -> bytes:
 
 
 def filter_program(audit: int, numbers: Numbers) -> bytes:
-    """A seccomp filter in classic BPF: refuse ``numbers.refused``, new namespaces, and all but Unix sockets.
+    """A seccomp filter in classic BPF: refuse ``numbers.refused``, calls that are not known here, new namespaces, all
+    but Unix sockets, children whose time is not counted, memory that is not counted, most requests of ``fcntl``.
 
     Of ``numbers``: ``audit`` is the machine's constant in ``linux/audit.h``. Another machine's calls (32-bit ones on
     x86-64) end the process.
@@ -194,10 +202,18 @@ def filter_program(audit: int, numbers: Numbers) -> bytes:
     lines += [
         # glibc goes on with clone if clone3, whose flags are out of a filter's sight, isn't there
         (equal, 0, 1, numbers.clone3), (done, 0, 0, refuse | ENOSYS),
+        (at_least, 0, 1, numbers.unknown), (done, 0, 0, refuse | ENOSYS),
         (equal, 0, 4, numbers.clone), (load, 0, 0, 16), (any_bit, 0, 1, CLONE_NEW_ANY),
         (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
         (equal, 0, 4, numbers.socket), (load, 0, 0, 16), (equal, 1, 0, 1),
         (done, 0, 0, refuse | EACCES), (done, 0, 0, allow),
-        (done, 0, 0, allow),
+        (equal, 0, 4, numbers.sigaction), (load, 0, 0, 16), (equal, 0, 1, SIGCHLD),
+        (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
+        (equal, 0, 6, numbers.mmap), (load, 0, 0, 40), (any_bit, 2, 0, MAP_HUGETLB),
+        (any_bit, 0, 2, MAP_ANONYMOUS), (any_bit, 0, 1, MAP_SHARED),
+        (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
+        (equal, 0, len(FCNTL) + 2, numbers.fcntl), (load, 0, 0, 24),
+        *((equal, len(FCNTL) - at, 0, request) for at, request in enumerate(FCNTL)),
+        (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
     ]  # fmt: skip
     return b"".join(struct.pack("HBBI", *line) for line in lines)

@@ -7,6 +7,9 @@ TOLD, JUDGED = 0, 1
 LONGEST_FAILURE = 4000
 """Bytes of a record that says why there is no value; every limit of results leaves room for one."""
 
+PATIENCE = 4
+"""How many times its limit of seconds a job takes at most, where others use the processors."""
+
 Record = tuple[int, bytes]
 """``TOLD`` or ``JUDGED``, and JSON: a value, or why there is none."""
 
@@ -19,11 +22,11 @@ class Job:
     calls: list[str]
     legacy: bool
     wall_seconds: float
-    """For one call."""
+    """For one call, without the time for which its process waits for a processor."""
     cpu_seconds: float
     """For one call."""
     total_seconds: float
-    """For all calls."""
+    """For all calls, without that time."""
     memory_mib: int
     """Of one process (address space), and of all of them (resident)."""
     processes: int
@@ -32,6 +35,11 @@ class Job:
     """Of the result of one call."""
     uid: int
     gid: int
+
+    @property
+    def longest_seconds(self) -> float:
+        """That a job takes by the clock, also on a machine that is busy with others."""
+        return PATIENCE * self.total_seconds
 
     @property
     def longest_record(self) -> int:

@@ -22,6 +22,7 @@ import signal
 import struct
 import time
 from contextlib import suppress
+from typing import NamedTuple
 
 from coterie.tools.sandbox.inside import confine, harness
 from coterie.tools.sandbox.inside.forker import Forker, set_apart
@@ -38,18 +39,43 @@ WARM = (
 """Modules that an answer finds loaded."""
 
 
+class Clock:
+    """The time that a job has used, without that for which it waited for a processor.
+
+    So an answer is not late because others are busy, up to a bound.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.waited = 0.0
+        """Seconds that its only process waited, in all attempts together."""
+        self._began = time.monotonic()
+
+    def used(self) -> float:
+        """Seconds of the job's own."""
+        return time.monotonic() - self._began - self.waited
+
+    def over(self) -> bool:
+        """Whether the job has no time left."""
+        used = self.used()
+        return used > self.job.total_seconds or used + self.waited > self.job.longest_seconds
+
+
 class Attempt:
     """One forked process that runs calls from ``first`` on; ``records`` grows as it tells."""
 
-    def __init__(self, job: Job, told: int, first: int, forker: Forker, until: float) -> None:
-        self.job, self.until = job, until
+    def __init__(self, job: Job, told: int, first: int, forker: Forker, clock: Clock) -> None:
+        self.job, self.clock = job, clock
         self.forker = forker
         self.wanted = len(job.calls) - first
         self.loaded = False
         self.failed_to_load: bytes | None = None
         self.records: list[Record] = []
         self._buffer = b""
-        self._used = 0.0
+        self._seconds = 0.0
+        """Of CPU, when the process last told something."""
+        self._waited = 0.0
+        """For a processor, as far as the clock knows."""
         self._pipe, pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         os.pwrite(told, harness.FIRST.pack(first), 0)
@@ -58,7 +84,7 @@ class Attempt:
 
     def watch(self) -> str | None:
         """Read until all is told; why it was cut short, or ``None``."""
-        started = time.monotonic()
+        started = self.clock.used()
         poll = select.poll()
         while True:
             # wakes when the answer's process has ended, not for each result; but for each part of a long one
@@ -72,15 +98,19 @@ class Attempt:
                 return None
             if over:
                 return "ended"
-            now = time.monotonic()
-            seconds, resident = processes_use(self.forker.pid)
+            use = processes_use(self.pid, self.forker.pid)
+            waited = max(use.waited, self._waited)  # a process that is gone tells of none
+            if use.processes == 1:  # else it may wait for its own
+                self.clock.waited += waited - self._waited
+            self._waited = waited
+            now = self.clock.used()
             if self._told() > before:
-                started, self._used = now, seconds
-            if now > self.until or now - started > self.job.wall_seconds:
+                started, self._seconds = now, use.seconds
+            if self.clock.over() or now - started > self.job.wall_seconds:
                 return "timeout"
-            if seconds - self._used > self.job.cpu_seconds:
+            if use.seconds - self._seconds > self.job.cpu_seconds:
                 return "timeout"
-            if resident > self.job.memory_mib << 20:
+            if use.resident > self.job.memory_mib << 20:
                 return "memory"
 
     def end(self) -> str:
@@ -124,17 +154,37 @@ class Attempt:
         return "garbled" if self._buffer and len(self.records) == self.wanted else None
 
 
-def processes_use(forker: int) -> tuple[float, int]:
-    """CPU seconds and resident bytes of all of an answer's processes."""
-    seconds, resident = 0.0, 0
+class Use(NamedTuple):
+    """What an answer's processes have used."""
+
+    processes: int
+    seconds: float
+    """Of CPU."""
+    resident: int
+    """Bytes."""
+    waited: float
+    """Seconds that the first of them waited for a processor; 0 on a kernel that doesn't tell."""
+
+
+def processes_use(first: int, forker: int) -> Use:
+    """Of all of an answer's processes, of which ``first`` is the first."""
+    processes, seconds, resident = 0, 0.0, 0
     for name in os.listdir(confine.processes()):
         if name.isdigit() and name not in ("1", str(forker)):
             with suppress(OSError):
-                with confine.process_file(f"{name}/stat") as file:
-                    fields = file.read().rpartition(b")")[2].split()
+                fields = _read(f"{name}/stat").rpartition(b")")[2].split()
                 seconds += sum(map(int, fields[11:15])) / _CLOCK
                 resident += int(fields[21]) * _PAGE
-    return seconds, resident
+                processes += 1
+    waited = 0
+    with suppress(OSError):
+        waited = int(_read(f"{first}/schedstat").split()[1])
+    return Use(processes, seconds, resident, waited / 1e9)
+
+
+def _read(name: str) -> bytes:
+    with confine.process_file(name) as file:
+        return file.read()
 
 
 _CLOCK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGESIZE")
@@ -142,16 +192,16 @@ _CLOCK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGESIZE")
 
 def run(job: Job, body: bytes, forker: Forker) -> list[Record]:
     """Run all calls: in one process, and after a call that ended its process, in another."""
-    until = time.monotonic() + job.total_seconds
+    clock = Clock(job)
     records: list[Record] = []
     told = os.memfd_create("job")
     try:
         os.pwrite(told, body, harness.FIRST.size)
         while len(records) < len(job.calls):
-            if time.monotonic() > until:
+            if clock.over():
                 return _rest(records, job, "timeout", "no time was left for this call")
             confine.clean_folder(job.file_mib, job.uid, job.gid)
-            attempt = Attempt(job, told, len(records), forker, until)
+            attempt = Attempt(job, told, len(records), forker, clock)
             records = _after(attempt, records, job)
         return records
     finally:

@@ -1,0 +1,140 @@
+"""What may stand behind a number without changing it: a unit, or the name of what is counted.
+
+Units can be listed; things that can be counted cannot. So a phrase is read by its form: words that
+describe, one **head**, and how it is counted, as in ``red apples in each box``. The head is a unit
+(``mile``, ``kg``), a noun in the plural (``apples``), or behind 1 a noun in the singular. No other
+word can take its place, so ``18 actually``, ``18 dollars max`` and ``18 gross`` are not 18. Three
+closed lists remain: words that change or deny a value anywhere in a phrase (``million``, ``not``),
+asides (``sorry``), and words that end in ``s`` and are not a plural (``perhaps``).
+
+What it can't tell: a verb that looks like a plural (``18 works``), and a hedge that is not in a list
+in the place of an adjective or behind 1. None of these states another number.
+"""
+
+import re
+
+_LETTERS = re.compile(r"[^\W\d_]+")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_LETTERS.findall(text))
+
+
+MONEY = r"(?:(?:US|AU?|CA?|NZ|HK|S)?\$|[€£¥₹¢]|(?:USD|EUR|GBP|Rs\.?)(?![a-zA-Z]))"
+_WORD = r"[^\W\d_²³]+"
+_PHRASE = re.compile(
+    rf" ?(?:%|{MONEY})? ?(?:(?P<words>/? ?{_WORD}(?:(?: ?[/·×] ?| |-){_WORD}){{0,7}})"
+    r" ?(?:\^ ?\{?-?[123]\}?|[²³])?)?"
+)
+_OWNER = re.compile(r"(?<=[a-z])['’]s?(?= [a-z])")
+_LEFT_OVER = re.compile(r"\bleft over\b")
+_UNIT_LETTERS = frozenset("mghstACFJLNVW")
+SYMBOLS = _words(
+    "mm cm dm km kg mg lb oz ft in yd mi ml cl dl hr hp pm am hz pa kpa kw kwh kj kcal cal kv ma kb mb gb tb "
+    "db ha ct pt qt th st nd rd kr min sec yr wk mo gal tsp tbsp tbs mph kph kmh rpm psi btu mol ppm mhz ghz "
+    "deg rad usd eur gbp cad aud nzd inr jpy cny"
+)
+"""Symbols of units, of two letters or more; other pairs of letters are products of variables."""
+_UNITS = re.compile(
+    r"(?:kilo|centi|milli|deci|micro|nano|mega|giga|tera)?(?:met(?:er|re)|gram|lit(?:er|re)|watt|joule|byte|bit"
+    r"|second|hertz|pascal|calorie|volt|ton)|minute|hour|day|week|month|year|decade|century|foot|inch|yard|mile"
+    r"|pound|ounce|tonne|stone|gallon|quart|pint|cup|teaspoon|tablespoon|dollar|cent|penny|nickel|dime|euro|yen"
+    r"|yuan|won|rupee|peso|franc|degree|radian|percent|percentage|point|unit|knot|acre|hectare|carat|newton"
+    r"|kelvin|celsius|fahrenheit|mole|ampere|ohm"
+)
+_PLURAL = re.compile(
+    r".+(?<![su])s|.*(?:people|children|feet|teeth|mice|geese|fish|sheep|deer)|(?:wo|.{3,})?men|oxen|dice|cattle"
+    r"|shrimp|salmon|trout|squid|moose|bison|offspring|aircraft|data|bacteria|radii|foci|cacti|fungi|fruit|candy"
+)
+_NO_PLURAL = _words(
+    "as was has does its his hers ours yours theirs yes perhaps oops thanks always besides whereas sometimes "
+    "nowadays towards afterwards else equals means seems looks is this basis"
+)
+_TAIL = re.compile(
+    r"(?: (?:old|long|wide|high|tall|deep|thick|away|apart|ago|early|late|left|remaining|more|extra|total"
+    r"|altogether|overall|together|combined|each|apiece|now|today|(?:/|per|a|an|each|every|in)(?: [^ /]+){1,4}))*"
+)
+_TAIL_OF_A_NOUN = re.compile(
+    r"(?: (?:less|fewer|(?:long|short|heavi|light|old|young|tall|fast|slow|cheap|farth|high|low)er|more))?"
+    rf"(?: (?:of|for|from|on|at|to|than)(?: [^ /]+){{1,4}})?{_TAIL.pattern}"
+)
+_CHANGING = _words(
+    "or and nor not but no never isn if unless maybe perhaps possibly probably about around roughly "
+    "approximately approx nearly almost circa ish either neither else otherwise except instead is was "
+    "are versus vs between most least plus minus negative times over under above below divided "
+    "multiplied squared cubed factorial mod modulo root half twice thrice double triple dozen dozens "
+    "hundred hundreds thousand thousands million millions billion billions trillion trillions mn bn "
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
+    "wrong incorrect neg ne neq approx sim simeq cong equiv le leq ge geq lt gt mp sqrt pi "
+    "tenth tenths hundredth hundredths thousandth thousandths millionth millionths billionths halves thirds "
+    "quadrillion lakh lakhs crore crores myriad mil mio mille permille basis doubled tripled quadrupled "
+    "halved raised power fold inverse reciprocal opposite negated reversed choose base binary hex "
+    "hexadecimal octal false untrue invalid impossible undefined unlikely likely excluded rounded "
+    "estimate estimated guess guessed correction oops none unknown forbidden nope however rather fourth"
+)
+"""Words that change a number's value, or say that it is not quite it; not in a name either."""
+_ASIDES = _words(
+    "sorry wait max maximum minimum gross grosses score scores grand hmm um uh er well okay ok sure yeah huh "
+    "tops ballpark"
+)
+"""Words beside the point, and quantities of their own; they may be in a name (``max = 18``)."""
+_ADVERB = re.compile(
+    r"(?!(?:week|month|year|hour|quarter|fami|friend|assemb|butterf|dragonf)ly).{4,}ly"
+)
+
+
+def is_unit(rest: str, *, singular: bool = False) -> bool:
+    """Whether a text is nothing, a unit, or what is counted; with a percent sign or currency before it.
+
+    ``singular`` says that the number is 1 or a part of it, behind which any noun may be singular.
+    """
+    found = _PHRASE.fullmatch(_LEFT_OVER.sub("left", _OWNER.sub("", rest)))
+    if found is None:
+        return False
+    words = re.findall(r"/|[^\W_]+", found["words"] or "")
+    if any(len(word) == 1 and word not in _UNIT_LETTERS | {"a", "/"} for word in words):
+        return False
+    words = [word if word in _UNIT_LETTERS else word.casefold() for word in words]
+    if words[:1] == ["times"]:
+        words = words[1:]
+    return not any(tells(word) or word in _ASIDES for word in words) and _is_count(words, singular)
+
+
+def tells(word: str) -> bool:
+    """Whether a word says something about the value: ``million``, ``not``, ``m²``."""
+    return word.casefold() in _CHANGING or any(map(str.isnumeric, word))  # as in m² and x½
+
+
+def _is_count(words: list[str], singular: bool) -> bool:
+    if _TAIL.fullmatch(_joined(words)):
+        return True
+    for place, word in enumerate(words):
+        if _is_head(word, singular) and _TAIL_OF_A_NOUN.fullmatch(_joined(words[place + 1 :])):
+            return True
+        if not _describes(word, words[place + 1 : place + 2]):
+            return False
+    return False
+
+
+def _describes(word: str, following: list[str]) -> bool:
+    """Whether a word may stand before a head; a letter may before another symbol, as in ``N m``."""
+    if len(word) == 1:
+        return any(map(_is_symbol, following))
+    return not _ADVERB.fullmatch(word)
+
+
+def _joined(words: list[str]) -> str:
+    return "".join(f" {word}" for word in words)
+
+
+def _is_head(word: str, singular: bool) -> bool:
+    if _is_symbol(word) or _UNITS.fullmatch(word):
+        return True
+    if _ADVERB.fullmatch(word) or len(word) < 3 or word in _NO_PLURAL:
+        return False
+    return singular or _PLURAL.fullmatch(word) is not None
+
+
+def _is_symbol(word: str) -> bool:
+    return word in _UNIT_LETTERS or word in SYMBOLS

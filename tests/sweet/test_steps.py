@@ -1,0 +1,139 @@
+"""The steps of ``sweet_rl``: which there are, which episodes they play, what makes one out of date."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from coterie.progress import Silent
+from coterie.recipes.base import PolicyRecipe
+from coterie.recipes.sweet_rl import SweetRL
+from coterie.recipes.sweet_settings import SweetSettings
+from coterie.rollout.episodes import Episode
+from coterie.runs.folder import Run, Step
+from tests.sweet.known import BRANCH, REWARD, SELECT_TURNS, TRAIN
+from tests.test_sweet_import import made
+
+
+@dataclass
+class Plays:
+    episodes: Sequence[Episode]
+    temperature: float
+    top_p: float
+
+
+@pytest.fixture
+def plays(monkeypatch: pytest.MonkeyPatch) -> list[Plays]:
+    """What is asked to be played, instead of playing it."""
+    seen: list[Plays] = []
+
+    async def play(
+        self: PolicyRecipe, run: Any, episodes: Any, t: float, p: float, progress: Any
+    ) -> dict[str, int]:
+        seen.append(Plays(episodes, t, p))
+        return {}
+
+    monkeypatch.setattr(PolicyRecipe, "play", play)
+    return seen
+
+
+def test_each_task_is_played_k_times_and_each_held_out_one_once(plays: list[Plays]) -> None:
+    words = (
+        "rollout.tasks=4",
+        "rollout.repeats=3",
+        "rollout.temperature=0.8",
+        "rollout.top_p=0.95",
+    )
+    recipe = made(*words, "evaluate.tasks=5", "evaluate.temperature=0.6")
+    asyncio.run(recipe.rollout(None, Silent()))  # type: ignore[arg-type]
+    asyncio.run(recipe.evaluate(None, 2, Silent()))  # type: ignore[arg-type]
+    rollout, heldout = plays
+    world = recipe.environment
+    ids = [task.id for task in world.tasks("train", 4, recipe.settings.seed)]
+    assert [(e.task.id, e.sample) for e in rollout.episodes] == [
+        (id_, n) for id_ in ids for n in range(3)
+    ]
+    assert {(e.iteration, e.stage) for e in rollout.episodes} == {(0, "rollout")}
+    assert (rollout.temperature, rollout.top_p) == (0.8, 0.95)
+    of_test = [task.id for task in world.tasks("heldout", 5, recipe.settings.seed)]
+    assert [(e.task.id, e.sample) for e in heldout.episodes] == [(id_, 0) for id_ in of_test]
+    assert {(e.iteration, e.stage) for e in heldout.episodes} == {(2, "evaluate")}
+    assert heldout.temperature == 0.6 and not set(ids) & set(of_test)
+
+
+STEPS = {
+    "method=sweet": [
+        (0, "evaluate"), (0, "rollout"), (0, "select"), (0, "train"), (1, "rollout"), (1, "reward"), (1, "select"),
+        (1, "train"), (2, "evaluate"),
+    ],
+    "critic.kind=judge": [
+        (0, "evaluate"), (0, "rollout"), (1, "rollout"), (1, "reward"), (1, "select"), (1, "train"), (2, "evaluate"),
+    ],
+    "method=rejection_ft": [(0, "evaluate"), (0, "rollout"), (0, "select"), (0, "train"), (1, "evaluate")],
+    "method=multi_turn_dpo": [(0, "evaluate"), (0, "rollout"), (0, "select"), (0, "train"), (1, "evaluate")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", STEPS)
+def test_the_steps_of_a_method(word: str) -> None:
+    recipe = made(word)
+    assert recipe.steps() == [Step(*one) for one in STEPS[word]]
+    judged = word == "critic.kind=judge"
+    if recipe.settings.method == "sweet":
+        assert recipe.needs(REWARD) == ([BRANCH] if judged else [BRANCH, TRAIN])
+        assert recipe.needs(BRANCH) == [Step(0, "rollout")]
+        assert recipe.needs(Step(1, "train")) == [SELECT_TURNS]
+    assert recipe.needs(recipe.steps()[-1]) == [recipe.steps()[-2]]
+
+
+CHANGES: dict[str, set[tuple[int, str]]] = {
+    "critic.privileged=false": {(0, "train"), (1, "reward")},
+    "critic.objective.beta=0.2": {(0, "train"), (1, "reward")},
+    "critic.train.epochs=3": {(0, "train"), (1, "reward")},
+    "least_reward=0.5": {(0, "select")},
+    "rollout.temperature=0.5": {(0, "rollout")},
+    "candidates.count=8": {(1, "rollout"), (1, "reward")},
+    "candidates.temperature=0.5": {(1, "rollout"), (1, "reward")},
+    "candidates.in_flight=3": set(),
+    "pairs.count=2": {(1, "select")},
+    "policy.objective.nll=0.5": {(1, "train")},
+    "policy.train.learning_rate=0.1": {(1, "train")},
+    "evaluate.temperature=0.5": {(0, "evaluate"), (2, "evaluate")},
+    "person.longest=100": {(0, "evaluate"), (0, "rollout"), (2, "evaluate")},
+    "seed=3": set(STEPS["method=sweet"]),
+}
+
+
+def test_a_changed_setting_changes_the_steps_that_depend_on_it_and_no_other() -> None:
+    before = made()
+    for word, steps in CHANGES.items():
+        after = made(word)
+        changed = {
+            (step.iteration, step.stage)
+            for step in before.steps()
+            if before.fingerprint(step) != after.fingerprint(step)
+        }
+        assert changed == steps, word
+
+
+def test_the_defaults_are_the_papers() -> None:
+    """Section 5.1, table 5 and the released commands; presets may say otherwise for a world."""
+    own = SweetSettings()
+    assert (own.rollout.repeats, own.rollout.temperature, own.rollout.max_tokens) == (3, 1.0, 1024)
+    assert (own.critic.kind, own.critic.privileged) == ("likelihood", True)
+    critic, policy = own.critic.objective, own.policy.objective
+    assert (critic.beta, critic.nll, critic.normalise) == (0.1, 0.01, "turns")
+    for one in (policy, own.multi_turn_dpo.objective):
+        assert (one.beta, one.nll, one.normalise, one.label_smoothing) == (0.1, 0.01, "none", 0)
+    assert (own.candidates.share, own.candidates.count, own.candidates.temperature) == (0.1, 16, 1)
+    assert (own.pairs.count, own.pairs.top_share, own.least_reward) == (4, 0.5, 1.0)
+    assert (own.person.temperature, own.person.longest, own.method) == (0.0, 400, "sweet")
+
+
+def test_a_critic_is_no_policy(played_only: Run, own: SweetRL) -> None:
+    played_only.begin(TRAIN, own.fingerprint(TRAIN))
+    played_only.finish(TRAIN, own.fingerprint(TRAIN), {"rows": 2})
+    assert own.versions(played_only) == [0]
+    assert made("method=multi_turn_dpo").versions(played_only) == [0, 1]

@@ -1,0 +1,139 @@
+"""Checkpoints of a training: killed and resumed, unfinished, finished, another one, on two ranks."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from coterie.config import folders
+from coterie.errors import UserError
+from coterie.training import checkpoint
+from coterie.training.checkpoint import weight_hash
+from coterie.training.loop import train
+from tests.test_training import SCRIPT, largest_difference, metrics_of, weights_of, with_
+from tests.training_models import SETTINGS, some_rows, tiny_llama
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAt:
+    """Progress that raises after some steps."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def start(self, total, description): ...
+
+    def advance(self, n, **fields):
+        self.left -= n
+        if self.left < 0:
+            raise Stop
+
+    def close(self): ...
+
+
+@pytest.mark.parametrize(("module", "broken"), [(checkpoint, "save_file"), (folders, "flush")])
+def test_a_checkpoint_that_was_not_finished_leaves_the_old_one(
+    tmp_path, monkeypatch, module, broken
+):
+    settings = with_(save_every_steps=1)
+
+    def killed(*_):
+        raise Stop
+
+    with pytest.raises(Stop):
+        train(tiny_llama(), some_rows(), settings, tmp_path, progress=StopAt(4))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, broken, killed)
+        with pytest.raises(Stop):
+            train(tiny_llama(), some_rows(), settings, tmp_path)
+    assert checkpoint.newest_checkpoint(tmp_path).name == "checkpoint-00000004"
+    report = train(tiny_llama(), some_rows(), SETTINGS, tmp_path)
+    whole = train(tiny_llama(), some_rows(), SETTINGS, tmp_path / "whole")
+    assert weight_hash(report.final) == weight_hash(whole.final)
+    assert [line["step"] for line in metrics_of(tmp_path)] == list(range(1, 11)), "each step once"
+
+
+class Begun(StopAt):
+    """Progress that notes how many steps a training goes on from."""
+
+    first: int | None = None
+
+    def advance(self, n, **fields):
+        self.first = n if self.first is None else self.first
+        super().advance(n)
+
+
+def test_the_newest_of_several_checkpoints_is_gone_on_with(tmp_path):
+    """Several are there after a kill between making one and removing those before it."""
+    settings, folder = with_(save_every_steps=1), tmp_path / "run"
+    for steps in (3, 5):
+        with pytest.raises(Stop):
+            train(tiny_llama(), some_rows(), settings, folder, progress=StopAt(steps))
+        newest = folder / f"checkpoint-0000000{steps}"
+        shutil.copytree(newest, tmp_path / newest.name)
+    shutil.copytree(tmp_path / "checkpoint-00000003", folder / "checkpoint-00000003")
+    begun = Begun(100)
+    train(tiny_llama(), some_rows(), settings, folder, progress=begun)
+    assert begun.first == 5
+
+
+def test_a_finished_training_is_not_done_again(tmp_path):
+    done = train(tiny_llama(), some_rows(), SETTINGS, tmp_path)
+    model = tiny_llama()
+    again = train(model, some_rows(), SETTINGS, tmp_path, progress=StopAt(0))
+    assert again == done
+    assert weight_hash(model) == weight_hash(done.final)
+
+
+def test_another_training_in_the_folder_is_refused_and_can_be_replaced(tmp_path):
+    train(tiny_llama(), some_rows(), SETTINGS, tmp_path)
+    for model, rows, settings, name in (
+        (tiny_llama(1), some_rows(), SETTINGS, "starting weights"),
+        (tiny_llama(), some_rows(seed=1), SETTINGS, "rows"),
+        (tiny_llama(), some_rows(), with_(learning_rate=1e-3), "settings"),
+    ):
+        with pytest.raises(UserError, match=f"differs in its {name}"):
+            train(model, rows, settings, tmp_path)
+    assert train(tiny_llama(), some_rows(), with_(epochs=1), tmp_path, resume=False).steps == 5
+
+
+def test_final_weights_have_the_models_hash_and_its_tokenizer_files(tmp_path):
+    source = tmp_path / "source"
+    tiny_llama().save_pretrained(source)
+    (source / "tokenizer.json").write_text('{"as": "it is"}')
+    model = type(tiny_llama()).from_pretrained(source)
+    start = weight_hash(model)
+    assert start == weight_hash(source)
+    report = train(model, some_rows(), SETTINGS, tmp_path / "run")
+    assert weight_hash(model) == weight_hash(report.final) != start
+    assert (report.final / "tokenizer.json").read_text() == '{"as": "it is"}'
+    assert (report.final / "config.json").exists()
+
+
+@pytest.mark.ranks
+def test_two_ranks_give_the_weights_of_one(tmp_path):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    command = [sys.executable, str(SCRIPT), "full", str(tmp_path / "two")]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
+        for rank in ("0", "1")
+    ]
+    model = tiny_llama()
+    train(model, some_rows(), SETTINGS, tmp_path / "one")
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    two = type(model).from_pretrained(tmp_path / "two" / "final")
+    assert largest_difference(weights_of(model), weights_of(two)) < 1e-6
+    one_losses, two_losses = (
+        [line["loss"] for line in metrics_of(tmp_path / name)] for name in ("one", "two")
+    )
+    assert one_losses == pytest.approx(two_losses, abs=1e-6)
