@@ -141,7 +141,7 @@ def test_a_call_that_changes_the_environment_runs_in_its_place_beside_nothing() 
 
 
 def test_broken_calls_are_answered_in_their_place_and_never_run() -> None:
-    broken = ToolCall("c1", "move", "{", error="the arguments are not JSON")
+    broken = ToolCall("c1", "move", "{}", error="the arguments are not JSON")
     first, second, third = run([call(0), broken, call(2)], echo)
     assert (first.text, third.text) == ("found 0", "found 2")
     assert second == ToolResult("c1", "the arguments are not JSON", error=True)
