@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import TURNS, Outcome, Tree
 from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, Turn, make_turn
 
 AGENTS = ("Alice", "Bob")
@@ -76,7 +76,7 @@ async def _play(
         played.leaf, mind.turn, mind.ids = turn.id, turn.id, prompt + said.ids
         mind.messages += (Message("assistant", turn=turn.id),)
         memory[other].messages += (Message("user", turn=turn.id),)
-    tree.end(Outcome(played.leaf, 0, "turn_limit", None, 0.0))
+    tree.end(Outcome(played.leaf, 0, TURNS, None, 0.0))
     return played
 
 

@@ -26,6 +26,7 @@ from coterie.environments.exchange.environment import Exchange
 from coterie.environments.registry import CODING, NAMES, DataSettings, environment
 from coterie.errors import UserError
 from coterie.trajectories.task import Task
+from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from coterie.trajectories.turn import Part, Speaker, make_turn
 from tests.conftest import Cli
 
@@ -90,9 +91,9 @@ def test_a_single_agent_of_a_problem_is_told_its_mark() -> None:
 def test_chain_of_thought_is_one_message() -> None:
     alone = SingleAgent(world("gsm8k"))
     state = talk(alone, [r"2 + 3 = 5, so \boxed{5}"])
-    assert (state.answer, state.end) == ("5", "answered")
-    assert talk(alone, ["I give up"]).end == "turn_limit"
-    assert talk(alone, [r"\boxed{5} and on and on"], cut=True).end == "runaway"
+    assert (state.answer, state.end) == ("5", Ending("answered"))
+    assert talk(alone, ["I give up"]).end == TURNS
+    assert talk(alone, [r"\boxed{5} and on and on"], cut=True).end == LENGTH
 
 
 def test_alone_in_the_micro_world_means_all_facts_in_one_hand_and_its_own_prompt() -> None:
@@ -112,8 +113,8 @@ def test_in_the_micro_world_only_the_holder_of_the_facts_answers() -> None:
     state = talk(alone, ["Mia pet > ?", "<A>cat</A>"])
     assert (state.answer, state.end) == (None, None)
     state = talk(alone, ["Mia pet > ?", "<A>cat</A>", "Mia pet > dog; <A>dog</A>"])
-    assert (state.answer, state.end) == ("dog", "answered")
-    assert talk(alone, ["Mia pet > ?"] * 8).end == "turn_limit"
+    assert (state.answer, state.end) == ("dog", Ending("answered"))
+    assert talk(alone, ["Mia pet > ?"] * 8).end == TURNS
 
 
 def test_in_a_debate_the_first_answers_are_given_alone() -> None:
@@ -126,13 +127,13 @@ def test_in_a_debate_the_first_answers_are_given_alone() -> None:
 
 @pytest.mark.parametrize(
     "said, answer, end",
-    [((r"\boxed{1}", r"\boxed{2}", r"\boxed{2}", r"\boxed{2.0}"), "2", "agreed"),
-     ((r"\boxed{1}", r"\boxed{2}", r"\boxed{3}", r"\boxed{2}"), "3", "answered"),
-     ((r"\boxed{1}", "none", "none", "none"), "1", "answered"),
-     (("none", "none", "none", "none"), None, "turn_limit")],
+    [((r"\boxed{1}", r"\boxed{2}", r"\boxed{2}", r"\boxed{2.0}"), "2", Ending("agreed")),
+     ((r"\boxed{1}", r"\boxed{2}", r"\boxed{3}", r"\boxed{2}"), "3", Ending("answered")),
+     ((r"\boxed{1}", "none", "none", "none"), "1", Ending("answered")),
+     (("none", "none", "none", "none"), None, TURNS)],
 )  # fmt: skip
 def test_a_debate_ends_after_two_rounds_with_a_vote(
-    said: Sequence[str], answer: str | None, end: str
+    said: Sequence[str], answer: str | None, end: Ending
 ) -> None:
     state = talk(MultiAgentDebate(world("gsm8k")), said)
     assert (state.answer, state.end) == (answer, end)

@@ -41,6 +41,7 @@ from coterie.rollout.voices import Ask, Memory
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.task import Task
+from coterie.trajectories.tree import TURNS, Ending
 from coterie.trajectories.turn import Part, PrivilegeError, Speaker, make_turn
 
 REFERENCE_CODE = "def double(x):\n    return 2 * x"
@@ -101,16 +102,16 @@ def test_a_dialogue_ends_with_an_answer_or_with_the_last_turn() -> None:
     world: Coding = Persona()
     task = a_task()
     state, grade = play(world, task, ["Which?", f"{MARKER}\n{REFERENCE_CODE}"])
-    assert state.end == "answered" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
+    assert state.end == Ending("answered") and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
     assert grade.metrics["turns"] == 2 and grade.metrics["fraction"] == 1.0  # type: ignore[union-attr]
     assert grade.metrics["leaks"] == 0, "the answer itself is none"  # type: ignore[union-attr]
     assert grade.metrics[WELL_FORMED] == 1.0  # type: ignore[union-attr]
     world = coding_environment("persona", DataSettings(turns=3))
     state, grade = play(world, task, ["Which?", "And?", REFERENCE_CODE])
-    assert state.end == "turn_limit" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
+    assert state.end == TURNS and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
     assert grade.metrics[WELL_FORMED] == 0.0, "the marker is missing"  # type: ignore[union-attr]
     state, grade = play(SingleTurn(Persona()), task, [REFERENCE_CODE])
-    assert state.end == "turn_limit" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
+    assert state.end == TURNS and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
 
 
 def test_the_fraction_of_tests_and_why_each_failed_are_kept() -> None:

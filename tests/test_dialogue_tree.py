@@ -256,7 +256,7 @@ def test_where_every_dialogue_ends_at_once_all_searches_begin_at_the_root(
     growing, _ = search(voice, SearchSettings(searches=3, rollouts=4))
     tree = growing.tree
     assert {r.start for r in growing.rollouts} == {tree.root} and len(growing.rollouts) == 12
-    assert all(o.end == "runaway" and o.score == 0 for o in tree.outcomes.values())
+    assert all(o.ending.reason == "length" and o.score == 0 for o in tree.outcomes.values())
     found = sibling_pairs(
         tree, node_values(tree, growing.rollouts), PairSettings(theta_filter=-9, theta_diff=0)
     )

@@ -285,7 +285,7 @@ def test_the_probe_says_what_tokens_are_over(walk: Walk) -> None:
     assert walk.run.metrics(Step(1, "rollout"))["token_limit"] == limit
     for tree in walk.trees(1):
         for reward in walk.recipe.rewards(walk.run, 1)[tree.task]:
-            if tree.outcomes[reward.leaf].end != "runaway":
+            if tree.outcomes[reward.leaf].ending.reason != "length":
                 said = sum(len(turn.ids) for turn in tree.path(reward.leaf))
                 assert reward.token_term == pytest.approx(-LAMBDA_TOKEN * said / limit)
 
@@ -311,7 +311,7 @@ def test_losses_are_those_of_the_frozen_base_without_formats(walk: Walk, iterati
         apart += [abs(losses[turn] - others[turn]) for turn in losses]
         for reward in own.rewards(run, iteration)[tree.task]:
             worst = max(losses[turn.id] for turn in tree.path(reward.leaf))
-            if tree.outcomes[reward.leaf].end != "runaway":
+            if tree.outcomes[reward.leaf].ending.reason != "length":
                 assert reward.loss_term == pytest.approx(
                     LAMBDA_LOSS / max(worst, LEAST_LOSS), rel=0.05
                 )

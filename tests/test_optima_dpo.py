@@ -87,7 +87,7 @@ def test_rewards_are_those_of_equation_1_relative_to_the_probe(run: Run) -> None
         for one in played:
             assert one.leaf is not None
             assert one.reward == pytest.approx(total[one.leaf])
-            if tree.outcomes[one.leaf].end != "runaway":
+            if tree.outcomes[one.leaf].ending.reason != "length":
                 said = sum(len(turn.ids) for turn in tree.path(one.leaf))
                 assert tokens[one.leaf] == pytest.approx(-0.6 * said / limit)
 
@@ -205,7 +205,7 @@ def test_losses_are_those_of_the_frozen_base(both: Run, iteration: int) -> None:
                 t for t in both.store.trees(iteration, "rollout") if reward.leaf in t.outcomes
             )
             worst = max(kept[turn.id] for turn in tree.path(reward.leaf))
-            if tree.outcomes[reward.leaf].end != "runaway":
+            if tree.outcomes[reward.leaf].ending.reason != "length":
                 assert reward.loss_term == pytest.approx(0.002 / max(worst, 0.005))
 
 

@@ -115,14 +115,15 @@ def test_rewarded_dialogues_become_finished_rollouts_and_rewards(tmp_path: Path)
         assert run.is_finished(Step(0, "rollout")) and run.is_finished(Step(0, "reward"))
         (tree,) = run.store.trees(0, "rollout")
         found = [
-            (o.end, o.answer, o.score, [t.text for t in path]) for o, path in tree.trajectories()
+            (o.ending.reason, o.answer, o.score, [t.text for t in path])
+            for o, path in tree.trajectories()
         ]
         assert found == [
             ("agreed", "Norway", 1.0,
              ["designer = Ada Quill", "born Norway <A>Norway</A>", "<A>Norway</A>"]),
-            ("turn_limit", "Sweden", 0.0,
+            ("turns", "Sweden", 0.0,
              ["\nwho? Bob: it is", "Alice: <A>Sweden</A>", *["hm"] * 8]),
-            ("runaway", None, 0.0, ["designer = Ada Quill"]),
+            ("length", None, 0.0, ["designer = Ada Quill"]),
         ]  # fmt: skip
         assert {turn.writer for turn in tree.turns.values()} == {"import:theirs.jsonl"}
         (rewards,) = recipe.rewards(run, 0).values()
@@ -168,7 +169,7 @@ def test_raw_dialogues_are_scored_rewarded_selected_and_trained(cli: Cli, tmp_pa
         assert said.code == 0 and result in said.out, said.err
     with opened(tmp_path / "run", "dataset=gsm8k", *words) as (recipe, run):
         (tree,) = run.store.trees(0, "rollout")
-        assert [(o.score, o.end) for o in tree.outcomes.values()] == [
+        assert [(o.score, o.ending.reason) for o in tree.outcomes.values()] == [
             (1.0, "agreed"),
             (0.0, "agreed"),
         ]
@@ -330,7 +331,11 @@ def test_our_dialogues_go_round_and_train_the_same(
             for (one, path), (other, again) in zip(a.trajectories(), b.trajectories(), strict=True):
                 assert [t.text for t in path] == [t.text for t in again]
                 assert [t.speaker for t in path] == [t.speaker for t in again]
-                assert (one.answer, one.score, one.end) == (other.answer, other.score, other.end)
+                assert (one.answer, one.score, one.ending) == (
+                    other.answer,
+                    other.score,
+                    other.ending,
+                )
         rewards = [
             [
                 (r.sample, r.task_term, r.token_term, r.loss_term, pytest.approx(r.leak_term))

@@ -32,6 +32,7 @@ from coterie.recipes.plan import check_disjoint
 from coterie.rollout.episodes import Episode, Player
 from coterie.rollout.voices import Ask, Memory, Said
 from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.tree import Ending
 from coterie.trajectories.turn import Part, PrivilegeError, Speaker, make_turn
 
 TWO, THREE = ("Alice", "Bob"), ("Alice", "Bob", "Carol")
@@ -272,7 +273,7 @@ def test_options_that_differ_in_their_case_are_different_answers() -> None:
         (("<A>light energy</A>", "no", "<A>LIGHT energy</A>"), "agreed"),
     ):
         state = asyncio.run(talk(world, *said, about=genes()))
-        assert state.end == end, said
+        assert state.end == (end and Ending(end)), said
     assert state.answer == "Light energy", "as the task spells it"
     assert world.similarity("only SS", "only Ss") == 0.0, "two votes"
 
@@ -304,7 +305,7 @@ def test_the_same_answer_again_ends_a_talk() -> None:
         (book, ("hm", "<A>dog</A>", "<A>dog</A>"), "agreed"),
     ]
     for world, said, end in ends:
-        assert asyncio.run(talk(world, *said)).end == end, said
+        assert asyncio.run(talk(world, *said)).end == (end and Ending(end)), said
 
 
 # Whole dialogues
@@ -343,7 +344,7 @@ def test_a_dialogue_of_each_sample_set_is_played_to_the_end(name: str, agents: i
         played = asyncio.run(Player(world, voice, 0).play(Episode(one, 0, 0, "rollout")))
         assert played.tree is not None
         (outcome,) = played.tree.outcomes.values()
-        assert (outcome.end, outcome.score) == ("agreed", 1.0)
+        assert (outcome.ending.reason, outcome.score) == ("agreed", 1.0)
         assert [agent for agent, _ in voice.prompts] == [*world.agents, "Alice"]
         assert all(str(one.public["question"]) in prompt for _, prompt in voice.prompts)
 

@@ -17,6 +17,7 @@ from coterie.environments.dialogue import (
 from coterie.environments.registry import DataSettings, environment
 from coterie.errors import UserError
 from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from coterie.trajectories.turn import Part, Speaker, make_turn
 from tests.conftest import Cli
 from tests.templates import model
@@ -113,11 +114,11 @@ async def talk(world: DialogueEnvironment, *said: str, cut: bool = False) -> Dia
 async def debate_ends() -> None:
     world = environment("gsm8k", SAMPLE)
     state = await talk(world, r"so \boxed{1,000}", "you forgot one", r"still \boxed{1000.0}")
-    assert (state.end, state.answer) == ("agreed", "1000")
+    assert (state.end, state.answer) == (Ending("agreed"), "1000")
     state = await talk(world, r"so \boxed{3}", "you forgot one", r"then \boxed{4}")
     assert (state.end, state.answer) == (None, "4")
-    assert (await talk(world, "on and on", cut=True)).end == "runaway"
-    assert (await talk(world, *map(str, range(10)))).end == "turn_limit"
+    assert (await talk(world, "on and on", cut=True)).end == LENGTH
+    assert (await talk(world, *map(str, range(10)))).end == TURNS
 
 
 def test_a_debate_ends_when_the_solver_stays_with_its_answer() -> None:

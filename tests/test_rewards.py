@@ -4,12 +4,14 @@ import pytest
 
 from coterie.rewards.combined import RewardSettings, Sampled, rewards
 from coterie.rewards.conduct import leaks, repeats
-from coterie.trajectories.tree import End, Outcome
+from coterie.trajectories.tree import LENGTH, Ending, Outcome
 from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
+
+AGREED = Ending("agreed")
 
 
 def sampled(
-    sample: int, score: float, tokens: int, loss: float, end: End = "agreed", **more: int
+    sample: int, score: float | None, tokens: int, loss: float, end: Ending = AGREED, **more: int
 ) -> Sampled:
     outcome = Outcome(f"leaf-{sample}", sample, end, "x", score)
     return Sampled(outcome, tokens, loss, **more)
@@ -57,7 +59,7 @@ def test_a_loss_near_zero_is_rewarded_no_more_than_the_least_one() -> None:
 
 def test_a_runaway_has_terms_of_minus_one_and_sets_no_scale() -> None:
     found = rewards(
-        [sampled(0, 0.0, 900, 1.0, "runaway"), sampled(1, 1.0, 100, 1.0)], RewardSettings()
+        [sampled(0, 0.0, 900, 1.0, LENGTH), sampled(1, 1.0, 100, 1.0)], RewardSettings()
     )
     assert [r.token_term for r in found] == pytest.approx([-1.0, -0.6])
     assert [r.loss_term for r in found] == pytest.approx([-1.0, 1.0])
@@ -93,3 +95,8 @@ def test_a_leak_is_an_utterance_that_speaks_for_the_other() -> None:
 def test_a_repeat_is_told_without_case_blanks_and_the_own_name() -> None:
     assert repeats(talk(("Alice", "Alice: Oslo"), ("Bob", " oslo "), ("Alice", "Oslo!"))) == 1
     assert repeats(talk(("Alice", "a"), ("Bob", "b"))) == 0
+
+
+def test_what_was_not_graded_has_no_reward() -> None:
+    with pytest.raises(ValueError, match="was not graded"):
+        rewards([sampled(0, None, 10, 1.0)], RewardSettings())

@@ -128,7 +128,7 @@ def test_trajectories_become_the_finished_dialogues_of_round_0(tmp_path: Path) -
             for outcome, path in tree.trajectories():
                 assert [turn.speaker.name for turn in path] == ([PERSON, AGENT] * 4)[: len(path)]
                 said = [turn.text for turn in path if turn.speaker.name == AGENT]
-                found[tree.task, outcome.sample] = (said, outcome.end, outcome.score)
+                found[tree.task, outcome.sample] = (said, outcome.ending.reason, outcome.score)
         rewards = recipe.rewards(run)
         metrics = run.store.metrics(0, "rollout")
     expected = {}
@@ -188,7 +188,7 @@ def test_dialogues_without_a_reward_are_graded_in_the_sandbox(tmp_path: Path) ->
         assert [rewards[tree.task, n] for n in range(4)] == [1, 1, 0.1, 0.25]
         outcomes = [outcome for outcome, _ in tree.trajectories()]
         assert [o.score for o in outcomes] == [1, 1, 0, 0]
-        assert [o.end for o in outcomes] == ["answered"] * 3 + ["turn_limit"]
+        assert [o.ending.reason for o in outcomes] == ["answered"] * 3 + ["turns"]
         assert outcomes[3].answer == "I don't know."
         assert all("can't be graded" in reason for _, reason in run.store.failures())
         assert run.metrics(Step(0, "rollout"))["failed"] == 4

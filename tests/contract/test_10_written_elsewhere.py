@@ -12,7 +12,7 @@ from coterie.trajectories import jsonl
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.row import rows
 from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import Ending, Outcome, Tree
 from coterie.trajectories.turn import Message, Turn
 from coterie.trajectories.view import recontext, view
 from tests.dialogue import AGENTS, opening
@@ -43,7 +43,7 @@ def written(renderer: ChatRenderer) -> tuple[Tree, list[Turn]]:
         tree.add(said.turn, said.request)
         turns.append(said.turn)
         node = said.turn.id
-    tree.end(Outcome(node, 0, "agreed", "blue", 1.0))
+    tree.end(Outcome(node, 0, Ending("agreed"), "blue", 1.0))
     return tree, turns
 
 

@@ -29,8 +29,8 @@ MUTANTS = (
     Mutant(
         "colbench-last-turn-is-no-answer",
         WORLD,
-        'answer, end = self.visible(said.text).strip(), "turn_limit"',
-        'answer, end = None, "turn_limit"',
+        "answer, end = self.visible(said.text).strip(), TURNS",
+        "answer, end = None, TURNS",
         "a last turn without the marker always fails",
         (ENDS,),
     ),

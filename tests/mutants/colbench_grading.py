@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         "colbench-turn-limit-is-well-formed",
         WORLD,
-        'state.end == "answered" and self.well_formed',
+        "state.end == ANSWERED and self.well_formed",
         "self.well_formed",
         "a model that never writes the marker seems to follow the form",
         (ENDS,),

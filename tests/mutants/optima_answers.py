@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         "optima-talk-runaway-goes-on",
         "environments/dialogue.py",
-        '    if cut:\n        end = "runaway"\n    elif',
+        "    if cut:\n        end = LENGTH\n    elif",
         "    if",
         "a turn without end does not end the dialogue",
         (DEBATE,),

@@ -50,8 +50,8 @@ MUTANTS = (
     Mutant(
         "optima-import-runaway-agrees",
         "recipes/optima_files/importing.py",
-        'end = "runaway" if conversation.cut else state.end or "agreed"',
-        'end = state.end or "agreed"',
+        "end = LENGTH if conversation.cut else state.end or AGREED",
+        "end = state.end or AGREED",
         "a conversation that was cut off counts as one that agreed",
         (REWARDED,),
     ),

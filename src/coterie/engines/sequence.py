@@ -60,28 +60,28 @@ class Running:
         """Whether it has run for longer than its time limit."""
         return time.monotonic() - self.began > self.sampling.timeout
 
-    def _end(self, finish: Finish, text: str) -> None:
+    def _end(self, finish: Finish, text: str, stop: str) -> None:
         ids, logprobs = tuple(self.ids), tuple(self.logprobs)
-        completion = Completion(ids, logprobs, text, finish, self.seed, self.cached)
+        completion = Completion(ids, logprobs, text, finish, self.seed, self.cached, stop)
         if not self.future.done():
             self.future.set_result(completion)
 
 
 def ending(
     ids: Sequence[int], sampling: Sampling, ends: frozenset[int], decode: Decode
-) -> tuple[Finish, str] | None:
-    """How a completion ends with its last id, and its text; ``None`` if it goes on."""
+) -> tuple[Finish, str, str] | None:
+    """How a completion ends with its last id, its text, and the stop string; ``None`` if it goes on."""
     if ids[-1] in ends:
-        return "end", decode(ids[:-1])
-    if sampling.stop and (text := _stopped(ids, sampling.stop, decode)) is not None:
-        return "stop_string", text
+        return "end", decode(ids[:-1]), ""
+    if sampling.stop and (stopped := _stopped(ids, sampling.stop, decode)) is not None:
+        return "stop_string", *stopped
     if len(ids) == sampling.max_tokens:
-        return "length", decode(ids)
+        return "length", decode(ids), ""
     return None
 
 
-def _stopped(ids: Sequence[int], stops: Sequence[str], decode: Decode) -> str | None:
-    """The text before the first stop string, if there is one.
+def _stopped(ids: Sequence[int], stops: Sequence[str], decode: Decode) -> tuple[str, str] | None:
+    """The text before the first stop string, and that one, if there is one.
 
     The last tokens are looked at first: a token that is text at all has at least one byte.
     """
@@ -90,8 +90,11 @@ def _stopped(ids: Sequence[int], stops: Sequence[str], decode: Decode) -> str | 
     if not any(stop in tail for stop in stops):
         return None
     text = decode(ids)
-    found = [index for stop in stops if (index := text.find(stop)) >= 0]
-    return text[: min(found)] if found else None
+    found = [(index, stop) for stop in stops if (index := text.find(stop)) >= 0]
+    if not found:
+        return None
+    index, stop = min(found)
+    return text[:index], stop
 
 
 @dataclass(eq=False, slots=True)

@@ -18,6 +18,8 @@ from typing import Literal
 
 from coterie.environments.coding import Coding, SingleTurn
 from coterie.environments.dialogue import (
+    AGREED,
+    ANSWERED,
     FORMAT_SOURCE,
     DialogueEnvironment,
     DialogueState,
@@ -29,7 +31,7 @@ from coterie.environments.exchange.environment import Exchange, ExchangeAlone
 from coterie.environments.votes import Vote
 from coterie.errors import UserError
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import End
+from coterie.trajectories.tree import LENGTH, TURNS
 from coterie.trajectories.turn import Part, Turn
 
 Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform"]
@@ -121,7 +123,7 @@ class SingleAgent(Variant):
     async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
         """Over after the one message."""
         answer = answer_of(self.world, state.task, state.turns[-1].text)
-        end: End = "runaway" if cut else "turn_limit" if answer is None else "answered"
+        end = LENGTH if cut else TURNS if answer is None else ANSWERED
         return replace(state, answer=answer, end=end)
 
 
@@ -160,8 +162,8 @@ class MultiAgentDebate(Variant):
         last = [answers.get(agent) for agent in self.agents]
         winners = await asyncio.to_thread(self._voted, last)
         if not winners:
-            return replace(state, end="turn_limit")
-        end: End = "agreed" if len(winners) == len(last) else "answered"
+            return replace(state, end=TURNS)
+        end = AGREED if len(winners) == len(last) else ANSWERED
         return replace(state, answer=last[winners[0]], end=end)
 
     def _voted(self, answers: Sequence[str | None]) -> tuple[int, ...]:

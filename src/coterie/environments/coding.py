@@ -14,14 +14,14 @@ from coterie.engines.protocol import EngineError
 from coterie.environments.code_form import functions
 from coterie.environments.code_prompts import at_once, work
 from coterie.environments.code_text import MARKER, answer_in, code_of, legacy_code_of, visible
-from coterie.environments.dialogue import GRADER, WELL_FORMED, DialogueState, Grade, Split
+from coterie.environments.dialogue import ANSWERED, GRADER, WELL_FORMED, DialogueState, Grade, Split
 from coterie.environments.person import PERSON, REFERENCE, Person, Said, leaks
 from coterie.environments.services import Services
 from coterie.tools.sandbox.inside.plain import Wire
 from coterie.tools.sandbox.results import CallResult, Graded, Mode
 from coterie.tools.sandbox.shown import shown
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import End
+from coterie.trajectories.tree import TURNS, Ending
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest, make_turn
 
 AGENT = "agent"
@@ -91,9 +91,9 @@ class Coding(ABC):
         """Over with an answer, or with the last turn, which then counts as one; else the person replies."""
         said = state.turns[-1]
         answer = self.answer(said.text)
-        end: End | None = None if answer is None else "answered"
+        end: Ending | None = None if answer is None else ANSWERED
         if end is None and _own(state) >= self.max_turns:
-            answer, end = self.visible(said.text).strip(), "turn_limit"
+            answer, end = self.visible(said.text).strip(), TURNS
         if end is not None:
             return replace(state, answer=answer, end=end)
         assert services.person is not None, "a person is part of this world"
@@ -130,7 +130,7 @@ class Coding(ABC):
             "turns": _own(state),
             "leaks": await leaks(replies, reference),
             WELL_FORMED: float(
-                state.end == "answered" and self.well_formed(task, state.answer or "")
+                state.end == ANSWERED and self.well_formed(task, state.answer or "")
             ),
         }
         if not code or (

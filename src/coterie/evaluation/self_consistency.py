@@ -31,6 +31,8 @@ class Draw:
     tokens: int
     fraction: float | None = None
     """Share of tests that its answer passes, where there are tests."""
+    failed: bool = False
+    """Whether it failed for good or could not be graded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.pair import Pair, turn_pair
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
+from coterie.trajectories.tree import LENGTH, Tree
 from coterie.trajectories.view import view
 
 PROBE = "probe"
@@ -232,7 +232,7 @@ class OptimaDPO(Optima):
                 "fix the cause, and run again in a new folder or with --fork",
             )
         trees = list(run.store.trees(iteration, "rollout"))
-        leaves = {leaf: o.score for tree in trees for leaf, o in tree.outcomes.items()}
+        leaves = {leaf: o.score or 0.0 for tree in trees for leaf, o in tree.outcomes.items()}
         lengths = run.store.metrics(iteration, "rollout").values()
         return {
             "n": len(played),
@@ -248,9 +248,9 @@ class OptimaDPO(Optima):
 def _scores(tree: Tree) -> dict[str, float]:
     """Mean task score of the dialogues through each node."""
     found: dict[str, list[float]] = {}
-    for outcome, path in tree.trajectories():
+    for outcome, path in tree.graded():
         for turn in path:
-            found.setdefault(turn.id, []).append(outcome.score)
+            found.setdefault(turn.id, []).append(outcome.score or 0.0)
     return {node: sum(scores) / len(scores) for node, scores in found.items()}
 
 
@@ -258,7 +258,7 @@ def _counted(tree: Tree, agents: tuple[str, ...]) -> Metrics:
     paths = [path for _, path in tree.trajectories()]
     return {
         "trajectories": len(paths),
-        "runaways": sum(outcome.end == "runaway" for outcome in tree.outcomes.values()),
+        "runaways": sum(outcome.ending == LENGTH for outcome in tree.outcomes.values()),
         "leaks": sum(leaks(path, agents) for path in paths),
         "repeats": sum(repeats(path) for path in paths),
     }

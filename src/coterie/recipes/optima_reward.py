@@ -45,7 +45,7 @@ async def score(
     """
     views = [
         show(outcome.leaf, agent)
-        for outcome, path in tree.trajectories()
+        for outcome, path in tree.graded()
         for agent in {turn.speaker.name: None for turn in path}
     ]
     try:
@@ -60,7 +60,7 @@ async def score(
             leaks(path, agents),
             repeats(path),
         )
-        for outcome, path in tree.trajectories()
+        for outcome, path in tree.graded()
     ]
     credit = [Credit(turn, "nll", loss, settings) for turn, loss in losses.items()]
     for reward in rewards(samples, rule):

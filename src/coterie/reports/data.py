@@ -127,7 +127,8 @@ class DialogueView:
     turns: tuple[TurnView, ...]
     answer: str | None
     """The final answer; ``None`` if the agents never agreed on one."""
-    score: float
+    score: float | None
+    """``None`` if it could not be graded."""
     tokens: int
 
 
@@ -163,13 +164,14 @@ class Sibling:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Ended:
     """How the dialogue that ends in a turn came out."""
 
     end: str
-    """``agreed``, ``turn_limit``, ``runaway``."""
+    """``agreed``, ``no turns left``, ``cut off``."""
     answer: str | None
-    score: float
+    score: float | None
+    """``None`` if it could not be graded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class TreeTurn:
     """Turns that it was preferred to in training."""
     rejected_for: tuple[Sibling, ...] = ()
     """Turns that were preferred to it in training."""
-    ending: Ending | None = None
+    ending: Ended | None = None
     children: tuple["TreeTurn", ...] = ()
 
     @property

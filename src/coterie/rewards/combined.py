@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coterie.config.settings import Settings, key
-from coterie.trajectories.tree import Outcome
+from coterie.trajectories.tree import LENGTH, Outcome
 
 
 class RewardSettings(Settings):
@@ -89,7 +89,7 @@ class Sampled:
     @property
     def runaway(self) -> bool:
         """Whether a turn ran to the limit of tokens."""
-        return self.outcome.end == "runaway"
+        return self.outcome.ending == LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def rewards(
         Reward(
             sample.outcome.leaf,
             sample.outcome.sample,
-            0.0 if sample.leaks and settings.leaks_lose_task else sample.outcome.score,
+            _task_term(sample, settings),
             _token_term(sample, most, settings),
             _loss_term(sample, settings),
             -settings.leak_penalty * sample.leaks,
@@ -143,6 +143,12 @@ def rewards(
 def largest_loss(losses: Mapping[str, float], path: Sequence[str]) -> float:
     """R_loss: the largest loss of the turns of a path."""
     return max(losses[turn] for turn in path)
+
+
+def _task_term(sample: Sampled, settings: RewardSettings) -> float:
+    if sample.outcome.score is None:
+        raise ValueError(f"the path to {sample.outcome.leaf} was not graded, so it has no reward")
+    return 0.0 if sample.leaks and settings.leaks_lose_task else sample.outcome.score
 
 
 def _token_term(sample: Sampled, most: int, settings: RewardSettings) -> float:

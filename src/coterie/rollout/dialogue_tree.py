@@ -211,6 +211,8 @@ class DialogueTree:
         state = (await self._stand(leaf)).state
         assert state.end is not None, "a rollout is played to the end"
         score = (await graded(self.environment, state)).score
+        if score is None:
+            raise EngineError("the dialogue could not be graded")
         sample = rollout.search * self.settings.rollouts + rollout.number
         return Outcome(leaf, sample, state.end, state.answer, score)
 

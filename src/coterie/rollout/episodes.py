@@ -5,7 +5,7 @@ stage, task, sample, turn), so what it says does not depend on what else runs. A
 episode alone and is reported with its reason.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -61,6 +61,8 @@ class Finished:
     """Of all its agents' turns, as their maker counts."""
     metrics: Metrics = field(default_factory=dict)
     """What the environment found in grading it, and how many messages there are and were cut off."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """By turn: what the environment gave for it."""
 
 
 class Player:

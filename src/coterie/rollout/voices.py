@@ -10,6 +10,7 @@ from typing import Protocol
 
 from coterie.engines.endpoint import Endpoint, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
+from coterie.trajectories.calls import Tool
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import (
     Message,
@@ -53,6 +54,8 @@ class Said:
     """Whether it ran to the limit of tokens, or of the context."""
     tokens: int
     """How many tokens it has, as its maker counts."""
+    stop: str = ""
+    """The stop string that ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,10 @@ class Ask:
     shown: tuple[Message, ...]
     seed: int
     draw: int
+    tools: tuple[Tool, ...] = ()
+    """What the agent may call."""
+    stop: tuple[str, ...] = ()
+    """Stop strings, besides the voice's own."""
 
 
 class Voice(Protocol):
@@ -103,9 +110,10 @@ class TokenVoice:
         """
         prompt = self.render(ask.shown, ask.tree, ask.agent)
         request = Request.make(
-            ask.agent, ask.parent, memory.turn, prompt, ask.shown, memory.ids, memory.messages
+            *(ask.agent, ask.parent, memory.turn, prompt, ask.shown),
+            *(memory.ids, memory.messages, ask.tools),
         )
-        completions = await self.engine.sample(prompt, seeds, self._within(prompt))
+        completions = await self.engine.sample(prompt, seeds, self._within(prompt, ask.stop))
         draws = draws or [ask.draw] * len(seeds)
         return [self._said(ask, request, *one) for one in zip(completions, draws, strict=True)]
 
@@ -117,18 +125,20 @@ class TokenVoice:
             sample=self._sample(request.id, completion),
             draw=draw,
         )
-        return Said(turn, request, completion.finish == "length", len(completion.ids))
+        cut = completion.finish == "length"
+        return Said(turn, request, cut, len(completion.ids), completion.stop)
 
-    def _within(self, prompt: Sequence[int]) -> Sampling:
+    def _within(self, prompt: Sequence[int], stop: tuple[str, ...]) -> Sampling:
         room = self.context_length - len(prompt)
         if room < LEAST_ROOM:
             raise EngineError(
                 f"out of context: the dialogue is {len(prompt)} tokens long, and "
                 f"{self.engine.policy} takes {self.context_length}"
             )
-        if room >= self.sampling.max_tokens:
+        most = min(room, self.sampling.max_tokens)
+        if most == self.sampling.max_tokens and not stop:
             return self.sampling
-        return replace(self.sampling, max_tokens=room)
+        return replace(self.sampling, max_tokens=most, stop=(*self.sampling.stop, *stop))
 
     def _sample(self, request: str, completion: Completion) -> Sample:
         return Sample(

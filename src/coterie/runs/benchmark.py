@@ -27,7 +27,6 @@ from coterie.runs.held_out import (
     STAGE,
     Evaluation,
     evaluation,
-    failed_keys,
     grade_means,
     held_out_draws,
 )
@@ -135,7 +134,7 @@ async def evaluate(
         if settings.samples == 1:
             return evaluation(store, attempt)
         draws = held_out_draws(store, attempt, settings.samples)
-        failed = sum(int(key.sample) < settings.samples for key in failed_keys(store, attempt))
+        failed = sum(draw.failed for some in draws.values() for draw in some)
         points = tuple(scaling(draws, world.similarity))
         means = grade_means(store, attempt, STAGE, settings.samples)
         return Consistency(len(draws), failed, points, means)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coterie.environments.answers import exact_match
-from coterie.environments.dialogue import GRADER, DialogueState, Split, gold_answer
+from coterie.environments.dialogue import ANSWERED, GRADER, DialogueState, Split, gold_answer
 from coterie.environments.exchange.prompts import FORMAT_POOL, system_prompt
 from coterie.environments.exchange.world import (
     AGENTS,
@@ -18,7 +18,7 @@ from coterie.environments.exchange.world import (
 )
 from coterie.environments.extraction import marked_answer
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import End
+from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from coterie.trajectories.turn import Part, Turn
 
 FORMATS: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
@@ -106,13 +106,13 @@ class ExchangeAlone(Exchange):
         newest = state.turns[-1]
         mine = newest.speaker.name == self.agents[0]
         answer = self.answer(newest.text) if mine else None
-        end: End | None = None
+        end: Ending | None = None
         if cut:
-            end = "runaway"
+            end = LENGTH
         elif answer is not None:
-            end = "answered"
+            end = ANSWERED
         elif len(state.turns) >= self.max_turns:
-            end = "turn_limit"
+            end = TURNS
         return replace(state, answer=answer, end=end)
 
 

@@ -32,7 +32,7 @@ from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import LENGTH, Outcome, Tree
 from coterie.trajectories.turn import Turn
 
 
@@ -112,7 +112,7 @@ def _result(recipe: Optima, task: Task, tree: Tree, outcome: Outcome, path: list
         update={
             "first_prompt": systems.get(AGENTS[0], ""),
             "second_prompt": systems.get(AGENTS[1], ""),
-            "conversation": conversation + [LARGE] * (outcome.end == "runaway"),
+            "conversation": conversation + [LARGE] * (outcome.ending == LENGTH),
             "final_answer": outcome.answer or "",
             "token_count": dialogue_tokens(path),
         }

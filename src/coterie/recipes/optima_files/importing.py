@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coterie.environments.dialogue import DialogueState, messages, step
+from coterie.environments.dialogue import AGREED, DialogueState, messages, step
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
@@ -28,7 +28,7 @@ from coterie.runs.folder import Run, Step, new_run
 from coterie.runs.play import summary
 from coterie.trajectories.store import Credit, ItemKey, Metrics
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import LENGTH, Outcome, Tree
 from coterie.trajectories.turn import Turn
 
 ROLLOUT, REWARD = Step(0, "rollout"), Step(0, "reward")
@@ -209,12 +209,12 @@ class _Import:
             tree.add(said.turn, said.request)
             node = said.turn.id
             state = await step(world, replace(state, end=None), said.turn, cut=False)
-        end = "runaway" if conversation.cut else state.end or "agreed"  # by the file's own parser
+        end = LENGTH if conversation.cut else state.end or AGREED  # by the file's own parser
         answer = (result.final_answer or "").strip()
         given = None if answer in ("", ERROR) else answer
         score = result.correct_score
         if score is None:
-            score = 0.0 if end == "runaway" else world.score(task, given)
+            score = 0.0 if end == LENGTH else world.score(task, given)
         outcome = Outcome(node, sample, end, given, float(score))
         tree.end(outcome)
         return tree, outcome
@@ -229,7 +229,7 @@ class _Import:
         found = (
             len(paths),
             0,
-            sum(outcome.end == "runaway" for outcome, _ in paths),
+            sum(outcome.ending == LENGTH for outcome, _ in paths),
             sum(leaks(path, self.recipe.environment.agents) for _, path in paths),
             sum(repeats(path) for _, path in paths),
         )

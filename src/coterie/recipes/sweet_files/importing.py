@@ -18,7 +18,7 @@ from coterie.config.plain import wrong_at
 from coterie.engines.protocol import EngineError
 from coterie.environments.coding import AGENT
 from coterie.environments.colbench.environment import Backend
-from coterie.environments.dialogue import DialogueState, Grade, graded, messages
+from coterie.environments.dialogue import ANSWERED, DialogueState, Grade, graded, messages
 from coterie.environments.person import PERSON, SCRIPT
 from coterie.environments.services import NO_SERVICES, Services, check_person
 from coterie.errors import UserError
@@ -38,7 +38,7 @@ from coterie.runs.play import summary
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import TURNS, Outcome, Tree
 from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
 
 ROLLOUT = Step(FIRST, "rollout")
@@ -250,9 +250,7 @@ class _Import:
         last = turns[-1].text
         given = self.world.answer(last)
         answer = row.answer or given or self.world.visible(last).strip()
-        end = DialogueState(
-            task, None, turns, answer, "turn_limit" if given is None else "answered"
-        )
+        end = DialogueState(task, None, turns, answer, TURNS if given is None else ANSWERED)
         return tree, end, room
 
     def _finish(self) -> None:
