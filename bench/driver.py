@@ -1,4 +1,4 @@
-"""What the driver itself costs: microseconds of a step of a pure environment, with scripted voices and no store.
+"""What the driver itself costs: microseconds of a step of a pure environment, with scripted samplers and no store.
 
     .venv/bin/python bench/driver.py
 
@@ -39,10 +39,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="time limit of all rounds")
     args = parser.parse_args()
     game = Rounds(rounds=ROUNDS)
-    voices = {
-        name: Script(lambda ask: f"{ask.agent} {ask.draw}", shown=None) for name in game.actors
+    samplers = {
+        name: Script(lambda prompt: f"{prompt.agent} {prompt.draw}", shown=None)
+        for name in game.actors
     }
-    driver = Driver(game, voices, seed=0, shared=Shared(), seconds=60)
+    driver = Driver(game, samplers, seed=0, shared=Shared(), seconds=60)
     tasks = game.tasks("train", IN_FLIGHT, 0)
     step_us: list[float] = []
     for number in rounds(7, args.seconds):

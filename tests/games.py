@@ -1,4 +1,4 @@
-"""Small environments and scripted voices, for tests of the driver."""
+"""Small environments and scripted samplers, for tests of the driver."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from coterie.environments.protocol import (
     Syntax,
     Transition,
 )
-from coterie.rollout.voices import Ask, Memory, Said
+from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.tools.run import CallLimits, run_calls
 from coterie.tools.tags import Tag, Tags
 from coterie.trajectories.calls import Tool
@@ -24,32 +24,32 @@ from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
 
-WORLD = Speaker("environment", "game")
+GAME = Speaker("environment", "game")
 TOOLS = Speaker("tool", "tools")
 
 
 @dataclass
 class Script:
-    """A voice that says what a function of the prompt gives; it remembers what it was shown."""
+    """A sampler that says what a function of the prompt gives; it remembers what it was shown."""
 
-    say: Callable[[Ask], str]
+    say: Callable[[Prompt], str]
     shown: list[tuple[str, ...]] | None = field(default_factory=list)
 
-    async def speak(self, ask: Ask, memory: Memory) -> Said:
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         if self.shown is not None:
-            turns = ask.tree.turns
+            turns = prompt.tree.turns
             self.shown.append(
-                tuple(turns[m.turn].text if m.turn else m.parts[0].text for m in ask.shown)
+                tuple(turns[m.turn].text if m.turn else m.parts[0].text for m in prompt.shown)
             )
         await asyncio.sleep(0)
-        text, stop = self.say(ask), ""
-        for end in ask.stop:
+        text, stop = self.say(prompt), ""
+        for end in prompt.stop:
             if end in text:
                 text, stop = text[: text.index(end)], end
         part = Part(text, source="script")
-        speaker = Speaker("agent", ask.agent)
-        turn = make_turn(ask.parent, speaker, [part], author="script", draw=ask.draw)
-        return Said(turn, None, False, len(text), stop)
+        speaker = Speaker("agent", prompt.agent)
+        turn = make_turn(prompt.parent, speaker, [part], author="script", draw=prompt.draw)
+        return Response(turn, None, False, len(text), stop)
 
 
 class Base:
@@ -101,7 +101,7 @@ class Rounds(Base):
         self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         number = (state.data if isinstance(state.data, int) else 0) + 1
-        said = Observation(WORLD, (Part(f"round {number} is over"),))
+        said = Observation(GAME, (Part(f"round {number} is over"),))
         end = Ending("over") if number == self.rounds else None
         return Transition(number, (said,), "done", end, {turn.speaker.name: 0.5 for turn in taken})
 
@@ -143,7 +143,7 @@ class Counting(Base):
         return self.session()
 
     async def begin(self, task: Task, live: Counter) -> Transition:
-        return Transition(seen=(Observation(WORLD, (Part(f"reach {task.public['target']}"),)),))
+        return Transition(seen=(Observation(GAME, (Part(f"reach {task.public['target']}"),)),))
 
     async def act(
         self,
@@ -159,7 +159,7 @@ class Counting(Base):
             await asyncio.sleep(60)
         live.number += int(text)
         again = " again" if recorded and text in self.drift else ""
-        said = Observation(WORLD, (Part(f"now {live.number}{again}"),))
+        said = Observation(GAME, (Part(f"now {live.number}{again}"),))
         over = live.number >= int(str(state.task.public["target"]))
         return Transition(
             live.number,

@@ -19,9 +19,9 @@ TASK = Task("t", {"target": 6})
 
 @asynccontextmanager
 async def growing(
-    game: Environment, *voices: Script, seconds: float = 5.0, sessions: int = 4
+    game: Environment, *samplers: Script, seconds: float = 5.0, sessions: int = 4
 ) -> AsyncIterator[tuple[Branches, Sessions]]:
-    cast = dict(zip(game.actors, voices, strict=True))
+    cast = dict(zip(game.actors, samplers, strict=True))
     async with sessions_of(sessions, seconds) as kept:
         yield branches(game, cast, Tree("t", "rollout", 0), kept, seconds), kept
 
@@ -35,18 +35,18 @@ def branches(
 async def step(
     grown: Branches, at: Position, draw: int = 0, *, others_follow: bool = False
 ) -> Position:
-    said = await grown.respond(at, dict.fromkeys(grown.acting(at), 0), draw)
-    return await grown.advance(at, said, others_follow=others_follow)
+    responses = await grown.respond(at, dict.fromkeys(grown.acting(at), 0), draw)
+    return await grown.advance(at, responses, others_follow=others_follow)
 
 
 async def say(grown: Branches, at: Position, text: str, *, others_follow: bool = True) -> Position:
-    grown.voices["agent"].say = lambda _: text  # type: ignore[attr-defined]
+    grown.samplers["agent"].say = lambda _: text  # type: ignore[attr-defined]
     return await step(grown, at, others_follow=others_follow)
 
 
 def test_players_who_act_at_the_same_time_do_not_see_each_other() -> None:
     async def test() -> None:
-        ann, ben = Script(lambda ask: f"Ann {ask.draw}"), Script(lambda _: "Ben")
+        ann, ben = Script(lambda prompt: f"Ann {prompt.draw}"), Script(lambda _: "Ben")
         async with growing(Rounds(), ann, ben) as (grown, _):
             at = await grown.start()
             while at.state.end is None:
@@ -166,10 +166,10 @@ def test_of_fifty_branches_each_fails_alone(fault: str) -> None:
             async def branch(number: int) -> str:
                 at = nodes[number % 5]
                 text = "x" if fault == "error" and number % 5 == 4 else "1"
-                said = await Script(lambda _: text).speak(
-                    grown.ask(at, "agent", 0, number), grown.memory(at, "agent")
+                response = await Script(lambda _: text).respond(
+                    grown.prompt(at, "agent", 0, number), grown.context(at, "agent")
                 )
-                return (await grown.advance(at, [said])).state.turns[-1].text
+                return (await grown.advance(at, [response])).state.turns[-1].text
 
             found = await asyncio.gather(*map(branch, range(50)), return_exceptions=True)
         assert game.live == 0

@@ -149,9 +149,10 @@ def mean_nll(run: Run, own: OptimaDPO, policy: LoadedModel) -> float:
 def test_the_gate_keeps_pairs_whose_chosen_turn_always_led_to_a_right_answer(both: Run) -> None:
     every, gated = (
         opened(
-            (*BOTH, "dpo.select.top_share=1", f"dpo.select.least_score={least}"), "optima/isft_dpo"
+            (*BOTH, "dpo.select.top_share=1", f"dpo.select.min_score={min_score}"),
+            "optima/isft_dpo",
         )
-        for least in (0, 1)
+        for min_score in (0, 1)
     )
     right = 0
     for tree in both.store.trees(1, "rollout"):

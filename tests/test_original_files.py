@@ -16,8 +16,8 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.exporting import export_run, raw_lines
-from coterie.recipes.optima_files.importing import Imported, import_dialogues, survey
-from coterie.recipes.optima_files.records import Lines, Result
+from coterie.recipes.optima_files.importing import OptimaImported, import_dialogues, survey
+from coterie.recipes.optima_files.records import DialogueResult, Lines
 from coterie.recipes.optima_files.tasks import answers_of, content, task_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
@@ -88,7 +88,7 @@ def wrote(path: Path, *lines: Any) -> Lines:
     return Lines(path)
 
 
-def put_in(lines: Lines, folder: Path, *words: str, kind: str = "rewarded") -> Imported:
+def put_in(lines: Lines, folder: Path, *words: str, kind: str = "rewarded") -> OptimaImported:
     """Import a file into a run at ``folder``."""
     found = survey(lines, rewarded=kind == "rewarded")
     recipe = Optima(settings("optima/isft", [f"dataset={found.dataset}", *TINY, *words]))
@@ -110,7 +110,7 @@ def opened(folder: Path, *words: str) -> Iterator[tuple[Optima, Run]]:
 def test_rewarded_dialogues_become_finished_rollouts_and_rewards(tmp_path: Path) -> None:
     lines = wrote(tmp_path / "theirs.jsonl", HOTPOT_LINE)
     assert lines.kind() == "rewarded"
-    assert put_in(lines, tmp_path / "run") == Imported(1, 5, 2, 0)
+    assert put_in(lines, tmp_path / "run") == OptimaImported(1, 5, 2, 0)
     with opened(tmp_path / "run", "dataset=hotpot_qa") as (recipe, run):
         assert run.is_finished(Step(0, "rollout")) and run.is_finished(Step(0, "reward"))
         (tree,) = run.store.trees(0, "rollout")
@@ -191,7 +191,7 @@ def test_rewards_of_a_file_can_be_left_aside(tmp_path: Path) -> None:
     ("words", "chosen"),
     [
         ((), ["fluent but wrong", "right", "wrong"]),
-        (("select.least_score=1",), ["right", "right"]),
+        (("select.min_score=1",), ["right", "right"]),
         (("select.threshold=1.3",), ["fluent but wrong"]),
         (("select.top_share=0.34",), ["fluent but wrong"]),
         (("select.skip_share=0.34",), ["right", "wrong"]),
@@ -254,7 +254,7 @@ def test_tasks_are_the_same_whatever_the_words_around_their_options() -> None:
 
 def test_all_right_answers_are_secrets_and_come_back() -> None:
     line = {**HOTPOT, "conversation": ["Alice: x"], "answer": ["Norway", "Kingdom of Norway"]}
-    task = task_of("trivia_qa", "import-1", Result.model_validate(line))
+    task = task_of("trivia_qa", "import-1", DialogueResult.model_validate(line))
     assert answers_of(task) == line["answer"]
     assert "Norway" not in str(task.secrets) and "Norway" not in str(task.public["question"])
 

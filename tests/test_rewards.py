@@ -40,7 +40,7 @@ def test_the_bounded_loss_term_is_at_most_its_weight() -> None:
 
 
 def test_tokens_may_be_relative_to_a_given_number() -> None:
-    found = rewards([sampled(0, 1.0, 80, 1.0)], RewardSettings(lambda_loss=0), most=40)
+    found = rewards([sampled(0, 1.0, 80, 1.0)], RewardSettings(lambda_loss=0), max_tokens=40)
     assert found[0].token_term == pytest.approx(-1.2), "longer than the percentile of a probe"
 
 
@@ -49,15 +49,15 @@ def test_in_trees_a_leak_loses_the_task_term() -> None:
     assert rewards([sampled(0, 1.0, 10, 1.0, leaks=1)], rule)[0].total == pytest.approx(0.4)
 
 
-def test_a_loss_near_zero_is_rewarded_no_more_than_the_least_one() -> None:
+def test_a_loss_near_zero_is_rewarded_no_more_than_the_smallest_one() -> None:
     samples = [sampled(n, 0.0, 10, loss) for n, loss in enumerate((0.0, 1e-9, 0.05, 0.1, 0.125))]
     found = rewards(samples, RewardSettings(lambda_loss=0.5))
     assert [r.loss_term for r in found] == pytest.approx([5, 5, 5, 5, 4])
-    found = rewards(samples, RewardSettings(lambda_loss=0.5, least_loss=0.01))
+    found = rewards(samples, RewardSettings(lambda_loss=0.5, min_loss=0.01))
     assert [r.loss_term for r in found] == pytest.approx([50, 50, 10, 5, 4])
 
 
-def test_a_runaway_has_terms_of_minus_one_and_sets_no_scale() -> None:
+def test_a_truncated_dialogue_has_terms_of_minus_one_and_sets_no_scale() -> None:
     found = rewards(
         [sampled(0, 0.0, 900, 1.0, LENGTH), sampled(1, 1.0, 100, 1.0)], RewardSettings()
     )
@@ -65,7 +65,7 @@ def test_a_runaway_has_terms_of_minus_one_and_sets_no_scale() -> None:
     assert [r.loss_term for r in found] == pytest.approx([-1.0, 1.0])
 
 
-def test_talk_that_is_too_short_counts_as_a_runaway_does() -> None:
+def test_talk_that_is_too_short_counts_as_a_truncated_dialogue_does() -> None:
     samples = [sampled(0, 1.0, 40, 1.0), sampled(1, 1.0, 80, 1.0)]
     found = rewards(samples, RewardSettings(short_tokens=40))
     assert [r.token_term for r in found] == pytest.approx([-1.0, -0.6])

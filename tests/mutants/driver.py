@@ -182,7 +182,7 @@ MUTANTS = (
         "rollout/branches.py",
         'digest("environment", seed, task.id)',
         'digest("environment", seed)',
-        "all tasks begin in one world",
+        "all tasks begin in one environment",
         (f"{BRANCHES}test_all_branches_and_samples_have_one_environment",),
     ),
     Mutant(

@@ -48,7 +48,7 @@ MUTANTS = (
         (REWARDED,),
     ),
     Mutant(
-        "optima-import-runaway-agrees",
+        "optima-import-truncated-agrees",
         "recipes/optima_files/importing.py",
         "end = LENGTH if conversation.cut else state.end or AGREED",
         "end = state.end or AGREED",

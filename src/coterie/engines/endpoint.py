@@ -19,14 +19,14 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from coterie.config.settings import Settings, key
 from coterie.engines.keys import find_key
-from coterie.engines.limits import LONGEST_WAIT, Limits, retry_after
+from coterie.engines.limits import MAX_WAIT, Limits, retry_after
 from coterie.engines.protocol import EngineError, EngineGone
 
 BYTES_PER_TOKEN = 4
 """For estimates, where the server has not counted."""
 SHOWN = 300
 """Characters of a server's message that an error quotes."""
-LONGEST_BACKOFF = 30.0
+MAX_BACKOFF = 30.0
 """Seconds between two tries, unless the server asks for more."""
 AGAIN = (408, 409, 425, 429)
 """Statuses below 500 that may go away by themselves."""
@@ -109,7 +109,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class Usage:
+class EndpointUsage:
     """What an endpoint was used for so far, and what it cost."""
 
     settings: EndpointSettings
@@ -165,7 +165,7 @@ class Endpoint:
 
     def __init__(self, settings: EndpointSettings, *, folder: Path = Path()) -> None:
         self.settings = settings
-        self.usage = Usage(settings)
+        self.usage = EndpointUsage(settings)
         name = settings.key_variable
         self._key = None if name is None else find_key(name, folder)
         self._limits = Limits(settings.requests_per_minute, settings.tokens_per_minute)
@@ -259,7 +259,7 @@ class Endpoint:
         raise _Passing(said, retry_after(headers.get("Retry-After"), headers.get("Date")))
 
     def _backoff(self, attempt: int) -> float:
-        longest = min(self.settings.backoff * 2.0**attempt, LONGEST_BACKOFF, LONGEST_WAIT)
+        longest = min(self.settings.backoff * 2.0**attempt, MAX_BACKOFF, MAX_WAIT)
         return longest * self._chance.uniform(0.5, 1)
 
     def _read(self, answer: httpx2.Response, prompt: int) -> Reply:

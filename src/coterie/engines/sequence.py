@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from coterie.engines.drawing import uniforms
 from coterie.engines.protocol import Completion, Sampling
-from coterie.engines.sampler import uniforms
 from coterie.trajectories.turn import Finish
 
 Decode = Callable[[Sequence[int]], str]
@@ -20,7 +20,7 @@ class Running:
     seed: int
     sampling: Sampling
     future: asyncio.Future[Completion]
-    hear: Callable[[int], None] | None = None
+    on_token: Callable[[int], None] | None = None
     """Called with each id as it is sampled."""
     cached: int = 0
     """Tokens of the prompt that were kept from earlier requests."""
@@ -48,8 +48,8 @@ class Running:
         """Add a sampled token; whether that ended the completion (its future then has it)."""
         self.ids.append(token)
         self.logprobs.append(logprob)
-        if self.hear is not None:
-            self.hear(token)
+        if self.on_token is not None:
+            self.on_token(token)
         if (ended := ending(self.ids, self.sampling, ends, decode)) is None:
             return False
         self._end(*ended)

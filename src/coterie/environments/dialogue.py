@@ -1,6 +1,6 @@
-"""The protocol of worlds in which agents talk in turn until they agree, and its state.
+"""The protocol of environments in which agents talk in turn until they agree, and its state.
 
-Used by ``rollout.episodes``. A world of this kind says who speaks next, what that agent is shown,
+Used by ``rollout.episodes``. An environment of this kind says who speaks next, what that agent is shown,
 and when the talk ends. States are frozen, so a branch of a tree is a copy of nothing.
 """
 
@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.faults import faults_of
-from coterie.environments.person import PERSON
 from coterie.environments.services import NO_SERVICES, Services
+from coterie.environments.user_simulator import PERSON
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
@@ -56,7 +56,7 @@ class Grade:
 
 
 class DialogueEnvironment(Protocol):
-    """A world of agents who talk in turn."""
+    """An environment of agents who talk in turn."""
 
     name: str
     agents: tuple[str, ...]
@@ -100,7 +100,7 @@ class DialogueEnvironment(Protocol):
 
 
 @runtime_checkable
-class Scored(Protocol):
+class ScoredByAnswer(Protocol):
     """What an environment has besides if the final answer alone tells what a dialogue is worth."""
 
     def score(self, task: Task, answer: str | None) -> float:
@@ -112,8 +112,8 @@ class Scored(Protocol):
         ...
 
 
-class QuestionEnvironment(DialogueEnvironment, Scored, Protocol):
-    """A world of agents who look for the answer to a question."""
+class QuestionEnvironment(DialogueEnvironment, ScoredByAnswer, Protocol):
+    """An environment of agents who look for the answer to a question."""
 
 
 @runtime_checkable
@@ -133,8 +133,8 @@ class OwnRules(Protocol):
         """The turns that ``agent`` is shown now, in the order in which it is shown them."""
         ...
 
-    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
-        """Bring answer and end up to date after the newest of ``state.turns``; ``cut`` as in :func:`step`."""
+    async def settle(self, state: DialogueState, *, truncated: bool) -> DialogueState:
+        """Bring answer and end up to date after the newest of ``state.turns``; ``truncated`` as in :func:`step`."""
         ...
 
 
@@ -170,8 +170,8 @@ def has_person(environment: Any) -> TypeGuard[WithPerson]:
     return _is(environment.__class__, WithPerson)
 
 
-def _is_scored(environment: Any) -> TypeGuard[Scored]:
-    return _is(environment.__class__, Scored)
+def _is_scored(environment: Any) -> TypeGuard[ScoredByAnswer]:
+    return _is(environment.__class__, ScoredByAnswer)
 
 
 def _has_options(environment: Any) -> TypeGuard[WithOptions]:
@@ -235,10 +235,10 @@ async def step(
     state: DialogueState,
     turn: Turn,
     *,
-    cut: bool,
+    truncated: bool,
     services: Services = NO_SERVICES,
 ) -> DialogueState:
-    """The state after ``turn``; ``cut`` says that it ran to the limit of tokens.
+    """The state after ``turn``; ``truncated`` says that it ran to the limit of tokens.
 
     Ends when a newly given answer is the same as the one before it (Optima, section 3: both agents
     mark the same answer), when a turn was cut, or when no turns are left; or by the environment's own
@@ -249,16 +249,18 @@ async def step(
         if has_person(environment):
             return await environment.follow(now, services)
         if _has_rules(environment):
-            return await environment.settle(now, cut=cut)
-        return await _talk(environment, now, cut)
+            return await environment.settle(now, truncated=truncated)
+        return await _talk(environment, now, truncated)
 
 
-async def _talk(environment: DialogueEnvironment, now: DialogueState, cut: bool) -> DialogueState:
+async def _talk(
+    environment: DialogueEnvironment, now: DialogueState, truncated: bool
+) -> DialogueState:
     """The state after the newest turn of agents who talk until they agree."""
     turn = now.turns[-1]
     answer = answer_of(environment, now.task, turn.text)
     end: Ending | None = None
-    if cut:
+    if truncated:
         end = LENGTH
     elif await _same(environment, now.answer, answer):
         end = AGREED
@@ -278,14 +280,14 @@ def answer_of(environment: DialogueEnvironment, task: Task, text: str) -> str | 
 async def graded(
     environment: DialogueEnvironment, state: DialogueState, services: Services = NO_SERVICES
 ) -> Grade:
-    """The grade of a dialogue that has ended; 0 for a runaway. Comparing mathematics may take seconds."""
+    """The grade of a dialogue that has ended; 0 for a truncated dialogue. Comparing mathematics may take seconds."""
     with faults_of(environment):
         if has_person(environment):
             return await environment.grade(state, services)
         answer = state.answer
         if state.end == LENGTH or answer is None:
             return Grade(0.0, {WELL_FORMED: 0.0})
-        assert _is_scored(environment), "a world without a person is graded by its answers"
+        assert _is_scored(environment), "an environment without a person is graded by its answers"
         score = await asyncio.to_thread(environment.score, state.task, answer)
         return Grade(score, {WELL_FORMED: float(score > 0 or environment.well_formed(answer))})
 

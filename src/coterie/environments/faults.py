@@ -8,13 +8,13 @@ from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
 
 
-class WorldError(EngineError):
+class EnvironmentFault(EngineError):
     """An environment met what it did not expect: the item that met it fails, and no other."""
 
 
 @contextmanager
 def faults_of(environment: object) -> Iterator[None]:
-    """Turns every exception that an environment did not mean to raise into a :class:`WorldError`."""
+    """Turns every exception that an environment did not mean to raise into a :class:`EnvironmentFault`."""
     try:
         yield
     except (EngineError, UserError):
@@ -22,6 +22,6 @@ def faults_of(environment: object) -> Iterator[None]:
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = "".join(traceback.format_exception_only(error)).strip()
-        raise WorldError(
+        raise EnvironmentFault(
             f"{type(environment).__name__} failed with {what} ({place.filename}:{place.lineno})"
         ) from error

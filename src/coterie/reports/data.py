@@ -91,7 +91,7 @@ class Conduct:
     iteration: int
     dialogues: int
     """How many got a reward; those of a tree that say the same count once."""
-    runaways: int
+    truncated: int
     """Dialogues that ended in a turn without end."""
     leaks: int
     """Utterances that spoke for another agent, over all dialogues that hold them."""
@@ -283,7 +283,7 @@ class RunReport:
     rewards: tuple[RewardMeans, ...] = ()
     conduct: tuple[Conduct, ...] = ()
     grades: tuple[GradeMeans, ...] = ()
-    """In place of rewards, conduct and samples, for worlds that grade a dialogue as a whole."""
+    """In place of rewards, conduct and samples, for environments that grade a dialogue as a whole."""
     samples: tuple[RewardSample, ...] = ()
     """All samples; the page draws a :func:`subsample` of them."""
     examples: tuple[Example, ...] = ()

@@ -109,7 +109,7 @@ def _conduct(run: Run, iteration: int) -> Conduct:
     return Conduct(
         iteration,
         dialogues=int(found["trajectories"]),
-        runaways=int(found["runaways"]),
+        truncated=int(found["truncated"]),
         leaks=int(found["leaks"]),
         repeats=int(found["repeats"]),
         failed=int(failed),

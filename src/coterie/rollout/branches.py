@@ -1,6 +1,6 @@
 """The branches of one task's tree: where each stands, how it goes on, and what it is worth.
 
-The environment says who acts, what each sees and what an act does; this makes turns of it, asks the voices, counts
+The environment says who acts, what each sees and what an act does; this makes turns of it, asks the samplers, counts
 limits, and has a session at hand where the environment needs one. A branch whose session is gone is **replayed**: a new
 session is fed what was recorded, nobody is asked again, and what the environment says must be what it said then. A
 replay that differs fails its branch alone.
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from coterie.engines.protocol import EngineError
 from coterie.environments.faults import faults_of
 from coterie.environments.protocol import Environment, Grade, Observation, Shared, State, Transition
+from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler
 from coterie.rollout.sessions import OwnedSession, SessionError, Sessions
-from coterie.rollout.voices import Ask, Memory, Said, Voice
 from coterie.tools.checking import checked
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Ending, Tree
@@ -40,7 +40,7 @@ class Position:
     node: str
     """The last turn's id, or the tree's root."""
     state: State
-    memory: Mapping[str, Memory] = field(default_factory=dict)
+    contexts: Mapping[str, AgentContext] = field(default_factory=dict)
     """By actor: what it has seen and said, for storing its next request as a delta."""
 
 
@@ -49,12 +49,12 @@ Arrival = tuple[Position, tuple[Turn, ...]]
 
 
 class Branches:
-    """All branches of one tree. ``voices`` plays each actor; ``sessions`` are shared with other trees."""
+    """All branches of one tree. ``samplers`` plays each actor; ``sessions`` are shared with other trees."""
 
     def __init__(
         self,
         environment: Environment,
-        voices: Mapping[str, Voice],
+        samplers: Mapping[str, Sampler],
         task: Task,
         tree: Tree,
         *,
@@ -64,7 +64,7 @@ class Branches:
         seconds: float,
     ) -> None:
         self.environment = environment
-        self.voices = voices
+        self.samplers = samplers
         self.tree = tree
         self.task = task
         self.seed = environment_seed(seed, task)
@@ -117,37 +117,39 @@ class Branches:
                 raise ValueError(f"acting() gave {names}; the actors are {known}")
         return names
 
-    def ask(self, at: Position, actor: str, seed: int, draw: int) -> Ask:
-        """What a voice needs to know to speak as ``actor``."""
+    def prompt(self, at: Position, actor: str, seed: int, draw: int) -> Prompt:
+        """What a sampler needs to know to speak as ``actor``."""
         with faults_of(self.environment):
             shown = self.environment.see(at.state, actor)
             tools = self.environment.tools(at.state, actor)
         syntax = self.environment.syntax
         stop = syntax.stop if syntax is not None and tools else ()
-        return Ask(self.tree, at.node, actor, shown, seed, draw, tools, stop)
+        return Prompt(self.tree, at.node, actor, shown, seed, draw, tools, stop)
 
-    def memory(self, at: Position, actor: str) -> Memory:
+    def context(self, at: Position, actor: str) -> AgentContext:
         """A copy of what an actor has seen and said."""
-        return replace(at.memory[actor]) if actor in at.memory else Memory()
+        return replace(at.contexts[actor]) if actor in at.contexts else AgentContext()
 
-    async def respond(self, at: Position, seeds: Mapping[str, int], draw: int) -> tuple[Said, ...]:
+    async def respond(
+        self, at: Position, seeds: Mapping[str, int], draw: int
+    ) -> tuple[Response, ...]:
         """What all who act now say, asked at the same time; ``seeds`` are theirs."""
-        asks = [self.ask(at, actor, seeds[actor], draw) for actor in self.acting(at)]
-        speaking = [self.voices[a.agent].speak(a, self.memory(at, a.agent)) for a in asks]
-        if len(speaking) == 1:  # as a task of its own it costs as much as all else here
-            return (await speaking[0],)
-        return tuple(await asyncio.gather(*speaking))
+        prompts = [self.prompt(at, actor, seeds[actor], draw) for actor in self.acting(at)]
+        responding = [self.samplers[p.agent].respond(p, self.context(at, p.agent)) for p in prompts]
+        if len(responding) == 1:  # as a task of its own it costs as much as all else here
+            return (await responding[0],)
+        return tuple(await asyncio.gather(*responding))
 
     async def advance(
-        self, at: Position, said: Sequence[Said], *, others_follow: bool = False
+        self, at: Position, responses: Sequence[Response], *, others_follow: bool = False
     ) -> Position:
         """Where the branch stands after what was said by those who act, in their order.
 
         ``others_follow``: more branches will go on from ``at``, so a session that stands there is copied,
         if it can be. Work that was done before is not done again.
         """
-        taken = self._chain(at, said)
-        for turn, one in zip(taken, said, strict=True):
+        taken = self._chain(at, responses)
+        for turn, one in zip(taken, responses, strict=True):
             self.tree.add(turn, one.request)
         last = taken[-1].id
         if last not in self._after:
@@ -190,10 +192,10 @@ class Branches:
         for turn in taken:
             if turn.speaker.name in found.rewards:
                 self.rewards[turn.id] = float(found.rewards[turn.speaker.name])
-        return self._arrive(taken[-1].id, now, found, self._heard(at, taken))
+        return self._arrive(taken[-1].id, now, found, self._contexts(at, taken))
 
     def _arrive(
-        self, node: str, now: State, found: Transition, memory: Mapping[str, Memory]
+        self, node: str, now: State, found: Transition, contexts: Mapping[str, AgentContext]
     ) -> Arrival:
         """The position after a transition, and what the environment said, not yet in the tree."""
         seen = _observed(node, found.seen)
@@ -201,7 +203,7 @@ class Branches:
         state = replace(
             now, turns=(*now.turns, *seen), data=found.data, answer=answer, end=found.end
         )
-        return Position(seen[-1].id if seen else node, state, memory), seen
+        return Position(seen[-1].id if seen else node, state, contexts), seen
 
     def _note(self, node: str, position: Position, seen: tuple[Turn, ...]) -> Position:
         """Keep what came after a node."""
@@ -211,33 +213,35 @@ class Branches:
         self._after[node] = position.node
         return position
 
-    def _heard(self, at: Position, taken: tuple[Turn, ...]) -> dict[str, Memory]:
+    def _contexts(self, at: Position, taken: tuple[Turn, ...]) -> dict[str, AgentContext]:
         """What actors have seen and said after these turns."""
-        memory = dict(at.memory)
+        contexts = dict(at.contexts)
         for turn in taken:
             if turn.prompt is not None:
                 request = self.tree.requests[turn.prompt]
-                mind = self.memory(at, turn.speaker.name)
-                mind.hear(Said(turn, request, False, len(turn.ids)), self.tree.messages(request))
-                memory[turn.speaker.name] = mind
-        return memory
+                context = self.context(at, turn.speaker.name)
+                context.add(
+                    Response(turn, request, False, len(turn.ids)), self.tree.messages(request)
+                )
+                contexts[turn.speaker.name] = context
+        return contexts
 
-    def _chain(self, at: Position, said: Sequence[Said]) -> tuple[Turn, ...]:
+    def _chain(self, at: Position, responses: Sequence[Response]) -> tuple[Turn, ...]:
         """Turns taken at the same time, one after the other in the tree, with the calls that they make."""
         taken: list[Turn] = []
         parent = at.node
-        for one in said:
+        for one in responses:
             turn = one.turn if one.turn.parent == parent else moved(one.turn, parent)
             taken.append(self._with_calls(at, turn, one))
             parent = turn.id
         return tuple(taken)
 
-    def _with_calls(self, at: Position, turn: Turn, said: Said) -> Turn:
+    def _with_calls(self, at: Position, turn: Turn, response: Response) -> Turn:
         syntax = self.environment.syntax
         if syntax is None or not (tools := self.environment.tools(at.state, turn.speaker.name)):
             return turn
-        finish = "length" if said.cut else turn.sample.finish if turn.sample else "end"
-        calls = syntax.parse(turn.text + said.stop, finish)
+        finish = "length" if response.truncated else turn.sample.finish if turn.sample else "end"
+        calls = syntax.parse(turn.text + response.stop, finish)
         return replace(turn, calls=checked(calls, tools, max_calls=MAX_CALLS))
 
     # -- what was recorded --------------------------------------------------------------------

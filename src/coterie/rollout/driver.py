@@ -13,29 +13,29 @@ from coterie.environments.protocol import Environment, Shared
 from coterie.rollout.branches import Branches, Position
 from coterie.rollout.episodes import Episode, Finished, dialogue_tokens
 from coterie.rollout.flight import in_flight
+from coterie.rollout.samplers import Sampler
 from coterie.rollout.sessions import Sessions, sessions_of
-from coterie.rollout.voices import Voice
 from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import digest
 
 
 class Driver:
-    """Plays one environment. ``voices`` has one for each actor."""
+    """Plays one environment. ``samplers`` has one for each actor."""
 
     def __init__(
         self,
         environment: Environment,
-        voices: Mapping[str, Voice],
+        samplers: Mapping[str, Sampler],
         *,
         seed: int,
         shared: Shared,
         seconds: float,
     ) -> None:
-        missing = environment.actors.keys() - voices.keys()
+        missing = environment.actors.keys() - samplers.keys()
         if missing:
             raise ValueError(f"nobody plays {', '.join(sorted(missing))} of {environment.name}")
         self.environment = environment
-        self.voices = voices
+        self.samplers = samplers
         self.seed = seed
         self.shared = shared
         self.seconds = seconds
@@ -67,7 +67,7 @@ class Driver:
         tree = Tree(episode.task.id, episode.stage, episode.iteration)
         branches = Branches(
             self.environment,
-            self.voices,
+            self.samplers,
             episode.task,
             tree,
             seed=self.seed,

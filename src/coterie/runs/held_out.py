@@ -36,7 +36,7 @@ class Evaluation:
 def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[Draw]]:
     """The first dialogues of a policy on each task, in the order of their samples.
 
-    A dialogue that failed or could not be graded scores 0, and neither it nor a runaway has an answer.
+    A dialogue that failed or could not be graded scores 0, and neither it nor a truncated dialogue has an answer.
     """
     metrics = store.metrics(version, STAGE)
     failed = Draw(None, 0.0, 0, failed=True)

@@ -21,12 +21,12 @@ from coterie.engines.servers.connections import Connections
 from coterie.engines.servers.faults import FinalFault, TransientFault
 from coterie.engines.servers.wire import (
     CacheReset,
-    Choice,
     CompletionReply,
     ErrorReply,
-    ModelCard,
-    ModelList,
-    Usage,
+    ReportedChoice,
+    ReportedUsage,
+    ServedModel,
+    ServedModels,
 )
 from coterie.trajectories.turn import Finish
 
@@ -40,11 +40,11 @@ AGAIN = {408, 409, 425, 429}
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredIds:
     """Log-probs (nats, temperature 1) of the ids of a sequence from ``start`` on."""
 
     logprobs: list[float]
-    usage: Usage
+    usage: ReportedUsage
 
 
 class ServerClient:
@@ -72,7 +72,7 @@ class ServerClient:
 
     async def complete(
         self, prompt: Sequence[int], seed: int, sampling: Sampling
-    ) -> tuple[Completion, Usage]:
+    ) -> tuple[Completion, ReportedUsage]:
         """One completion of a prompt. Raises a ``ServerFault``."""
         wanted = {
             **self._request(prompt, sampling.max_tokens),
@@ -97,7 +97,7 @@ class ServerClient:
         said, cached = tuple(ids[:count]), usage.cached_tokens
         return Completion(said, tuple(logprobs[:count]), text, finish, seed, cached, stop), usage
 
-    async def score(self, ids: Sequence[int], start: int) -> Scored:
+    async def score(self, ids: Sequence[int], start: int) -> ScoredIds:
         """Log-probs of ``ids[start:]``, each given all before it. Raises a ``ServerFault``."""
         wanted = {**self._request(ids, 1), "temperature": 1.0, "prompt_logprobs": 0}
         choice, usage = await self._choice(wanted, ids)
@@ -110,7 +110,7 @@ class ServerClient:
         if len(values) != len(found):
             raise TransientFault("log-probs of some prompt tokens are missing")
         _check_logprobs(values)
-        return Scored(values, usage)
+        return ScoredIds(values, usage)
 
     async def healthy(self) -> bool:
         """Whether the server says, within a few seconds, that it is well."""
@@ -120,9 +120,9 @@ class ServerClient:
             return False
         return reply.status_code == httpx2.codes.OK
 
-    async def models(self) -> list[ModelCard]:
+    async def models(self) -> list[ServedModel]:
         """What the server serves. Raises a ``ServerFault``."""
-        return _parsed(ModelList, await self._send("GET", "/v1/models", None)).data
+        return _parsed(ServedModels, await self._send("GET", "/v1/models", None)).data
 
     async def reset_cache(self) -> bool:
         """Have the server drop its prefix cache; whether it could. Raises a ``ServerFault``."""
@@ -154,7 +154,7 @@ class ServerClient:
 
     async def _choice(
         self, wanted: Mapping[str, Any], prompt: Sequence[int]
-    ) -> tuple[Choice, Usage]:
+    ) -> tuple[ReportedChoice, ReportedUsage]:
         """The one choice of a completion request, checked to be of this model and prompt."""
         response = await self._send("POST", "/v1/completions", wanted)
         reply = _parsed(CompletionReply, response)
@@ -189,7 +189,9 @@ class ServerClient:
         raise FinalFault(said)
 
 
-def _sampled(choice: Choice, usage: Usage, sampling: Sampling) -> tuple[list[int], list[float]]:
+def _sampled(
+    choice: ReportedChoice, usage: ReportedUsage, sampling: Sampling
+) -> tuple[list[int], list[float]]:
     """Ids and log-probs of a choice, counted and checked."""
     ids = choice.token_ids
     logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
