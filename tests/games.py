@@ -49,7 +49,7 @@ class Script:
         part = Part(text, source="script")
         speaker = Speaker("agent", prompt.agent)
         turn = make_turn(prompt.parent, speaker, [part], author="script", draw=prompt.draw)
-        return Response(turn, None, False, len(text), stop)
+        return Response(turn, None, len(text), stop)
 
 
 class Base:

@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from coterie.environments.protocol import Environment, Shared
-from coterie.rollout.branches import Branches, Diverged, Position, environment_seed
+from coterie.rollout.branches import Branches, Diverged
 from coterie.rollout.sessions import SessionError, Sessions, sessions_of
+from coterie.rollout.taken import context_at
+from coterie.rollout.transitions import Position, environment_seed
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Tree
 from tests.games import Asking, Base, Counting, Rounds, Script
@@ -167,7 +169,7 @@ def test_of_fifty_branches_each_fails_alone(fault: str) -> None:
                 at = nodes[number % 5]
                 text = "x" if fault == "error" and number % 5 == 4 else "1"
                 response = await Script(lambda _: text).respond(
-                    grown.prompt(at, "agent", 0, number), grown.context(at, "agent")
+                    grown.prompt(at, "agent", 0, number), context_at(at, "agent")
                 )
                 return (await grown.advance(at, [response])).state.turns[-1].text
 

@@ -324,7 +324,7 @@ class Answers:
     async def respond(self, prompt: Prompt, context: AgentContext) -> samplers.Response:
         said = Part(f"{MARKER}\n{REFERENCE_CODE}")
         turn = make_turn(prompt.parent, Speaker("agent", AGENT), [said], author="test")
-        return samplers.Response(turn, None, False, 1)
+        return samplers.Response(turn, None, 1)
 
 
 @pytest.mark.parametrize("where", ["opening", "system_parts", "follow", "grade"])

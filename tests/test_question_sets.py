@@ -327,9 +327,7 @@ class Script:
         self.prompts.append((prompt.agent, "".join(part.text for part in first.parts)))
         text = self.lines[len(self.prompts) - 1]
         speaker = Speaker("agent", prompt.agent)
-        return Response(
-            make_turn(prompt.parent, speaker, [Part(text)], draw=prompt.draw), None, False, 3
-        )
+        return Response(make_turn(prompt.parent, speaker, [Part(text)], draw=prompt.draw), None, 3)
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -39,7 +39,7 @@ class Scripted:
         turn = make_turn(
             prompt.parent, Speaker("agent", prompt.agent), [Part("<A>x</A>")], draw=prompt.draw
         )
-        return Response(turn, None, False, 3)
+        return Response(turn, None, 3)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ class Observation:
     parts: tuple[Part, ...] = ()
     """Each with the actors that may see it."""
     results: tuple[ToolResult, ...] = ()
-    """One for every call of the act."""
+    """One for every call of one turn. Where several actors call at the same time, each has its own observation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class State:
     turns: tuple[Turn, ...] = ()
     """The path: what actors and the environment said, oldest first."""
     data: object = None
-    """The environment's own, frozen."""
+    """The environment's own, frozen: a value that can be hashed, such as a tuple or a frozen dataclass."""
     answer: str | None = None
     """The answer as it stands."""
     left: Mapping[str, int] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Transition:
     """The state's new answer; ``None`` leaves it as it is."""
     end: Ending | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """By actor, of the turns just taken."""
+    """By actor, of the turns just taken; nobody else has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,9 @@ class Shared:
 
     def __init__(self, *resources: object) -> None:
         self._resources = {type(resource): resource for resource in resources}
+
+    def __contains__(self, kind: type) -> bool:
+        return kind in self._resources
 
     def __getitem__(self, kind: type[R]) -> R:
         found = self._resources[kind]

@@ -168,5 +168,5 @@ def _own_turn(message: Message, tree: Tree, reader: str) -> Turn | None:
     if message.turn is None or message.role != "assistant":
         return None
     turn = tree.turns[message.turn]
-    own = turn.speaker.kind == "agent" and turn.speaker.name == reader and turn.ids
+    own = turn.speaker.kind in ("agent", "person") and turn.speaker.name == reader and turn.ids
     return turn if own else None

@@ -7,45 +7,38 @@ replay that differs fails its branch alone.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.faults import faults_of
-from coterie.environments.protocol import Environment, Grade, Observation, Shared, State, Transition
-from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler
-from coterie.rollout.sessions import OwnedSession, SessionError, Sessions
-from coterie.tools.checking import checked
+from coterie.environments.faults import EnvironmentFault, faults_of
+from coterie.environments.protocol import Environment, Grade, Shared, State
+from coterie.rollout.samplers import Prompt, Response, Sampler
+from coterie.rollout.sessions import OwnedSession, Place, Sessions
+from coterie.rollout.taken import chain, context_at, contexts_after
+from coterie.rollout.timing import timed
+from coterie.rollout.transitions import (
+    Arrival,
+    Position,
+    arrive,
+    check_grade,
+    environment_seed,
+    left_after,
+)
+from coterie.tools.checking import check_tools
+from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import TURNS, Ending, Tree
-from coterie.trajectories.turn import Turn, digest, make_turn
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Turn
 
 T = TypeVar("T")
-CALLS = Ending("calls", truncated=True)
-"""No calls are left."""
-MAX_CALLS = 16
-"""Calls of one turn that are run."""
 
 
 class Diverged(EngineError):
     """A replayed environment said something else than it did when the branch was played."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a branch stands after a whole transition."""
-
-    node: str
-    """The last turn's id, or the tree's root."""
-    state: State
-    contexts: Mapping[str, AgentContext] = field(default_factory=dict)
-    """By actor: what it has seen and said, for storing its next request as a delta."""
-
-
-Arrival = tuple[Position, tuple[Turn, ...]]
-"""Where a transition leads, and the turns that the environment says on the way."""
 
 
 class Branches:
@@ -77,17 +70,26 @@ class Branches:
         self.replayed = 0
         """How many sessions were brought to a node by replay."""
         self._positions: dict[str, Position] = {}
-        self._after: dict[str, str] = {}
-        """The node at which the environment's answer to a turn ends."""
+        self._after: dict[str, Arrival] = {}
+        """By turn, and the root: what the environment answered, and where that ends."""
+        self._arriving: dict[str, asyncio.Lock] = {}
+        self._tools: dict[str, tuple[Tool, ...]] = {}
+        """By actor: tools that were checked."""
 
     # -- going on -----------------------------------------------------------------------------
 
     async def start(self) -> Position:
         """The beginning; the same for all branches."""
-        if self.tree.root not in self._after:
+
+        async def begin() -> Arrival:
+            known = set(self.tree.turns)
             async with self._live() as (live, stand):
-                stand(self._note(self.tree.root, *await self._begin(live)))
-        return self._positions[self._after[self.tree.root]]
+                found = await self._begin(live)
+                if known and not known.issuperset(turn.id for turn in found.seen):
+                    raise self._diverged(found.position)
+                return stand(found)
+
+        return await self._arrive(self.tree.root, begin)
 
     async def position(self, node: str) -> Position:
         """Where the branch to a node of the tree stands; worked out anew for a tree that was read from the store.
@@ -99,46 +101,48 @@ class Branches:
         path = [turn.id for turn in self.tree.path(node)]
         here = self._on(path, await self.start())
         while here.node != node:
-            taken = self._next(path, here)
-            if taken[-1].id not in self._after:
-                async with self._live(here) as (live, stand):
-                    found, seen = await self._act(here, taken, live)
-                    self._on(path, found)
-                    stand(self._note(taken[-1].id, found, seen))
-            here = self._positions[self._after[taken[-1].id]]
+            here = self._on(path, await self._follow(path, here, self._next(path, here)))
+        outcome = self.tree.outcomes.get(node)
+        if outcome is not None and outcome.ending != here.state.end:
+            raise self._diverged(here)
         return here
 
     def acting(self, at: Position) -> tuple[str, ...]:
-        """Who acts now; somebody, in a state that has not ended."""
+        """Who acts now, in the order in which it is recorded; somebody, in a state that has not ended."""
         with faults_of(self.environment):
             names = self.environment.acting(at.state)
-            if not names or not set(names) <= self.environment.actors.keys():
-                known = ", ".join(self.environment.actors)
-                raise ValueError(f"acting() gave {names}; the actors are {known}")
-        return names
+            known = self.environment.actors
+            if not names or not set(names) <= known.keys() or len(set(names)) < len(names):
+                raise ValueError(f"acting() gave {names}; the actors are {', '.join(known)}")
+        return tuple(name for name in known if name in names)
 
     def prompt(self, at: Position, actor: str, seed: int, draw: int) -> Prompt:
         """What a sampler needs to know to speak as ``actor``."""
         with faults_of(self.environment):
-            shown = self.environment.see(at.state, actor)
-            tools = self.environment.tools(at.state, actor)
+            shown = tuple(self.environment.see(at.state, actor))
+            tools = tuple(self.environment.tools(at.state, actor))
+        if tools != self._tools.get(actor, ()):
+            check_tools(tools)
+            self._tools[actor] = tools
         syntax = self.environment.syntax
         stop = syntax.stop if syntax is not None and tools else ()
         return Prompt(self.tree, at.node, actor, shown, seed, draw, tools, stop)
-
-    def context(self, at: Position, actor: str) -> AgentContext:
-        """A copy of what an actor has seen and said."""
-        return replace(at.contexts[actor]) if actor in at.contexts else AgentContext()
 
     async def respond(
         self, at: Position, seeds: Mapping[str, int], draw: int
     ) -> tuple[Response, ...]:
         """What all who act now say, asked at the same time; ``seeds`` are theirs."""
         prompts = [self.prompt(at, actor, seeds[actor], draw) for actor in self.acting(at)]
-        responding = [self.samplers[p.agent].respond(p, self.context(at, p.agent)) for p in prompts]
+        responding = [self.samplers[p.agent].respond(p, context_at(at, p.agent)) for p in prompts]
         if len(responding) == 1:  # as a task of its own it costs as much as all else here
             return (await responding[0],)
-        return tuple(await asyncio.gather(*responding))
+        tasks = [asyncio.ensure_future(one) for one in responding]
+        try:
+            return tuple(await asyncio.gather(*tasks))
+        finally:  # none goes on when another one has failed
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def advance(
         self, at: Position, responses: Sequence[Response], *, others_follow: bool = False
@@ -148,111 +152,108 @@ class Branches:
         ``others_follow``: more branches will go on from ``at``, so a session that stands there is copied,
         if it can be. Work that was done before is not done again.
         """
-        taken = self._chain(at, responses)
+        taken = chain(self.environment, at, responses)
         for turn, one in zip(taken, responses, strict=True):
             self.tree.add(turn, one.request)
-        last = taken[-1].id
-        if last not in self._after:
+
+        async def act() -> Arrival:
             async with self._live(at, others_follow=others_follow) as (live, stand):
-                stand(self._note(last, *await self._act(at, taken, live)))
-        return self._positions[self._after[last]]
+                return stand(await self._act(at, taken, live))
+
+        return await self._arrive(taken[-1].id, act)
 
     async def grade(self, at: Position) -> Grade:
         """What a branch that has ended is worth."""
         async with self._live(at) as (live, stand):
-            grade: Grade = await self._timed(self.environment.grade(at.state, live), "grading")
-            stand(at)
+            grade: Grade = await timed(
+                self.environment, self.seconds, "grading", self.environment.grade, at.state, live
+            )
+            with faults_of(self.environment):
+                check_grade(grade)
+            stand(Arrival(at, (), {}))
         return grade
 
     async def close(self) -> None:
         """Close the sessions that wait at its nodes."""
-        for node in self._positions:
+        for node in list(self._positions):
             if (session := self.sessions.take(self._place(node))) is not None:
                 await self.sessions.drop(session)
 
     # -- transitions --------------------------------------------------------------------------
 
+    async def _arrive(self, node: str, transition: Callable[[], Awaitable[Arrival]]) -> Position:
+        """Where the environment's answer to a node ends; it is asked once, also when several wait for it."""
+        if node not in self._after:
+            async with self._arriving.setdefault(node, asyncio.Lock()):
+                if node not in self._after:
+                    self._note(node, await transition())
+            self._arriving.pop(node, None)
+        return self._after[node].position
+
     async def _begin(self, live: Any) -> Arrival:
-        found: Transition = await self._timed(
-            self.environment.begin(self.task, live), "the beginning"
+        found = await timed(
+            self.environment, self.seconds, "the beginning", self.environment.begin, self.task, live
         )
-        before = State(self.task, self.seed, left=dict(self.environment.limits))
-        return self._arrive(self.tree.root, before, found, {})
+        left = MappingProxyType(dict(self.environment.limits))
+        with faults_of(self.environment):
+            arrival = arrive(self.tree.root, State(self.task, self.seed, left=left), (), found, {})
+        if arrival.position.state.end is not None:
+            raise EnvironmentFault(
+                f"{self.environment.name}: task {self.task.id} ended before anybody acted"
+            )
+        return arrival
 
     async def _act(
         self, at: Position, taken: tuple[Turn, ...], live: Any, recorded: tuple[Turn, ...] = ()
     ) -> Arrival:
         """The transition that turns bring about."""
-        left = _left(at.state.left, taken)
+        left = left_after(at.state.left, taken)
         now = replace(at.state, turns=(*at.state.turns, *taken), left=left)
-        acting = self.environment.act(now, taken, live, recorded=recorded)
-        found: Transition = await self._timed(acting, "an act")
-        if found.end is None:
-            found = replace(found, end=_limit(left))
-        for turn in taken:
-            if turn.speaker.name in found.rewards:
-                self.rewards[turn.id] = float(found.rewards[turn.speaker.name])
-        return self._arrive(taken[-1].id, now, found, self._contexts(at, taken))
-
-    def _arrive(
-        self, node: str, now: State, found: Transition, contexts: Mapping[str, AgentContext]
-    ) -> Arrival:
-        """The position after a transition, and what the environment said, not yet in the tree."""
-        seen = _observed(node, found.seen)
-        answer = now.answer if found.answer is None else found.answer
-        state = replace(
-            now, turns=(*now.turns, *seen), data=found.data, answer=answer, end=found.end
+        found = await timed(
+            self.environment,
+            self.seconds,
+            "an act",
+            self.environment.act,
+            now,
+            taken,
+            live,
+            recorded=recorded,
         )
-        return Position(seen[-1].id if seen else node, state, contexts), seen
+        with faults_of(self.environment):
+            return arrive(taken[-1].id, now, taken, found, contexts_after(self.tree, at, taken))
 
-    def _note(self, node: str, position: Position, seen: tuple[Turn, ...]) -> Position:
+    def _note(self, node: str, arrival: Arrival) -> None:
         """Keep what came after a node."""
-        for turn in seen:
+        for turn in arrival.seen:
             self.tree.add(turn)
-        self._positions[position.node] = position
-        self._after[node] = position.node
-        return position
-
-    def _contexts(self, at: Position, taken: tuple[Turn, ...]) -> dict[str, AgentContext]:
-        """What actors have seen and said after these turns."""
-        contexts = dict(at.contexts)
-        for turn in taken:
-            if turn.prompt is not None:
-                request = self.tree.requests[turn.prompt]
-                context = self.context(at, turn.speaker.name)
-                context.add(
-                    Response(turn, request, False, len(turn.ids)), self.tree.messages(request)
-                )
-                contexts[turn.speaker.name] = context
-        return contexts
-
-    def _chain(self, at: Position, responses: Sequence[Response]) -> tuple[Turn, ...]:
-        """Turns taken at the same time, one after the other in the tree, with the calls that they make."""
-        taken: list[Turn] = []
-        parent = at.node
-        for one in responses:
-            turn = one.turn if one.turn.parent == parent else moved(one.turn, parent)
-            taken.append(self._with_calls(at, turn, one))
-            parent = turn.id
-        return tuple(taken)
-
-    def _with_calls(self, at: Position, turn: Turn, response: Response) -> Turn:
-        syntax = self.environment.syntax
-        if syntax is None or not (tools := self.environment.tools(at.state, turn.speaker.name)):
-            return turn
-        finish = "length" if response.truncated else turn.sample.finish if turn.sample else "end"
-        calls = syntax.parse(turn.text + response.stop, finish)
-        return replace(turn, calls=checked(calls, tools, max_calls=MAX_CALLS))
+        self.rewards |= arrival.rewards
+        self._positions[arrival.position.node] = arrival.position
+        self._after[node] = arrival
 
     # -- what was recorded --------------------------------------------------------------------
 
     def _next(self, path: Sequence[str], here: Position) -> tuple[Turn, ...]:
         """The turns on a path that were taken at a position."""
+        if here.state.end is not None:
+            raise self._diverged(here)
         at, names = path.index(here.node) + 1 if here.node in path else 0, self.acting(here)
         taken = tuple(self.tree.turns[node] for node in path[at : at + len(names)])
         if tuple(turn.speaker.name for turn in taken) != names:
             raise self._diverged(here)
         return taken
+
+    async def _follow(
+        self, path: Sequence[str], here: Position, taken: tuple[Turn, ...]
+    ) -> Position:
+        """Where turns of a tree lead, which the environment may have answered before this run."""
+
+        async def act() -> Arrival:
+            async with self._live(here) as (live, stand):
+                found = await self._act(here, taken, live)
+                self._on(path, found.position)
+                return stand(found)
+
+        return await self._arrive(taken[-1].id, act)
 
     def _on(self, path: Sequence[str], found: Position) -> Position:
         """A position that is on a path; :class:`Diverged` for another one."""
@@ -273,14 +274,13 @@ class Branches:
         try:
             live = await session.live(self.seconds)
             path = [turn.id for turn in self.tree.path(at.node)]
-            here = self._on(path, (await self._begin(live))[0])
-            while here.node != at.node:
-                taken = self._next(path, here)
-                then = self._positions[self._after[taken[-1].id]]
-                recorded = then.state.turns[len(here.state.turns) + len(taken) :]
-                here, _ = await self._act(here, taken, live, recorded)
-                if here.node != then.node:
-                    raise self._diverged(here)
+            found, then = await self._begin(live), self._after[self.tree.root]
+            while found.same(then) and found.position.node != at.node:
+                taken = self._next(path, found.position)
+                then = self._after[taken[-1].id]
+                found = await self._act(found.position, taken, live, then.seen)
+            if not found.same(then):
+                raise self._diverged(found.position)
         except BaseException:
             await self.sessions.drop(session)
             raise
@@ -292,17 +292,22 @@ class Branches:
     @asynccontextmanager
     async def _live(
         self, at: Position | None = None, *, others_follow: bool = False
-    ) -> AsyncIterator[tuple[Any, Callable[[Position], None]]]:
+    ) -> AsyncIterator[tuple[Any, Callable[[Arrival], Arrival]]]:
         """What the environment acts on at ``at`` (``None``: before the beginning), and how to say where it stands
         then. A session that met an error is closed.
         """
         if self.environment.pure:
-            yield self.shared, lambda _: None
+            yield self.shared, lambda arrival: arrival
             return
         session = await self._session(at, others_follow)
         stands: list[str] = []
+
+        def stand(arrival: Arrival) -> Arrival:
+            stands.append(arrival.position.node)
+            return arrival
+
         try:
-            yield await session.live(self.seconds), lambda position: stands.append(position.node)
+            yield await session.live(self.seconds), stand
         except BaseException:
             await self.sessions.drop(session)
             raise
@@ -312,7 +317,8 @@ class Branches:
         if at is None:
             return await self._open()
         place = self._place(at.node)
-        here = await self.sessions.fork(place) if others_follow else self.sessions.take(place)
+        with faults_of(self.environment):
+            here = await self.sessions.fork(place) if others_follow else self.sessions.take(place)
         return here or await self._replay(at)
 
     async def _open(self) -> OwnedSession:
@@ -320,69 +326,6 @@ class Branches:
             opening = self.environment.open(self.task, self.seed, self.shared)
         return await self.sessions.open(opening)
 
-    def _place(self, node: str) -> str:
-        """A session's place. With the tree in it, for the beginning of a task is the same in all its trees."""
-        return f"{self.tree.root} {node}"
-
-    async def _timed(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """What the environment does, which ends in time or fails its branch."""
-        with faults_of(self.environment):
-            try:
-                async with asyncio.timeout(self.seconds):
-                    return await work
-            except TimeoutError as error:
-                raise SessionError(
-                    f"{self.environment.name}: {what} did not end within {self.seconds:g} seconds"
-                ) from error
-
-
-def environment_seed(seed: int, task: Task) -> int:
-    """The environment's seed: of the run and the task, whatever the sample and the branch."""
-    return int(digest("environment", seed, task.id)[:15], 16)
-
-
-def moved(turn: Turn, parent: str) -> Turn:
-    """A turn after another one; what it answers stays what it was."""
-    again = make_turn(
-        parent,
-        turn.speaker,
-        turn.parts,
-        ids=turn.ids,
-        sample=turn.sample,
-        calls=turn.calls,
-        results=turn.results,
-        author=turn.author,
-        draw=turn.draw,
-        request=turn.request,
-    )
-    return again
-
-
-def _observed(parent: str, seen: Iterable[Observation]) -> tuple[Turn, ...]:
-    """What the environment says, as turns."""
-    turns: list[Turn] = []
-    for one in seen:
-        turn = make_turn(parent, one.speaker, one.parts, results=one.results, author="environment")
-        turns.append(turn)
-        parent = turn.id
-    return tuple(turns)
-
-
-def _left(left: Mapping[str, int], taken: Sequence[Turn]) -> dict[str, int]:
-    """What is left of each limit after these turns."""
-    now = dict(left)
-    for turn in taken:
-        for key in ("turns", f"turns:{turn.speaker.name}"):
-            if key in now:
-                now[key] -= 1
-        if "calls" in now:
-            now["calls"] -= len(turn.calls)
-    return now
-
-
-def _limit(left: Mapping[str, int]) -> Ending | None:
-    """The ending of a path that has met a limit."""
-    met = [key for key, count in left.items() if count <= 0]
-    if not met:
-        return None
-    return CALLS if met == ["calls"] else TURNS
+    def _place(self, node: str) -> Place:
+        """A session's place, which is nobody else's: the beginning of a task is the same node in all its trees."""
+        return self, node

@@ -108,8 +108,9 @@ def repeated_response(
         author=turn.author,
         draw=turn.draw,
         request=None if sample else request.id,
+        truncated=turn.truncated,
     )
-    return Response(again, request, sample is not None and sample.finish == "length", len(turn.ids))
+    return Response(again, request, len(turn.ids))
 
 
 def candidates(tree: Tree) -> list[list[Turn]]:

@@ -33,7 +33,7 @@ from coterie.rollout.search import Rollout, SearchSettings, choose, node_values
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import Turn, digest
+from coterie.trajectories.turn import digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class DialogueTree:
             return response.turn.id
         if not response.truncated:
             for sibling in self.tree.children(node):
-                if not _truncated(sibling) and self._same(response.turn.text, sibling.text):
+                if not sibling.truncated and self._same(response.turn.text, sibling.text):
                     return sibling.id
         self.tree.add(response.turn, response.request)
         return response.turn.id
@@ -177,13 +177,11 @@ class DialogueTree:
             return self._stands[node]
         turn = self.tree.turns[node]
         before = await self._stand(turn.parent)
-        state = await step(self.environment, before.state, turn, truncated=_truncated(turn))
+        state = await step(self.environment, before.state, turn, truncated=turn.truncated)
         assert turn.sample is not None, "turns of a search are sampled"
         request = self.tree.requests[turn.sample.request]
         context = replace(before.contexts[turn.speaker.name])
-        context.add(
-            Response(turn, request, _truncated(turn), len(turn.ids)), self.tree.messages(request)
-        )
+        context.add(Response(turn, request, len(turn.ids)), self.tree.messages(request))
         self._stands[node] = Stand(state, {**before.contexts, turn.speaker.name: context})
         return self._stands[node]
 
@@ -242,8 +240,3 @@ def path_tree(tree: Tree, leaves: Sequence[str]) -> Tree:
         if leaf in tree.outcomes:
             found.end(tree.outcomes[leaf])
     return found
-
-
-def _truncated(turn: Turn) -> bool:
-    """Whether a turn ran to the limit of its tokens."""
-    return turn.sample is not None and turn.sample.finish == "length"

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from coterie.engines.protocol import EngineError, EngineGone
+from coterie.environments.checking import check_environment
 from coterie.environments.protocol import Environment, Shared
-from coterie.rollout.branches import Branches, Position
+from coterie.rollout.branches import Branches
 from coterie.rollout.episodes import Episode, Finished, dialogue_tokens
 from coterie.rollout.flight import in_flight
 from coterie.rollout.samplers import Sampler
 from coterie.rollout.sessions import Sessions, sessions_of
+from coterie.rollout.transitions import Position
 from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import digest
 
@@ -31,6 +33,7 @@ class Driver:
         shared: Shared,
         seconds: float,
     ) -> None:
+        check_environment(environment, shared)
         missing = environment.actors.keys() - samplers.keys()
         if missing:
             raise ValueError(f"nobody plays {', '.join(sorted(missing))} of {environment.name}")

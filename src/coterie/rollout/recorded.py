@@ -32,6 +32,6 @@ def recorded(
         draw=prompt.draw,
         request=request.id,
     )
-    response = Response(turn, request, False, len(turn.ids))
+    response = Response(turn, request, len(turn.ids))
     context.add(response, prompt.shown)
     return response

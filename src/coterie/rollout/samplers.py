@@ -10,6 +10,7 @@ from typing import Protocol
 
 from coterie.engines.endpoint import Endpoint, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
+from coterie.errors import UserError
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import (
@@ -50,12 +51,15 @@ class Response:
 
     turn: Turn
     request: Request | None
-    truncated: bool
-    """Whether it ran to the limit of tokens, or of the context."""
     tokens: int
     """How many tokens it has, as its maker counts."""
     stop: str = ""
     """The stop string that ended it."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it ran to the limit of tokens, or of the context."""
+        return self.turn.truncated
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +135,7 @@ class TokenSampler:
             sample=self._sample(request.id, completion),
             draw=draw,
         )
-        truncated = completion.finish == "length"
-        return Response(turn, request, truncated, len(completion.ids), completion.stop)
+        return Response(turn, request, len(completion.ids), completion.stop)
 
     def _within(self, prompt_ids: Sequence[int], stop: tuple[str, ...]) -> Sampling:
         room = self.context_length - len(prompt_ids)
@@ -186,15 +189,28 @@ class TextSampler:
             [Part(reply.text, source=f"endpoint:{model}")],
             author=f"endpoint:{model}",
             draw=prompt.draw,
+            truncated=reply.finish == "length",
         )
-        return Response(turn, None, reply.finish == "length", reply.completion_tokens)
+        return Response(turn, None, reply.completion_tokens)
+
+
+def _text_for(reader: str, turn: Turn) -> str:
+    """What a reader is shown of a turn: the parts that it may see, or the results of calls."""
+    if not turn.parts:
+        return "\n".join(result.text for result in turn.results)
+    return "".join(part.text for part in turn.parts if part.visible_to(reader))
 
 
 def _utterance(message: Message, prompt: Prompt) -> Utterance:
     """A message as plain text; refused (``PrivilegeError``) if the agent may not see all of it."""
-    assert message.role != "tool", "dialogues have no tools"
+    if message.role == "tool":
+        raise UserError(
+            "an endpoint is shown text, and this environment shows messages of tools",
+            "show results as text of a user's message, or play the agent by an engine",
+        )
     if message.turn is not None:
-        return Utterance(message.role, prompt.tree.turns[message.turn].text)
+        turn = prompt.tree.turns[message.turn]
+        return Utterance(message.role, _text_for(prompt.agent, turn))
     for part in message.parts:
         if not part.visible_to(prompt.agent):
             raise PrivilegeError(f"{prompt.agent!r} may not see a part from {part.source}")

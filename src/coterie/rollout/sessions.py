@@ -7,7 +7,7 @@ and every act has a time limit, so who waits for a place gets one.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -15,6 +15,8 @@ from coterie.engines.protocol import EngineError
 from coterie.environments.protocol import Session
 
 Opening = AbstractAsyncContextManager[Session]
+Place = Hashable
+"""Where a session stands: a node of the branches of one tree."""
 
 
 class SessionError(EngineError):
@@ -42,11 +44,12 @@ class OwnedSession:
         return self._opened.result()
 
     async def close(self, seconds: float) -> None:
-        """End it; one that does not end in time is cancelled."""
+        """End it; one that does not end in time, or is not open yet, is cancelled, and left if that does not help."""
         self._over.set()
-        await asyncio.wait([self._owner], timeout=seconds)
+        if self._opened.done():
+            await asyncio.wait([self._owner], timeout=seconds)
         self._owner.cancel()
-        await asyncio.wait([self._owner])
+        await asyncio.wait([self._owner], timeout=seconds)
 
     async def _own(self) -> None:
         try:
@@ -71,11 +74,12 @@ class Sessions:
         self.opened = self.forked = self.closed_early = 0
         """How many were opened, were forked, and had to make room."""
         self._all: set[OwnedSession] = set()
-        self._idle: OrderedDict[str, OwnedSession] = OrderedDict()
+        self._ended = False
+        self._idle: OrderedDict[Place, OwnedSession] = OrderedDict()
         """By the node that they stand at, the longest unused first."""
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
 
-    def take(self, node: str) -> OwnedSession | None:
+    def take(self, node: Place) -> OwnedSession | None:
         """The idle session that stands at ``node``, if there is one."""
         return self._idle.pop(node, None)
 
@@ -85,15 +89,20 @@ class Sessions:
         self.opened += 1
         return session
 
-    async def fork(self, node: str) -> OwnedSession | None:
+    async def fork(self, node: Place) -> OwnedSession | None:
         """A copy of the idle session at ``node``, which stays there; ``None`` if there is none.
 
-        Where it can't be copied, or there is no room beside it, it is the session itself.
+        Where it can't be copied, or there is no room beside it, it is the session itself. Whatever its copying
+        raises is raised, and closes it.
         """
         session = self.take(node)
         if session is None or len(self._all) >= self.max_sessions:
             return session
-        opening = (await session.live(self.seconds)).fork()
+        try:
+            opening = (await session.live(self.seconds)).fork()
+        except BaseException:
+            await self.drop(session)
+            raise
         if opening is None:
             return session
         try:
@@ -103,38 +112,41 @@ class Sessions:
         self.forked += 1
         return forked
 
-    async def keep(self, node: str, session: OwnedSession) -> None:
+    async def keep(self, node: Place, session: OwnedSession) -> None:
         """Leave a session that stands at ``node`` there; there may be one already."""
         if node in self._idle:
             await self.drop(session)
             return
         self._idle[node] = session
-        async with self._changed:
-            self._changed.notify_all()
+        self._changed.set()
 
     async def drop(self, session: OwnedSession) -> None:
-        """Close a session that is not idle."""
-        await session.close(self.seconds)
-        self._all.discard(session)
-        async with self._changed:
-            self._changed.notify_all()
+        """Close a session that is not idle. It gives its place back even if who waits here is cancelled."""
+        await asyncio.shield(asyncio.ensure_future(self._drop(session)))
 
     async def close(self) -> None:
-        """Close all of them, those in use too."""
+        """Close all of them, those in use too; none opens any more."""
+        self._ended = True
+        self._changed.set()
         self._idle.clear()
         await asyncio.gather(*(self.drop(session) for session in list(self._all)))
 
+    async def _drop(self, session: OwnedSession) -> None:
+        await session.close(self.seconds)
+        self._all.discard(session)
+        self._changed.set()
+
     async def _admit(self, opening: Opening) -> OwnedSession:
-        while len(self._all) >= self.max_sessions:
+        while len(self._all) >= self.max_sessions and not self._ended:
             if self._idle:
                 _, oldest = self._idle.popitem(last=False)
                 self.closed_early += 1
                 await self.drop(oldest)
                 continue
-            async with self._changed:
-                await self._changed.wait_for(
-                    lambda: self._idle or len(self._all) < self.max_sessions
-                )
+            self._changed.clear()
+            await self._changed.wait()
+        if self._ended:
+            raise SessionError("the run has ended: no session opens any more")
         session = OwnedSession(opening)
         self._all.add(session)
         try:

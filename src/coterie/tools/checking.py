@@ -4,7 +4,7 @@ A call that can't be run keeps its text and gets an ``error``: it is answered wi
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,12 @@ from jsonschema.exceptions import SchemaError, best_match
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from coterie.config.text import whole
 from coterie.errors import UserError
 from coterie.trajectories.calls import Tool, ToolCall
+
+MAX_ERROR = 1000
+"""Characters of an error; what a model wrote is part of some."""
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
@@ -24,6 +28,11 @@ def check_tools(tools: Sequence[Tool]) -> None:
         if names.count(name) > 1:
             raise UserError(f"two tools are called {name!r}", "give each tool a name of its own")
     for tool in tools:
+        if not tool.name or not isinstance(tool.parameters, Mapping):
+            raise UserError(
+                f"the tool {tool.name!r} has no name, or no schema of its parameters",
+                "name it, and give {'type': 'object', 'properties': {...}}",
+            )
         try:
             Draft202012Validator.check_schema(tool.parameters)
         except SchemaError as error:
@@ -36,6 +45,11 @@ def check_tools(tools: Sequence[Tool]) -> None:
                 f"the parameters of the tool {tool.name!r} are not a schema of an object",
                 "give {'type': 'object', 'properties': {...}}",
             )
+        if far := [one for one in _references(tool.parameters) if not one.startswith("#")]:
+            raise UserError(
+                f"the parameters of the tool {tool.name!r} refer to {far[0]!r}, which is not fetched",
+                "write that schema into this one, under $defs",
+            )
 
 
 def checked(
@@ -47,7 +61,8 @@ def checked(
         call
         if call.error
         else replace(
-            call, error=_too_many(max_calls) if place >= max_calls else _fault(call, known)
+            call,
+            error=(too_many(max_calls) if place >= max_calls else _fault(call, known))[:MAX_ERROR],
         )
         for place, call in enumerate(calls)
     )
@@ -59,8 +74,26 @@ def arguments(call: ToolCall) -> dict[str, Any]:
     return found
 
 
-def _too_many(max_calls: int) -> str:
+def too_many(max_calls: int) -> str:
+    """What is said of calls over the limit."""
     return f"not run: a message has at most {max_calls} calls"
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _references(schema: object) -> Iterator[str]:
+    """What a schema refers to."""
+    if isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key in ("$ref", "$dynamicRef") and isinstance(value, str):
+                yield value
+            else:
+                yield from _references(value)
+    elif isinstance(schema, list | tuple):
+        for value in schema:
+            yield from _references(value)
 
 
 def _validator(tool: Tool) -> Draft202012Validator:
@@ -75,13 +108,15 @@ def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
         names = ", ".join(known) or "none"
         return f"there is no tool {call.name!r}; the tools are: {names}"
     try:
-        given = json.loads(call.arguments)
+        given = whole(json.loads(call.arguments, parse_constant=_refuse))
     except (ValueError, RecursionError) as error:
         return f"the arguments are not JSON: {error}"
     try:
         fault = best_match(_validator(tool).iter_errors(given))
     except Unresolvable as error:
         return f"the tool's own schema is broken: {error}"
+    except RecursionError:
+        return "the arguments, or the tool's own schema, nest too deep"
     if fault is None:
         return ""
     where = f" (at {fault.json_path})" if fault.path else ""

@@ -12,8 +12,8 @@ from typing import Any
 
 from coterie.config.settings import Settings, key
 from coterie.engines.protocol import EngineError
-from coterie.tools.checking import arguments
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult
+from coterie.tools.checking import arguments, too_many
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult, place
 
 Function = Callable[[Mapping[str, Any]], Awaitable[str]]
 """Does what a tool does: its arguments in, a text out."""
@@ -64,6 +64,8 @@ async def run_calls(
     async def answer(call: ToolCall) -> ToolResult:
         if call.error:
             return ToolResult(call.id, call.error, error=True)
+        if place(call.id) >= limits.max_calls:
+            return ToolResult(call.id, too_many(limits.max_calls), error=True)
         async with room:
             tries = 1 if call.name in alone else limits.tries
             return await _run(call, functions[call.name], limits, tries)
@@ -99,15 +101,25 @@ def cut_text(text: str, max_characters: int) -> str:
     return f"{text[:half]}\n[{left_out:,} characters are left out here]\n{text[-half:]}"
 
 
+def _text(found: str) -> str:
+    """A result without halves of characters, which no tokenizer takes."""
+    return found.encode(errors="replace").decode()
+
+
 async def _run(call: ToolCall, function: Function, limits: CallLimits, tries: int) -> ToolResult:
     for number in range(tries):
+        limit = asyncio.timeout(limits.seconds)
         try:
-            async with asyncio.timeout(limits.seconds):
+            async with limit:
                 text = await function(arguments(call))
-            return ToolResult(call.id, cut_text(text, limits.max_characters))
+            return ToolResult(call.id, cut_text(_text(text), limits.max_characters))
         except ToolError as error:
-            return ToolResult(call.id, cut_text(f"{error}", limits.max_characters), error=True)
-        except TimeoutError:
+            return ToolResult(
+                call.id, cut_text(_text(f"{error}"), limits.max_characters), error=True
+            )
+        except TimeoutError as error:
+            if not limit.expired():
+                return ToolResult(call.id, _text(f"no answer in time: {error}"), error=True)
             return ToolResult(call.id, f"no answer within {limits.seconds:g} seconds", error=True)
         except ToolUnavailable:
             if number == tries - 1:

@@ -10,9 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coterie.errors import UserError
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
 from coterie.trajectories.turn import Finish
 
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
 OBSERVATION = "observation"
 """The tag around a result."""
 
@@ -38,6 +40,18 @@ class Tags:
     """Stop strings: a message ends with its first complete tag."""
 
     def __post_init__(self) -> None:
+        for name in (*self.calls, self.answer):
+            if not _NAME.fullmatch(name):
+                raise UserError(
+                    f"{name!r} is not the name of a tag", "use letters, digits, _ and -"
+                )
+        if self.answer in self.calls:
+            raise UserError(
+                f"the tag {self.answer!r} is a call and the answer", "rename one of them"
+            )
+        for name, tag in self.calls.items():
+            if tag.separator is not None and not tag.separator.strip():
+                raise UserError(f"the tag {name!r} has an empty separator", "give a sign, or None")
         object.__setattr__(self, "stop", tuple(f"</{name}>" for name in (*self.calls, self.answer)))
 
     def teach(self, tools: Sequence[Tool]) -> str:

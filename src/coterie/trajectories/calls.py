@@ -5,7 +5,7 @@ results of a turn's calls are one group, in the order of the calls: their order 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 _PLACE = re.compile(r"c(0|[1-9][0-9]*)")
@@ -55,6 +55,12 @@ def place(id_: str) -> int:
     if found is None:
         raise ValueError(f"{id_!r} is not the id of a call: calls are c0, c1, ... by their place")
     return int(found[1])
+
+
+def check_calls(calls: Sequence[ToolCall]) -> None:
+    """Refuse, with ``ValueError``, calls that are not named by their place."""
+    if [call.id for call in calls] != [call_id(number) for number in range(len(calls))]:
+        raise ValueError(f"calls are named c0, c1, ... in their order, not {[c.id for c in calls]}")
 
 
 def in_order(results: Iterable[ToolResult]) -> tuple[ToolResult, ...]:

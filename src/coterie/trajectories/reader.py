@@ -222,6 +222,7 @@ def _turn(
     author: str,
     draw: int,
     request: str | None,
+    truncated: int,
     logprobs: bytes | None,
     *sampled: Any,
 ) -> Turn:
@@ -241,6 +242,7 @@ def _turn(
         author,
         draw,
         None if sample else request,
+        bool(truncated),
     )
 
 

@@ -80,6 +80,7 @@ CREATE TABLE turn (
     author TEXT NOT NULL,
     draw INTEGER NOT NULL,
     request TEXT,
+    truncated INTEGER NOT NULL,
     logprobs BLOB,
     finish TEXT,
     policy TEXT,

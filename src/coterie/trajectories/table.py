@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from coterie.trajectories.calls import Tool
+from coterie.trajectories.calls import Tool, check_calls, in_order
 from coterie.trajectories.codec import ids_blob, json_of, logprobs_blob
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import Item, ItemKey
@@ -239,6 +239,8 @@ def _check_turn(db: sqlite3.Connection, tree: TreeRow, turn: Turn) -> None:
     """Refuse a turn that hangs nowhere, or whose sample answers nothing or is not its text."""
     _check_node(db, tree, turn.parent, f"parent of turn {turn.id}")
     _check_images(db, turn.parts, f"turn {turn.id}")
+    check_calls(turn.calls)
+    in_order(turn.results)
     if turn.prompt is not None and not _has_request(db, tree, turn.prompt):
         raise ValueError(f"request {turn.prompt} of turn {turn.id} is not in its tree")
     if turn.sample is None:
@@ -265,6 +267,7 @@ def _insert_turn(
         turn.author,
         turn.draw,
         turn.prompt,
+        int(turn.truncated),
     )
     drawn = turn.sample
     sampled = drawn and (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coterie.config.text import encoded
-from coterie.trajectories.calls import Tool, ToolCall, ToolResult, in_order, place
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult, check_calls, in_order
 
 SpeakerKind = Literal["agent", "person", "environment", "tool"]
 Role = Literal["system", "user", "assistant", "tool"]
@@ -158,6 +158,12 @@ class Turn:
     """Tells apart equal turns that were drawn separately."""
     request: str | None = None
     """Of an unsampled turn that may be trained on: id of the :class:`Request` that is its prompt."""
+    truncated: bool = False
+    """Whether it ran to the limit of tokens, or of the context; of a sampled turn, as its sample says."""
+
+    def __post_init__(self) -> None:
+        if self.sample is not None:
+            object.__setattr__(self, "truncated", self.sample.finish == "length")
 
     @property
     def prompt(self) -> str | None:
@@ -187,25 +193,41 @@ def make_turn(
     author: str = "",
     draw: int = 0,
     request: str | None = None,
+    truncated: bool = False,
 ) -> Turn:
     """Build a turn; its id is a hash of (parent, speaker, ids, draw).
 
-    ``request`` is for turns that were not sampled. Where a turn has no ids, its content (text,
-    calls, results) stands for them. Results are put in the order of the calls that they answer, so
-    their order of arrival changes nothing. Raises ``ValueError`` for calls that are not named by their
-    place, and for two results of one call.
+    ``request`` and ``truncated`` are for turns that were not sampled. Where a turn has no ids, its content (text,
+    calls, results, whether it was cut off) stands for them. Results are put in the order of the calls
+    that they answer, so their order of arrival changes nothing. Raises ``ValueError`` for calls that
+    are not named by their place, and for two results of one call.
     """
     parts, results = tuple(parts), in_order(results)
-    if [place(call.id) for call in calls] != list(range(len(calls))):
-        raise ValueError(f"calls are named c0, c1, ... in their order, not {[c.id for c in calls]}")
+    check_calls(calls)
     ids = sample.ids if sample else ids
     content: object = ids or [
         [[p.text, p.image] for p in parts],
         [[c.id, c.name, c.arguments, *([c.error] if c.error else [])] for c in calls],
         [[r.call_id, r.text, r.error] for r in results],
+        *(["truncated"] if truncated else []),
     ]
     id_ = digest("turn", parent, speaker.kind, speaker.name, content, draw)
-    return Turn(id_, parent, speaker, parts, ids, sample, calls, results, author, draw, request)
+    return Turn(
+        *(
+            id_,
+            parent,
+            speaker,
+            parts,
+            ids,
+            sample,
+            calls,
+            results,
+            author,
+            draw,
+            request,
+            truncated,
+        )
+    )
 
 
 def digest(*values: object) -> str:

@@ -1,0 +1,77 @@
+"""Whether an environment is one: found out before anything expensive begins."""
+
+import inspect
+from collections.abc import Mapping
+
+from coterie.environments.protocol import ActorKind, Environment, Shared
+from coterie.errors import UserError
+
+KINDS: tuple[ActorKind, ...] = ("agent", "person")
+ATTRIBUTES = ("name", "version", "actors", "limits", "needs", "pure", "max_sessions", "syntax", "metric")  # fmt: skip
+METHODS = ("tasks", "open", "begin", "acting", "see", "tools", "act", "grade")
+AWAITED = ("begin", "act", "grade")
+
+
+def check_environment(environment: Environment, shared: Shared) -> None:
+    """Refuse, with :class:`UserError`, what does not fit :class:`Environment`, or needs what ``shared`` has not."""
+    kind = type(environment).__name__
+    missing = [name for name in (*ATTRIBUTES, *METHODS) if not hasattr(environment, name)]
+    if missing:
+        raise _refused(kind, f"has no {', '.join(missing)}", "add what is missing")
+    for name in METHODS:
+        _check_method(environment, name)
+    _check_actors(kind, environment.actors)
+    _check_limits(kind, environment.limits, environment.actors)
+    if not environment.pure and environment.max_sessions < 1:
+        raise _refused(kind, f"has max_sessions = {environment.max_sessions}", "allow at least 1")
+    for need in environment.needs:
+        if need not in shared:
+            raise _refused(
+                kind, f"needs a {need.__name__}, which this run has not", "give one in Shared"
+            )
+    syntax = environment.syntax
+    if syntax is not None and not (isinstance(syntax.stop, tuple) and callable(syntax.parse)):
+        raise _refused(kind, "has a syntax whose stop strings are not a tuple", "give a Syntax")
+
+
+def _check_method(environment: Environment, name: str) -> None:
+    """A method that can be called as the protocol calls it."""
+    kind, method = type(environment).__name__, getattr(environment, name)
+    if not callable(method):
+        raise _refused(kind, f"has a {name} that is not a method", "write it as a method")
+    if (name in AWAITED) != inspect.iscoroutinefunction(method):
+        way = "async def" if name in AWAITED else "def, without async"
+        raise _refused(kind, f"has a method {name} of the wrong sort", f"write it with {way}")
+    expected = inspect.signature(getattr(Environment, name)).parameters.values()
+    given = [one for one in expected if one.name != "self"]
+    places = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD]
+    named = {one.name: None for one in given if one.kind is one.KEYWORD_ONLY}
+    try:
+        inspect.signature(method).bind(*places, **named)
+    except TypeError as error:
+        raise _refused(
+            kind,
+            f"has a method {name} with other parameters: {error}",
+            f"give it {', '.join((*places, *named))}",
+        ) from error
+
+
+def _check_actors(kind: str, actors: Mapping[str, ActorKind]) -> None:
+    if not isinstance(actors, Mapping) or not actors:
+        raise _refused(kind, "has no actors", "give {'NAME': 'agent'}, one for each")
+    for name, role in actors.items():
+        if role not in KINDS:
+            raise _refused(kind, f"has an actor {name!r} of kind {role!r}", f"give one of {KINDS}")
+
+
+def _check_limits(kind: str, limits: Mapping[str, int], actors: Mapping[str, ActorKind]) -> None:
+    known = ["turns", "calls", *(f"turns:{name}" for name in actors)]
+    for name, limit in limits.items():
+        if name not in known:
+            raise _refused(kind, f"has a limit of {name!r}", f"limits are of {', '.join(known)}")
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise _refused(kind, f"has a limit of {limit!r} {name}", "give a whole number from 1")
+
+
+def _refused(kind: str, what: str, do: str) -> UserError:
+    return UserError(f"the environment {kind} {what}", do)

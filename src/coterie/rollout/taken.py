@@ -1,0 +1,96 @@
+"""Turns that actors take: chained in the tree, with the calls that they make, and what the actors remember then."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coterie.environments.faults import faults_of
+from coterie.environments.protocol import Environment
+from coterie.rollout.samplers import AgentContext, Response
+from coterie.rollout.transitions import Position
+from coterie.tools.checking import checked
+from coterie.trajectories.calls import ToolCall, check_calls
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Finish, Part, Speaker, Turn, make_turn
+
+MAX_CALLS = 16
+"""Calls of one turn that are run."""
+
+
+def chain(
+    environment: Environment, at: Position, responses: Sequence[Response]
+) -> tuple[Turn, ...]:
+    """Turns taken at the same time, one after the other in the tree, with the calls that they make."""
+    taken: list[Turn] = []
+    parent, left = at.node, at.state.left.get("calls", MAX_CALLS)
+    for one in responses:
+        turn = one.turn
+        speaker = Speaker(environment.actors[turn.speaker.name], turn.speaker.name)
+        if environment.syntax is not None:
+            turn = _with_calls(environment, at, parent, speaker, one, min(left, MAX_CALLS))
+            left = max(0, left - len(turn.calls))
+        elif (turn.parent, turn.speaker) != (parent, speaker):
+            turn = _placed(turn, parent, speaker)
+        taken.append(turn)
+        parent = turn.id
+    return tuple(taken)
+
+
+def _with_calls(
+    environment: Environment,
+    at: Position,
+    parent: str,
+    speaker: Speaker,
+    response: Response,
+    max_calls: int,
+) -> Turn:
+    """A turn as it was said, its stop string included, with its calls: all of them are part of what it is."""
+    syntax, turn = environment.syntax, response.turn
+    assert syntax is not None, "only turns of environments with tools have calls"
+    with faults_of(environment):
+        tools = environment.tools(at.state, speaker.name)
+        if not tools:
+            return _placed(turn, parent, speaker)
+        stop = response.stop if response.stop in syntax.stop else ""
+        finish: Finish = "length" if turn.truncated else "stop_string" if stop else "end"
+        calls = syntax.parse(turn.text + stop, finish)
+        check_calls(calls)
+        return _placed(turn, parent, speaker, stop, checked(calls, tools, max_calls=max_calls))
+
+
+def context_at(at: Position, actor: str) -> AgentContext:
+    """A copy of what an actor has seen and said."""
+    return replace(at.contexts[actor]) if actor in at.contexts else AgentContext()
+
+
+def contexts_after(tree: Tree, at: Position, taken: tuple[Turn, ...]) -> dict[str, AgentContext]:
+    """What actors have seen and said after these turns."""
+    contexts = dict(at.contexts)
+    for turn in taken:
+        if turn.prompt is not None:
+            request = tree.requests[turn.prompt]
+            context = context_at(at, turn.speaker.name)
+            context.add(Response(turn, request, len(turn.ids)), tree.messages(request))
+            contexts[turn.speaker.name] = context
+    return contexts
+
+
+def _placed(
+    turn: Turn, parent: str, speaker: Speaker, stop: str = "", calls: tuple[ToolCall, ...] = ()
+) -> Turn:
+    """A turn after another one, by its actor, with the stop string that ended it and its calls.
+
+    What it answers stays what it was.
+    """
+    return make_turn(
+        parent,
+        speaker,
+        (*turn.parts, Part(stop, source="stop")) if stop else turn.parts,
+        ids=turn.ids,
+        sample=turn.sample,
+        calls=calls,
+        results=turn.results,
+        author=turn.author,
+        draw=turn.draw,
+        request=turn.request,
+        truncated=turn.truncated,
+    )
