@@ -4,17 +4,20 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from coterie.environments.protocol import Environment, Shared
+from coterie.environments.protocol import Environment, Observation, Shared, State, Transition
 from coterie.rollout.branches import Branches, Diverged
 from coterie.rollout.sessions import SessionError, Sessions, sessions_of
 from coterie.rollout.taken import context_at
-from coterie.rollout.transitions import Position, environment_seed
+from coterie.rollout.transitions import CALLS, Position, environment_seed
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import TURNS, Tree
-from tests.games import Asking, Base, Counting, Rounds, Script
+from coterie.trajectories.tree import TURNS, Ending, Outcome, Tree
+from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
+from tests.games import GAME, Asking, Base, Counting, Rounds, Script
 
 TASK = Task("t", {"target": 6})
 
@@ -219,7 +222,136 @@ def test_a_tree_from_the_store_is_refused_where_the_environment_has_changed() ->
     asyncio.run(test())
 
 
-@pytest.mark.parametrize("names", [(), ("nobody",), ("agent", "nobody")])
+def test_a_tree_from_the_store_is_left_as_it_is_where_the_beginning_has_changed() -> None:
+    class Otherwise(Counting):
+        async def begin(self, task: Task, live: object) -> Transition:
+            return Transition(seen=(Observation(GAME, (Part("another"),)),))
+
+    async def test() -> None:
+        async with growing(Counting(), Script(lambda _: "1")) as (grown, kept):
+            at = await step(grown, await grown.start())
+            turns = dict(grown.tree.turns)
+            other = branches(Otherwise(), {"agent": Script(lambda _: "1")}, grown.tree, kept)
+            with pytest.raises(Diverged):
+                await other.position(at.node)
+            assert grown.tree.turns == turns
+
+    asyncio.run(test())
+
+
+def test_a_tree_from_the_store_is_refused_where_its_ending_has_changed() -> None:
+    async def test() -> None:
+        async with growing(Counting(), Script(lambda _: "6")) as (grown, kept):
+            at = await step(grown, await grown.start())
+            grown.tree.end(Outcome(at.node, 0, Ending("gave up"), None, 0.0))
+            other = branches(Counting(), {"agent": Script(lambda _: "1")}, grown.tree, kept)
+            with pytest.raises(Diverged):
+                await other.position(at.node)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        {"rewards": {"agent": 99.0}},
+        {"rewards": {}},
+        {"end": Ending("odd")},
+        {"answer": "odd"},
+        {"seen": ()},
+    ],
+    ids=lambda one: f"{one}",
+)
+def test_a_replay_that_differs_is_noticed_and_changes_nothing(otherwise: dict[str, Any]) -> None:
+    class Differs(Counting):
+        async def act(self, *args: Any, recorded: tuple[Turn, ...] = (), **more: Any) -> Transition:
+            found = await super().act(*args, recorded=recorded, **more)
+            return replace(found, **otherwise) if recorded else found
+
+    async def test() -> None:
+        async with growing(Differs(forks=False), Script(lambda _: "1")) as (grown, _):
+            one = await step(grown, await grown.start())
+            await step(grown, one)
+            rewards = dict(grown.rewards)
+            with pytest.raises(Diverged):
+                await say(grown, one, "2")
+            assert grown.rewards == rewards
+
+    asyncio.run(test())
+
+
+def test_a_beginning_that_says_less_in_a_replay_is_noticed() -> None:
+    class Shorter(Counting):
+        begun = 0
+
+        async def begin(self, task: Task, live: Any) -> Transition:
+            self.begun += 1
+            person = Observation(Speaker("person", "agent"), (Part("1"),))
+            found = await super().begin(task, live)
+            return replace(found, seen=(*found.seen, person)) if self.begun == 1 else found
+
+    async def test() -> None:
+        async with growing(Shorter(forks=False), Script(lambda _: "1")) as (grown, _):
+            start = await grown.start()
+            await step(grown, start)
+            with pytest.raises(Diverged):
+                await say(grown, start, "2")
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_what_many_ask_for_at_the_same_time_is_done_once(forks: bool) -> None:
+    async def test() -> None:
+        game = Counting(forks=forks)
+        async with growing(game, Script(lambda _: "1")) as (grown, kept):
+            starts = await asyncio.gather(*(grown.start() for _ in range(5)))
+            found = await asyncio.gather(*(step(grown, one, others_follow=True) for one in starts))
+            assert len(set(map(id, starts))) == len(set(map(id, found))) == 1
+            assert game.acts == 1 and kept.opened == 1
+
+    asyncio.run(test())
+
+
+def test_a_call_that_was_cut_off_is_another_turn_than_one_that_was_not() -> None:
+    async def test() -> None:
+        async with growing(Asking(), Script(lambda _: "<look>1</look>")) as (grown, _):
+            start = await grown.start()
+            (whole,) = await grown.respond(start, {"agent": 0}, 0)
+            turn = make_turn(start.node, whole.turn.speaker, whole.turn.parts, truncated=True)
+            cut, ran = [
+                (await grown.advance(start, [one])).state.turns
+                for one in (replace(whole, turn=turn, stop=""), whole)
+            ]
+            assert cut[0].id != ran[0].id and cut[0].truncated and not ran[0].truncated
+            assert "cut off" in cut[1].results[0].text and ran[1].results[0].text == "1 is there"
+            assert (cut[0].text, ran[0].text) == ("<look>1", "<look>1</look>")
+
+    asyncio.run(test())
+
+
+def test_no_more_calls_are_run_than_are_left_to_all_who_act() -> None:
+    class Both(Asking):
+        actors = {"Ann": "agent", "Ben": "agent"}  # noqa: RUF012
+        limits = {"calls": 3}  # noqa: RUF012
+
+        async def act(
+            self, state: State, taken: tuple[Turn, ...], *_: Any, **__: Any
+        ) -> Transition:
+            return Transition()
+
+    async def test() -> None:
+        script = Script(lambda _: "<look>1|2</look>")
+        async with growing(Both(), script, script) as (grown, _):
+            at = await step(grown, await grown.start())
+            errors = [[bool(call.error) for call in turn.calls] for turn in at.state.turns]
+            assert errors == [[False, False], [False, True]]
+            assert at.state.left == {"calls": 0} and at.state.end == CALLS
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("names", [(), ("nobody",), ("agent", "nobody"), ("agent", "agent")])
 def test_an_environment_that_lets_nobody_act_fails_its_item(names: Sequence[str]) -> None:
     class Silent(Base):
         def acting(self, state: object) -> tuple[str, ...]:

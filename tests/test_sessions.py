@@ -2,9 +2,10 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -179,6 +180,110 @@ def test_what_does_not_close_is_cancelled() -> None:
         assert ended == ["begins"]
 
     asyncio.run(asyncio.wait_for(test(), 10))
+
+
+@asynccontextmanager
+async def deaf() -> AsyncIterator[Game]:
+    """One that does not even end when it is cancelled."""
+    try:
+        yield Game(Table(), [])
+    finally:
+        for _ in range(2):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(1)
+
+
+@asynccontextmanager
+async def dead() -> AsyncIterator["Dead"]:
+    yield Dead()
+
+
+class Dead:
+    """A session whose process has died."""
+
+    def fork(self) -> None:
+        raise OSError("the process is gone")
+
+
+def test_a_session_that_never_ends_does_not_hold_up_the_run() -> None:
+    async def test() -> None:
+        async with sessions_of(1, 0.02) as sessions:
+            await sessions.keep("a", await sessions.open(deaf()))
+            await sessions.open(Table().game())
+
+    began = asyncio.run(timed(test()))
+    assert began < 1
+
+
+async def timed(work: Coroutine[Any, Any, None]) -> float:
+    began = asyncio.get_running_loop().time()
+    await work
+    return asyncio.get_running_loop().time() - began
+
+
+def test_a_session_whose_copying_fails_gives_its_place_back() -> None:
+    async def test() -> None:
+        async with sessions_of(2, SECONDS) as sessions:
+            for _ in range(3):
+                await sessions.keep("a", await sessions.open(dead()))
+                with pytest.raises(OSError, match="the process is gone"):
+                    await sessions.fork("a")
+            await asyncio.wait_for(sessions.open(Table().game()), 2)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("when", ["dropping", "keeping a second one", "opening", "forking"])
+def test_a_branch_that_is_cancelled_gives_its_place_back(when: str) -> None:
+    @asynccontextmanager
+    async def leisurely(table: Table) -> AsyncIterator[Game]:
+        if when in ("opening", "forking") and table.live:
+            await asyncio.sleep(60)
+        async with table.game() as game:
+            game.fork = lambda: leisurely(table)  # type: ignore[method-assign]
+            yield game
+            await asyncio.sleep(0.05)
+
+    async def test() -> None:
+        table = Table()
+        async with sessions_of(2, SECONDS) as sessions:
+            first = await sessions.open(leisurely(table))
+            if when == "keeping a second one":
+                await sessions.keep("a", await sessions.open(leisurely(table)))
+            if when == "forking":
+                await sessions.keep("a", first)
+            work = {
+                "dropping": lambda: sessions.drop(first),
+                "keeping a second one": lambda: sessions.keep("a", first),
+                "opening": lambda: sessions.open(leisurely(table)),
+                "forking": lambda: sessions.fork("a"),
+            }[when]
+            task = asyncio.ensure_future(work())
+            await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.wait([task])
+            table.live = 0  # what opens now does not wait
+            if when == "opening":
+                await sessions.drop(first)
+            for _ in range(2):
+                await asyncio.wait_for(sessions.open(Table().game()), 2)
+
+    assert asyncio.run(timed(test())) < SECONDS
+
+
+def test_nothing_opens_when_the_run_has_ended() -> None:
+    table = Table()
+
+    async def test() -> None:
+        async with sessions_of(1, SECONDS) as sessions:
+            await sessions.open(table.game())
+            waits = asyncio.ensure_future(sessions.open(table.game()))
+            await asyncio.sleep(0)
+        with pytest.raises(SessionError, match="the run has ended"):
+            await waits
+        assert (table.live, sessions.opened) == (0, 1)
+
+    asyncio.run(test())
 
 
 def test_all_are_closed_when_a_branch_fails() -> None:

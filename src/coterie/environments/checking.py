@@ -30,8 +30,10 @@ def check_environment(environment: Environment, shared: Shared) -> None:
                 kind, f"needs a {need.__name__}, which this run has not", "give one in Shared"
             )
     syntax = environment.syntax
-    if syntax is not None and not (isinstance(syntax.stop, tuple) and callable(syntax.parse)):
-        raise _refused(kind, "has a syntax whose stop strings are not a tuple", "give a Syntax")
+    if syntax is not None and not (
+        isinstance(getattr(syntax, "stop", None), tuple) and hasattr(syntax, "parse")
+    ):
+        raise _refused(kind, "has a syntax without a tuple stop, or without parse", "give a Syntax")
 
 
 def _check_method(environment: Environment, name: str) -> None:

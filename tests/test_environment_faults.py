@@ -1,0 +1,283 @@
+"""What environments do wrong: refused before the run, or a failure of the item that meets it, and of no other."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from coterie.engines.protocol import EngineError
+from coterie.environments.protocol import (
+    Environment,
+    Grade,
+    Observation,
+    Shared,
+    State,
+    Transition,
+)
+from coterie.errors import UserError
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.samplers import AgentContext, Prompt, Response
+from coterie.trajectories.calls import Tool, ToolCall
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Ending
+from coterie.trajectories.turn import Finish, Part, Turn
+from tests.games import GAME, Asking, Base, Counting, Rounds, Script
+
+OVER = Ending("over")
+ONE = {"agent": Script(lambda _: "1")}
+
+
+def driver(game: Any, shared: Shared | None = None, samplers: Mapping[str, Any] = ONE) -> Driver:
+    return Driver(game, samplers, seed=0, shared=shared or Shared(), seconds=1.0)
+
+
+def play(game: Environment, task: str | None = None, samples: int = 2) -> list[Finished]:
+    """Episodes of separate tasks, or samples of one."""
+
+    async def run() -> list[Finished]:
+        tasks = [Task(task or f"t{number}", {"target": 3}) for number in range(samples)]
+        episodes = [Episode(one, number, 0, "rollout") for number, one in enumerate(tasks)]
+        async with driver(game).play_all(episodes) as playing:
+            return [one async for one in playing]
+
+    return asyncio.run(asyncio.wait_for(run(), 20))
+
+
+# -- before the run -----------------------------------------------------------------------------
+
+
+class Fine(Base):
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        return Transition(end=OVER)
+
+
+def without(name: str) -> Any:
+    """A game that lacks something."""
+    plain = {
+        key: value
+        for kind in (Base, Fine)
+        for key, value in vars(kind).items()
+        if not key.startswith("__") and key != name
+    }
+    return type("Broken", (), plain)()
+
+
+@pytest.mark.parametrize("name", ["metric", "max_sessions", "grade", "tools", "act"])
+def test_an_environment_that_lacks_something_is_refused(name: str) -> None:
+    driver(without("nothing"))
+    with pytest.raises(UserError, match=f"the environment Broken has no {name}"):
+        driver(without(name))
+
+
+def sync(*_: object, **__: object) -> Transition:
+    return Transition()
+
+
+async def short(state: State, taken: object) -> Transition:
+    return Transition()
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"actors": {}}, "has no actors"),
+        ({"actors": {"agent": "robot"}}, "has an actor 'agent' of kind 'robot'"),
+        ({"limits": {"turns:Bob": 3}}, "has a limit of 'turns:Bob'"),
+        ({"limits": {"tokens": 3}}, "has a limit of 'tokens'"),
+        ({"limits": {"turns": 0}}, "has a limit of 0 turns"),
+        ({"limits": {"turns": True}}, "has a limit of True turns"),
+        ({"pure": False, "max_sessions": 0}, "has max_sessions = 0"),
+        ({"needs": (Task,)}, "needs a Task, which this run has not"),
+        ({"syntax": Task("t", {})}, "has a syntax"),
+        ({"act": sync}, "has a method act of the wrong sort"),
+        ({"act": short}, "has a method act with other parameters"),
+        ({"see": "text"}, "has a see that is not a method"),
+    ],
+    ids=str,
+)
+def test_an_environment_that_cannot_work_is_refused(changed: dict[str, Any], reason: str) -> None:
+    game = Fine()
+    for name, value in changed.items():
+        setattr(game, name, value)
+    with pytest.raises(UserError, match=reason):
+        driver(game)
+
+
+def test_what_an_environment_needs_is_found_in_what_is_shared() -> None:
+    game = Fine()
+    game.needs = (Script,)
+    driver(game, Shared(Script(lambda _: "")))
+
+
+# -- in the run ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Board:
+    moves: int = 0
+
+
+class Mutable(Base):
+    def __init__(self, data: object) -> None:
+        self.data = data
+
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        return Transition(self.data, end=OVER)
+
+
+class Anything:
+    """An object without values of its own."""
+
+
+@pytest.mark.parametrize("data", [[1], {"a": 1}, (1, [2]), Board(), Anything()], ids=repr)
+def test_data_that_can_be_changed_fails_its_item(data: object) -> None:
+    assert {one.failure for one in play(Mutable((1, frozenset({2}), None)))} == {None}
+    for one in play(Mutable(data)):
+        assert "the state's data is not frozen" in (one.failure or "")
+
+
+def test_nobody_can_change_what_is_left() -> None:
+    class Greedy(Base):
+        async def act(self, state: State, *_: Any, **__: Any) -> Transition:
+            state.left["turns"] = 100  # type: ignore[index]
+            return Transition(end=OVER)
+
+    assert all("does not support item assignment" in (one.failure or "") for one in play(Greedy()))
+
+
+class Odd(Base):
+    """A game whose act does something odd."""
+
+    def __init__(self, does: str) -> None:
+        self.does = does
+
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Any:
+        if self.does == "cancelled":
+            waiting = asyncio.get_running_loop().create_future()
+            waiting.cancel()
+            await waiting
+        if self.does == "time":
+            raise TimeoutError("the game's own limit")
+        if self.does == "half":
+            return Transition(seen=(Observation(GAME, (Part("\ud800"),)),), end=OVER)
+        rewards = {"stranger": {"agnet": 1.0}, "nan": {"agent": float("nan")}}.get(self.does, {})
+        return None if self.does == "none" else Transition(end=OVER, rewards=rewards)
+
+    async def grade(self, state: State, live: Any) -> Any:
+        return {"no grade": 1.0, "score": Grade(float("inf"))}.get(self.does, Grade(1.0))
+
+
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [
+        ("none", "it gave None, which is not a Transition"),
+        ("cancelled", "an act waited for what was cancelled"),
+        ("time", "TimeoutError: the game's own limit"),
+        ("half", "half a character"),
+        ("stranger", "a reward is for 'agnet', who did not act"),
+        ("nan", "the reward of 'agent' is nan"),
+        ("no grade", "it gave 1.0, which is not a Grade"),
+        ("score", "the score is inf"),
+    ],
+)
+def test_what_an_environment_should_not_do_fails_its_item(does: str, reason: str) -> None:
+    failures = [one.failure or "" for one in play(Odd(does))]
+    assert len(failures) == 2 and all(reason in one for one in failures), failures
+
+
+def test_a_task_that_ends_before_anybody_acts_fails() -> None:
+    class Ended(Fine):
+        async def begin(self, task: Task, live: Any) -> Transition:
+            return Transition(end=OVER)
+
+    assert all("ended before anybody acted" in (one.failure or "") for one in play(Ended()))
+
+
+def test_a_syntax_that_breaks_fails_its_item() -> None:
+    class Broken:
+        stop: tuple[str, ...] = ()
+
+        def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
+            raise KeyError(text)
+
+    class Misnamed(Broken):
+        def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
+            return (ToolCall("call_7", "look", "{}"),)
+
+    for syntax, reason in ((Broken(), "KeyError"), (Misnamed(), "c0, c1")):
+        game = Asking()
+        game.syntax = syntax
+        assert all(reason in (one.failure or "") for one in play(game))
+
+
+def test_tools_that_cannot_work_stop_the_run_at_the_first_prompt() -> None:
+    class Untyped(Asking):
+        def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+            return (Tool("look", "Looks.", {}),)
+
+    with pytest.raises(UserError, match="not a schema of an object"):
+        play(Untyped())
+
+
+def test_samples_of_one_task_have_sessions_of_their_own() -> None:
+    class Counted(Counting):
+        opened = 0
+
+        def open(self, task: Task, seed: int, shared: Shared) -> Any:
+            self.opened += 1
+            return super().open(task, seed, shared)
+
+    game = Counted()
+    assert all(one.failure is None for one in play(game, "t", samples=4))
+    assert game.opened == 4 and game.live == 0
+
+
+def test_a_response_that_fails_ends_those_beside_it() -> None:
+    ended: list[str] = []
+
+    class Slow(Script):
+        async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(prompt.agent)
+            return await super().respond(prompt, context)
+
+    class Fails(Script):
+        async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+            raise EngineError("no answer")
+
+    async def test() -> list[str]:
+        cast = {"Ann": Slow(lambda _: ""), "Ben": Fails(lambda _: "")}
+        episode = Episode(Task("t", {}), 0, 0, "rollout")
+        async with driver(Rounds(), samplers=cast).play_all([episode]) as playing:
+            assert [one.failure async for one in playing] == ["no answer"]
+            return list(ended)
+
+    assert asyncio.run(test()) == ["Ann"]
+
+
+def test_a_person_is_recorded_as_one_and_turns_stand_in_the_order_of_actors() -> None:
+    class Backwards(Rounds):
+        def acting(self, state: State) -> tuple[str, ...]:
+            return ("Ben", "Ann")
+
+    async def test() -> list[Turn]:
+        cast = {name: Script(lambda _: "x") for name in ("Ann", "Ben")}
+        episode = Episode(Task("t", {}), 0, 0, "rollout")
+        async with driver(Backwards(1), samplers=cast).play_all([episode]) as playing:
+            (one,) = [found async for found in playing]
+        assert one.tree is not None
+        return list(one.tree.turns.values())
+
+    found = [(turn.speaker.name, turn.speaker.kind) for turn in asyncio.run(test())]
+    assert found == [("Ann", "agent"), ("Ben", "person"), ("game", "environment")]
