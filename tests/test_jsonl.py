@@ -2,6 +2,8 @@
 
 import json
 import random
+from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from coterie.trajectories.view import view
 from tests.random_trees import PICTURE, episodes, whole
 
 GOLD = "the gold answer"
+GOLD_PART = Part(GOLD, frozenset({"critic"}), "secret:gold")
 TASKS = [
     Task("a", {"q": "¿é?"}, {"gold": Secret(GOLD, name="gold", readers=frozenset({"critic"}))}),
     Task("b", {"q": [1, {"x": None}]}),
@@ -107,6 +110,75 @@ def test_images_come_once_and_before_what_shows_them(tmp_path):
     jsonl.import_(tmp_path / "a.jsonl", tmp_path / "b.db")
     with Store.open(tmp_path / "b.db", read_only=True) as store:
         assert store.image(hash_of(PICTURE)) == PICTURE
+
+
+def test_that_a_turn_was_cut_off_comes_back_also_where_its_sample_does_not(tmp_path):
+    tree = Tree("a", "rollout", 0)
+    said = Speaker("agent", "Alice")
+    short, cut = (make_turn(tree.root, said, [Part("x")], truncated=cut) for cut in (False, True))
+    request = Request.make("Bob", tree.root, None, (1,), (Message("user", (GOLD_PART,)),))
+    sample = Sample(request.id, (9,), (-1.0,), "length", "policy", "1", 1, 1.0, 1.0)
+    sampled = make_turn(tree.root, Speaker("agent", "Bob"), [Part("y")], sample=sample)
+    tree.add(sampled, request)
+    tree.add(short)
+    tree.add(cut)
+    assert short.id != cut.id and sampled.truncated
+    with Store.open(tmp_path / "a.db") as store:
+        store.put_tasks(TASKS)
+        store.finish(ItemKey(0, "rollout", "a"), tree=tree)
+        assert store.tree(0, "rollout", "a") == tree
+    for secrets in (True, False):
+        export(tmp_path / "a.db", tmp_path / f"{secrets}.jsonl", secrets=secrets)
+        jsonl.import_(tmp_path / f"{secrets}.jsonl", tmp_path / f"{secrets}.db")
+        with Store.open(tmp_path / f"{secrets}.db") as store:
+            turns = store.tree(0, "rollout", "a").turns
+            assert [turn.id for turn in turns.values() if turn.truncated] == [sampled.id, cut.id]
+            assert (turns[sampled.id].sample is not None) == secrets
+
+
+def test_an_image_that_only_a_secret_shows_stays_home(tmp_path):
+    tree = Tree("a", "rollout", 0)
+    gold, seen = tree.add_image(b"the answer"), tree.add_image(b"the question")
+    secret = replace(GOLD_PART, image=gold)
+    world = Speaker("environment", "world")
+    asked = make_turn(tree.root, world, [Part("look", image=seen), secret])
+    tree.add(asked)
+    request = Request.make("critic", asked.id, None, (1,), (Message("user", (secret,)),))
+    sample = Sample(request.id, (9,), (-1.0,), "end", "policy", "1", 1, 1.0, 1.0)
+    tree.add(make_turn(asked.id, Speaker("agent", "critic"), [Part("y")], sample=sample), request)
+    with Store.open(tmp_path / "a.db") as store:
+        store.put_tasks(TASKS)
+        store.finish(ItemKey(0, "rollout", "a"), tree=tree)
+    for secrets, expected in ((True, {b"the answer", b"the question"}), (False, {b"the question"})):
+        lines = export(tmp_path / "a.db", tmp_path / f"{secrets}.jsonl", secrets=secrets)
+        found = {b64decode(line["base64"]) for line in lines if line["kind"] == "blob"}
+        assert found == expected
+        assert secrets or gold not in json.dumps(lines)
+        jsonl.import_(tmp_path / f"{secrets}.jsonl", tmp_path / f"{secrets}.db")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"calls": [{"id": "call_7", "name": "look", "arguments": "{}"}]},
+        {"results": [{"call_id": "c0", "text": "a"}, {"call_id": "c0", "text": "b"}]},
+    ],
+    ids=["calls", "results"],
+)
+def test_calls_and_results_that_are_not_by_place_are_refused(tmp_path, change):
+    tree = Tree("b", "rollout", 0)
+    tree.add(make_turn(tree.root, Speaker("agent", "Alice"), [Part("x")]))
+    with Store.open(tmp_path / "a.db") as store:
+        store.put_tasks(TASKS)
+        store.finish(ItemKey(0, "rollout", "b"), tree=tree)
+    lines = export(tmp_path / "a.db", tmp_path / "a.jsonl")
+    for line in lines:
+        if line["kind"] == "turn":
+            line["turn"] |= change
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "b.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"line [0-9]+: (calls are named|two results)"):
+        jsonl.import_(tmp_path / "b.jsonl", tmp_path / "b.db")
 
 
 def test_part_of_a_record_comes_with_what_it_needs_only(tmp_path):

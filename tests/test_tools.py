@@ -68,6 +68,32 @@ def test_a_schema_elsewhere_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.error.startswith("the tool's own schema is broken") and not asked
 
 
+@pytest.mark.parametrize(
+    ("schema", "arguments", "error"),
+    [
+        ({}, '{"n": NaN}', "the arguments are not JSON: NaN"),
+        ({}, '{"n": -Infinity}', "the arguments are not JSON: -Infinity"),
+        ({}, '{"n": "\\ud800"}', "the arguments are not JSON: it holds half a character"),
+        ({"$ref": "#"}, "{}", "the arguments, or the tool's own schema, nest too deep"),
+        (
+            {"additionalProperties": {"$ref": "#"}},
+            '{"a":' * 400 + "{}" + "}" * 400,
+            "the arguments, or the tool's own schema, nest too deep",
+        ),
+    ],
+    ids=["nan", "infinity", "half", "endless", "deep"],
+)
+def test_traps_of_json_are_errors_of_the_call(schema: Any, arguments: str, error: str) -> None:
+    tool = Tool("a", "", {"type": "object", **schema})
+    (found,) = checked([ToolCall("c0", "a", arguments)], [tool], max_calls=1)
+    assert found.error.startswith(error)
+
+
+def test_errors_are_short_however_long_what_a_model_wrote() -> None:
+    long = [ToolCall("c0", "x" * 9999, "{}"), ToolCall("c1", "search", f'["{"x" * 9999}"]')]
+    assert all(100 < len(one.error) <= 1000 for one in checked(long, TOOLS, max_calls=9))
+
+
 def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
     cut = ToolCall("c0", "search", "", error="cut off")
     found = checked([cut, call(1), call(2)], TOOLS, max_calls=2)
@@ -81,6 +107,14 @@ def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
         ((Tool("a", "", {"type": "objekt"}),), "are not a JSON schema"),
         ((Tool("a", "", {"type": "string"}),), "are not a schema of an object"),
         ((Tool("a", "", {}),), "are not a schema of an object"),
+        ((Tool("a", "", None),), "has no name, or no schema"),  # type: ignore[arg-type]
+        ((Tool("a", "", True),), "has no name, or no schema"),  # type: ignore[arg-type]
+        ((Tool("", "", QUERY),), "has no name, or no schema"),
+        ((Tool("a", "", {"type": "object", "$ref": "http://a/b"}),), "refer to 'http://a/b'"),
+        (
+            (Tool("a", "", {"type": "object", "properties": {"q": {"pattern": "("}}}),),
+            "JSON schema",
+        ),
     ],
 )
 def test_tools_that_cannot_work_are_refused(tools: tuple[Tool, ...], reason: str) -> None:
@@ -193,6 +227,29 @@ def test_a_fault_of_a_tool_is_no_answer_and_waits_for_the_calls_beside_it() -> N
     assert ended == ["1"]
 
 
+def test_calls_over_the_limit_of_a_tool_runner_are_answered_and_not_run() -> None:
+    results = run([call(n) for n in range(3)], echo, limits=CallLimits(max_calls=2))
+    assert [one.error for one in results] == [False, False, True]
+    assert results[2].text == "not run: a message has at most 2 calls"
+
+
+def test_a_tools_own_time_limit_is_not_ours() -> None:
+    async def late(_: Mapping[str, Any]) -> str:
+        raise TimeoutError("the page took 3 seconds")
+
+    (result,) = run([call(0)], late)
+    assert result == ToolResult("c0", "no answer in time: the page took 3 seconds", error=True)
+
+
+def test_results_hold_whole_characters() -> None:
+    async def bytes_of_a_file(given: Mapping[str, Any]) -> str:
+        if given["query"] == "1":
+            raise ToolError("\udce9")
+        return "caf\udce9 é"
+
+    assert [one.text for one in run([call(0), call(1)], bytes_of_a_file)] == ["caf? é", "?"]
+
+
 def test_long_results_lose_their_middle() -> None:
     text = "a" * 600 + "b" * 600
     assert cut_text(text, 1200) == text
@@ -246,6 +303,21 @@ def test_tags_are_calls(text: str, queries: list[str]) -> None:
 )  # fmt: skip
 def test_broken_tags_are_calls_that_are_not_run(text: str, finish: Any, errors: list[str]) -> None:
     assert [one.error for one in TAGS.parse(text, finish)] == errors
+
+
+@pytest.mark.parametrize(
+    ("calls", "answer", "reason"),
+    [
+        ({"answer": Tag("x")}, "answer", "is a call and the answer"),
+        ({"look up": Tag("x")}, "answer", "not the name of a tag"),
+        ({}, "a.b", "not the name of a tag"),
+        ({"look": Tag("x", "")}, "answer", "an empty separator"),
+        ({"look": Tag("x", " ")}, "answer", "an empty separator"),
+    ],
+)
+def test_tags_that_cannot_work_are_refused(calls: Any, answer: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        Tags(calls, answer)
 
 
 def test_only_complete_answers_count() -> None:

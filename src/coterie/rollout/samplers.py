@@ -183,15 +183,25 @@ class TextSampler:
             seed=prompt.seed % 2**31,
         )
         model = self.endpoint.settings.model
+        text, stop = _until_stop(reply.text, prompt.stop)
         turn = make_turn(
             prompt.parent,
             Speaker("agent", prompt.agent),
-            [Part(reply.text, source=f"endpoint:{model}")],
+            [Part(text, source=f"endpoint:{model}")],
             author=f"endpoint:{model}",
             draw=prompt.draw,
-            truncated=reply.finish == "length",
+            truncated=reply.finish == "length" and not stop,
         )
-        return Response(turn, None, reply.completion_tokens)
+        return Response(turn, None, reply.completion_tokens, stop)
+
+
+def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
+    """A text before the first stop string in it, and that string: endpoints do not say which one ended a text."""
+    found = [(text.index(stop), stop) for stop in stops if stop in text]
+    if not found:
+        return text, ""
+    place, stop = min(found)
+    return text[:place], stop
 
 
 def _text_for(reader: str, turn: Turn) -> str:

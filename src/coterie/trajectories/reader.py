@@ -7,8 +7,10 @@ not depend on the order in which items finished.
 import json
 import sqlite3
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
+from coterie.trajectories.calls import Tool
 from coterie.trajectories.codec import (
     CALLS,
     MESSAGES,
@@ -206,8 +208,14 @@ def _request(
         ids_of(ids),
         keep_messages,
         value_of(MESSAGES, messages),
-        value_of(TOOLS, tools) if tools is not None else (),
+        _tools(tools) if tools is not None else (),
     )
+
+
+@lru_cache(maxsize=64)
+def _tools(text: str) -> tuple[Tool, ...]:
+    """Tools of a prompt, which are those of most prompts."""
+    return value_of(TOOLS, text)
 
 
 def _turn(
