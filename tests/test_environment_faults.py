@@ -111,7 +111,10 @@ def test_an_environment_that_cannot_work_is_refused(changed: dict[str, Any], rea
 def test_what_an_environment_needs_is_found_in_what_is_shared() -> None:
     game = Fine()
     game.needs = (Script,)
-    driver(game, Shared(Script(lambda _: "")))
+    script = Script(lambda _: "")
+    driver(game, Shared(script))
+    with pytest.raises(ValueError, match="two resources of one class"):
+        Shared(script, script)
 
 
 # -- in the run ---------------------------------------------------------------------------------
@@ -173,7 +176,12 @@ class Odd(Base):
         return None if self.does == "none" else Transition(end=OVER, rewards=rewards)
 
     async def grade(self, state: State, live: Any) -> Any:
-        return {"no grade": 1.0, "score": Grade(float("inf"))}.get(self.does, Grade(1.0))
+        grades: dict[str, Any] = {
+            "no grade": 1.0,
+            "score": Grade(float("inf")),
+            "graded": Grade(1.0, rewards={"agnet": 1.0}),
+        }
+        return grades.get(self.does, Grade(1.0))
 
 
 @pytest.mark.parametrize(
@@ -187,6 +195,7 @@ class Odd(Base):
         ("nan", "the reward of 'agent' is nan"),
         ("no grade", "it gave 1.0, which is not a Grade"),
         ("score", "the score is inf"),
+        ("graded", "the grade gives 'agnet' 1.0"),
     ],
 )
 def test_what_an_environment_should_not_do_fails_its_item(does: str, reason: str) -> None:

@@ -97,7 +97,11 @@ def test_errors_are_short_however_long_what_a_model_wrote() -> None:
 def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
     cut = ToolCall("c0", "search", "", error="cut off")
     found = checked([cut, call(1), call(2)], TOOLS, max_calls=2)
-    assert [one.error for one in found] == ["cut off", "", "not run: a message has at most 2 calls"]
+    assert [one.error for one in found] == [
+        "cut off",
+        "",
+        "not run: only 2 calls of this message are run",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +115,8 @@ def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
         ((Tool("a", "", True),), "has no name, or no schema"),  # type: ignore[arg-type]
         ((Tool("", "", QUERY),), "has no name, or no schema"),
         ((Tool("a", "", {"type": "object", "$ref": "http://a/b"}),), "refer to 'http://a/b'"),
+        ((Tool("a", "", {"type": "object", "$ref": "#/$defs/b"}),), "refer to '#/.defs/b'"),
+        ((Tool("a", "", {"type": "object", "$ref": "#"}),), "refer to themselves without end"),
         (
             (Tool("a", "", {"type": "object", "properties": {"q": {"pattern": "("}}}),),
             "JSON schema",
@@ -118,7 +124,8 @@ def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
     ],
 )
 def test_tools_that_cannot_work_are_refused(tools: tuple[Tool, ...], reason: str) -> None:
-    check_tools(TOOLS)
+    inside = {"$defs": {"b": QUERY}, "properties": {"c": {"$ref": "#/$defs/b"}, "d": {"$ref": "#"}}}
+    check_tools((*TOOLS, Tool("in", "", {"type": "object", "$id": "http://a/b", **inside})))
     with pytest.raises(UserError, match=reason):
         check_tools(tools)
 
@@ -230,7 +237,7 @@ def test_a_fault_of_a_tool_is_no_answer_and_waits_for_the_calls_beside_it() -> N
 def test_calls_over_the_limit_of_a_tool_runner_are_answered_and_not_run() -> None:
     results = run([call(n) for n in range(3)], echo, limits=CallLimits(max_calls=2))
     assert [one.error for one in results] == [False, False, True]
-    assert results[2].text == "not run: a message has at most 2 calls"
+    assert results[2].text == "not run: only 2 calls of this message are run"
 
 
 def test_a_tools_own_time_limit_is_not_ours() -> None:

@@ -92,6 +92,8 @@ class Shared:
 
     def __init__(self, *resources: object) -> None:
         self._resources = {type(resource): resource for resource in resources}
+        if len(self._resources) < len(resources):
+            raise ValueError(f"two resources of one class: {[type(one) for one in resources]}")
 
     def __contains__(self, kind: type) -> bool:
         return kind in self._resources

@@ -139,10 +139,11 @@ class Branches:
         tasks = [asyncio.ensure_future(one) for one in responding]
         try:
             return tuple(await asyncio.gather(*tasks))
-        finally:  # none goes on when another one has failed
+        except BaseException:  # none goes on when another one has failed
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
     async def advance(
         self, at: Position, responses: Sequence[Response], *, others_follow: bool = False
@@ -169,7 +170,7 @@ class Branches:
                 self.environment, self.seconds, "grading", self.environment.grade, at.state, live
             )
             with faults_of(self.environment):
-                check_grade(grade)
+                check_grade(grade, self.environment.actors)
             stand(Arrival(at, (), {}))
         return grade
 

@@ -65,12 +65,15 @@ def arrive(
     return Arrival(Position(seen[-1].id if seen else node, state, contexts), seen, rewards)
 
 
-def check_grade(grade: Grade) -> None:
+def check_grade(grade: Grade, actors: Iterable[str]) -> None:
     """Raises ``TypeError`` or ``ValueError`` for a grade that can't be."""
     if not isinstance(grade, Grade):
         raise TypeError(f"it gave {grade!r:.80}, which is not a Grade")
     if grade.score is not None and not math.isfinite(grade.score):
         raise ValueError(f"the score is {grade.score}; what can't be graded has None")
+    for name, reward in grade.rewards.items():
+        if name not in actors or not math.isfinite(reward):
+            raise ValueError(f"the grade gives {name!r} {reward}")
 
 
 def left_after(left: Mapping[str, int], taken: Sequence[Turn]) -> Mapping[str, int]:

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 from referencing import Registry
 from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from coterie.config.text import whole
 from coterie.errors import UserError
@@ -45,11 +46,29 @@ def check_tools(tools: Sequence[Tool]) -> None:
                 f"the parameters of the tool {tool.name!r} are not a schema of an object",
                 "give {'type': 'object', 'properties': {...}}",
             )
-        if far := [one for one in _references(tool.parameters) if not one.startswith("#")]:
+        _check_references(tool)
+
+
+def _check_references(tool: Tool) -> None:
+    """Refuse a schema that refers to what is not in it, or to itself without end."""
+    base = str(tool.parameters.get("$id", ""))
+    schema = DRAFT202012.create_resource(tool.parameters)
+    resolver = Registry().with_resource(base, schema).resolver(base)
+    for reference in _references(tool.parameters):
+        try:
+            resolver.lookup(reference)
+        except Unresolvable as error:
             raise UserError(
-                f"the parameters of the tool {tool.name!r} refer to {far[0]!r}, which is not fetched",
+                f"the parameters of the tool {tool.name!r} refer to {reference!r}, which is not in them",
                 "write that schema into this one, under $defs",
-            )
+            ) from error
+    try:
+        list(_validator(tool).iter_errors({}))
+    except RecursionError as error:
+        raise UserError(
+            f"the parameters of the tool {tool.name!r} refer to themselves without end",
+            "remove the $ref of the schema to itself",
+        ) from error
 
 
 def checked(
@@ -76,7 +95,7 @@ def arguments(call: ToolCall) -> dict[str, Any]:
 
 def too_many(max_calls: int) -> str:
     """What is said of calls over the limit."""
-    return f"not run: a message has at most {max_calls} calls"
+    return f"not run: only {max_calls} calls of this message are run"
 
 
 def _refuse(name: str) -> Any:

@@ -119,13 +119,16 @@ class Tree:
 
     def messages(self, request: Request) -> tuple[Message, ...]:
         """All messages of a request, its deltas undone."""
-        if request.previous is None:
-            return request.messages
-        before = self.turns[request.previous].prompt
-        assert before is not None, "a request follows a turn that has one"
-        kept = self.messages(self.requests[before])
-        kept += (Message("assistant", turn=request.previous),)
-        return kept[: request.keep_messages] + request.messages
+        deltas = [request]
+        while (previous := deltas[-1].previous) is not None:
+            before = self.turns[previous].prompt
+            assert before is not None, "a request follows a turn that has one"
+            deltas.append(self.requests[before])
+        found = deltas.pop().messages
+        for one in reversed(deltas):
+            kept = (*found, Message("assistant", turn=one.previous))
+            found = kept[: one.keep_messages] + one.messages
+        return found
 
 
 def root_id(iteration: int, stage: str, task: str) -> str:
