@@ -97,6 +97,14 @@ def test_a_template_that_drops_thoughts_is_followed() -> None:
     assert "blue" in renderer.decode(found)
 
 
+def test_a_person_that_a_model_plays_has_turns_of_its_own() -> None:
+    renderer, tree = ChatRenderer(tokenizer("chatml")), Tree("t", "r", 0)
+    ids, person = encode("chatml", "zzz"), Speaker("person", "Ben")
+    messages = spoken(tree, ids, Part("blue"), speaker=person)
+    text = renderer.decode(renderer.render(messages, tree, "Ben"))
+    assert "zzz" in text and "blue" not in text
+
+
 def test_another_speakers_turn_is_its_visible_text() -> None:
     renderer, tree = ChatRenderer(tokenizer("chatml")), Tree("t", "r", 0)
     parts = (Part("blue"), Part("hidden", audience=frozenset({"Alice"})))

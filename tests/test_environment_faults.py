@@ -1,7 +1,8 @@
 """What environments do wrong: refused before the run, or a failure of the item that meets it, and of no other."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,6 +249,41 @@ def test_samples_of_one_task_have_sessions_of_their_own() -> None:
     game = Counted()
     assert all(one.failure is None for one in play(game, "t", samples=4))
     assert game.opened == 4 and game.live == 0
+
+
+def test_a_run_that_is_cancelled_while_sessions_open_or_act_ends_at_once() -> None:
+    class Slow(Counting):
+        async def begin(self, task: Task, live: Any) -> Transition:
+            if task.id == "t0":
+                await asyncio.sleep(60)
+            return await super().begin(task, live)
+
+        @asynccontextmanager
+        async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Any]:  # type: ignore[override]
+            async with self.session() as session:
+                if task.id == "t1":
+                    await asyncio.sleep(60)
+                yield session
+
+    async def test() -> int:
+        game = Slow()
+        play = Driver(game, ONE, seed=0, shared=Shared(), seconds=60.0)
+        episodes = [Episode(Task(f"t{n}", {"target": 3}), 0, 0, "rollout") for n in range(2)]
+
+        async def run() -> None:
+            async with play.play_all(episodes) as playing:
+                async for _ in playing:
+                    pass
+
+        running = asyncio.ensure_future(run())
+        await asyncio.sleep(0.05)
+        assert game.live == 2
+        running.cancel()
+        done, _ = await asyncio.wait([running], timeout=2)
+        assert done, "it waits for what is slow"
+        return game.live
+
+    assert asyncio.run(test()) == 0
 
 
 def test_a_response_that_fails_ends_those_beside_it() -> None:

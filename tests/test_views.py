@@ -316,3 +316,16 @@ def test_a_labelled_trajectory_is_of_the_segments_in_which_its_agent_speaks():
 def test_targets_that_overlap_or_are_out_of_order_empty_or_outside_are_refused(targets):
     with pytest.raises(ValueError, match="ordered, non-empty ranges"):
         Row((1, 2, 3), tuple(Target(*place, "a") for place in targets))
+
+
+def test_messages_of_a_conversation_of_any_length_can_be_read():
+    tree, turns, previous = Tree("t", "rollout", 0), 1500, None
+    node = tree.root
+    for number in range(turns):
+        messages = (Message.of("user", f"{number}"),)
+        place = (f"r{number}", "Alice", node, previous)
+        request = Request(*place, 0, (number,), 2 * number, messages)
+        turn = say(tree, node, ALICE, (number,), request)
+        node = previous = turn.id
+    found = tree.messages(request)
+    assert len(found) == 2 * turns - 1 and found[-1].parts[0].text == f"{turns - 1}"

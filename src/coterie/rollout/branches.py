@@ -124,6 +124,7 @@ class Branches:
         if tools != self._tools.get(actor, ()):
             check_tools(tools)
             self._tools[actor] = tools
+        tools = self._tools.get(actor, ())
         syntax = self.environment.syntax
         stop = syntax.stop if syntax is not None and tools else ()
         return Prompt(self.tree, at.node, actor, shown, seed, draw, tools, stop)

@@ -7,7 +7,7 @@ fit what is there. What is there already, and equal, is left alone.
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coterie.trajectories.calls import Tool, check_calls, in_order
 from coterie.trajectories.codec import ids_blob, json_of, logprobs_blob
@@ -25,6 +25,8 @@ class TreeRow:
 
     key: int
     root: str
+    toolsets: dict[int, tuple[tuple[Tool, ...], int]] = field(default_factory=dict, compare=False)
+    """Keys of tools that were written with it, by the identity of the tools: most prompts have the same."""
 
 
 def records(tree: Tree) -> Iterator[Request | Turn]:
@@ -117,7 +119,7 @@ def add_request(db: sqlite3.Connection, tree: TreeRow, request: Request) -> None
             ids_blob(request.ids),
             request.keep_messages,
             json_of(request.messages),
-            _toolset(db, request.tools),
+            _toolset(db, tree, request.tools),
         ),
     )
 
@@ -299,13 +301,16 @@ def _check_images(db: sqlite3.Connection, parts: Sequence[Part], what: str) -> N
             raise ValueError(f"{what} has an image {image} that is not in the store")
 
 
-def _toolset(db: sqlite3.Connection, tools: tuple[Tool, ...]) -> int | None:
+def _toolset(db: sqlite3.Connection, tree: TreeRow, tools: tuple[Tool, ...]) -> int | None:
     """Key of a prompt's tools, made if it is not there; ``None`` where there are none."""
     if not tools:
         return None
+    if id(tools) in tree.toolsets:
+        return tree.toolsets[id(tools)][1]
     text = json_of(tools)
     db.execute("INSERT OR IGNORE INTO toolset VALUES (NULL, ?)", (text,))
     key: int = db.execute("SELECT key FROM toolset WHERE tools = ?", (text,)).fetchone()[0]
+    tree.toolsets[id(tools)] = (tools, key)
     return key
 
 
