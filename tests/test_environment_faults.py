@@ -44,7 +44,10 @@ def play(game: Environment, task: str | None = None, samples: int = 2) -> list[F
         async with driver(game).play_all(episodes) as playing:
             return [one async for one in playing]
 
-    return asyncio.run(asyncio.wait_for(run(), 20))
+    try:
+        return asyncio.run(asyncio.wait_for(run(), 20))
+    except asyncio.CancelledError:
+        pytest.fail("the fault of an item ended the run")
 
 
 # -- before the run -----------------------------------------------------------------------------
