@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.protocol import Environment, Observation, Shared, State, Transition
-from coterie.rollout.branches import Branches, Diverged
+from coterie.environments.protocol import Environment, Shared, State, Transition
+from coterie.rollout.branches import Branches
 from coterie.rollout.sessions import SessionError, Sessions, sessions_of
 from coterie.rollout.taken import context_at
 from coterie.rollout.transitions import CALLS, Position, environment_seed
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import TURNS, Ending, Outcome, Tree
-from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
-from tests.games import GAME, Asking, Base, Counting, Rounds, Script
+from coterie.trajectories.tree import TURNS, Tree
+from coterie.trajectories.turn import Turn, make_turn
+from tests.games import Asking, Base, Counting, Rounds, Script
 
 TASK = Task("t", {"target": 6})
 
@@ -128,22 +128,6 @@ def test_a_random_tree_grows_the_same_with_forks_and_with_replay(seed: int) -> N
     assert (replaying.most, forking.live, replaying.live) == (1, 0, 0)
 
 
-def test_a_replay_asks_nobody_and_adds_nothing() -> None:
-    async def test() -> None:
-        script = Script(lambda _: "1")
-        async with growing(Counting(forks=False), script) as (grown, _):
-            start = await grown.start()
-            one = await step(grown, start)
-            await step(grown, one)
-            asked, turns = len(script.shown), len(grown.tree.turns)
-            again = await say(grown, one, "2")
-            assert len(script.shown) == asked + 1 and len(grown.tree.turns) == turns + 2
-            assert grown.replayed == 1
-            assert grown.tree.turns[again.node].text == "now 3"
-
-    asyncio.run(test())
-
-
 def test_work_that_was_done_is_not_done_again() -> None:
     async def test() -> None:
         game = Counting()
@@ -188,116 +172,6 @@ def test_of_fifty_branches_each_fails_alone(fault: str) -> None:
                 "error": "Counting failed with ValueError"}[fault]  # fmt: skip
     assert all(expected in one for one in said), said
     assert {found[0], found[1], found[2], found[3]} == {"now 1", "now 2", "now 3", "now 4"}
-
-
-def test_a_tree_from_the_store_goes_on_where_it_was() -> None:
-    async def test() -> None:
-        game = Counting(forks=False)
-        async with growing(game, Script(lambda _: "1")) as (grown, kept):
-            at = await step(grown, await step(grown, await grown.start()))
-            again = branches(game, {"agent": Script(lambda _: "3")}, grown.tree, kept)
-            found = await again.position(at.node)
-            assert found.state.turns == at.state.turns and found.state.data == 2
-            after = await step(again, found)
-            assert again.tree.turns[after.node].text == "now 5"
-
-    asyncio.run(test())
-
-
-def test_a_tree_from_the_store_is_refused_where_the_environment_has_changed() -> None:
-    class Otherwise(Counting):
-        async def act(self, *args: object, **more: object):  # type: ignore[no-untyped-def, override]
-            found = await super().act(*args, **more)  # type: ignore[arg-type]
-            return type(found)(found.data, (), found.answer, found.end)
-
-    async def test() -> None:
-        async with growing(Counting(), Script(lambda _: "1")) as (grown, kept):
-            at = await step(grown, await step(grown, await grown.start()))
-            turns = dict(grown.tree.turns)
-            other = branches(Otherwise(), {"agent": Script(lambda _: "1")}, grown.tree, kept)
-            with pytest.raises(Diverged, match="task t"):
-                await other.position(at.node)
-            assert grown.tree.turns == turns
-
-    asyncio.run(test())
-
-
-def test_a_tree_from_the_store_is_left_as_it_is_where_the_beginning_has_changed() -> None:
-    class Otherwise(Counting):
-        async def begin(self, task: Task, live: object) -> Transition:
-            return Transition(seen=(Observation(GAME, (Part("another"),)),))
-
-    async def test() -> None:
-        async with growing(Counting(), Script(lambda _: "1")) as (grown, kept):
-            at = await step(grown, await grown.start())
-            turns = dict(grown.tree.turns)
-            other = branches(Otherwise(), {"agent": Script(lambda _: "1")}, grown.tree, kept)
-            with pytest.raises(Diverged):
-                await other.position(at.node)
-            assert grown.tree.turns == turns
-
-    asyncio.run(test())
-
-
-def test_a_tree_from_the_store_is_refused_where_its_ending_has_changed() -> None:
-    async def test() -> None:
-        async with growing(Counting(), Script(lambda _: "6")) as (grown, kept):
-            at = await step(grown, await grown.start())
-            grown.tree.end(Outcome(at.node, 0, Ending("gave up"), None, 0.0))
-            other = branches(Counting(), {"agent": Script(lambda _: "1")}, grown.tree, kept)
-            with pytest.raises(Diverged):
-                await other.position(at.node)
-
-    asyncio.run(test())
-
-
-@pytest.mark.parametrize(
-    "otherwise",
-    [
-        {"rewards": {"agent": 99.0}},
-        {"rewards": {}},
-        {"end": Ending("odd")},
-        {"answer": "odd"},
-        {"seen": ()},
-    ],
-    ids=lambda one: f"{one}",
-)
-def test_a_replay_that_differs_is_noticed_and_changes_nothing(otherwise: dict[str, Any]) -> None:
-    class Differs(Counting):
-        async def act(self, *args: Any, recorded: tuple[Turn, ...] = (), **more: Any) -> Transition:
-            found = await super().act(*args, recorded=recorded, **more)
-            return replace(found, **otherwise) if recorded else found
-
-    async def test() -> None:
-        async with growing(Differs(forks=False), Script(lambda _: "1")) as (grown, _):
-            one = await step(grown, await grown.start())
-            await step(grown, one)
-            rewards = dict(grown.rewards)
-            with pytest.raises(Diverged):
-                await say(grown, one, "2")
-            assert grown.rewards == rewards
-
-    asyncio.run(test())
-
-
-def test_a_beginning_that_says_less_in_a_replay_is_noticed() -> None:
-    class Shorter(Counting):
-        begun = 0
-
-        async def begin(self, task: Task, live: Any) -> Transition:
-            self.begun += 1
-            person = Observation(Speaker("person", "agent"), (Part("1"),))
-            found = await super().begin(task, live)
-            return replace(found, seen=(*found.seen, person)) if self.begun == 1 else found
-
-    async def test() -> None:
-        async with growing(Shorter(forks=False), Script(lambda _: "1")) as (grown, _):
-            start = await grown.start()
-            await step(grown, start)
-            with pytest.raises(Diverged):
-                await say(grown, start, "2")
-
-    asyncio.run(test())
 
 
 @pytest.mark.parametrize("forks", [True, False])

@@ -10,12 +10,12 @@ FAULTS = "tests/test_environment_faults.py::"
 IN_PLACE = f"{TOOLS}test_a_call_that_changes_the_environment_runs_in_its_place_beside_nothing"
 NOT_RUN = f"{TOOLS}test_broken_calls_are_answered_in_their_place_and_never_run"
 AGAIN = f"{TOOLS}test_what_cannot_be_reached_is_tried_again_and_then_fails_the_item"
-BROKEN_TAGS = f"{TOOLS}test_broken_tags_are_calls_that_are_not_run"
+BROKEN_TAGS = "tests/test_tags.py::test_broken_tags_are_calls_that_are_not_run"
 FORKS = f"{SESSIONS}test_a_copy_goes_on_and_what_it_was_copied_from_stays_if_it_can"
 BOUND = f"{SESSIONS}test_no_more_than_the_bound_are_live_and_the_longest_unused_makes_room"
 SAME_TREE = f"{BRANCHES}test_a_random_tree_grows_the_same_with_forks_and_with_replay"
 ALONE = f"{BRANCHES}test_of_fifty_branches_each_fails_alone"
-FROM_STORE = f"{BRANCHES}test_a_tree_from_the_store_goes_on_where_it_was"
+FROM_STORE = "tests/test_replay.py::test_a_tree_from_the_store_goes_on_where_it_was"
 SIMULTANEOUS = f"{BRANCHES}test_players_who_act_at_the_same_time_do_not_see_each_other"
 
 MUTANTS = (
@@ -216,7 +216,7 @@ MUTANTS = (
         "self.seen, self.rewards, here.answer, here.end)",
         "self.seen, other.rewards, here.answer, there.end)",
         "other rewards and endings in a replay are not noticed",
-        (f"{BRANCHES}test_a_replay_that_differs_is_noticed_and_changes_nothing",),
+        ("tests/test_replay.py::test_a_replay_that_differs_is_noticed_and_changes_nothing",),
     ),
     Mutant(
         "branches-done-twice-at-once",
