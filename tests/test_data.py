@@ -232,7 +232,7 @@ def test_files_that_do_not_make_two_splits_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for said, sources, share in [
         ("no file of the heldout split", [train], None), ("tells no split", [train, other], None),
-        ("several splits", [train, test], 0.5), ("no share", [train], 1.5),
+        ("several splits", [train, test], 0.5), ("is not a share", [train], 1.5),
         ("no row is left for the heldout split", [train], 1e-9), ("no file or folder", [test / "a"], None),
         ("has no .jsonl", [tmp_path / "empty"], None),
     ]:  # fmt: skip
