@@ -47,12 +47,12 @@ lint: $(VENV)/.dev
 	$(PY) -m pytest tests/test_floors.py tests/test_docs.py
 
 tiny: $(VENV)/.run
-	$(PY) -m coterie.recipes.tiny --world exchange --out src/coterie/assets/tiny-exchange
-	$(PY) -m coterie.recipes.tiny --world persona --out src/coterie/assets/tiny-persona
+	$(PY) -m coterie.recipes.tiny --micro-world exchange --out src/coterie/assets/tiny-exchange
+	$(PY) -m coterie.recipes.tiny --micro-world persona --out src/coterie/assets/tiny-persona
 
-# WORLD=exchange or WORLD=persona rebuilds one of them.
+# MICRO_WORLD=exchange or MICRO_WORLD=persona rebuilds one of them.
 tiny-check: $(VENV)/.dev
-	$(PY) -m pytest -m slow tests/test_tiny_rebuild.py -k "$(WORLD)"
+	$(PY) -m pytest -m slow tests/test_tiny_rebuild.py -k "$(MICRO_WORLD)"
 
 docs: $(VENV)/.run
 	$(VENV)/bin/coterie config optima/isft --markdown > docs/config.md

@@ -54,8 +54,10 @@ async def side() -> dict[str, float]:
     prompts = [
         [*common, *(rng.randrange(49152) for _ in range(LENGTH - COMMON))] for _ in range(PROMPTS)
     ]
-    told, before, began = Sampling(max_tokens=NEW), peak(), time.perf_counter()
-    await asyncio.gather(*(engine.sample(prompt, range(CANDIDATES), told) for prompt in prompts))
+    sampling, before, began = Sampling(max_tokens=NEW), peak(), time.perf_counter()
+    await asyncio.gather(
+        *(engine.sample(prompt, range(CANDIDATES), sampling) for prompt in prompts)
+    )
     return {"gib": peak() - before, "seconds": time.perf_counter() - began}
 
 

@@ -5,7 +5,7 @@
 About two minutes on two quiet cores, at most ``--seconds`` (150) and a round for each figure. The last
 line is one JSON object:
 
-    vs_generate             tiny-exchange, 32 prompts of its world, 128 forced new tokens each:
+    vs_generate             tiny-exchange, 32 prompts of its environment, 128 forced new tokens each:
                             tokens/s over those of ``generate`` (sampling, left-padded, in float32)
     shared_prefix_speedup   SmolLM2-135M, 16 candidates of 16 tokens under one prefix of 512 tokens:
                             seconds of 16 separate prompts of 512 tokens over theirs, by the same engine
@@ -29,7 +29,7 @@ from bench.smollm2 import loaded
 from bench.timing import alternate
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.registry import environment
+from coterie.environments.registry import make_environment
 from coterie.models.loading import LoadedModel, load
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message
@@ -45,14 +45,14 @@ def endless(model: LoadedModel) -> LoadedModel:
     return model
 
 
-def world_prompts(model: LoadedModel) -> list[list[int]]:
+def environment_prompts(model: LoadedModel) -> list[list[int]]:
     """First prompts of held-out tasks."""
-    world = environment("exchange")
+    environment = make_environment("exchange")
     found = []
-    for task in world.tasks("heldout", BATCH, 0):
+    for task in environment.tasks("heldout", BATCH, 0):
         tree = Tree(task.id, "evaluate", 0)
-        asked = Message("system", world.system_parts(task, world.agents[0]))
-        found.append(list(model.renderer.render([asked], tree, world.agents[0])))
+        asked = Message("system", environment.system_parts(task, environment.agents[0]))
+        found.append(list(model.renderer.render([asked], tree, environment.agents[0])))
     return found
 
 
@@ -78,8 +78,10 @@ def sample(engine: InProcessEngine, prompts: list[list[int]], count: int, new: i
     """``count`` completions of each prompt by the engine."""
 
     async def all_of_them() -> None:
-        told = Sampling(max_tokens=new)
-        calls = (engine.sample(p, list(range(n, n + count)), told) for n, p in enumerate(prompts))
+        sampling = Sampling(max_tokens=new)
+        calls = (
+            engine.sample(p, list(range(n, n + count)), sampling) for n, p in enumerate(prompts)
+        )
         found = [one for ones in await asyncio.gather(*calls) for one in ones]
         assert [len(one.ids) for one in found] == [new] * count * len(prompts)
 
@@ -95,26 +97,26 @@ def main() -> None:
     parser.add_argument("--model", help="folder of real weights for the second figure")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=150, help="begin no round that ends later")
-    told = parser.parse_args()
-    torch.set_num_threads(told.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     tiny = endless(load("tiny-exchange"))
-    prompts = world_prompts(tiny)
+    prompts = environment_prompts(tiny)
     engine = InProcessEngine(endless(load("tiny-exchange")), policy="bench", version="0")
     sides = {
         "generate": lambda: generate(tiny, prompts),
         "engine": lambda: sample(engine, prompts, 1, NEW),
     }
-    first = alternate(sides, REPEATS, told.seconds)
+    first = alternate(sides, REPEATS, args.seconds)
     for name, seconds in first.medians().items():
         print(f"tiny, batch {BATCH}, {name}: {BATCH * NEW / seconds:,.0f} tokens/s")
     rng = random.Random(0)
     apart = [[rng.randrange(49152) for _ in range(PREFIX)] for _ in range(CANDIDATES)]
-    large = InProcessEngine(endless(loaded(told.model)), policy="bench", version="0")
+    large = InProcessEngine(endless(loaded(args.model)), policy="bench", version="0")
     sides = {
         "separate prompts": lambda: sample(large, apart, 1, CANDIDATE_TOKENS),
         "one prefix": lambda: sample(large, apart[:1], CANDIDATES, CANDIDATE_TOKENS),
     }
-    second = alternate(sides, REPEATS, told.seconds)
+    second = alternate(sides, REPEATS, args.seconds)
     for name, seconds in second.medians().items():
         print(f"SmolLM2, {CANDIDATES} x {CANDIDATE_TOKENS}, {name}: {seconds:.2f} s")
     apart_to_one = ("separate prompts", "one prefix")

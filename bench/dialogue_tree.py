@@ -44,21 +44,21 @@ from bench.lockstep import generate, lockstep, score, scored
 from bench.timing import Times, rounds
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.registry import environment
+from coterie.environments.registry import make_environment
 from coterie.models.loading import LoadedModel, load
 from coterie.recipes.optima_settings import OptimaDPOSettings
 from coterie.recipes.optima_trees import TreeJudge
 from coterie.recipes.registry import settings
 from coterie.rollout.dialogue_tree import DialogueTree
 from coterie.rollout.flight import in_flight
+from coterie.rollout.samplers import TokenSampler
 from coterie.rollout.search import Rollout
-from coterie.rollout.voices import TokenVoice
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import view
 
 SEED = 5
-MOST = 120
+MAX_TOKENS = 120
 """What the token term is relative to."""
 
 
@@ -76,27 +76,29 @@ class Bench:
     """The engine, and the trees that were grown last."""
 
     def __init__(
-        self, loaded: LoadedModel, base: LoadedModel, told: OptimaDPOSettings, tasks: int
+        self, loaded: LoadedModel, base: LoadedModel, settings: OptimaDPOSettings, tasks: int
     ) -> None:
         self.engine = InProcessEngine(loaded, policy="bench", version="0")
         self.base = InProcessEngine(base, policy="base", version="0")
         self.loaded, self.frozen = loaded, base
-        self.told, self.tasks = told, tasks
-        self.world = environment("exchange")
+        self.settings, self.tasks = settings, tasks
+        self.environment = make_environment("exchange")
         self.trees: list[DialogueTree] = []
 
     async def grow(self, kind: type[DialogueTree], at_a_time: int) -> float:
         """Grow all trees with an empty prefix cache; returns seconds."""
         self.engine.forget()
         self.base.forget()
-        s = self.told
+        s = self.settings
         sampling = Sampling(s.dpo.temperature, 1.0, s.rollout.max_tokens)
         context = self.loaded.context_length
-        voice = TokenVoice(self.engine, self.loaded.renderer.render, sampling, context)
-        judge = TreeJudge(s.dpo.reward, MOST, self.base, self.world.agents, settings="bench")
+        sampler = TokenSampler(self.engine, self.loaded.renderer.render, sampling, context)
+        judge = TreeJudge(
+            s.dpo.reward, MAX_TOKENS, self.base, self.environment.agents, settings="bench"
+        )
         self.trees = [
-            kind(self.world, voice, judge, s.dpo.search, task, Tree(task.id, "rollout", 0))
-            for task in self.world.tasks("train", self.tasks, SEED)
+            kind(self.environment, sampler, judge, s.dpo.search, task, Tree(task.id, "rollout", 0))
+            for task in self.environment.tasks("train", self.tasks, SEED)
         ]
         began = time.perf_counter()
         async with in_flight((tree.grow(_forget) for tree in self.trees), at_a_time) as grown:
@@ -106,7 +108,7 @@ class Bench:
 
     def batched(self) -> float:
         """Seconds of Transformers for the rollouts of the trees that were grown last."""
-        batches = lockstep(self.trees, self.told.dpo.search.searches)
+        batches = lockstep(self.trees, self.settings.dpo.search.searches)
         sequences = scored(self.trees)
         began = time.perf_counter()
         generate(self.loaded, batches)
@@ -194,12 +196,12 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=300, help="begin no round that ends later")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    told = settings("optima/idpo")
-    assert isinstance(told, OptimaDPOSettings)
+    chosen = settings("optima/idpo")
+    assert isinstance(chosen, OptimaDPOSettings)
     if options.searches:
-        search = told.dpo.search.model_copy(update={"searches": options.searches})
-        told = told.model_copy(update={"dpo": told.dpo.model_copy(update={"search": search})})
-    bench = Bench(load(options.model), load(options.model), told, options.tasks)
+        search = chosen.dpo.search.model_copy(update={"searches": options.searches})
+        chosen = chosen.model_copy(update={"dpo": chosen.dpo.model_copy(update={"search": search})})
+    bench = Bench(load(options.model), load(options.model), chosen, options.tasks)
     print(json.dumps(await measure(bench, options.repeats, options.seconds)))
 
 

@@ -63,12 +63,12 @@ def main() -> None:
     parser.add_argument("--model", help="folder of real weights")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=300, help="begin no round that ends later")
-    told = parser.parse_args()
-    torch.set_num_threads(told.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     rng = random.Random(0)
     prefix = [rng.randrange(49152) for _ in range(PREFIX)]
     ends = [[rng.randrange(49152) for _ in range(CONTINUATION)] for _ in range(COUNT)]
-    one, plain = loaded(told.model), loaded(told.model)
+    one, plain = loaded(args.model), loaded(args.model)
     engine = InProcessEngine(one, policy="bench", version="0")
     sides: dict[str, Callable[[], Scores]] = {
         "tries": lambda: asyncio.run(engine.logprobs(prefix, ends)),
@@ -77,7 +77,7 @@ def main() -> None:
             for size in BATCHES
         },
     }
-    times = alternate(sides, REPEATS, told.seconds)
+    times = alternate(sides, REPEATS, args.seconds)
     middle = times.medians()
     for name, seconds in middle.items():
         print(f"{name:>24}: {seconds:.2f} s")

@@ -39,14 +39,14 @@ from coterie.engines.settings import EngineSettings
 from coterie.environments.baselines import Method
 from coterie.environments.colbench.drawn import draw_rows
 from coterie.environments.dialogue import WELL_FORMED, DialogueEnvironment
-from coterie.environments.person import ModelPerson, PersonSettings
 from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings
 from coterie.environments.services import Services
+from coterie.environments.user_simulator import ModelUserSimulator, UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, Finished, Player
-from coterie.rollout.voices import TokenVoice
+from coterie.rollout.samplers import TokenSampler
 from coterie.runs.benchmark import BenchmarkSettings
 from coterie.tools.sandbox.pool import Sandbox
 
@@ -71,7 +71,7 @@ AT_ONCE = 2
 
 
 @dataclass(frozen=True)
-class Told:
+class Options:
     """What the command line says."""
 
     model: str
@@ -111,10 +111,12 @@ def summed(finished: Sequence[Finished], started: int, seconds: float) -> Found:
     )
 
 
-async def played(player: Player, world: DialogueEnvironment, tasks: int, seconds: float) -> Found:
+async def played(
+    player: Player, environment: DialogueEnvironment, tasks: int, seconds: float
+) -> Found:
     """As many dialogues as there are tasks, some at a time, and for so long at most."""
     began = time.perf_counter()
-    drawn = world.tasks("heldout", tasks, 0)
+    drawn = environment.tasks("heldout", tasks, 0)
     episodes = [Episode(task, 0, 0, "bench") for task in drawn]
     finished: list[Finished] = []
     try:
@@ -138,28 +140,30 @@ async def easiest(folder: Path, count: int, sandbox: Sandbox) -> None:
         (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
 
 
-async def measure(told: Told, end: float, functions: Path) -> dict[str, Found]:
+async def measure(options: Options, end: float, functions: Path) -> dict[str, Found]:
     """All environments, one after the other; a line is printed for each."""
-    loaded = load(told.model, device=EngineSettings().device_name)
+    loaded = load(options.model, device=EngineSettings().device_name)
     engine = InProcessEngine(loaded, policy="bench", version="0")
-    sampling = Sampling(0.0, 1.0, told.max_tokens)
-    voice = TokenVoice(engine, loaded.renderer.render, sampling, loaded.context_length)
-    person = PersonSettings(model=told.model)
-    chat = ServedChat(Speaking(engine, loaded.renderer, loaded.context_length), person)
+    sampling = Sampling(0.0, 1.0, options.max_tokens)
+    sampler = TokenSampler(engine, loaded.renderer.render, sampling, loaded.context_length)
+    user_simulator = UserSimulatorSettings(model=options.model)
+    chat = ServedChat(Speaking(engine, loaded.renderer, loaded.context_length), user_simulator)
     found: dict[str, Found] = {}
     async with Sandbox() as sandbox:
-        await easiest(functions, told.tasks, sandbox)
+        await easiest(functions, options.tasks, sandbox)
         for place, (name, method) in enumerate(CASES):
             source = str(functions) if name == "colbench_code" else "sample"
             settings = BenchmarkSettings(
                 method=method, data=DataSettings(source=source, turns=TURNS)
             )
-            world = settings.world(name)
-            speaker = getattr(world, "script", None) or ModelPerson(chat, person)
-            player = Player(world, voice, 0, Services(speaker, sandbox))
+            environment = settings.environment(name)
+            speaker = getattr(environment, "script", None) or ModelUserSimulator(
+                chat, user_simulator
+            )
+            player = Player(environment, sampler, 0, Services(speaker, sandbox))
             share = (end - time.perf_counter()) / (len(CASES) - place)
             title = name if method == "dialogue" else f"{name} {method}"
-            found[title] = await played(player, world, told.tasks, share)
+            found[title] = await played(player, environment, options.tasks, share)
             show(title, found[title])
     return found
 
@@ -181,16 +185,16 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=4, help="of each environment; default: 4")
     parser.add_argument("--max-tokens", type=int, default=256, help="of a message; default: 256")
     parser.add_argument("--seconds", type=float, default=540, help="for everything; default: 540")
-    told = Told(**vars(parser.parse_args()))
-    end = time.perf_counter() + told.seconds
+    options = Options(**vars(parser.parse_args()))
+    end = time.perf_counter() + options.seconds
     heads = " ".join(f"{head:>11}" for head in ("well formed", "cut off", "score"))
     print(f"{'environment':22} {heads}    n unfinished failed seconds", flush=True)
     with TemporaryDirectory() as folder:
         try:
-            found = asyncio.run(measure(told, end, Path(folder)))
+            found = asyncio.run(measure(options, end, Path(folder)))
         except UserError as error:
             raise SystemExit(str(error)) from error
-    print(json.dumps({**asdict(told), "environments": {k: asdict(v) for k, v in found.items()}}))
+    print(json.dumps({**asdict(options), "environments": {k: asdict(v) for k, v in found.items()}}))
 
 
 if __name__ == "__main__":

@@ -39,13 +39,13 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Engine, Sampling
 from coterie.engines.servers.pool import ServerPool
 from coterie.engines.servers.vllm import VLLMSettings, vllm_pool
-from coterie.environments.registry import environment
+from coterie.environments.registry import make_environment
 from coterie.models.loading import LoadedModel, load
 from coterie.rollout.episodes import Episode, Player
-from coterie.rollout.voices import Ask, Memory, Said, TokenVoice
+from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.trajectories.task import Task
 
-DIALOGUES, TURNS, MOST_TOKENS = 512, 6, 96
+DIALOGUES, TURNS, MAX_TOKENS = 512, 6, 96
 AT_A_TIME = 32
 """Sequences that either engine decodes at a time."""
 REPEATS = 3
@@ -74,24 +74,24 @@ class Measured:
     cached_share: float
 
 
-class RecordingVoice(TokenVoice):
-    """A voice that notes what it asks the engine for."""
+class RecordingSampler(TokenSampler):
+    """A sampler that notes what it asks the engine for."""
 
     asked: list[Asked]
 
-    async def speak(self, ask: Ask, memory: Memory) -> Said:
-        """As any other voice."""
-        turn = 0 if ask.parent == ask.tree.root else len(ask.tree.path(ask.parent))
-        prompt = self.render(ask.shown, ask.tree, ask.agent)
-        said = await super().speak(ask, memory)
-        self.asked.append(Asked(turn, prompt, ask.seed, said.tokens))
-        return said
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        """As any other sampler."""
+        turn = 0 if prompt.parent == prompt.tree.root else len(prompt.tree.path(prompt.parent))
+        prompt_ids = self.render(prompt.shown, prompt.tree, prompt.agent)
+        response = await super().respond(prompt, context)
+        self.asked.append(Asked(turn, prompt_ids, prompt.seed, response.tokens))
+        return response
 
 
-async def dialogues(voice: TokenVoice, world: Any, tasks: Sequence[Task]) -> None:
+async def dialogues(sampler: TokenSampler, environment: Any, tasks: Sequence[Task]) -> None:
     """Play all dialogues."""
     episodes = [Episode(task, 0, 0, "bench") for task in tasks]
-    async with Player(world, voice, 0).play_all(episodes) as playing:
+    async with Player(environment, sampler, 0).play_all(episodes) as playing:
         async for finished in playing:
             assert finished.failure is None, finished.failure
 
@@ -129,18 +129,18 @@ async def compare(
     seconds: float,
 ) -> dict[str, object]:
     """Both sides in turn, after one run that records the requests."""
-    sampling = Sampling(0.7, 1.0, MOST_TOKENS)
+    sampling = Sampling(0.7, 1.0, MAX_TOKENS)
     settings = (engine, model.renderer.render, sampling, model.context_length)
-    recording = RecordingVoice(*settings)
+    recording = RecordingSampler(*settings)
     recording.asked = []
-    world: Any = environment("exchange")
-    world.max_turns = TURNS
-    tasks = world.tasks("heldout", DIALOGUES, 0)
-    await dialogues(recording, world, tasks)
+    environment: Any = make_environment("exchange")
+    environment.max_turns = TURNS
+    tasks = environment.tasks("heldout", DIALOGUES, 0)
+    await dialogues(recording, environment, tasks)
     asked = sorted(recording.asked, key=lambda one: one.turn)
-    voice = TokenVoice(*settings)
+    sampler = TokenSampler(*settings)
     sides: dict[str, Callable[[], Awaitable[None]]] = {
-        "dialogues": lambda: dialogues(voice, world, tasks),
+        "dialogues": lambda: dialogues(sampler, environment, tasks),
         "requests": lambda: requests(engine, asked, sampling),
     }
     runs: dict[str, list[Measured]] = {side: [] for side in sides}
@@ -196,24 +196,24 @@ async def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=200, help="begin no round that ends later")
-    told = parser.parse_args()
-    torch.set_num_threads(told.threads)
-    loaded = load(told.model)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    loaded = load(args.model)
     engine = InProcessEngine(loaded, policy="bench", version="0", max_batch=AT_A_TIME)
 
     async def forget() -> None:
         engine.forget()
 
-    found = {"inprocess": await compare("in process", engine, forget, loaded, told.seconds)}
-    if told.vllm_python:
-        async with served(told.model, loaded, told.vllm_python) as pool:
+    found = {"inprocess": await compare("in process", engine, forget, loaded, args.seconds)}
+    if args.vllm_python:
+        async with served(args.model, loaded, args.vllm_python) as pool:
 
             async def reset() -> None:
                 pool.router.clear()
                 for member in pool.members:
                     assert await member.client.reset_cache()
 
-            found["vllm"] = await compare("vLLM", pool, reset, loaded, told.seconds)
+            found["vllm"] = await compare("vLLM", pool, reset, loaded, args.seconds)
     print(json.dumps(found))
 
 

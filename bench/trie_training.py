@@ -180,11 +180,11 @@ class StepClock(TrainerCallback):
 def trl_step(policy: Any, items: Sequence[Item], batch: int) -> tuple[float, float]:
     """(seconds, loss) of TRL's step at a batch size."""
     with TemporaryDirectory() as folder:
-        told = arguments(Path(folder), batch, len(items) // batch, RATE, 1)
+        options = arguments(Path(folder), batch, len(items) // batch, RATE, 1)
         if isinstance(items[0], Row):
-            trainer: Any = sft_trainer(policy, tokenizer(), items, told)
+            trainer: Any = sft_trainer(policy, tokenizer(), items, options)
         else:
-            trainer = dpo_trainer(policy, tokenizer(), items, DPO_SETTINGS, told)
+            trainer = dpo_trainer(policy, tokenizer(), items, DPO_SETTINGS, options)
         clock = StepClock()
         trainer.add_callback(clock)
         trainer.train()
@@ -267,19 +267,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300, help="begin no round that ends later")
     parser.add_argument("--side", choices=["packed", "trl"], help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, default=1, help=argparse.SUPPRESS)
-    told = parser.parse_args()
-    torch.set_num_threads(told.threads)
-    policy = make_model(told.model).train()
-    if told.side:
-        print(one_side(policy, KINDS[told.kind](), told.side, told.batch))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    policy = make_model(args.model).train()
+    if args.side:
+        print(one_side(policy, KINDS[args.kind](), args.side, args.batch))
         return
     found: dict[str, dict[str, Any]] = {}
-    kinds = [told.kind] if told.kind else list(KINDS)
+    kinds = [args.kind] if args.kind else list(KINDS)
     for kind in kinds:
         items = [replace(item) for item in KINDS[kind]()]
-        found[kind] = compare(policy, items, told.seconds / len(kinds))
+        found[kind] = compare(policy, items, args.seconds / len(kinds))
         batch = int(found[kind]["trl_batch"])
-        memory = {side: peak_memory(kind, side, batch, told.model) for side in ("packed", "trl")}
+        memory = {side: peak_memory(kind, side, batch, args.model) for side in ("packed", "trl")}
         found[kind]["peak_memory_ratio_vs_trl"] = memory["packed"] / memory["trl"]
         print(kind, json.dumps(found[kind]), flush=True)
     print(json.dumps(found))

@@ -77,14 +77,18 @@ def arguments(folder: Path, batch: int, accumulate: int, rate: float, steps: int
 
 
 def dpo_trainer(
-    model: Any, tokenizer: Any, pairs: Sequence[Pair], objective: DPOSettings, told: dict[str, Any]
+    model: Any,
+    tokenizer: Any,
+    pairs: Sequence[Pair],
+    objective: DPOSettings,
+    options: dict[str, Any],
 ) -> Pairs:
     """DPO with our stored reference log-probs (sums: TRL normalises them), so that no reference runs."""
     kinds, weights = [LOSSES[objective.normalise]], [1.0]
     if objective.nll:
         kinds, weights = [*kinds, "sft"], [1.0, objective.nll]
     config = DPOConfig(
-        **told,
+        **options,
         beta=objective.beta,
         loss_type=kinds,
         loss_weights=weights,
@@ -101,12 +105,12 @@ def dpo_trainer(
     return trainer
 
 
-def sft_trainer(model: Any, tokenizer: Any, rows: Sequence[Row], told: dict[str, Any]) -> Rows:
+def sft_trainer(model: Any, tokenizer: Any, rows: Sequence[Row], options: dict[str, Any]) -> Rows:
     """SFT on targets only."""
     examples = [{"input_ids": list(row.ids), "labels": _labels(row)} for row in rows]
     trainer = Rows(
         model=model,
-        args=SFTConfig(**told, dataset_kwargs={"skip_prepare_dataset": True}),
+        args=SFTConfig(**options, dataset_kwargs={"skip_prepare_dataset": True}),
         train_dataset=Dataset.from_list(examples),
         processing_class=tokenizer,
     )

@@ -35,7 +35,7 @@ def once(*words: str) -> tuple[str, ...]:
     return tuple({word.partition("=")[0]: word for word in words}.values())
 
 
-class Said(NamedTuple):
+class CliResult(NamedTuple):
     """What a command printed, and its exit status."""
 
     code: int
@@ -43,7 +43,7 @@ class Said(NamedTuple):
     err: str
 
 
-Cli = Callable[..., Said]
+Cli = Callable[..., CliResult]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
     monkeypatch.chdir(tmp_path)
 
-    def call(*words: object) -> Said:
+    def call(*words: object) -> CliResult:
         monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
         code = 0
         try:
@@ -61,7 +61,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         except SystemExit as ended:
             code = int(ended.code or 0)
         out, err = capsys.readouterr()
-        return Said(code, out, err)
+        return CliResult(code, out, err)
 
     return call
 

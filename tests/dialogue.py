@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, Sampling
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import TURNS, Outcome, Tree
 from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, Turn, make_turn
 
 AGENTS = ("Alice", "Bob")
 
 
 @dataclass
-class Memory:
+class AgentContext:
     """What one agent has seen so far."""
 
     messages: tuple[Message, ...]
@@ -59,29 +59,33 @@ async def _play(
 ) -> Played:
     tree = Tree("task", "rollout", 0)
     played = Played(tree, tree.root)
-    memory = {agent: Memory(opening(agent)) for agent in AGENTS}
+    contexts = {agent: AgentContext(opening(agent)) for agent in AGENTS}
     for number in range(turns):
         agent, other = AGENTS[number % 2], AGENTS[1 - number % 2]
-        mind = memory[agent]
-        prompt = engine.loaded.renderer.render(mind.messages, tree, agent)
+        context = contexts[agent]
+        prompt = engine.loaded.renderer.render(context.messages, tree, agent)
         settings = sampling(number)
         (said,) = await engine.sample(prompt, [seed + number], settings)
         played.calls.append((agent, prompt, said))
-        before = () if mind.turn is None else mind.messages[: mind.messages.index(_own(mind)) + 1]
+        before = (
+            ()
+            if context.turn is None
+            else context.messages[: context.messages.index(_own(context)) + 1]
+        )
         request = Request.make(
-            agent, played.leaf, mind.turn, prompt, mind.messages, mind.ids, before
+            agent, played.leaf, context.turn, prompt, context.messages, context.ids, before
         )
         turn = _turn(engine, played.leaf, agent, request.id, said, settings, say(said.text))
         tree.add(turn, request)
-        played.leaf, mind.turn, mind.ids = turn.id, turn.id, prompt + said.ids
-        mind.messages += (Message("assistant", turn=turn.id),)
-        memory[other].messages += (Message("user", turn=turn.id),)
-    tree.end(Outcome(played.leaf, 0, "turn_limit", None, 0.0))
+        played.leaf, context.turn, context.ids = turn.id, turn.id, prompt + said.ids
+        context.messages += (Message("assistant", turn=turn.id),)
+        contexts[other].messages += (Message("user", turn=turn.id),)
+    tree.end(Outcome(played.leaf, 0, TURNS, None, 0.0))
     return played
 
 
-def _own(mind: Memory) -> Message:
-    return Message("assistant", turn=mind.turn)
+def _own(context: AgentContext) -> Message:
+    return Message("assistant", turn=context.turn)
 
 
 def _turn(

@@ -36,10 +36,10 @@ class Stopping(DPO):
 
 def settings(method: str) -> TrainingSettings:
     """Settings of both sides."""
-    told = {**SETTINGS.model_dump(), "method": method, "save_every_steps": 1}
+    settings = {**SETTINGS.model_dump(), "method": method, "save_every_steps": 1}
     if method == "lora":
-        told["lora_r"] = 4
-    return TrainingSettings(**told)
+        settings["lora_r"] = 4
+    return TrainingSettings(**settings)
 
 
 def pairs() -> list[Pair]:

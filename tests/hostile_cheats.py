@@ -105,7 +105,8 @@ def NAME(x):
 def NAME(x):
     pieces = []
     for file in range(256):
-        for read in (lambda: os.pread(file, 1 << 20, 0), lambda: (os.set_blocking(file, False), os.read(file, 1 << 20))[1]):
+        for read in (lambda: os.pread(file, 1 << 20, 0), lambda: (os.set_blocking(file, False), os.read(file, 1 <<
+        20))[1]):
             try:
                 pieces.append(read())
             except OSError:

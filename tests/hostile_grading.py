@@ -66,17 +66,17 @@ async def graded_tries(
     tries: Sequence[Try], at_once: int, settings: SandboxSettings = TWO
 ) -> list[Grade]:
     """The grades of answers, each that of a dialogue of its own, ``at_once`` at a time."""
-    world, places = Persona(), asyncio.Semaphore(at_once)
+    environment, places = Persona(), asyncio.Semaphore(at_once)
     async with Sandbox(settings) as sandbox:
         services = Services(None, sandbox)
 
         async def one(what: Try) -> Grade:
             async with places:
-                state = begin(world, a_task(what.task), "root")
+                state = begin(environment, a_task(what.task), "root")
                 said = Part(f"{MARKER}\n{source(what)}")
                 turn = make_turn(state.turns[-1].id, Speaker("agent", AGENT), [said])
-                state = await step(world, state, turn, cut=False, services=services)
-                return await graded(world, state, services)
+                state = await step(environment, state, turn, truncated=False, services=services)
+                return await graded(environment, state, services)
 
         return await asyncio.gather(*map(one, tries))
 

@@ -2,21 +2,21 @@
 
 import random
 
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import TURNS, Ending, Outcome, Tree, hash_of
 from coterie.trajectories.turn import (
     Message,
     Part,
     Request,
     Sample,
     Speaker,
-    ToolCall,
-    ToolResult,
     Turn,
     make_turn,
 )
 
+PICTURE = b"\x89PNG, or what stands for it"
 TEXTS = [
     "",
     "yes",
@@ -26,6 +26,10 @@ TEXTS = [
     '"quoted" \\ \n\t',
     "e\u0301\u0000x",
 ]
+TOOLS = (
+    Tool("search", "Finds é.", {"type": "object", "properties": {"q": {"type": "string"}}}),
+    Tool("move", "Goes on.", {"type": "object"}, alone=True),
+)
 AUDIENCES = [None, frozenset({"Alice"}), frozenset({"Bob", "critic"})]
 SPEAKERS = [
     Speaker("agent", "Alice"),
@@ -46,6 +50,7 @@ def whole(seed: int, task: str, samples: int = 3) -> Tree:
     first, *rest = episodes(seed, task, samples)
     for tree in rest:
         first.requests |= tree.requests
+        first.images |= tree.images
         for turn in tree.turns.values():
             first.add(turn)
         for outcome in tree.outcomes.values():
@@ -70,13 +75,14 @@ def one_turn(task: str, iteration: int = 0) -> Tree:
     speaker = Speaker("environment", "world")
     turn = make_turn(tree.root, speaker, [Part(task)], author="environment")
     tree.add(turn)
-    tree.end(Outcome(turn.id, 0, "agreed", None, 1.0))
+    tree.end(Outcome(turn.id, 0, Ending("agreed"), None, 1.0))
     return tree
 
 
 def _episode(seed: int, task: str, sample: int) -> Tree:
     rng = random.Random(f"{seed}/{task}")
     tree = Tree(task, "rollout", 0)
+    tree.add_image(PICTURE)
     node, shared = tree.root, rng.randint(0, 3)
     for depth in range(shared + 4):
         if depth == shared:
@@ -90,7 +96,15 @@ def _episode(seed: int, task: str, sample: int) -> Tree:
             tree.add(turn)
             node = turn.id
     answer = rng.choice([None, *TEXTS])
-    tree.end(Outcome(node, sample, rng.choice(["agreed", "turn_limit"]), answer, rng.random()))
+    tree.end(
+        Outcome(
+            node,
+            sample,
+            rng.choice([Ending("agreed"), TURNS]),
+            answer,
+            rng.choice([None, rng.uniform(-9, 9)]),
+        )
+    )
     return tree
 
 
@@ -108,7 +122,14 @@ def _speak(rng: random.Random, tree: Tree, node: str, speaker: Speaker, draw: in
         if rng.random() < 0.7:  # otherwise history is rewritten
             prompt, messages = running + prompt, said + messages
     request = Request.make(
-        speaker.name, node, previous.id if previous else None, prompt, messages, running, said
+        speaker.name,
+        node,
+        previous.id if previous else None,
+        prompt,
+        messages,
+        running,
+        said,
+        rng.choice([(), TOOLS]),
     )
     ids = _ids(rng, 8)
     sample = Sample(
@@ -122,7 +143,10 @@ def _speak(rng: random.Random, tree: Tree, node: str, speaker: Speaker, draw: in
         rng.choice([0.7, 1.0]),
         0.95,
     )
-    calls = tuple(ToolCall(f"c{i}", "search", '{"q": "é"}') for i in range(rng.randint(0, 2)))
+    calls = tuple(
+        ToolCall(f"c{i}", "search", '{"q": "é"}', rng.choice(["", "cut off"]))
+        for i in range(rng.randint(0, 2))
+    )
     parts = _parts(rng, span=(0, len(ids)))
     turn = make_turn(node, speaker, parts, sample=sample, calls=calls, draw=draw)
     tree.add(turn, request)
@@ -145,7 +169,7 @@ def _parts(rng: random.Random, span: tuple[int, int] | None = None) -> list[Part
             rng.choice(TEXTS),
             rng.choice(AUDIENCES),
             rng.choice(["literal", "task:question", "turn:0"]),
-            rng.choice([None, "ab" * 32]),
+            rng.choice([None, hash_of(PICTURE)]),
             span,
         )
         for _ in range(rng.randint(0, 3))

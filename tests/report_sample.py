@@ -8,7 +8,7 @@ from coterie.reports.data import (
     Conduct,
     Counts,
     DialogueView,
-    Ending,
+    Ended,
     Example,
     Failure,
     IterationPoint,
@@ -155,7 +155,7 @@ def examples() -> list[Example]:
 
 def task_tree(text: str = "Nora friend > Omar; Omar pet > ?") -> TaskTree:
     """Two ways to begin; the first parts again after two turns, and its ends make a pair too."""
-    right, wrong = Ending("agreed", "tortoise", 1.0), Ending("turn_limit", None, 0.0)
+    right, wrong = Ended("agreed", "tortoise", 1.0), Ended("no turns left", None, 0.0)
     ends = (
         TreeTurn(1, "Alice", "<A>tortoise</A>", 0.9, 2, (Sibling(2, 1.15),), (), right),
         TreeTurn(2, "Alice", "Is it?", -0.25, 1, (), (Sibling(1, 1.15),), wrong),

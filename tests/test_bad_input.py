@@ -137,7 +137,7 @@ def test_a_second_process_on_a_run_folder(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_refused_before_the_start(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "LEAST_FREE", 2**60)  # no disk has that much
+    monkeypatch.setattr(run_folder, "MIN_FREE", 2**60)  # no disk has that much
     assert "MiB are free" in refused(cli, "run", "optima/isft", *SMALL)
 
 

@@ -23,9 +23,10 @@ from coterie.environments.dialogue import (
     step,
 )
 from coterie.environments.exchange.environment import Exchange
-from coterie.environments.registry import CODING, NAMES, DataSettings, environment
+from coterie.environments.registry import CODING, NAMES, DataSettings, make_environment
 from coterie.errors import UserError
 from coterie.trajectories.task import Task
+from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from coterie.trajectories.turn import Part, Speaker, make_turn
 from tests.conftest import Cli
 
@@ -34,8 +35,8 @@ TALKS = tuple(name for name in NAMES if name not in CODING)
 SAMPLE = DataSettings(source="sample")
 
 
-def world(name: str) -> DialogueEnvironment:
-    return environment(name, SAMPLE)
+def environment(name: str) -> DialogueEnvironment:
+    return make_environment(name, SAMPLE)
 
 
 def prompt(played: DialogueEnvironment, task: Task, agent: str) -> str:
@@ -45,7 +46,9 @@ def prompt(played: DialogueEnvironment, task: Task, agent: str) -> str:
     return "".join(part.text for part in parts)
 
 
-def talk(played: DialogueEnvironment, said: Sequence[str], cut: bool = False) -> DialogueState:
+def talk(
+    played: DialogueEnvironment, said: Sequence[str], truncated: bool = False
+) -> DialogueState:
     """The state after these messages; each is checked to be asked for."""
 
     async def play() -> DialogueState:
@@ -56,7 +59,7 @@ def talk(played: DialogueEnvironment, said: Sequence[str], cut: bool = False) ->
             turn = make_turn(
                 state.turns[-1].id if state.turns else "", speaker, [Part(text)], draw=draw
             )
-            state = await step(played, state, turn, cut=cut)
+            state = await step(played, state, turn, truncated=truncated)
         return state
 
     return asyncio.run(play())
@@ -70,7 +73,7 @@ def heard(played: DialogueEnvironment, said: Sequence[str], agent: str) -> list[
 
 
 def test_a_single_agent_holds_every_note_once_and_not_the_answer() -> None:
-    alone = single_agent(world("hotpot_qa"))
+    alone = single_agent(environment("hotpot_qa"))
     for task in alone.tasks("heldout", 48, 0):
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
         text = prompt(alone, task, "Alice")
@@ -81,18 +84,18 @@ def test_a_single_agent_holds_every_note_once_and_not_the_answer() -> None:
 
 
 def test_a_single_agent_of_a_problem_is_told_its_mark() -> None:
-    alone = single_agent(world("gsm8k"))
+    alone = single_agent(environment("gsm8k"))
     (task,) = alone.tasks("heldout", 1, 0)
     assert r"\boxed{1250}" in prompt(alone, task, "Alice")
     assert "notes" not in prompt(alone, task, "Alice")
 
 
 def test_chain_of_thought_is_one_message() -> None:
-    alone = SingleAgent(world("gsm8k"))
+    alone = SingleAgent(environment("gsm8k"))
     state = talk(alone, [r"2 + 3 = 5, so \boxed{5}"])
-    assert (state.answer, state.end) == ("5", "answered")
-    assert talk(alone, ["I give up"]).end == "turn_limit"
-    assert talk(alone, [r"\boxed{5} and on and on"], cut=True).end == "runaway"
+    assert (state.answer, state.end) == ("5", Ending("answered"))
+    assert talk(alone, ["I give up"]).end == TURNS
+    assert talk(alone, [r"\boxed{5} and on and on"], truncated=True).end == LENGTH
 
 
 def test_alone_in_the_micro_world_means_all_facts_in_one_hand_and_its_own_prompt() -> None:
@@ -112,12 +115,12 @@ def test_in_the_micro_world_only_the_holder_of_the_facts_answers() -> None:
     state = talk(alone, ["Mia pet > ?", "<A>cat</A>"])
     assert (state.answer, state.end) == (None, None)
     state = talk(alone, ["Mia pet > ?", "<A>cat</A>", "Mia pet > dog; <A>dog</A>"])
-    assert (state.answer, state.end) == ("dog", "answered")
-    assert talk(alone, ["Mia pet > ?"] * 8).end == "turn_limit"
+    assert (state.answer, state.end) == ("dog", Ending("answered"))
+    assert talk(alone, ["Mia pet > ?"] * 8).end == TURNS
 
 
 def test_in_a_debate_the_first_answers_are_given_alone() -> None:
-    debate = MultiAgentDebate(world("gsm8k"))
+    debate = MultiAgentDebate(environment("gsm8k"))
     one, two, three = r"a \boxed{1}", r"b \boxed{2}", r"c \boxed{2}"
     assert heard(debate, [one], "Bob") == []
     assert heard(debate, [one, two], "Alice") == [("assistant", one), ("user", two)]
@@ -126,20 +129,20 @@ def test_in_a_debate_the_first_answers_are_given_alone() -> None:
 
 @pytest.mark.parametrize(
     "said, answer, end",
-    [((r"\boxed{1}", r"\boxed{2}", r"\boxed{2}", r"\boxed{2.0}"), "2", "agreed"),
-     ((r"\boxed{1}", r"\boxed{2}", r"\boxed{3}", r"\boxed{2}"), "3", "answered"),
-     ((r"\boxed{1}", "none", "none", "none"), "1", "answered"),
-     (("none", "none", "none", "none"), None, "turn_limit")],
+    [((r"\boxed{1}", r"\boxed{2}", r"\boxed{2}", r"\boxed{2.0}"), "2", Ending("agreed")),
+     ((r"\boxed{1}", r"\boxed{2}", r"\boxed{3}", r"\boxed{2}"), "3", Ending("answered")),
+     ((r"\boxed{1}", "none", "none", "none"), "1", Ending("answered")),
+     (("none", "none", "none", "none"), None, TURNS)],
 )  # fmt: skip
 def test_a_debate_ends_after_two_rounds_with_a_vote(
-    said: Sequence[str], answer: str | None, end: str
+    said: Sequence[str], answer: str | None, end: Ending
 ) -> None:
-    state = talk(MultiAgentDebate(world("gsm8k")), said)
+    state = talk(MultiAgentDebate(environment("gsm8k")), said)
     assert (state.answer, state.end) == (answer, end)
 
 
 def test_three_agents_of_a_debate_outvote_the_first() -> None:
-    base = world("gsm8k")
+    base = environment("gsm8k")
     base.agents = ("Alice", "Bob", "Carol")
     said = ["a", "b", "c", r"\boxed{1}", r"\boxed{2}", r"\boxed{2.0}"]
     debate = MultiAgentDebate(base)
@@ -150,7 +153,7 @@ def test_three_agents_of_a_debate_outvote_the_first() -> None:
 
 def test_all_agents_choose_a_format_of_their_own() -> None:
     for name in TALKS:
-        own, choosing = world(name), AutoForm(world(name))
+        own, choosing = environment(name), AutoForm(environment(name))
         (task,) = own.tasks("heldout", 1, 0)
         for agent in own.agents:
             asked, *rest = choosing.system_parts(task, agent)
@@ -161,7 +164,7 @@ def test_all_agents_choose_a_format_of_their_own() -> None:
 @pytest.mark.parametrize("method", ["cot", "cot_sc", "mad", "autoform"])
 @pytest.mark.parametrize("name", TALKS)
 def test_tasks_scores_and_marks_are_the_benchmarks_own(name: str, method: Method) -> None:
-    own = world(name)
+    own = environment(name)
     played = by_method(own, method)
     tasks = played.tasks("heldout", 3, 0)
     assert [task.id for task in tasks] == [task.id for task in own.tasks("heldout", 3, 0)]
@@ -192,11 +195,11 @@ def test_a_method_of_no_kind_is_refused(cli: Cli) -> None:
 
 @pytest.mark.parametrize("name", CODING)
 def test_where_functions_are_written_the_only_baseline_is_to_answer_at_once(name: str) -> None:
-    world = environment(name, DataSettings(source="sample"))
-    alone = by_method(world, "cot")
+    environment = make_environment(name, DataSettings(source="sample"))
+    alone = by_method(environment, "cot")
     assert alone.max_turns == 1
     assert [task.id for task in alone.tasks("heldout", 2, 0)] == [
-        task.id for task in world.tasks("heldout", 2, 0)
+        task.id for task in environment.tasks("heldout", 2, 0)
     ]
     with pytest.raises(UserError, match="method=mad is not for"):
-        by_method(world, "mad")
+        by_method(environment, "mad")

@@ -19,7 +19,7 @@ from coterie.environments.coding import (
     coding_task,
     hidden_calls,
 )
-from coterie.environments.colbench.environment import Backend, compared
+from coterie.environments.colbench.environment import BackendProgramming, compared
 from coterie.environments.dialogue import (
     WELL_FORMED,
     DialogueState,
@@ -29,18 +29,26 @@ from coterie.environments.dialogue import (
     messages,
     step,
 )
-from coterie.environments.person import PERSON, REFERENCE, Said, cut_reply, overlap, role
 from coterie.environments.persona.choices import CHOICES
 from coterie.environments.persona.environment import HIDDEN, Persona
 from coterie.environments.persona.wordings import ASKS
-from coterie.environments.registry import DataSettings, coding_environment
+from coterie.environments.registry import DataSettings, make_coding_environment
 from coterie.environments.services import Services
-from coterie.rollout import voices
+from coterie.environments.user_simulator import (
+    PERSON,
+    REFERENCE,
+    TranscriptLine,
+    cut_reply,
+    overlap,
+    role,
+)
+from coterie.rollout import samplers
 from coterie.rollout.episodes import Episode, Finished, Player
-from coterie.rollout.voices import Ask, Memory
+from coterie.rollout.samplers import AgentContext, Prompt
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.task import Task
+from coterie.trajectories.tree import TURNS, Ending
 from coterie.trajectories.turn import Part, PrivilegeError, Speaker, make_turn
 
 REFERENCE_CODE = "def double(x):\n    return 2 * x"
@@ -53,10 +61,10 @@ class Parrot:
     name = "script:parrot"
 
     def __init__(self) -> None:
-        self.heard: list[Sequence[Said]] = []
+        self.heard: list[Sequence[TranscriptLine]] = []
         self.seeds: list[int] = []
 
-    async def reply(self, task: Task, said: Sequence[Said], seed: int) -> str:
+    async def reply(self, task: Task, said: Sequence[TranscriptLine], seed: int) -> str:
         self.heard.append(said)
         self.seeds.append(seed)
         return f"Reply {len(self.heard)}."
@@ -69,48 +77,48 @@ def a_task(reference: str = REFERENCE_CODE, calls: Sequence[str] = CALLS) -> Tas
 
 
 def play(
-    world: Coding, task: Task, utterances: Sequence[str], *, grade: bool = True
+    environment: Coding, task: Task, utterances: Sequence[str], *, grade: bool = True
 ) -> tuple[object, Grade | None]:
     """The state after these utterances of the agent, and its grade."""
 
     async def run() -> tuple[object, Grade | None]:
         async with Sandbox(SandboxSettings(workers=1)) as sandbox:
             services = Services(Parrot(), sandbox)
-            state = begin(world, task, "root")
+            state = begin(environment, task, "root")
             for text in utterances:
                 assert state.end is None
                 parent = state.turns[-1].id
                 turn = make_turn(parent, Speaker("agent", AGENT), [Part(text)])
-                state = await step(world, state, turn, cut=False, services=services)
-            found = await graded(world, state, services) if state.end and grade else None
+                state = await step(environment, state, turn, truncated=False, services=services)
+            found = await graded(environment, state, services) if state.end and grade else None
             return state, found
 
     return asyncio.run(run())
 
 
 def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight() -> None:
-    world, task = Persona(), a_task()
-    state, _ = play(world, task, ["my thoughts OUTPUT: Which number?"])
-    shown = messages(world, state, AGENT)  # type: ignore[arg-type]
+    environment, task = Persona(), a_task()
+    state, _ = play(environment, task, ["my thoughts OUTPUT: Which number?"])
+    shown = messages(environment, state, AGENT)  # type: ignore[arg-type]
     assert [message.role for message in shown] == ["system", "user", "assistant", "user"]
     assert shown[2].parts[0].text == "Which number?"
-    assert world.transcript(state.turns)[1] == (AGENT, "Which number?")  # type: ignore[attr-defined]
+    assert environment.transcript(state.turns)[1] == (AGENT, "Which number?")  # type: ignore[attr-defined]
 
 
 def test_a_dialogue_ends_with_an_answer_or_with_the_last_turn() -> None:
-    world: Coding = Persona()
+    environment: Coding = Persona()
     task = a_task()
-    state, grade = play(world, task, ["Which?", f"{MARKER}\n{REFERENCE_CODE}"])
-    assert state.end == "answered" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
+    state, grade = play(environment, task, ["Which?", f"{MARKER}\n{REFERENCE_CODE}"])
+    assert state.end == Ending("answered") and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
     assert grade.metrics["turns"] == 2 and grade.metrics["fraction"] == 1.0  # type: ignore[union-attr]
     assert grade.metrics["leaks"] == 0, "the answer itself is none"  # type: ignore[union-attr]
     assert grade.metrics[WELL_FORMED] == 1.0  # type: ignore[union-attr]
-    world = coding_environment("persona", DataSettings(turns=3))
-    state, grade = play(world, task, ["Which?", "And?", REFERENCE_CODE])
-    assert state.end == "turn_limit" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
+    environment = make_coding_environment("persona", DataSettings(turns=3))
+    state, grade = play(environment, task, ["Which?", "And?", REFERENCE_CODE])
+    assert state.end == TURNS and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
     assert grade.metrics[WELL_FORMED] == 0.0, "the marker is missing"  # type: ignore[union-attr]
     state, grade = play(SingleTurn(Persona()), task, [REFERENCE_CODE])
-    assert state.end == "turn_limit" and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
+    assert state.end == TURNS and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
 
 
 def test_the_fraction_of_tests_and_why_each_failed_are_kept() -> None:
@@ -153,12 +161,14 @@ def test_floats_may_differ_by_the_tolerance_of_the_settings() -> None:
 
 def test_what_a_person_draws_depends_on_what_was_said() -> None:
     async def seeds(*utterances: str) -> list[int]:
-        world, person = Persona(), Parrot()
-        state = begin(world, a_task(), "root")
+        environment, user_simulator = Persona(), Parrot()
+        state = begin(environment, a_task(), "root")
         for text in utterances:
             turn = make_turn(state.turns[-1].id, Speaker("agent", AGENT), [Part(text)])
-            state = await step(world, state, turn, cut=False, services=Services(person, None))
-        return person.seeds
+            state = await step(
+                environment, state, turn, truncated=False, services=Services(user_simulator, None)
+            )
+        return user_simulator.seeds
 
     one, again, other = (
         asyncio.run(seeds(*said)) for said in (("Which?", "Why?"), ("Which?", "Why?"), ("How?",))
@@ -167,28 +177,28 @@ def test_what_a_person_draws_depends_on_what_was_said() -> None:
 
 
 def test_the_scripted_person_answers_the_last_question_from_the_tasks_own_choices() -> None:
-    world = Persona()
-    task = world.tasks("train", 1, 0)[0]
+    environment = Persona()
+    task = environment.tasks("train", 1, 0)[0]
     kind, number = json.loads(task.secrets[HIDDEN].reveal(PERSON))[0]
     (choice,) = [
         one for some in CHOICES.values() for one in some if (one.kind, one.number) == (kind, number)
     ]
     heard = [
-        (PERSON, world.opening(task)),
+        (PERSON, environment.opening(task)),
         (AGENT, "Hello!"),
         (PERSON, "?"),
         (AGENT, ASKS[choice.aspect][0]),
     ]
-    assert world.script is not None
-    assert asyncio.run(world.script.reply(task, heard, 0)) == choice.told
+    assert environment.script is not None
+    assert asyncio.run(environment.script.reply(task, heard, 0)) == choice.told
 
 
 def test_training_tasks_go_on_where_the_last_draw_ended_and_held_out_ones_are_the_same() -> None:
-    world = Persona()
-    every = world.tasks("train", 6, 0)
-    assert world.tasks("train", 2, 0, (1, 3)) == every[4:]
-    assert world.tasks("heldout", 3, 0, (1, 3)) == world.tasks("heldout", 3, 0)
-    assert world.tasks("heldout", 3, 0) != world.tasks("heldout", 3, 1)
+    environment = Persona()
+    every = environment.tasks("train", 6, 0)
+    assert environment.tasks("train", 2, 0, (1, 3)) == every[4:]
+    assert environment.tasks("heldout", 3, 0, (1, 3)) == environment.tasks("heldout", 3, 0)
+    assert environment.tasks("heldout", 3, 0) != environment.tasks("heldout", 3, 1)
 
 
 def test_legacy_refuses_words_wherever_they_stand() -> None:
@@ -231,18 +241,18 @@ def test_what_a_reply_quotes_of_the_reference_is_counted() -> None:
     reference = "def total(prices):\n    return sum(price for price in prices if price > 2)"
 
     class Quoting(Parrot):
-        async def reply(self, task: Task, said: Sequence[Said], seed: int) -> str:
+        async def reply(self, task: Task, said: Sequence[TranscriptLine], seed: int) -> str:
             return "return sum(price for price in prices if price > 2)"
 
     async def run() -> Grade:
-        world, task = Persona(), a_task(reference, ["total([1, 2, 3])", "total([])"])
+        environment, task = Persona(), a_task(reference, ["total([1, 2, 3])", "total([])"])
         async with Sandbox(SandboxSettings(workers=1)) as sandbox:
             services = Services(Quoting(), sandbox)
-            state = begin(world, task, "root")
+            state = begin(environment, task, "root")
             for text in ("How?", f"{MARKER} {reference}"):
                 turn = make_turn(state.turns[-1].id, Speaker("agent", AGENT), [Part(text)])
-                state = await step(world, state, turn, cut=False, services=services)
-            return await graded(world, state, services)
+                state = await step(environment, state, turn, truncated=False, services=services)
+            return await graded(environment, state, services)
 
     assert asyncio.run(run()).metrics["leaks"] == 1
 
@@ -264,8 +274,8 @@ def test_secrets_are_for_those_who_may_read_them() -> None:
 def test_values_are_compared_by_type_too_if_so_set() -> None:
     said = [f"{MARKER}\ndef double(x):\n    return 2.0 * x"]
     for strict, score in ((False, 1.0), (True, 0.0)):
-        world = coding_environment("persona", DataSettings(strict=strict))
-        assert play(world, a_task(), said)[1].score == score  # type: ignore[union-attr]
+        environment = make_coding_environment("persona", DataSettings(strict=strict))
+        assert play(environment, a_task(), said)[1].score == score  # type: ignore[union-attr]
 
 
 KEY = "class Key(tuple):\n    __hash__ = lambda self: 1\ndef double(x):\n    return "
@@ -297,9 +307,9 @@ ALWAYS = (
 def test_a_comparison_in_a_test_does_not_ask_the_answer() -> None:
     calls = ["double(1) == 2", "double(1) == 2 and double(2) == 4", "double(1) == double(1) == 2"]
     row = CodeRow(id="r", question="q", answer=REFERENCE_CODE, tests=tuple(calls))
-    world = Backend("colbench_code", "sample", "module", 0.0)
+    environment = BackendProgramming("colbench_code", "sample", "module", 0.0)
     for answer, fraction in ((ALWAYS, 0.0), (REFERENCE_CODE, 1.0)):
-        _, grade = play(world, world.task(row), [f"{MARKER}\n{answer}"])
+        _, grade = play(environment, environment.task(row), [f"{MARKER}\n{answer}"])
         assert grade is not None and grade.metrics["fraction"] == fraction
 
 
@@ -309,12 +319,12 @@ class Unprintable(Exception):
 
 
 class Answers:
-    """A voice that gives the right answer at once."""
+    """A sampler that gives the right answer at once."""
 
-    async def speak(self, ask: Ask, memory: Memory) -> voices.Said:
+    async def respond(self, prompt: Prompt, context: AgentContext) -> samplers.Response:
         said = Part(f"{MARKER}\n{REFERENCE_CODE}")
-        turn = make_turn(ask.parent, Speaker("agent", AGENT), [said], author="test")
-        return voices.Said(turn, None, False, 1)
+        turn = make_turn(prompt.parent, Speaker("agent", AGENT), [said], author="test")
+        return samplers.Response(turn, None, False, 1)
 
 
 @pytest.mark.parametrize("where", ["opening", "system_parts", "follow", "grade"])

@@ -13,7 +13,7 @@ import pytest
 
 from coterie.datasets.code_rows import SENTENCE, CodeRow
 from coterie.datasets.local import load_rows
-from coterie.environments.colbench.drafts import Refused, near, read_reply
+from coterie.environments.colbench.drafts import RefusedDraft, near, read_reply
 from coterie.environments.colbench.prompts import SYSTEM, read_excerpts, request
 from coterie.errors import UserError
 from tests.conftest import Cli
@@ -71,7 +71,7 @@ def test_a_reply_is_read_and_its_signature_is_the_references() -> None:
 )  # fmt: skip
 def test_replies_that_hold_no_task_are_refused(reply: str, kind: str) -> None:
     found = read_reply(reply)
-    assert isinstance(found, Refused) and found.kind == kind, found
+    assert isinstance(found, RefusedDraft) and found.kind == kind, found
 
 
 def test_rows_that_are_nearly_there_are_known() -> None:

@@ -14,7 +14,7 @@ from coterie.datasets.download import download
 from coterie.datasets.local import load_rows
 from coterie.datasets.prepared import folder_of, prepare, read_manifest
 from coterie.datasets.rows import question_key
-from coterie.environments.colbench.checks import Checked, check_rows, is_verdict
+from coterie.environments.colbench.checks import CheckedRow, check_rows, is_verdict
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.tools.sandbox.pool import Sandbox
@@ -49,8 +49,8 @@ def jsonl(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return file
 
 
-def checked(rows: Sequence[CodeRow]) -> list[Checked]:
-    async def run() -> list[Checked]:
+def checked(rows: Sequence[CodeRow]) -> list[CheckedRow]:
+    async def run() -> list[CheckedRow]:
         limits = SandboxSettings(workers=2, wall_seconds=1.0, cpu_seconds=0.5, total_seconds=3.0)
         async with Sandbox(limits) as sandbox:
             return await check_rows(list(enumerate(rows, 1)), sandbox)

@@ -46,8 +46,8 @@ def test_likelihoods_of_more_sequences_than_rows_beside_others_that_run() -> Non
     ends = [rng.integers(0, 300, 1 + n % 9).tolist() for n in range(75)]
 
     async def both(engine: InProcessEngine, *, score: bool) -> tuple[list[list[int]], list[float]]:
-        told = Sampling(temperature=1.0, max_tokens=60)
-        saying = asyncio.ensure_future(engine.sample(PROMPT, range(20), told))
+        sampling = Sampling(temperature=1.0, max_tokens=60)
+        saying = asyncio.ensure_future(engine.sample(PROMPT, range(20), sampling))
         scores = []
         for _ in range(5 * score):
             await asyncio.sleep(0)
@@ -83,11 +83,11 @@ def test_scores_of_a_tree_are_those_of_each_of_its_paths_alone() -> None:
 
 def test_prompts_that_begin_alike_are_read_once_and_their_pages_are_shared() -> None:
     engine = InProcessEngine(loaded(COMPILED["llama"]), policy="p", version="0")
-    prompts, told = [[*PROMPT, *PROMPT, n] for n in (7, 8)], Sampling(max_tokens=8)
+    prompts, sampling = [[*PROMPT, *PROMPT, n] for n in (7, 8)], Sampling(max_tokens=8)
     most = 0
 
     async def both() -> list[list[list[int]]]:
-        tasks = [asyncio.ensure_future(engine.sample(p, range(16), told)) for p in prompts]
+        tasks = [asyncio.ensure_future(engine.sample(p, range(16), sampling)) for p in prompts]
         nonlocal most
         while not all(task.done() for task in tasks):
             await asyncio.sleep(0)
@@ -99,7 +99,9 @@ def test_prompts_that_begin_alike_are_read_once_and_their_pages_are_shared() -> 
     assert engine.stats.cached_tokens == 96  # of the second prompt, in the same step
     assert most == 3 + 32  # three whole blocks of what all begin with, and a last one for each
     quiet = InProcessEngine(loaded(COMPILED["llama"]), policy="p", version="0")
-    assert [list(s.ids) for s in asyncio.run(quiet.sample(prompts[1], [3], told))] == [found[1][3]]
+    assert [list(s.ids) for s in asyncio.run(quiet.sample(prompts[1], [3], sampling))] == [
+        found[1][3]
+    ]
     assert isinstance(rows := engine._runner._rows, PagedRows)
     engine.forget()
     assert rows.pages.used == 0
@@ -107,13 +109,13 @@ def test_prompts_that_begin_alike_are_read_once_and_their_pages_are_shared() -> 
 
 @pytest.mark.parametrize("kind", COMPILED)
 def test_what_was_said_need_not_be_read_when_the_next_prompt_goes_on_from_it(kind: str) -> None:
-    one, told = loaded(COMPILED[kind]), Sampling(max_tokens=30)
+    one, sampling = loaded(COMPILED[kind]), Sampling(max_tokens=30)
     engine, other = (InProcessEngine(one, policy="p", version="0") for _ in range(2))
-    (said,) = asyncio.run(engine.sample(PROMPT, [1], told))
+    (said,) = asyncio.run(engine.sample(PROMPT, [1], sampling))
     longer = [*PROMPT, *said.ids, 7, 8, 9]
-    next_one = asyncio.run(engine.sample(longer, [2], told))
+    next_one = asyncio.run(engine.sample(longer, [2], sampling))
     assert next_one[0].cached == 64 > len(PROMPT)
-    fresh = asyncio.run(other.sample(longer, [2], told))
+    fresh = asyncio.run(other.sample(longer, [2], sampling))
     assert (next_one[0].ids, next_one[0].logprobs) == (fresh[0].ids, fresh[0].logprobs)
 
 
@@ -156,8 +158,8 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         torch.set_num_threads(count)
         try:
             one = InProcessEngine(loaded(COMPILED["llama"]), policy="p", version="0")
-            told = Sampling(max_tokens=20)
-            found.append(asyncio.run(one.sample(PROMPT, list(range(7)), told)))
+            sampling = Sampling(max_tokens=20)
+            found.append(asyncio.run(one.sample(PROMPT, list(range(7)), sampling)))
         finally:
             torch.set_num_threads(threads)
     assert found[0] == found[1] == found[2]
@@ -168,16 +170,16 @@ def test_rows_that_share_pages_attend_together_and_no_bit_changes(kind: str) -> 
     one = loaded(COMPILED[kind])
     branches = [PROMPT[:k] for k in (0, 20, 46)]
     prompts = [[*PROMPT, *branch, n] for n in (7, 8) for branch in branches]
-    seeds, told = range(5), [Sampling(max_tokens=3 + 5 * n) for n in range(len(prompts))]
+    seeds, samplings = range(5), [Sampling(max_tokens=3 + 5 * n) for n in range(len(prompts))]
 
     async def all_of(
         engine: InProcessEngine,
     ) -> list[list[tuple[tuple[int, ...], tuple[float, ...]]]]:
-        asked = (engine.sample(p, seeds, s) for p, s in zip(prompts, told, strict=True))
+        asked = (engine.sample(p, seeds, s) for p, s in zip(prompts, samplings, strict=True))
         return [[(c.ids, c.logprobs) for c in some] for some in await asyncio.gather(*asked)]
 
     together = asyncio.run(all_of(InProcessEngine(one, policy="p", version="0")))
-    for prompt, sampling, found in zip(prompts, told, together, strict=True):
+    for prompt, sampling, found in zip(prompts, samplings, together, strict=True):
         for seed in seeds:
             lone = InProcessEngine(one, policy="p", version="0")
             (said,) = asyncio.run(lone.sample(prompt, [seed], sampling))

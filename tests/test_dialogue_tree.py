@@ -10,11 +10,11 @@ from rapidfuzz.distance import Levenshtein
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.environments.registry import environment
+from coterie.environments.registry import make_environment
 from coterie.models.loading import LoadedModel, load
 from coterie.rollout.dialogue_tree import DialogueTree, Judged, path_tree
+from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.rollout.search import Rollout, SearchSettings, Value, choose, node_values
-from coterie.rollout.voices import Ask, Memory, Said, TokenVoice
 from coterie.selection.pairs import PairSettings, sibling_pairs
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.tree import Outcome, Tree
@@ -143,7 +143,7 @@ def test_the_gate_lets_only_right_utterances_be_chosen() -> None:
     values = {ids["w"]: Value(0.9, 2), ids["x"]: Value(0.8, 2), ids["y"]: Value(0.1, 2)}
     score = {ids["w"]: 0.0, ids["x"]: 1.0, ids["y"]: 0.0}
     gated = sibling_pairs(
-        tree, values, PairSettings(least_score=1.0, top_share=1.0), score.__getitem__
+        tree, values, PairSettings(min_score=1.0, top_share=1.0), score.__getitem__
     )
     assert [(p.chosen.text, p.rejected.text) for p in gated] == [("x", "y")]
 
@@ -163,22 +163,26 @@ def tiny() -> LoadedModel:
     return load("tiny-exchange")
 
 
-def talker(loaded: LoadedModel) -> TokenVoice:
+def talker(loaded: LoadedModel) -> TokenSampler:
     engine = InProcessEngine(loaded, policy="policy", version="0")
-    return TokenVoice(engine, loaded.renderer.render, Sampling(0.9, 1.0, 48), loaded.context_length)
+    return TokenSampler(
+        engine, loaded.renderer.render, Sampling(0.9, 1.0, 48), loaded.context_length
+    )
 
 
 Steps = list[tuple[Tree, list[Rollout]]]
 
 
 def search(
-    voice: TokenVoice, settings: SearchSettings, begun: tuple[Tree, Sequence[Rollout]] | None = None
+    sampler: TokenSampler,
+    settings: SearchSettings,
+    begun: tuple[Tree, Sequence[Rollout]] | None = None,
 ) -> tuple[DialogueTree, Steps]:
     """Grow a tree of the first training task; gives it as it was after each search."""
-    world = environment("exchange")
-    (task,) = world.tasks("train", 1, 3)
+    environment = make_environment("exchange")
+    (task,) = environment.tasks("train", 1, 3)
     tree, rollouts = begun or (Tree(task.id, "rollout", 1), ())
-    growing = DialogueTree(world, voice, by_score, settings, task, tree, rollouts)
+    growing = DialogueTree(environment, sampler, by_score, settings, task, tree, rollouts)
     steps: Steps = []
 
     def record(tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> None:
@@ -252,33 +256,35 @@ def test_where_every_dialogue_ends_at_once_all_searches_begin_at_the_root(
 ) -> None:
     whole = talker(tiny)
     brief = Sampling(0.9, 1.0, 2)  # every turn is cut, and a cut turn ends a dialogue
-    voice = TokenVoice(whole.engine, whole.render, brief, whole.context_length)
-    growing, _ = search(voice, SearchSettings(searches=3, rollouts=4))
+    sampler = TokenSampler(whole.engine, whole.render, brief, whole.context_length)
+    growing, _ = search(sampler, SearchSettings(searches=3, rollouts=4))
     tree = growing.tree
     assert {r.start for r in growing.rollouts} == {tree.root} and len(growing.rollouts) == 12
-    assert all(o.end == "runaway" and o.score == 0 for o in tree.outcomes.values())
+    assert all(o.ending.reason == "length" and o.score == 0 for o in tree.outcomes.values())
     found = sibling_pairs(
         tree, node_values(tree, growing.rollouts), PairSettings(theta_filter=-9, theta_diff=0)
     )
     assert found == [], "all are equally bad"
 
 
-class Breaking(TokenVoice):
-    """A voice whose engine gives up on some utterances."""
+class Breaking(TokenSampler):
+    """A sampler whose engine gives up on some utterances."""
 
     broken = 0
 
-    async def candidates(self, ask: Ask, memory: Memory, seeds: Sequence[int]) -> list[Said]:
-        if ask.parent != ask.tree.root and ask.agent == "Bob" and seeds[0] % 2:
+    async def candidates(
+        self, prompt: Prompt, context: AgentContext, seeds: Sequence[int]
+    ) -> list[Response]:
+        if prompt.parent != prompt.tree.root and prompt.agent == "Bob" and seeds[0] % 2:
             self.broken += len(seeds)
             raise EngineError("the server went away")
-        return await super().candidates(ask, memory, seeds)
+        return await super().candidates(prompt, context, seeds)
 
 
 def test_a_branch_that_fails_is_recorded_and_the_others_go_on(tiny: LoadedModel) -> None:
     good = talker(tiny)
-    voice = Breaking(good.engine, good.render, good.sampling, good.context_length)
-    growing, _ = search(voice, SearchSettings(searches=4, rollouts=4))
+    sampler = Breaking(good.engine, good.render, good.sampling, good.context_length)
+    growing, _ = search(sampler, SearchSettings(searches=4, rollouts=4))
     failed = [r for r in growing.rollouts if r.leaf is None]
     assert 0 < len(failed) < 16 and len(growing.rollouts) == 16
     assert {r.failure for r in failed} == {"the server went away"}

@@ -3,7 +3,7 @@
 import pytest
 
 from coterie.environments.dialogue import DialogueEnvironment
-from coterie.environments.registry import DataSettings, environment
+from coterie.environments.registry import DataSettings, make_environment
 from coterie.environments.rows import draws
 from coterie.recipes.plan import content_of
 from coterie.recipes.registry import optima, settings
@@ -39,15 +39,17 @@ def test_a_draw_depends_on_those_before_it_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "hotpot_qa", "exchange", "persona", "colbench_code"])
-def test_a_world_goes_on_where_the_draws_before_ended(name: str) -> None:
-    world: DialogueEnvironment = environment(name, DataSettings(source="sample"))
+def test_an_environment_goes_on_where_the_draws_before_ended(name: str) -> None:
+    environment: DialogueEnvironment = make_environment(name, DataSettings(source="sample"))
     counts = (5, 2, 9, 4)
-    parts = [world.tasks("train", n, 1, counts[:place]) for place, n in enumerate(counts)]
+    parts = [environment.tasks("train", n, 1, counts[:place]) for place, n in enumerate(counts)]
     assert [len(part) for part in parts] == list(counts)
-    assert ids([task for part in parts for task in part]) == ids(world.tasks("train", 20, 1))
+    assert ids([task for part in parts for task in part]) == ids(environment.tasks("train", 20, 1))
     contents = [content_of(task) for part in parts for task in part]
     assert len(set(contents)) == len(contents)
-    assert ids(world.tasks("heldout", 3, 1, counts)) == ids(world.tasks("heldout", 3, 1))
+    assert ids(environment.tasks("heldout", 3, 1, counts)) == ids(
+        environment.tasks("heldout", 3, 1)
+    )
 
 
 @pytest.mark.parametrize("dataset", ["gsm8k", "exchange"])

@@ -15,8 +15,8 @@ import pytest
 from pydantic import ValidationError
 
 from coterie.config.resolve import resolve
-from coterie.engines.endpoint import Endpoint, EndpointSettings, Reply, Usage, Utterance
-from coterie.engines.limits import LONGEST_WAIT, Bucket, Limits, retry_after
+from coterie.engines.endpoint import Endpoint, EndpointSettings, EndpointUsage, Reply, Utterance
+from coterie.engines.limits import MAX_WAIT, Bucket, Limits, retry_after
 from coterie.engines.protocol import EngineError
 from coterie.engines.serving.policies import Policies
 from coterie.errors import UserError
@@ -119,10 +119,12 @@ def settings(url: str, **more: Any) -> EndpointSettings:
     return EndpointSettings(**{"url": url, "model": "judge", "backoff": 0.001, **more})
 
 
-def chat(one: EndpointSettings, *, count: int = 1, **more: Any) -> tuple[list[Reply], Usage]:
+def chat(
+    one: EndpointSettings, *, count: int = 1, **more: Any
+) -> tuple[list[Reply], EndpointUsage]:
     """Replies to as many chats at once, and the usage."""
 
-    async def talk() -> tuple[list[Reply], Usage]:
+    async def talk() -> tuple[list[Reply], EndpointUsage]:
         async with Endpoint(one) as endpoint:
             asked = {"max_tokens": 30, **more}
             calls = (endpoint.chat(HELLO, **asked) for _ in range(count))
@@ -131,10 +133,10 @@ def chat(one: EndpointSettings, *, count: int = 1, **more: Any) -> tuple[list[Re
     return asyncio.run(talk())
 
 
-def fail(one: EndpointSettings) -> tuple[str, Usage]:
+def fail(one: EndpointSettings) -> tuple[str, EndpointUsage]:
     """Why a chat failed for good, and the usage."""
 
-    async def talk() -> tuple[str, Usage]:
+    async def talk() -> tuple[str, EndpointUsage]:
         async with Endpoint(one) as endpoint:
             with pytest.raises(EngineError) as failed:
                 await endpoint.chat(HELLO, max_tokens=30)
@@ -146,7 +148,7 @@ def fail(one: EndpointSettings) -> tuple[str, Usage]:
 def test_our_own_server_is_an_endpoint() -> None:
     policies = Policies(load("tiny-exchange"), name="tiny", version="0", root="tiny-exchange")
 
-    async def talk() -> tuple[list[Reply], Usage]:
+    async def talk() -> tuple[list[Reply], EndpointUsage]:
         async with served(policies) as url:
             one = EndpointSettings(
                 url=f"{url}/v1", model="tiny", prompt_price=1, completion_price=2
@@ -175,8 +177,8 @@ def test_our_own_server_is_an_endpoint() -> None:
     assert usage.cost == pytest.approx((prompt + 2 * said) / 1e6)
 
 
-def replies_usage(replies: list[Reply], one: EndpointSettings) -> Usage:
-    usage = Usage(one)
+def replies_usage(replies: list[Reply], one: EndpointSettings) -> EndpointUsage:
+    usage = EndpointUsage(one)
     for reply in replies:
         usage.add(reply)
     return usage
@@ -285,7 +287,7 @@ def test_usage_is_counted_estimated_where_the_server_does_not_and_priced() -> No
     with service(says(200, FINE), says(200, silent)) as one:
         prices = {"prompt_price": 2, "cached_price": 1, "completion_price": 10}
 
-        async def talk() -> tuple[list[Reply], Usage]:
+        async def talk() -> tuple[list[Reply], EndpointUsage]:
             async with Endpoint(settings(one.url, **prices)) as endpoint:
                 replies = [await endpoint.chat(HELLO, max_tokens=5) for _ in range(2)]
                 return replies, endpoint.usage
@@ -359,10 +361,10 @@ def test_retry_after_is_in_seconds_or_a_date_and_bounded() -> None:
         "7": 7.0,
         "2.5": 2.5,
         "-3": 0.0,
-        "99999": LONGEST_WAIT,
+        "99999": MAX_WAIT,
         "Sat, 21 Nov 2026 15:00:30 GMT": 30.0,
         "Sat, 21 Nov 2026 14:00:00 GMT": 0.0,
-        "Sat, 21 Nov 2099 15:00:00 GMT": LONGEST_WAIT,
+        "Sat, 21 Nov 2099 15:00:00 GMT": MAX_WAIT,
         "soon": None,
         "nan": None,
     }.items():

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SMALL, Cli, Said
+from tests.conftest import SMALL, Cli, CliResult
 
 FEW = ("tasks=8", "max_tokens=96", "engine.device=cpu")
 
 
-def rows(said: Said) -> list[dict[str, Any]]:
+def rows(said: CliResult) -> list[dict[str, Any]]:
     """What the last line gives."""
     assert said.code == 0, said.err
     found: list[dict[str, Any]] = json.loads(said.out.splitlines()[-1])["rows"]

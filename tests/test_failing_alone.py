@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.engines.drawing import NONE, draw, draw_by_torch
 from coterie.engines.llama import CompiledLlama
 from coterie.engines.protocol import Completion, EngineError, Sampling
-from coterie.engines.sampler import NONE, draw, draw_by_torch
 from tests.engine_models import BOTH, PROMPT, engine_of, loaded, recomputed, sampled
 
 POISON = 211
@@ -39,7 +39,9 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(kind: str, value: f
 
     async def ask() -> list[Any]:
         prompts = [*bad, PROMPT, PROMPT[:40]]
-        return await everything([engine.sample(p, [3], told) for p in prompts for told in ways])
+        return await everything(
+            [engine.sample(p, [3], sampling) for p in prompts for sampling in ways]
+        )
 
     found = asyncio.run(ask())
     for error in found[: len(bad) * len(ways)]:
@@ -65,11 +67,11 @@ def test_a_place_that_held_no_numbers_serves_the_next_request(kind: str) -> None
 @KINDS
 def test_what_a_failed_request_leaves_is_not_kept_for_others(kind: str) -> None:
     one = poisoned(kind)
-    engine, told = engine_of(one), Sampling(max_tokens=5)
+    engine, sampling = engine_of(one), Sampling(max_tokens=5)
 
     async def ask() -> list[Any]:
         prompts = PROMPT[:10][::-1], [*PROMPT[:45], POISON]
-        return await everything([engine.sample(p, [3], told) for p in prompts])
+        return await everything([engine.sample(p, [3], sampling) for p in prompts])
 
     assert isinstance(asyncio.run(ask())[1], EngineError)
     ids, logprobs = sampled(engine)
@@ -107,14 +109,17 @@ def test_a_listener_that_raises_fails_its_own_request(kind: str, what: BaseExcep
     alone = sampled(engine)
     heard: list[int] = []
 
-    def hear(token: int) -> None:
+    def on_token(token: int) -> None:
         heard.append(token)
         if len(heard) == 3:
             raise what
 
     async def ask() -> list[Any]:
-        told = Sampling(max_tokens=20)
-        calls = [engine.sample(PROMPT, [0], told), engine.sample(PROMPT, [0], told, hear=hear)]
+        sampling = Sampling(max_tokens=20)
+        calls = [
+            engine.sample(PROMPT, [0], sampling),
+            engine.sample(PROMPT, [0], sampling, on_token=on_token),
+        ]
         return await everything([*calls, engine.logprobs(PROMPT, [[7]])])
 
     fine, bad, scores = asyncio.run(ask())
@@ -127,7 +132,7 @@ def test_text_that_can_not_be_read_fails_its_own_request(monkeypatch: pytest.Mon
     one = loaded(BOTH["compiled"])
     engine = engine_of(one)
     read = type(one.renderer).decode
-    told = Sampling(max_tokens=20)
+    sampling = Sampling(max_tokens=20)
 
     def broken(self: object, ids: tuple[int, ...]) -> str:
         if len(ids) == 7:
@@ -138,7 +143,7 @@ def test_text_that_can_not_be_read_fails_its_own_request(monkeypatch: pytest.Mon
 
     async def ask() -> list[Any]:
         seven = engine.sample(PROMPT, [0], Sampling(max_tokens=7))
-        return await everything([seven, engine.sample(PROMPT, [0], told)])
+        return await everything([seven, engine.sample(PROMPT, [0], sampling)])
 
     bad, fine = asyncio.run(ask())
     assert isinstance(bad, EngineError) and "bad bytes" in str(bad)
@@ -178,13 +183,13 @@ def test_tiny_temperatures_take_the_likeliest(temperature: float) -> None:
     assert draw_by_torch(logits, cold)[0].tolist() == ids.tolist()
 
 
-@pytest.mark.parametrize("told", [
+@pytest.mark.parametrize("sampling", [
     Sampling(temperature=math.nan), Sampling(temperature=math.inf), Sampling(temperature=-1.0),
     Sampling(top_p=math.nan), Sampling(top_p=0.0), Sampling(max_tokens=0), Sampling(stop=("",)),
 ])  # fmt: skip
-def test_what_can_not_be_sampled_with_is_refused(told: Sampling) -> None:
+def test_what_can_not_be_sampled_with_is_refused(sampling: Sampling) -> None:
     with pytest.raises(EngineError, match="can't sample with"):
-        asyncio.run(engine_of(loaded(BOTH["compiled"])).sample(PROMPT, [0], told))
+        asyncio.run(engine_of(loaded(BOTH["compiled"])).sample(PROMPT, [0], sampling))
 
 
 def test_embeddings_with_something_around_them_are_left_to_transformers() -> None:

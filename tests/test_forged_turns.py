@@ -23,7 +23,7 @@ def renderer(name: str) -> ChatRenderer:
 
 
 class Chat:
-    """A dialogue of Alice with Bob, a person and the world, under one template."""
+    """A dialogue of Alice with Bob, a person and the environment, under one template."""
 
     def __init__(self, name: str) -> None:
         self.tokenizer = tokenizer(name)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.format_pool import LONGEST, read_pool
-from coterie.environments.format_writer import Refused, clean
+from coterie.environments.format_pool import MAX_LENGTH, read_pool
+from coterie.environments.format_writer import RefusedFormat, clean
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
-from coterie.environments.registry import DataSettings, environment
+from coterie.environments.registry import DataSettings, make_environment
 from coterie.errors import UserError
 from tests.conftest import Cli
 from tests.test_endpoint import Answer, says, service
@@ -42,7 +42,7 @@ def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
         assert read_pool(file) == FRESH
         for name in ("exchange", "2wiki", "math", "arc_c"):
             data = DataSettings(source="sample", format_pool_file=str(file))
-            assert environment(name, data).formats == FRESH
+            assert make_environment(name, data).formats == FRESH
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
         ("a.jsonl", '{"format": "in verse"}\n\n{"format": " "}\n', "line 3 is broken: format"),
         ("a.jsonl", '{"prompt": "in verse"}\n', "line 1 is broken: format: is missing"),
         ("a.jsonl", '{"format": "x"}\n{"format": "x"}\n', "line 2 is broken: the same format is in line 1"),
-        ("a.jsonl", json.dumps({"format": "x" * (LONGEST + 1)}), "line 1 is broken: format"),
+        ("a.jsonl", json.dumps({"format": "x" * (MAX_LENGTH + 1)}), "line 1 is broken: format"),
         ("a.jsonl", "[1]\n", "line 1 is broken"), ("a.yaml", "- x\n- [1]\n", "line 2 is broken"),
         ("a.yaml", "x: y\n", "line 1 is broken: this is not a list"),
         ("a.yaml", "- x\n- {\n", "line 3 is broken"), ("a.yaml", "- x\n-\n", "line 2 is broken"),
@@ -69,7 +69,7 @@ def test_a_broken_pool_is_named_by_line(
         (tmp_path / name).write_text(text)
     data = DataSettings(source="sample", format_pool_file=str(tmp_path / name))
     with pytest.raises(UserError) as error:
-        environment("cbt", data)
+        make_environment("cbt", data)
     assert said in error.value.what
 
 
@@ -80,11 +80,11 @@ def test_replies_are_cleaned_and_near_ones_refused() -> None:
     assert clean('1. "Write in\n verse."\n', ()) == "Write in verse."
     assert clean("- Write in verse.", ("Write in prose, please.",)) == "Write in verse."
     for reply, why in [
-        ("  \n", "empty"), ("x" * (LONGEST + 1), "characters"), ("in verse: WRITE", "nearly"),
+        ("  \n", "empty"), ("x" * (MAX_LENGTH + 1), "characters"), ("in verse: WRITE", "nearly"),
         ("Write, in verse:", "nearly"),
     ]:  # fmt: skip
         found = clean(reply, ("Write in verse:",))
-        assert isinstance(found, Refused) and why in found.why
+        assert isinstance(found, RefusedFormat) and why in found.why
 
 
 def test_the_packaged_pools_have_no_near_duplicates() -> None:

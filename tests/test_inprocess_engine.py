@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.engines.drawing import draw, draw_by_torch, uniforms
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.llama import CompiledLlama
 from coterie.engines.protocol import Completion, EngineError, Sampling
-from coterie.engines.sampler import draw, draw_by_torch, uniforms
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, save_adapter
 from tests.templates import model
@@ -80,22 +80,22 @@ def test_a_completion_by_transformers_is_the_models_own_in_any_company(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(CompiledLlama, "fits", lambda _: False)
-    work = [(ids, seed, replace(told, top_p=1.0)) for ids, seed, told in jobs(36)]
+    work = [(ids, seed, replace(sampling, top_p=1.0)) for ids, seed, sampling in jobs(36)]
     order = random.Random(1).sample(range(36), 36)
     network = model("chatml").model
     for one, spread in ((engine(), 0), (engine(max_batch=13, cache_bytes=0), 40)):
         for index, said in run(one, work, order, spread).items():
-            prompt, _, told = work[index]
-            assert 0 < len(said.ids) <= told.max_tokens
+            prompt, _, sampling = work[index]
+            assert 0 < len(said.ids) <= sampling.max_tokens
             with torch.no_grad():
                 logits = network(torch.tensor([[*prompt, *said.ids]])).logits[
                     0, len(prompt) - 1 : -1
                 ]
             ids = torch.tensor(said.ids)[:, None]
-            if told.temperature == 0:
+            if sampling.temperature == 0:
                 assert (logits.gather(1, ids)[:, 0] > logits.amax(-1) - 1e-4).all()
                 continue
-            right = (logits / told.temperature).log_softmax(-1).gather(1, ids)[:, 0].tolist()
+            right = (logits / sampling.temperature).log_softmax(-1).gather(1, ids)[:, 0].tolist()
             assert said.logprobs == pytest.approx(right, abs=1e-4)
 
 

@@ -11,10 +11,10 @@ from coterie.trajectories import jsonl
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.store import Credit, Selection, Store
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import Tree, root_id
+from coterie.trajectories.tree import Tree, hash_of, root_id
 from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, make_turn
 from coterie.trajectories.view import view
-from tests.random_trees import episodes, whole
+from tests.random_trees import PICTURE, episodes, whole
 
 GOLD = "the gold answer"
 TASKS = [
@@ -98,11 +98,22 @@ def test_any_tree_goes_round(tmp_path, seed):
         assert store.tree(0, "rollout", "t") == tree
 
 
+def test_images_come_once_and_before_what_shows_them(tmp_path):
+    fill(tmp_path / "a.db")
+    lines = export(tmp_path / "a.db", tmp_path / "a.jsonl")
+    (place,) = [n for n, line in enumerate(lines) if line["kind"] == "blob"]
+    shown = [n for n, line in enumerate(lines) if '"image"' in json.dumps(line)]
+    assert place < min(shown)
+    jsonl.import_(tmp_path / "a.jsonl", tmp_path / "b.db")
+    with Store.open(tmp_path / "b.db", read_only=True) as store:
+        assert store.image(hash_of(PICTURE)) == PICTURE
+
+
 def test_part_of_a_record_comes_with_what_it_needs_only(tmp_path):
     fill(tmp_path / "a.db")
     lines = export(tmp_path / "a.db", tmp_path / "a.jsonl", stages=["rollout"], iterations=[0])
     kinds = {line["kind"] for line in lines}
-    assert kinds == {"header", "task", "request", "turn", "outcome", "credit", "item"}
+    assert kinds == {"header", "task", "blob", "request", "turn", "outcome", "credit", "item"}
     assert [line["id"] for line in lines if line["kind"] == "task"] == ["a", "b"]
     filed = {line["item"].get("sample") for line in lines if line["kind"] == "turn"}
     assert filed == {"0", "1", "2"}, "each turn under the sample that made it"
@@ -189,7 +200,7 @@ CREDIT = '{"kind":"credit","credit":{"node":"x","name":"v","value":%s,"settings"
         (CREDIT % (1, ',"oops":1'), r"column \d+: credit.oops: is not known here"),
         (CREDIT % ("NaN", ""), r"is not a number"),
         (CREDIT % (1, ""), r"node x of credit 'v' is not in the store"),
-        ('{"kind":"header","format":"coterie-9"}', r"column 27: format: must be coterie-1"),
+        ('{"kind":"header","format":"coterie-9"}', r"column 27: format: must be coterie-2"),
         ('{"kind":"task","id":"a","public":{}}', r"another task with id 'a' is in the store"),
         ('{"kind":"task","id":"\\ud800","public":{}}', r"not JSON"),
         (b'{"kind":"task","id":"\xff","public":{}}', r"column 22: not UTF-8"),

@@ -8,7 +8,7 @@ import pytest
 from coterie.environments import equality
 from coterie.environments.dialogue import gold_answer
 from coterie.environments.mathematics import same_mathematics, spelling
-from coterie.environments.registry import DataSettings, question_environment
+from coterie.environments.registry import DataSettings, make_question_environment
 
 EQUAL = [
     (r"\{1,2\}", r"\{2, 1\}"), (r"\{1,2\}", "2,1"), ("1,2", "2, 1"), ("1, 1, 2", "2,1,1"),
@@ -58,14 +58,14 @@ def test_answers_that_are_not(one: str, other: str) -> None:
 
 
 def test_the_answers_of_the_rows_that_ship_score_in_honest_dress_only() -> None:
-    world = question_environment("math", DataSettings(source="sample"))
-    for task in world.tasks("heldout", 100, 0):
+    environment = make_question_environment("math", DataSettings(source="sample"))
+    for task in environment.tasks("heldout", 100, 0):
         gold = gold_answer(task)
         for honest in (f" {gold}.", rf"${gold}$", rf"\boxed{{{gold}}}", f"**{gold}**"):
-            assert world.score(task, honest) == 1.0, (gold, honest)
+            assert environment.score(task, honest) == 1.0, (gold, honest)
         for cheat in (f"{gold} or 9999", f"{gold}, 9999", f"9999, {gold}", f"{gold} = 9999", f"not {gold}",
                       f"about {gold}", f"{gold} 9999", rf"{gold} \text{{ or so}}", rf"\{{{gold}, 9999\}}"):  # fmt: skip
-            assert world.score(task, cheat) == 0.0, (gold, cheat)
+            assert environment.score(task, cheat) == 0.0, (gold, cheat)
 
 
 def test_one_spelling_of_latex() -> None:

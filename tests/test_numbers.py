@@ -7,7 +7,7 @@ import pytest
 
 from coterie.environments.dialogue import gold_answer
 from coterie.environments.numbers import number, same_number
-from coterie.environments.registry import DataSettings, question_environment
+from coterie.environments.registry import DataSettings, make_question_environment
 from coterie.environments.votes import Vote
 from coterie.trajectories.task import Task
 
@@ -45,32 +45,34 @@ CHEATS = (
 @pytest.fixture(scope="module")
 def tasks() -> list[Task]:
     """Those whose answer is not 0, of which a seventh is 0 too; each answer once."""
-    world = question_environment("gsm8k", DataSettings(source="sample"))
-    found = {gold_answer(task): task for task in world.tasks("heldout", 100, 0)}
+    environment = make_question_environment("gsm8k", DataSettings(source="sample"))
+    found = {gold_answer(task): task for task in environment.tasks("heldout", 100, 0)}
     return [task for gold, task in found.items() if gold != "0"]
 
 
 def test_a_number_in_an_honest_dress_scores_agrees_and_has_a_vote(tasks: list[Task]) -> None:
-    world = question_environment("gsm8k", DataSettings(source="sample"))
+    environment = make_question_environment("gsm8k", DataSettings(source="sample"))
     for task in tasks:
         gold = gold_answer(task)
         for dress in (*HONEST, f"{float(gold):,}"):
-            answer = world.answer(rf"so \boxed{{{dress.replace('G', gold)}}}")
-            assert answer is not None and world.score(task, answer) == 1.0, (gold, dress)
-            assert world.same(gold, answer) and votes(world.similarity, gold, answer) == 1, dress
+            answer = environment.answer(rf"so \boxed{{{dress.replace('G', gold)}}}")
+            assert answer is not None and environment.score(task, answer) == 1.0, (gold, dress)
+            assert (
+                environment.same(gold, answer) and votes(environment.similarity, gold, answer) == 1
+            ), dress
 
 
 def test_a_number_with_something_left_over_scores_agrees_and_votes_for_nothing(
     tasks: list[Task],
 ) -> None:
-    world = question_environment("gsm8k", DataSettings(source="sample"))
+    environment = make_question_environment("gsm8k", DataSettings(source="sample"))
     for task in tasks:
         gold = gold_answer(task)
         for cheat in CHEATS:
-            answer = world.answer(rf"so \boxed{{{cheat.replace('G', gold)}}}")
-            assert answer is not None and world.score(task, answer) == 0.0, (gold, cheat)
-            assert not world.same(gold, answer) and not world.same(answer, gold), cheat
-            assert votes(world.similarity, gold, answer) == 2, cheat
+            answer = environment.answer(rf"so \boxed{{{cheat.replace('G', gold)}}}")
+            assert answer is not None and environment.score(task, answer) == 0.0, (gold, cheat)
+            assert not environment.same(gold, answer) and not environment.same(answer, gold), cheat
+            assert votes(environment.similarity, gold, answer) == 2, cheat
 
 
 def votes(similarity, one: str, other: str) -> int:  # type: ignore[no-untyped-def]

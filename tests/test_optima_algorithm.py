@@ -38,7 +38,7 @@ WORDS = once(
     "dpo.select.theta_diff=0", "dpo.select.top_share=1", "dpo.objective.beta=0.3", "evaluate.tasks=2",
 )  # fmt: skip
 KINDS = ("sft", "dpo", "sft")
-LAMBDA_TOKEN, LAMBDA_LOSS, LEAST_LOSS = 0.6, 0.002, 0.005
+LAMBDA_TOKEN, LAMBDA_LOSS, MIN_LOSS = 0.6, 0.002, 0.005
 """Of the preset ``exchange``."""
 
 
@@ -62,7 +62,7 @@ class Walk:
 
     run: Run
     recipe: OptimaDPO
-    voices: dict[tuple[int, float, float], int]
+    samplers: dict[tuple[int, float, float], int]
     """How often each (policy, temperature, top_p) was asked for, in rollouts."""
     policies: list[LoadedModel]
     tasks: list[list[str]]
@@ -112,28 +112,28 @@ def stand_in(own: OptimaDPO, run: Run, iteration: int) -> None:
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     own = made()
-    voices: dict[tuple[int, float, float], int] = {}
-    whole = PolicyRecipe.voice
+    samplers: dict[tuple[int, float, float], int] = {}
+    whole = PolicyRecipe.sampler
 
-    async def voice(
+    async def sampler(
         self: Any, run: Run, version: int, temperature: float, top_p: float = 1.0
     ) -> Any:
         asked = (version, temperature, top_p)
-        voices[asked] = voices.get(asked, 0) + 1
+        samplers[asked] = samplers.get(asked, 0) + 1
         return await whole(self, run, version, temperature, top_p)
 
     with (
         pytest.MonkeyPatch.context() as patch,
         open_run(tmp_path_factory.mktemp("walk") / "run", own.name, own.settings) as run,
     ):
-        patch.setattr(PolicyRecipe, "voice", voice)
+        patch.setattr(PolicyRecipe, "sampler", sampler)
         for iteration in (0, 1):
             stand_in(own, run, iteration)
         steps = [Step(i, s) for i in range(3) for s in ("rollout", "reward", "select")]
         run_steps(own, run, Silent(), steps)
         policies = [own.load_policy(run, version) for version in range(3)]
         tasks = [[task.id for task in own.train_tasks(i)] for i in range(3)]
-        yield Walk(run, own, voices, policies, tasks)
+        yield Walk(run, own, samplers, policies, tasks)
 
 
 # -- trainings --------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_each_iterations_training_has_its_own_settings_and_seed(
 
 
 def test_each_iterations_dialogues_are_by_its_policy_at_its_temperature(walk: Walk) -> None:
-    assert set(walk.voices) == {(0, 0.8, 0.99), (1, 1.4, 0.99), (2, 0.9, 0.99)}
+    assert set(walk.samplers) == {(0, 0.8, 0.99), (1, 1.4, 0.99), (2, 0.9, 0.99)}
     for iteration in range(3):
         turns = [turn for tree in walk.trees(iteration) for turn in tree.turns.values()]
         assert {turn.writer for turn in turns} == {f"policy@{iteration}"}
@@ -285,7 +285,7 @@ def test_the_probe_says_what_tokens_are_over(walk: Walk) -> None:
     assert walk.run.metrics(Step(1, "rollout"))["token_limit"] == limit
     for tree in walk.trees(1):
         for reward in walk.recipe.rewards(walk.run, 1)[tree.task]:
-            if tree.outcomes[reward.leaf].end != "runaway":
+            if tree.outcomes[reward.leaf].ending.reason != "length":
                 said = sum(len(turn.ids) for turn in tree.path(reward.leaf))
                 assert reward.token_term == pytest.approx(-LAMBDA_TOKEN * said / limit)
 
@@ -311,9 +311,9 @@ def test_losses_are_those_of_the_frozen_base_without_formats(walk: Walk, iterati
         apart += [abs(losses[turn] - others[turn]) for turn in losses]
         for reward in own.rewards(run, iteration)[tree.task]:
             worst = max(losses[turn.id] for turn in tree.path(reward.leaf))
-            if tree.outcomes[reward.leaf].end != "runaway":
+            if tree.outcomes[reward.leaf].ending.reason != "length":
                 assert reward.loss_term == pytest.approx(
-                    LAMBDA_LOSS / max(worst, LEAST_LOSS), rel=0.05
+                    LAMBDA_LOSS / max(worst, MIN_LOSS), rel=0.05
                 )
             assert reward.task_term == tree.outcomes[reward.leaf].score
     assert (max(apart) > 1e-2) == bool(iteration), "told apart"
@@ -363,7 +363,7 @@ def test_the_gate_of_sft_takes_only_dialogues_that_were_right(walk: Walk) -> Non
         any(outcome.score == 1 for outcome in tree.outcomes.values()) for tree in walk.trees(2)
     ]
     assert walk.recipe.select(walk.run, 2)["selected"] == 3
-    gated = made("optima/isft_dpo", "select.least_score=1").select(walk.run, 2)
+    gated = made("optima/isft_dpo", "select.min_score=1").select(walk.run, 2)
     assert gated["selected"] == sum(rights) < 3, "some are right and some are wrong"
 
 
@@ -381,7 +381,7 @@ def test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_answer(walk
             every += worse
             right += worse if min(scores[turn.id]) == 1 else 0
     assert walk.recipe.select(walk.run, 1)["selected"] == every
-    gated = made("optima/isft_dpo", "dpo.select.least_score=1").select(walk.run, 1)
+    gated = made("optima/isft_dpo", "dpo.select.min_score=1").select(walk.run, 1)
     assert gated["selected"] == right < every, "some are right and some are wrong"
 
 

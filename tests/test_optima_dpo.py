@@ -87,7 +87,7 @@ def test_rewards_are_those_of_equation_1_relative_to_the_probe(run: Run) -> None
         for one in played:
             assert one.leaf is not None
             assert one.reward == pytest.approx(total[one.leaf])
-            if tree.outcomes[one.leaf].end != "runaway":
+            if tree.outcomes[one.leaf].ending.reason != "length":
                 said = sum(len(turn.ids) for turn in tree.path(one.leaf))
                 assert tokens[one.leaf] == pytest.approx(-0.6 * said / limit)
 
@@ -149,9 +149,10 @@ def mean_nll(run: Run, own: OptimaDPO, policy: LoadedModel) -> float:
 def test_the_gate_keeps_pairs_whose_chosen_turn_always_led_to_a_right_answer(both: Run) -> None:
     every, gated = (
         opened(
-            (*BOTH, "dpo.select.top_share=1", f"dpo.select.least_score={least}"), "optima/isft_dpo"
+            (*BOTH, "dpo.select.top_share=1", f"dpo.select.min_score={min_score}"),
+            "optima/isft_dpo",
         )
-        for least in (0, 1)
+        for min_score in (0, 1)
     )
     right = 0
     for tree in both.store.trees(1, "rollout"):
@@ -205,7 +206,7 @@ def test_losses_are_those_of_the_frozen_base(both: Run, iteration: int) -> None:
                 t for t in both.store.trees(iteration, "rollout") if reward.leaf in t.outcomes
             )
             worst = max(kept[turn.id] for turn in tree.path(reward.leaf))
-            if tree.outcomes[reward.leaf].end != "runaway":
+            if tree.outcomes[reward.leaf].ending.reason != "length":
                 assert reward.loss_term == pytest.approx(0.002 / max(worst, 0.005))
 
 

@@ -16,8 +16,8 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.exporting import export_run, raw_lines
-from coterie.recipes.optima_files.importing import Imported, import_dialogues, survey
-from coterie.recipes.optima_files.records import Lines, Result
+from coterie.recipes.optima_files.importing import OptimaImported, import_dialogues, survey
+from coterie.recipes.optima_files.records import DialogueResult, Lines
 from coterie.recipes.optima_files.tasks import answers_of, content, task_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
@@ -88,7 +88,7 @@ def wrote(path: Path, *lines: Any) -> Lines:
     return Lines(path)
 
 
-def put_in(lines: Lines, folder: Path, *words: str, kind: str = "rewarded") -> Imported:
+def put_in(lines: Lines, folder: Path, *words: str, kind: str = "rewarded") -> OptimaImported:
     """Import a file into a run at ``folder``."""
     found = survey(lines, rewarded=kind == "rewarded")
     recipe = Optima(settings("optima/isft", [f"dataset={found.dataset}", *TINY, *words]))
@@ -110,19 +110,20 @@ def opened(folder: Path, *words: str) -> Iterator[tuple[Optima, Run]]:
 def test_rewarded_dialogues_become_finished_rollouts_and_rewards(tmp_path: Path) -> None:
     lines = wrote(tmp_path / "theirs.jsonl", HOTPOT_LINE)
     assert lines.kind() == "rewarded"
-    assert put_in(lines, tmp_path / "run") == Imported(1, 5, 2, 0)
+    assert put_in(lines, tmp_path / "run") == OptimaImported(1, 5, 2, 0)
     with opened(tmp_path / "run", "dataset=hotpot_qa") as (recipe, run):
         assert run.is_finished(Step(0, "rollout")) and run.is_finished(Step(0, "reward"))
         (tree,) = run.store.trees(0, "rollout")
         found = [
-            (o.end, o.answer, o.score, [t.text for t in path]) for o, path in tree.trajectories()
+            (o.ending.reason, o.answer, o.score, [t.text for t in path])
+            for o, path in tree.trajectories()
         ]
         assert found == [
             ("agreed", "Norway", 1.0,
              ["designer = Ada Quill", "born Norway <A>Norway</A>", "<A>Norway</A>"]),
-            ("turn_limit", "Sweden", 0.0,
+            ("turns", "Sweden", 0.0,
              ["\nwho? Bob: it is", "Alice: <A>Sweden</A>", *["hm"] * 8]),
-            ("runaway", None, 0.0, ["designer = Ada Quill"]),
+            ("length", None, 0.0, ["designer = Ada Quill"]),
         ]  # fmt: skip
         assert {turn.writer for turn in tree.turns.values()} == {"import:theirs.jsonl"}
         (rewards,) = recipe.rewards(run, 0).values()
@@ -168,7 +169,7 @@ def test_raw_dialogues_are_scored_rewarded_selected_and_trained(cli: Cli, tmp_pa
         assert said.code == 0 and result in said.out, said.err
     with opened(tmp_path / "run", "dataset=gsm8k", *words) as (recipe, run):
         (tree,) = run.store.trees(0, "rollout")
-        assert [(o.score, o.end) for o in tree.outcomes.values()] == [
+        assert [(o.score, o.ending.reason) for o in tree.outcomes.values()] == [
             (1.0, "agreed"),
             (0.0, "agreed"),
         ]
@@ -190,7 +191,7 @@ def test_rewards_of_a_file_can_be_left_aside(tmp_path: Path) -> None:
     ("words", "chosen"),
     [
         ((), ["fluent but wrong", "right", "wrong"]),
-        (("select.least_score=1",), ["right", "right"]),
+        (("select.min_score=1",), ["right", "right"]),
         (("select.threshold=1.3",), ["fluent but wrong"]),
         (("select.top_share=0.34",), ["fluent but wrong"]),
         (("select.skip_share=0.34",), ["right", "wrong"]),
@@ -253,7 +254,7 @@ def test_tasks_are_the_same_whatever_the_words_around_their_options() -> None:
 
 def test_all_right_answers_are_secrets_and_come_back() -> None:
     line = {**HOTPOT, "conversation": ["Alice: x"], "answer": ["Norway", "Kingdom of Norway"]}
-    task = task_of("trivia_qa", "import-1", Result.model_validate(line))
+    task = task_of("trivia_qa", "import-1", DialogueResult.model_validate(line))
     assert answers_of(task) == line["answer"]
     assert "Norway" not in str(task.secrets) and "Norway" not in str(task.public["question"])
 
@@ -330,7 +331,11 @@ def test_our_dialogues_go_round_and_train_the_same(
             for (one, path), (other, again) in zip(a.trajectories(), b.trajectories(), strict=True):
                 assert [t.text for t in path] == [t.text for t in again]
                 assert [t.speaker for t in path] == [t.speaker for t in again]
-                assert (one.answer, one.score, one.end) == (other.answer, other.score, other.end)
+                assert (one.answer, one.score, one.ending) == (
+                    other.answer,
+                    other.score,
+                    other.ending,
+                )
         rewards = [
             [
                 (r.sample, r.task_term, r.token_term, r.loss_term, pytest.approx(r.leak_term))

@@ -74,7 +74,7 @@ def test_the_gate_asks_for_the_score_of_the_chosen_one() -> None:
         return 0.5 if text == "a" else 0.0
 
     settings = {**PAPER, "top_share": 1.0}
-    assert pairs(score, **settings, least_score=0.5) == [("a", "c"), ("a", "b")]
+    assert pairs(score, **settings, min_score=0.5) == [("a", "c"), ("a", "b")]
     assert set(asked) == {"a1", "a", "b"}
     asked.clear()
     assert len(pairs(score, **settings)) == 4
@@ -84,10 +84,10 @@ def test_the_gate_asks_for_the_score_of_the_chosen_one() -> None:
 def test_the_settings_are_those_of_the_paper_and_within_bounds() -> None:
     settings = PairSettings()
     assert (settings.rule, settings.top_share) == ("all", 0.5)
-    assert (settings.theta_filter, settings.theta_diff, settings.least_score) == (0.4, 0.2, 0.0)
+    assert (settings.theta_filter, settings.theta_diff, settings.min_score) == (0.4, 0.2, 0.0)
     for bad in (
         {"rule": "best"}, {"theta_diff": -0.1}, {"top_share": 0}, {"top_share": 1.1},
-        {"least_score": -0.1}, {"least_score": 1.1},
+        {"min_score": -0.1}, {"min_score": 1.1},
     ):  # fmt: skip
         with pytest.raises(ValidationError):
             PairSettings(**bad)

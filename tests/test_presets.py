@@ -28,8 +28,8 @@ EVERYWHERE: Table = {
     "rollout.temperature": 0.7, "rollout.first_temperature": (0.3, 0.3, 0.3, 0.3, 0.7, 0.7, 0.3, 0.3),
     "rollout.top_p": 1.0, "rollout.max_tokens": 2000, "rollout.format_pool": True,
     "reward.loss_term": "inverse", "reward.leak_penalty": 10, "reward.leaks_lose_task": False,
-    "reward.repeats_lose_loss": True, "reward.short_tokens": 0, "reward.least_loss": 0.1,
-    "select.rule": "best", "select.least_score": 0,
+    "reward.repeats_lose_loss": True, "reward.short_tokens": 0, "reward.min_loss": 0.1,
+    "select.rule": "best", "select.min_score": 0,
     "select.top_share": (0.7, 0.7, 0.7, 0.7, 0.8, 0.7, 0.7, 0.7), "select.skip_share": (0, 0, 0, 0, 0.1, 0, 0, 0),
     "train.method": "full", "train.schedule": "cosine", "train.warmup_ratio": 0.1, "train.max_length": 2048,
 }  # fmt: skip
@@ -47,8 +47,8 @@ TREES: Table = {
     "dpo.search.best": 10, "dpo.search.softmax_temperature": 1, "dpo.search.choice_distance": 0.25,
     "dpo.search.merge_distance": 0.1, "dpo.reward.loss_term": "inverse", "dpo.reward.leak_penalty": 0,
     "dpo.reward.leaks_lose_task": True, "dpo.reward.repeats_lose_loss": True, "dpo.reward.short_tokens": 0,
-    "dpo.reward.least_loss": 0.1, "dpo.select.rule": "all", "dpo.select.theta_diff": 0.2,
-    "dpo.select.top_share": 0.5, "dpo.select.least_score": 0, "dpo.objective.label_smoothing": 0,
+    "dpo.reward.min_loss": 0.1, "dpo.select.rule": "all", "dpo.select.theta_diff": 0.2,
+    "dpo.select.top_share": 0.5, "dpo.select.min_score": 0, "dpo.objective.label_smoothing": 0,
     "dpo.objective.normalise": "none", "dpo.train.method": "full", "dpo.train.learning_rate": 5e-7,
     "dpo.train.schedule": "cosine", "dpo.train.warmup_ratio": 0.1, "dpo.train.epochs": 1,
     "dpo.train.batch_rows": 64, "dpo.train.max_length": 4096,
@@ -78,14 +78,14 @@ PUBLISHED: Mapping[str, Table] = {
 EXCHANGE: Table = {
     "model": "tiny-exchange", "dataset": "exchange", "rollout.tasks": 128, "rollout.samples": 8,
     "rollout.max_tokens": 96, "rollout.first_temperature": 0.7, "rollout.temperature": 0.7,
-    "reward.lambda_token": 0.6, "reward.lambda_loss": 0.002, "reward.least_loss": 0.005,
+    "reward.lambda_token": 0.6, "reward.lambda_loss": 0.002, "reward.min_loss": 0.005,
     "reward.repeats_lose_loss": False, "select.threshold": 0.5, "select.top_share": 0.7,
     "train.learning_rate": 5e-4, "train.warmup_ratio": 0.1, "train.epochs": 2, "train.batch_rows": 16,
     "train.max_length": 1024, "evaluate.tasks": 500,
 }  # fmt: skip
 EXCHANGE_TREES: Table = {
     "dpo.tasks": 64, "dpo.probe": 100, "dpo.reward.lambda_token": 0.6, "dpo.reward.lambda_loss": 0.002,
-    "dpo.reward.least_loss": 0.005, "dpo.reward.repeats_lose_loss": False, "dpo.select.theta_filter": 0.4,
+    "dpo.reward.min_loss": 0.005, "dpo.reward.repeats_lose_loss": False, "dpo.select.theta_filter": 0.4,
     "dpo.select.theta_diff": 0.2, "dpo.objective.beta": 0.1, "dpo.train.learning_rate": 1e-4,
     "dpo.train.epochs": 1, "dpo.train.batch_rows": 32, "dpo.train.max_length": 1024,
 }  # fmt: skip
@@ -110,7 +110,7 @@ def trainings(shared: Table, **own: Table) -> Table:
 COLBENCH: Table = {
     "model": "meta-llama/Llama-3.1-8B-Instruct", "dataset": "colbench_code", "method": "sweet",
     "rollout.tasks": 5000, "rollout.repeats": 3, "rollout.temperature": 1.0, "rollout.top_p": 1.0,
-    "rollout.max_tokens": 1024, "least_reward": 1.0, "critic.kind": "likelihood", "critic.privileged": True,
+    "rollout.max_tokens": 1024, "min_reward": 1.0, "critic.kind": "likelihood", "critic.privileged": True,
     "critic.objective.beta": 0.1, "critic.objective.nll": 0.01, "critic.objective.normalise": "turns",
     "critic.objective.label_smoothing": 0, "candidates.share": 0.1, "candidates.count": 16,
     "candidates.temperature": 1.0, "pairs.count": 4, "pairs.top_share": 0.5, "policy.objective.beta": 0.1,
@@ -127,7 +127,7 @@ COLBENCH: Table = {
 }  # fmt: skip
 PERSONA: Table = {
     "model": "tiny-persona", "dataset": "persona", "method": "sweet", "rollout.tasks": 600,
-    "rollout.repeats": 3, "rollout.temperature": 1.0, "rollout.max_tokens": 128, "least_reward": 1.0,
+    "rollout.repeats": 3, "rollout.temperature": 1.0, "rollout.max_tokens": 128, "min_reward": 1.0,
     "critic.objective.beta": 0.1, "critic.objective.nll": 0.01, "critic.objective.normalise": "turns",
     "candidates.share": 0.2, "candidates.count": 16, "candidates.temperature": 1.0, "pairs.count": 4,
     "pairs.top_share": 0.25, "policy.objective.beta": 0.1, "policy.objective.nll": 1.0,
@@ -194,7 +194,7 @@ def test_every_preset_can_be_planned_on_the_rows_that_ship(
     own = settings(method, [f"dataset={name}", "data.source=sample", f"model={large}"])
     found = plan(own)
     assert found.iterations == 6
-    assert found.dialogues > 0 and found.most_updates > 0 and found.longest_prompt > 50
+    assert found.dialogues > 0 and found.max_updates > 0 and found.longest_prompt > 50
 
 
 def test_a_dry_run_says_how_many_rows_there_are(cli: Cli, large: Path) -> None:

@@ -15,7 +15,7 @@ from coterie.environments.code_form import functions
 from coterie.environments.coding import AGENT, MARKER, Coding, SingleTurn, coding_task
 from coterie.environments.colbench.checks import TESTS
 from coterie.environments.colbench.drafts import read_reply
-from coterie.environments.colbench.environment import Backend
+from coterie.environments.colbench.environment import BackendProgramming
 from coterie.environments.colbench.prompts import SYSTEM
 from coterie.environments.debate import NO_MISTAKE, Debate
 from coterie.environments.dialogue import (
@@ -31,10 +31,10 @@ from coterie.environments.dialogue import (
 )
 from coterie.environments.format_writer import _request
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
-from coterie.environments.person import PERSON, REFERENCE, role
 from coterie.environments.persona.environment import Persona
-from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings, environment
+from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings, make_environment
 from coterie.environments.services import Services
+from coterie.environments.user_simulator import PERSON, REFERENCE, role
 from coterie.rewards.judge import Situation, question, read_verdict
 from coterie.runs.benchmark import BenchmarkSettings, store_name
 from coterie.tools.sandbox.pool import Sandbox
@@ -49,34 +49,34 @@ DOUBLE = "def double(x):\n    return 2 * x"
 TASK = coding_task("t", "I need double.", DOUBLE, [f"double({n})" for n in range(5)])
 
 
-def prompt(world: DialogueEnvironment, task: Task, agent: str) -> str:
-    return "".join(part.text for part in world.system_parts(task, agent))
+def prompt(environment: DialogueEnvironment, task: Task, agent: str) -> str:
+    return "".join(part.text for part in environment.system_parts(task, agent))
 
 
-def form(world: DialogueEnvironment, task: Task, agent: str) -> str:
+def form(environment: DialogueEnvironment, task: Task, agent: str) -> str:
     """The line that ends the rules of an agent, before its question."""
-    rules, *_ = re.split(r"\n(?=(?:Question|Problem): )", prompt(world, task, agent))
+    rules, *_ = re.split(r"\n(?=(?:Question|Problem): )", prompt(environment, task, agent))
     return rules.rstrip().splitlines()[-1]
 
 
-def as_shown(world: DialogueEnvironment, task: Task, agent: str, answer: str | None) -> str:
+def as_shown(environment: DialogueEnvironment, task: Task, agent: str, answer: str | None) -> str:
     """Steps, and the line that ends the rules of an agent, with this answer in place of the example."""
-    line = form(world, task, agent)
-    example = world.answer(line)
+    line = form(environment, task, agent)
+    example = environment.answer(line)
     if answer is None or example is None:  # the line as it is; a critic's has no answer
         return f"Some steps.\n{line}"
     assert line.count(example) == 1
     return f"Some steps.\n{line.replace(example, answer)}"
 
 
-async def ended(world: DialogueEnvironment, task: Task, answer: str | None) -> DialogueState:
+async def ended(environment: DialogueEnvironment, task: Task, answer: str | None) -> DialogueState:
     """The end of a dialogue whose agents write what their prompts show."""
     state = DialogueState(task, None)
     while state.end is None:
-        agent = next_agent(world, state)
-        said = Part(as_shown(world, task, agent, answer))
+        agent = next_agent(environment, state)
+        said = Part(as_shown(environment, task, agent, answer))
         turn = make_turn("", Speaker("agent", agent), [said], draw=len(state.turns))
-        state = await step(world, state, turn, cut=False)
+        state = await step(environment, state, turn, truncated=False)
     return state
 
 
@@ -86,13 +86,15 @@ async def ended(world: DialogueEnvironment, task: Task, answer: str | None) -> D
 def test_a_right_answer_in_the_form_of_the_prompt_scores_1(
     name: str, agents: int, method: Method
 ) -> None:
-    world = by_method(environment(name, DataSettings(source="sample", agents=agents)), method)
+    environment = by_method(
+        make_environment(name, DataSettings(source="sample", agents=agents)), method
+    )
 
     async def play() -> None:
-        for task in world.tasks("heldout", 2, 0):
-            state = await ended(world, task, gold_answer(task))
-            assert await graded(world, state) == Grade(1.0, {WELL_FORMED: 1.0}), state
-            copied = await graded(world, await ended(world, task, None))
+        for task in environment.tasks("heldout", 2, 0):
+            state = await ended(environment, task, gold_answer(task))
+            assert await graded(environment, state) == Grade(1.0, {WELL_FORMED: 1.0}), state
+            copied = await graded(environment, await ended(environment, task, None))
             assert copied == Grade(0.0, {WELL_FORMED: 0.0}), "the example is not an answer"
 
     asyncio.run(play())
@@ -100,21 +102,25 @@ def test_a_right_answer_in_the_form_of_the_prompt_scores_1(
 
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_what_a_critic_is_shown_is_no_answer(name: str) -> None:
-    world = environment(name, DataSettings(source="sample", agents=3))
-    assert isinstance(world, Debate)
-    (task,) = world.tasks("heldout", 1, 0)
-    for critic in world.agents[1:]:
-        assert form(world, task, critic) == NO_MISTAKE and world.answer(NO_MISTAKE) is None
+    environment = make_environment(name, DataSettings(source="sample", agents=3))
+    assert isinstance(environment, Debate)
+    (task,) = environment.tasks("heldout", 1, 0)
+    for critic in environment.agents[1:]:
+        assert (
+            form(environment, task, critic) == NO_MISTAKE and environment.answer(NO_MISTAKE) is None
+        )
 
 
 def test_a_message_that_is_cut_off_is_not_well_formed() -> None:
-    world = environment("gsm8k", DataSettings(source="sample"))
-    (task,) = world.tasks("heldout", 1, 0)
+    environment = make_environment("gsm8k", DataSettings(source="sample"))
+    (task,) = environment.tasks("heldout", 1, 0)
 
     async def play() -> Grade:
-        text = as_shown(world, task, "Alice", gold_answer(task))
+        text = as_shown(environment, task, "Alice", gold_answer(task))
         turn = make_turn("", Speaker("agent", "Alice"), [Part(text)])
-        return await graded(world, await step(world, DialogueState(task, None), turn, cut=True))
+        return await graded(
+            environment, await step(environment, DialogueState(task, None), turn, truncated=True)
+        )
 
     assert asyncio.run(play()) == Grade(0.0, {WELL_FORMED: 0.0})
 
@@ -135,24 +141,24 @@ def sandbox(runner: asyncio.Runner) -> Iterator[Sandbox]:
 
 
 def answered(
-    runner: asyncio.Runner, sandbox: Sandbox, world: Coding, task: Task, text: str
+    runner: asyncio.Runner, sandbox: Sandbox, environment: Coding, task: Task, text: str
 ) -> Grade:
     """The grade of an agent that says this and nothing more; it has one message."""
 
     async def play() -> Grade:
-        world.max_turns = 1
-        state = begin(world, task, "root")
+        environment.max_turns = 1
+        state = begin(environment, task, "root")
         turn = make_turn(state.turns[-1].id, Speaker("agent", AGENT), [Part(text)])
         services = Services(None, sandbox)
-        state = await step(world, state, turn, cut=False, services=services)
-        return await graded(world, state, services)
+        state = await step(environment, state, turn, truncated=False, services=services)
+        return await graded(environment, state, services)
 
     return runner.run(play())
 
 
-def shown(world: Coding, task: Task) -> tuple[str, str]:
+def shown(environment: Coding, task: Task) -> tuple[str, str]:
     """The answer at the end of a prompt, and the function in it."""
-    text = prompt(world, task, AGENT)
+    text = prompt(environment, task, AGENT)
     answer = text[text.rindex(MARKER) :]
     assert text[: -len(answer)].endswith("\n"), "the marker stands on a line of its own"
     fenced = re.fullmatch(rf"{MARKER}\n```python\n(.+)\n```", answer, re.DOTALL)
@@ -165,15 +171,15 @@ def shown(world: Coding, task: Task) -> tuple[str, str]:
 def test_a_right_function_in_the_form_of_the_prompt_scores_1(
     runner: asyncio.Runner, sandbox: Sandbox, alone: bool, mode: str
 ) -> None:
-    backend = Backend("colbench_code", "sample", mode, 0.0)  # type: ignore[arg-type]
-    world = SingleTurn(backend) if alone else backend
-    for task in world.tasks("heldout", 2, 0):
-        answer, function = shown(world, task)
+    backend = BackendProgramming("colbench_code", "sample", mode, 0.0)  # type: ignore[arg-type]
+    environment = SingleTurn(backend) if alone else backend
+    for task in environment.tasks("heldout", 2, 0):
+        answer, function = shown(environment, task)
         assert functions(function)
         right = answer.replace(function, task.secrets[REFERENCE].reveal("grader"))
-        grade = answered(runner, sandbox, world, task, right)
+        grade = answered(runner, sandbox, environment, task, right)
         assert (grade.score, grade.metrics[WELL_FORMED]) == (1.0, 1.0)
-        copied = answered(runner, sandbox, world, task, answer)
+        copied = answered(runner, sandbox, environment, task, answer)
         assert (copied.score, copied.metrics[WELL_FORMED]) == (0.0, 0.0)
 
 
@@ -197,7 +203,9 @@ def test_a_right_function_in_the_form_of_the_prompt_scores_1(
 def test_the_form_of_a_function_is_not_its_score(
     runner: asyncio.Runner, sandbox: Sandbox, text: str, score: int, formed: int
 ) -> None:
-    grade = answered(runner, sandbox, Backend("colbench_code", "sample", "module", 0.0), TASK, text)
+    grade = answered(
+        runner, sandbox, BackendProgramming("colbench_code", "sample", "module", 0.0), TASK, text
+    )
     assert (grade.score, grade.metrics[WELL_FORMED]) == (score, formed)
 
 
@@ -232,9 +240,11 @@ def test_no_prompt_has_words_that_models_seldom_meet() -> None:
     for name in (*EXCHANGES, *SUBJECTS, "colbench_code"):
         methods = METHODS if name != "colbench_code" else METHODS[:2]
         for method in methods:
-            world = by_method(environment(name, DataSettings(source="sample", agents=2)), method)
+            environment = by_method(
+                make_environment(name, DataSettings(source="sample", agents=2)), method
+            )
             task = Task("t", {"question": "?", "notes": {"Alice": [], "Bob": []}})
-            texts += [prompt(world, task, agent) for agent in world.agents]
+            texts += [prompt(environment, task, agent) for agent in environment.agents]
     odd = re.compile(
         r"\b(mend|dear|nay|lest|hark|ere|whom|thus|shall|particulars)\b", re.IGNORECASE
     )

@@ -1,4 +1,4 @@
-"""The other data sets of Optima as worlds: deals, questions, answers, two agents and three."""
+"""The other data sets of Optima as environments: deals, questions, answers, two agents and three."""
 
 import asyncio
 from pathlib import Path
@@ -24,14 +24,15 @@ from coterie.environments.registry import (
     SUBJECTS,
     DataSettings,
     content,
-    environment,
-    question_environment,
+    make_environment,
+    make_question_environment,
 )
 from coterie.errors import UserError
 from coterie.recipes.plan import check_disjoint
 from coterie.rollout.episodes import Episode, Player
-from coterie.rollout.voices import Ask, Memory, Said
+from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.tree import Ending
 from coterie.trajectories.turn import Part, PrivilegeError, Speaker, make_turn
 
 TWO, THREE = ("Alice", "Bob"), ("Alice", "Bob", "Carol")
@@ -126,12 +127,12 @@ def test_every_sample_row_is_dealt_whole(name: str, agents: tuple[str, ...]) -> 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("agents", [2, 3])
 def test_nobody_is_shown_anothers_notes_or_a_secret(name: str, agents: int) -> None:
-    world = environment(name, sample(agents))
-    assert world.agents == THREE[:agents]
-    for task in world.tasks("heldout", 5, 0):
+    environment = make_environment(name, sample(agents))
+    assert environment.agents == THREE[:agents]
+    for task in environment.tasks("heldout", 5, 0):
         notes: dict[str, list[str]] = task.public.get("notes", {})  # type: ignore[assignment]
-        for agent in world.agents:
-            parts = world.system_parts(task, agent)
+        for agent in environment.agents:
+            parts = environment.system_parts(task, agent)
             assert all(part.visible_to(agent) for part in parts)
             assert not any(part.source.startswith("secret") for part in parts)
             shown = "".join(part.text for part in parts)
@@ -145,46 +146,48 @@ def test_nobody_is_shown_anothers_notes_or_a_secret(name: str, agents: int) -> N
 def test_two_agents_are_told_of_a_partner_and_three_of_partners(name: str) -> None:
     exchange = name in EXCHANGES
     for agents in (2, 3):
-        world = environment(name, sample(agents))
-        (task,) = world.tasks("heldout", 1, 0)
-        for agent in world.agents:
-            parts = world.system_parts(task, agent)
+        environment = make_environment(name, sample(agents))
+        (task,) = environment.tasks("heldout", 1, 0)
+        for agent in environment.agents:
+            parts = environment.system_parts(task, agent)
             text = parts[0].text + (parts[-2].text if exchange else "")
-            assert all(name in text for name in world.agents)
+            assert all(name in text for name in environment.agents)
             assert ("Carol" in text) == (agents == 3)
             if exchange:
                 assert ("your partners" in text) == (agents == 3)
                 assert ("your partner " in text) == (agents == 2)
                 assert ("both of you" in text) == (agents == 2)
-    solver = world.system_parts(task, "Alice")[0].text
+    solver = environment.system_parts(task, "Alice")[0].text
     if not exchange:
         assert "Bob and Carol read your messages and point out" in solver
-        carol = world.system_parts(task, "Carol")[0].text
+        carol = environment.system_parts(task, "Carol")[0].text
         assert "You read the solution, as Bob does, and look" in carol
 
 
 def test_options_are_in_the_question() -> None:
     for name in ("cbt", "arc_c", "mmlu"):
-        for task in environment(name, sample()).tasks("heldout", 5, 0):
+        for task in make_environment(name, sample()).tasks("heldout", 5, 0):
             options = str(task.public["question"]).splitlines()[-1]
             assert " ".join(gold_answer(task).split()) in options
     row = load_rows("cbt", "heldout", "sample")[0]
     assert isinstance(row, CbtRow)
-    (task,) = environment("cbt", sample()).tasks("heldout", 1, 0)
+    (task,) = make_environment("cbt", sample()).tasks("heldout", 1, 0)
     assert all(option in str(task.public["question"]) for option in row.options)
 
 
 def test_only_the_solver_gets_a_format_and_mathematics_has_no_pool() -> None:
     assert len(set(EXCHANGE_FORMATS)) >= 20 and len(set(DEBATE_FORMATS)) >= 20
     for name in SETS:
-        world = environment(name, sample(3))
+        environment = make_environment(name, sample(3))
         pool = EXCHANGE_FORMATS if name in EXCHANGES else DEBATE_FORMATS
-        assert world.formats == (() if name in ("gsm8k", "math") else pool)
-        state = DialogueState(world.tasks("heldout", 1, 0)[0], "in verse")
+        assert environment.formats == (() if name in ("gsm8k", "math") else pool)
+        state = DialogueState(environment.tasks("heldout", 1, 0)[0], "in verse")
         asked = [
-            a for a in world.agents if "in verse" in messages(world, state, a)[0].parts[-1].text
+            a
+            for a in environment.agents
+            if "in verse" in messages(environment, state, a)[0].parts[-1].text
         ]
-        assert asked == list(world.agents if name in EXCHANGES else ("Alice",))
+        assert asked == list(environment.agents if name in EXCHANGES else ("Alice",))
 
 
 @pytest.mark.parametrize("agents", [0, 1, 4])
@@ -195,7 +198,7 @@ def test_one_agent_and_four_are_refused(agents: int) -> None:
 
 def test_the_micro_world_has_two_agents() -> None:
     with pytest.raises(UserError, match="made for two agents"):
-        environment("exchange", sample(3))
+        make_environment("exchange", sample(3))
 
 
 def test_what_tasks_are_made_of_is_hashed(tmp_path: Path) -> None:
@@ -211,7 +214,7 @@ def test_what_tasks_are_made_of_is_hashed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["exchange", "cbt", "gsm8k"])
 def test_the_most_turns_of_a_dialogue_can_be_set(name: str) -> None:
-    assert environment(name, sample(turns=4)).max_turns == 4 < environment(name).max_turns
+    assert make_environment(name, sample(turns=4)).max_turns == 4 < make_environment(name).max_turns
 
 
 # Answers
@@ -241,15 +244,15 @@ def task(*golds: str) -> Task:
     ],
 )  # fmt: skip
 def test_scores(name: str, golds: tuple[str, ...], given: str | None, score: float) -> None:
-    assert environment(name, sample()).score(task(*golds), given) == pytest.approx(score)
+    assert make_environment(name, sample()).score(task(*golds), given) == pytest.approx(score)
 
 
 def test_aliases_are_secrets_and_count() -> None:
-    world = environment("trivia_qa", sample())
+    environment = make_environment("trivia_qa", sample())
     row = next(row for row in load_rows("trivia_qa", "heldout", "sample") if len(row.aliases) > 1)  # type: ignore[attr-defined]
-    found = next(t for t in world.tasks("heldout", 100, 0) if t.id == f"trivia_qa-{row.id}")
+    found = next(t for t in environment.tasks("heldout", 100, 0) if t.id == f"trivia_qa-{row.id}")
     assert gold_answers(found) == [row.answer, *row.aliases]  # type: ignore[attr-defined]
-    assert world.score(found, row.aliases[1]) == 1.0  # type: ignore[attr-defined]
+    assert environment.score(found, row.aliases[1]) == 1.0  # type: ignore[attr-defined]
     with pytest.raises(PrivilegeError):
         found.secrets["aliases"].reveal("Alice")
 
@@ -261,41 +264,43 @@ def genes() -> Task:
 
 
 def test_options_that_differ_in_their_case_are_different_answers() -> None:
-    world = question_environment("arc_c", sample())
-    assert world.score(genes(), "only  Ss") == 1.0
+    environment = make_question_environment("arc_c", sample())
+    assert environment.score(genes(), "only  Ss") == 1.0
     for other in ("only SS", "only ss", "ONLY SS"):
-        assert world.score(genes(), other) == 0.0
+        assert environment.score(genes(), other) == 0.0
     for said, end in (
         (("<A>only SS</A>", "no", "<A>only Ss</A>"), None),
         (("<A>only SS</A>", "no", "<A>only ss</A>"), None),
         (("<A>only SS</A>", "no", "<A>only SS</A>"), "agreed"),
         (("<A>light energy</A>", "no", "<A>LIGHT energy</A>"), "agreed"),
     ):
-        state = asyncio.run(talk(world, *said, about=genes()))
-        assert state.end == end, said
+        state = asyncio.run(talk(environment, *said, about=genes()))
+        assert state.end == (end and Ending(end)), said
     assert state.answer == "Light energy", "as the task spells it"
-    assert world.similarity("only SS", "only Ss") == 0.0, "two votes"
+    assert environment.similarity("only SS", "only Ss") == 0.0, "two votes"
 
 
 def test_tasks_have_their_options() -> None:
     for name in ("arc_c", "mmlu"):
-        for one in environment(name, sample()).tasks("heldout", 5, 0):
+        for one in make_environment(name, sample()).tasks("heldout", 5, 0):
             assert gold_answer(one) in one.public["options"]  # type: ignore[operator]
 
 
-async def talk(world: DialogueEnvironment, *said: str, about: Task | None = None) -> DialogueState:
+async def talk(
+    environment: DialogueEnvironment, *said: str, about: Task | None = None
+) -> DialogueState:
     state = DialogueState(about or Task("t", {"question": "?"}, {}), None)
     for index, text in enumerate(said):
         assert state.end is None, f"over before {text!r}"
-        speaker = Speaker("agent", world.agents[index % len(world.agents)])
+        speaker = Speaker("agent", environment.agents[index % len(environment.agents)])
         turn = make_turn("", speaker, [Part(text)], draw=index)
-        state = await step(world, state, turn, cut=False)
+        state = await step(environment, state, turn, truncated=False)
     return state
 
 
 def test_the_same_answer_again_ends_a_talk() -> None:
-    maths, science = environment("math", sample(3)), environment("arc_c", sample(3))
-    book = environment("cbt", sample(3))
+    maths, science = make_environment("math", sample(3)), make_environment("arc_c", sample(3))
+    book = make_environment("cbt", sample(3))
     ends = [
         (maths, (r"\boxed{\frac{1}{2}}", "no", "no", r"\boxed{0.5}"), "agreed"),
         (maths, (r"\boxed{\frac{1}{2}}", "no", "no", r"\boxed{0.6}"), None),
@@ -303,33 +308,35 @@ def test_the_same_answer_again_ends_a_talk() -> None:
         (book, ("<A>dog</A>", "<A>cat</A>", "<A>dog</A>"), None),
         (book, ("hm", "<A>dog</A>", "<A>dog</A>"), "agreed"),
     ]
-    for world, said, end in ends:
-        assert asyncio.run(talk(world, *said)).end == end, said
+    for environment, said, end in ends:
+        assert asyncio.run(talk(environment, *said)).end == (end and Ending(end)), said
 
 
 # Whole dialogues
 
 
 class Script:
-    """A voice that says what it was given, in turn."""
+    """A sampler that says what it was given, in turn."""
 
     def __init__(self, *lines: str) -> None:
         self.lines = list(lines)
         self.prompts: list[tuple[str, str]] = []
 
-    async def speak(self, ask: Ask, memory: Memory) -> Said:
-        first = ask.shown[0]
-        self.prompts.append((ask.agent, "".join(part.text for part in first.parts)))
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        first = prompt.shown[0]
+        self.prompts.append((prompt.agent, "".join(part.text for part in first.parts)))
         text = self.lines[len(self.prompts) - 1]
-        speaker = Speaker("agent", ask.agent)
-        return Said(make_turn(ask.parent, speaker, [Part(text)], draw=ask.draw), None, False, 3)
+        speaker = Speaker("agent", prompt.agent)
+        return Response(
+            make_turn(prompt.parent, speaker, [Part(text)], draw=prompt.draw), None, False, 3
+        )
 
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("agents", [2, 3])
 def test_a_dialogue_of_each_sample_set_is_played_to_the_end(name: str, agents: int) -> None:
-    world = environment(name, sample(agents))
-    train, heldout = (world.tasks(split, 100, 0) for split in ("train", "heldout"))  # type: ignore[arg-type]
+    environment = make_environment(name, sample(agents))
+    train, heldout = (environment.tasks(split, 100, 0) for split in ("train", "heldout"))  # type: ignore[arg-type]
     check_disjoint(train, heldout)
     for one in heldout[:3]:
         gold = gold_answer(one)
@@ -339,17 +346,17 @@ def test_a_dialogue_of_each_sample_set_is_played_to_the_end(name: str, agents: i
             else rf"\boxed{{{gold}}}"
         )
         lines = [mark, *["one mistake"] * (agents - 1), f"still {mark}"]
-        voice = Script(*lines)
-        played = asyncio.run(Player(world, voice, 0).play(Episode(one, 0, 0, "rollout")))
+        sampler = Script(*lines)
+        played = asyncio.run(Player(environment, sampler, 0).play(Episode(one, 0, 0, "rollout")))
         assert played.tree is not None
         (outcome,) = played.tree.outcomes.values()
-        assert (outcome.end, outcome.score) == ("agreed", 1.0)
-        assert [agent for agent, _ in voice.prompts] == [*world.agents, "Alice"]
-        assert all(str(one.public["question"]) in prompt for _, prompt in voice.prompts)
+        assert (outcome.ending.reason, outcome.score) == ("agreed", 1.0)
+        assert [agent for agent, _ in sampler.prompts] == [*environment.agents, "Alice"]
+        assert all(str(one.public["question"]) in prompt for _, prompt in sampler.prompts)
 
 
-def test_every_benchmark_has_a_world() -> None:
+def test_every_benchmark_has_an_environment() -> None:
     for name in NAMES:
-        assert environment(name, sample()).name == name
+        assert make_environment(name, sample()).name == name
     with pytest.raises(UserError, match="trivia_qa, cbt, gsm8k, math, arc_c, mmlu"):
-        environment("triviaqa")
+        make_environment("triviaqa")

@@ -134,7 +134,7 @@ def test_a_tree_is_an_outline_with_values_pairs_and_ends(tmp_path):
     said = " ".join(" ".join(" ".join(page.text[tag]) for tag in ("span", "p", "b")).split())
     for text in ("value −0.25, 1 dialogue", "value 0.90, 2 dialogues", "no value, 0 dialogues",
                  "4 dialogues, mean reward 0.45, 2 pairs",
-                 "(turn limit)", "As you say."):  # fmt: skip
+                 "(no turns left)", "As you say."):  # fmt: skip
         assert text in said, text
     assert page.text["h2"].count("A tree of dialogues") == 1
     assert "A tree of dialogues" not in render(empty_report(), tmp_path)

@@ -9,14 +9,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from coterie.engines.protocol import EngineError, EngineGone
-from coterie.environments.registry import environment
+from coterie.environments.registry import make_environment
 from coterie.errors import UserError
 from coterie.models.catalogue import packaged_folder
 from coterie.progress import Silent
 from coterie.recipes.optima import Optima
 from coterie.recipes.registry import settings
 from coterie.rollout.episodes import Episode, Player
-from coterie.rollout.voices import Ask, Memory, Said
+from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.runs.play import play, summary
@@ -26,18 +26,20 @@ from tests.conftest import SMALL, Cli
 
 
 class Scripted:
-    """A voice that answers at once, and for some tasks raises what it is told to."""
+    """A sampler that answers at once, and for some tasks raises what it is told to."""
 
     def __init__(self, raises: dict[str, EngineError]) -> None:
         self.raises = raises
         self.asked = 0
 
-    async def speak(self, ask: Ask, memory: Memory) -> Said:
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         self.asked += 1
-        if error := self.raises.get(ask.tree.task):
+        if error := self.raises.get(prompt.tree.task):
             raise error
-        turn = make_turn(ask.parent, Speaker("agent", ask.agent), [Part("<A>x</A>")], draw=ask.draw)
-        return Said(turn, None, False, 3)
+        turn = make_turn(
+            prompt.parent, Speaker("agent", prompt.agent), [Part("<A>x</A>")], draw=prompt.draw
+        )
+        return Response(turn, None, False, 3)
 
 
 @pytest.fixture
@@ -46,17 +48,17 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def played(store: Store, voice: Scripted, count: int = 4) -> list[str]:
+def played(store: Store, sampler: Scripted, count: int = 4) -> list[str]:
     """Play so many tasks; gives their ids."""
-    world = environment("exchange")
-    tasks = world.tasks("heldout", count, 0)
+    environment = make_environment("exchange")
+    tasks = environment.tasks("heldout", count, 0)
     episodes = [Episode(task, 0, 0, "evaluate") for task in tasks]
-    asyncio.run(play(store, Player(world, voice, 0), episodes, Silent(), lambda: 0))
+    asyncio.run(play(store, Player(environment, sampler, 0), episodes, Silent(), lambda: 0))
     return [task.id for task in tasks]
 
 
 def ids(count: int) -> list[str]:
-    return [task.id for task in environment("exchange").tasks("heldout", count, 0)]
+    return [task.id for task in make_environment("exchange").tasks("heldout", count, 0)]
 
 
 def test_an_item_that_fails_is_recorded_and_counts_as_wrong(store: Store) -> None:

@@ -4,12 +4,14 @@ import pytest
 
 from coterie.rewards.combined import RewardSettings, Sampled, rewards
 from coterie.rewards.conduct import leaks, repeats
-from coterie.trajectories.tree import End, Outcome
+from coterie.trajectories.tree import LENGTH, Ending, Outcome
 from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
+
+AGREED = Ending("agreed")
 
 
 def sampled(
-    sample: int, score: float, tokens: int, loss: float, end: End = "agreed", **more: int
+    sample: int, score: float | None, tokens: int, loss: float, end: Ending = AGREED, **more: int
 ) -> Sampled:
     outcome = Outcome(f"leaf-{sample}", sample, end, "x", score)
     return Sampled(outcome, tokens, loss, **more)
@@ -38,7 +40,7 @@ def test_the_bounded_loss_term_is_at_most_its_weight() -> None:
 
 
 def test_tokens_may_be_relative_to_a_given_number() -> None:
-    found = rewards([sampled(0, 1.0, 80, 1.0)], RewardSettings(lambda_loss=0), most=40)
+    found = rewards([sampled(0, 1.0, 80, 1.0)], RewardSettings(lambda_loss=0), max_tokens=40)
     assert found[0].token_term == pytest.approx(-1.2), "longer than the percentile of a probe"
 
 
@@ -47,23 +49,23 @@ def test_in_trees_a_leak_loses_the_task_term() -> None:
     assert rewards([sampled(0, 1.0, 10, 1.0, leaks=1)], rule)[0].total == pytest.approx(0.4)
 
 
-def test_a_loss_near_zero_is_rewarded_no_more_than_the_least_one() -> None:
+def test_a_loss_near_zero_is_rewarded_no_more_than_the_smallest_one() -> None:
     samples = [sampled(n, 0.0, 10, loss) for n, loss in enumerate((0.0, 1e-9, 0.05, 0.1, 0.125))]
     found = rewards(samples, RewardSettings(lambda_loss=0.5))
     assert [r.loss_term for r in found] == pytest.approx([5, 5, 5, 5, 4])
-    found = rewards(samples, RewardSettings(lambda_loss=0.5, least_loss=0.01))
+    found = rewards(samples, RewardSettings(lambda_loss=0.5, min_loss=0.01))
     assert [r.loss_term for r in found] == pytest.approx([50, 50, 10, 5, 4])
 
 
-def test_a_runaway_has_terms_of_minus_one_and_sets_no_scale() -> None:
+def test_a_truncated_dialogue_has_terms_of_minus_one_and_sets_no_scale() -> None:
     found = rewards(
-        [sampled(0, 0.0, 900, 1.0, "runaway"), sampled(1, 1.0, 100, 1.0)], RewardSettings()
+        [sampled(0, 0.0, 900, 1.0, LENGTH), sampled(1, 1.0, 100, 1.0)], RewardSettings()
     )
     assert [r.token_term for r in found] == pytest.approx([-1.0, -0.6])
     assert [r.loss_term for r in found] == pytest.approx([-1.0, 1.0])
 
 
-def test_talk_that_is_too_short_counts_as_a_runaway_does() -> None:
+def test_talk_that_is_too_short_counts_as_a_truncated_dialogue_does() -> None:
     samples = [sampled(0, 1.0, 40, 1.0), sampled(1, 1.0, 80, 1.0)]
     found = rewards(samples, RewardSettings(short_tokens=40))
     assert [r.token_term for r in found] == pytest.approx([-1.0, -0.6])
@@ -93,3 +95,8 @@ def test_a_leak_is_an_utterance_that_speaks_for_the_other() -> None:
 def test_a_repeat_is_told_without_case_blanks_and_the_own_name() -> None:
     assert repeats(talk(("Alice", "Alice: Oslo"), ("Bob", " oslo "), ("Alice", "Oslo!"))) == 1
     assert repeats(talk(("Alice", "a"), ("Bob", "b"))) == 0
+
+
+def test_what_was_not_graded_has_no_reward() -> None:
+    with pytest.raises(ValueError, match="was not graded"):
+        rewards([sampled(0, None, 10, 1.0)], RewardSettings())

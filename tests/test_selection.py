@@ -43,9 +43,9 @@ def test_the_gate_keeps_wrong_trajectories_out_whatever_their_reward() -> None:
     right = Reward("r", 1, 1.0, -0.6, 0.2)
     paper = best_demonstrations({"a": [fluent, right]}, SelectSettings())
     assert [r.leaf for _, r in paper] == ["w"]
-    gated = best_demonstrations({"a": [fluent, right]}, SelectSettings(least_score=1.0))
+    gated = best_demonstrations({"a": [fluent, right]}, SelectSettings(min_score=1.0))
     assert [r.leaf for _, r in gated] == ["r"]
-    assert best_demonstrations({"a": [fluent]}, SelectSettings(least_score=1.0)) == []
+    assert best_demonstrations({"a": [fluent]}, SelectSettings(min_score=1.0)) == []
 
 
 def test_random_takes_as_many_as_asked_one_a_task_and_repeats() -> None:

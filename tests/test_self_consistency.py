@@ -9,11 +9,11 @@ import pytest
 
 from coterie.environments.answers import exact_match, f1
 from coterie.environments.dialogue import DialogueEnvironment
-from coterie.environments.registry import DataSettings, environment
+from coterie.environments.registry import DataSettings, make_environment
 from coterie.environments.votes import Vote
 from coterie.evaluation.self_consistency import Draw, Estimate, Point, marks, scaling, task_curve
 from coterie.reports.scaling import ScalingReport, scaling_charts, write_scaling_page
-from tests.conftest import Cli, Said
+from tests.conftest import Cli, CliResult
 from tests.test_report_page import HOSTILE, Page
 
 TEN = "a1 b2 c3 d4 e5 f6 g7 h8 i9 j10"
@@ -81,7 +81,7 @@ def test_means_over_tasks_with_intervals_at_powers_of_two_and_the_last() -> None
     assert [point.majority.mean for point in points] == [0.5, 0.5, 0.5]
     assert [point.tokens for point in points] == [3, 6, 9]
     assert points[0].coverage.interval == (0, 1) and points[1].coverage.interval == (1, 1)
-    assert [marks(most) for most in (1, 3, 8, 50)] == [
+    assert [marks(max_samples) for max_samples in (1, 3, 8, 50)] == [
         [1], [1, 2, 3], [1, 2, 4, 8], [1, 2, 4, 8, 16, 32, 50],
     ]  # fmt: skip
     more = scaling({"t": [right] * 6}, equal)
@@ -100,35 +100,35 @@ def test_means_over_tasks_with_intervals_at_powers_of_two_and_the_last() -> None
 def test_each_benchmark_says_when_answers_are_alike(
     name: str, answer: str, other: str, alike: float
 ) -> None:
-    world: DialogueEnvironment = environment(name, DataSettings(source="sample"))
-    assert world.similarity(answer, other) == world.similarity(other, answer)
-    assert world.similarity(answer, other) == pytest.approx(alike)
+    environment: DialogueEnvironment = make_environment(name, DataSettings(source="sample"))
+    assert environment.similarity(answer, other) == environment.similarity(other, answer)
+    assert environment.similarity(answer, other) == pytest.approx(alike)
 
 
-def report(most: int, policy: str = "runs/mine 2") -> ScalingReport:
+def report(max_samples: int, policy: str = "runs/mine 2") -> ScalingReport:
     """Made-up points that rise."""
-    shown = marks(most)
+    shown = marks(max_samples)
 
     def estimate(k: int, mean: float) -> Estimate:
         return Estimate(mean, (mean - 0.05, mean + 0.05) if k in shown else None)
 
     points = tuple(
         Point(k, estimate(k, 0.9 - 0.4 / k), estimate(k, 0.7 - 0.2 / k), 35.5 * k)
-        for k in range(1, most + 1)
+        for k in range(1, max_samples + 1)
     )
     return ScalingReport("exchange", policy, "dialogue", "exact match", 0.5, 100, 3, points)
 
 
-@pytest.mark.parametrize("most", [2, 50])
-def test_the_plot_has_a_dot_with_its_band_for_each_doubling(most: int) -> None:
-    by_number, by_tokens = scaling_charts(report(most))
+@pytest.mark.parametrize("max_samples", [2, 50])
+def test_the_plot_has_a_dot_with_its_band_for_each_doubling(max_samples: int) -> None:
+    by_number, by_tokens = scaling_charts(report(max_samples))
     frame = by_number.frame
     for chart in (by_number, by_tokens):
         assert [series.name for series in chart.series] == ["coverage", "majority"]
         for series in chart.series:
-            assert len(series.dots) == len(marks(most))
-            assert series.path.count("L") == most - 1
-            assert series.band.count("L") == 2 * len(marks(most)) - 1
+            assert len(series.dots) == len(marks(max_samples))
+            assert series.path.count("L") == max_samples - 1
+            assert series.band.count("L") == 2 * len(marks(max_samples)) - 1
             for dot in series.dots:
                 assert frame.left < dot.x < frame.width - frame.right
                 assert frame.top < dot.y < frame.height - frame.bottom
@@ -149,7 +149,7 @@ def test_the_page_is_well_formed_and_nothing_in_it_runs(tmp_path: Path) -> None:
     assert page.text["td"][-1] == "1,775.0"
 
 
-def rows(said: Said) -> list[dict[str, Any]]:
+def rows(said: CliResult) -> list[dict[str, Any]]:
     assert said.code == 0, said.err
     found: list[dict[str, Any]] = json.loads(said.out.splitlines()[-1])["rows"]
     return found

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import torch
 
@@ -47,11 +47,11 @@ def policies() -> Policies:
 @contextlib.asynccontextmanager
 async def client(
     policies: Policies, *, allow_loading: bool = False
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of a real server on this loop."""
     async with (
         served(policies, allow_loading=allow_loading) as url,
-        httpx.AsyncClient(base_url=url, timeout=60) as one,
+        httpx2.AsyncClient(base_url=url, timeout=60) as one,
     ):
         yield one
 
@@ -59,7 +59,7 @@ async def client(
 def ask(policies: Policies, path: str, *bodies: Body, status: int = 200) -> list[Body]:
     """The server's answers to requests that are sent at once."""
 
-    async def talk() -> list[httpx.Response]:
+    async def talk() -> list[httpx2.Response]:
         async with client(policies, allow_loading=True) as one:
             return await asyncio.gather(*(one.post(path, json=body) for body in bodies))
 
@@ -192,7 +192,7 @@ def test_a_message_can_not_forge_a_turn(policies: Policies, loaded: LoadedModel)
     assert chat["prompt_token_ids"].count(end) == 1
 
 
-async def events(one: httpx.AsyncClient, body: Body) -> list[Body]:
+async def events(one: httpx2.AsyncClient, body: Body) -> list[Body]:
     """What a stream said, its end taken off."""
     async with one.stream("POST", CHATS, json=body) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import torch
 
@@ -42,9 +42,9 @@ def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def test_the_command_serves_until_ctrl_c() -> None:
     with started(NAME, "--host", "127.0.0.1", "--port", "0", "--name", "tiny") as (child, url):
-        answer = httpx.post(f"{url}/v1/chat/completions", json=chatting(model="tiny"), timeout=60)
+        answer = httpx2.post(f"{url}/v1/chat/completions", json=chatting(model="tiny"), timeout=60)
         assert answer.status_code == 200, answer.text
-        listed = httpx.get(f"{url}/v1/models").json()
+        listed = httpx2.get(f"{url}/v1/models").json()
         assert [card["id"] for card in listed["data"]] == ["tiny"]
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=30)
@@ -56,8 +56,8 @@ def test_the_command_serves_until_ctrl_c() -> None:
 def test_ctrl_c_ends_requests_in_flight_without_a_traceback() -> None:
     with started(NAME, "--port", "0") as (child, url):
 
-        async def talk() -> httpx.Response:
-            async with httpx.AsyncClient(base_url=url, timeout=60) as one:
+        async def talk() -> httpx2.Response:
+            async with httpx2.AsyncClient(base_url=url, timeout=60) as one:
                 many = completing(max_tokens=900, n=200, temperature=100)
                 task = asyncio.create_task(one.post("/v1/completions", json=many))
                 grown = chatting(max_tokens=1000, stream=True, temperature=100)

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import torch
 
@@ -93,7 +93,7 @@ def test_an_adapter_goes_onto_the_checkpoint_that_was_loaded(
 def test_while_weights_are_loaded_requests_are_to_come_again(policies: Policies) -> None:
     policies.gate.loading = "a checkpoint"
 
-    async def talk() -> list[httpx.Response]:
+    async def talk() -> list[httpx2.Response]:
         async with client(policies) as one:
             completion = one.post("/v1/completions", json=completing())
             return [await one.get("/health"), await completion]
@@ -113,7 +113,7 @@ def test_requests_and_loads_in_any_order_never_mix_weights(
     sampling = Sampling(max_tokens=10)
     valid = [directly(load(source), [3], sampling)[0].ids for source in (NAME, folder)]
 
-    async def talk() -> list[httpx.Response]:
+    async def talk() -> list[httpx2.Response]:
         async with client(policies, allow_loading=True) as one:
             loading = {"path": str(folder), "version": "1"}
             asked = completing(seed=3, max_tokens=10)

@@ -10,9 +10,9 @@ from coterie.trajectories.item import ItemKey
 from coterie.trajectories.store import Credit, Selection, Store
 from coterie.trajectories.table import write_tree
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import Ending, Outcome, Tree
 from coterie.trajectories.turn import Part, Request, Sample, Speaker, Turn, make_turn
-from tests.random_trees import episodes, key, one_turn, whole
+from tests.random_trees import PICTURE, episodes, key, one_turn, whole
 
 # What goes in comes out
 
@@ -150,13 +150,47 @@ def test_selections_are_references_in_stored_order(tmp_path):
             store.select(1, "select", [Selection("nowhere", "Alice")])
 
 
+def test_images_are_kept_by_their_hash(tmp_path):
+    tree = Tree("t", "rollout", 0)
+    name = tree.add_image(PICTURE)
+    tree.add(make_turn(tree.root, Speaker("environment", "world"), [Part("a cat", image=name)]))
+    with Store.open(tmp_path / "s.db") as store:
+        without = Tree("t", "rollout", 0, dict(tree.turns))
+        with pytest.raises(ValueError, match=f"image {name} that is not in the store"):
+            store.finish(key("t"), tree=without)
+        store.finish(key("t"), tree=tree)
+        store.finish(key("t", 1), tree=without)  # its bytes are there already
+        assert store.image(name) == PICTURE
+        assert store.tree(0, "rollout", "t") == tree
+        with pytest.raises(KeyError, match="image ab is not in"):
+            store.image("ab")
+
+
+def test_a_score_is_any_number_or_none(tmp_path):
+    for number, score in enumerate((None, 0.0, -2.5, 17.0)):
+        tree = Tree(f"t{number}", "rollout", 0)
+        tree.add(turn := make_turn(tree.root, Speaker("environment", "world"), [Part("x")]))
+        ending = Ending("lost", truncated=bool(number % 2))
+        tree.end(Outcome(turn.id, 0, ending, None, score))
+        with Store.open(tmp_path / "s.db") as store:
+            store.finish(key(tree.task), tree=tree)
+            (outcome,) = store.tree(0, "rollout", tree.task).outcomes.values()
+        assert (outcome.ending, outcome.score) == (ending, score)
+        assert [o.score for o, _ in tree.graded()] == [score] * (score is not None)
+    for score in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="is no measure"):
+            Outcome("leaf", 0, Ending("lost"), None, score)
+
+
 # What does not fit is refused, and leaves nothing behind
 
 
 def test_a_record_that_contradicts_the_store_is_refused_whole(tmp_path):
     tree = one_turn("t")
     (leaf,) = tree.turns
-    other = Tree("t", "rollout", 0, dict(tree.turns), {}, {leaf: Outcome(leaf, 1, "agreed", "", 0)})
+    other = Tree(
+        "t", "rollout", 0, dict(tree.turns), {}, {leaf: Outcome(leaf, 1, Ending("agreed"), "", 0)}
+    )
     with Store.open(tmp_path / "s.db") as store:
         store.finish(key("t"), tree=tree)
         store.finish(key("t", 1), tree=tree)  # equal work meets itself

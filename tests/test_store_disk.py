@@ -57,13 +57,16 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path):
     with sqlite3.connect(foreign) as db:
         db.execute("CREATE TABLE mine (x)")
     text.write_text("not a database, but long enough to be read as the header of one " * 20)
-    Store.open(newer).close()
-    with sqlite3.connect(newer) as db:
-        db.execute("PRAGMA user_version = 99")
+    older = tmp_path / "older.db"
+    for file, version in ((newer, 99), (older, 2)):
+        Store.open(file).close()
+        with sqlite3.connect(file) as db:
+            db.execute(f"PRAGMA user_version = {version}")
     for path, reason in [
         (foreign, "not a coterie store"),
         (text, "is not an SQLite file"),
-        (newer, "store schema 99; this coterie knows schema 2"),
+        (newer, "store schema 99; this coterie knows schema 3"),
+        (older, "store schema 2; this coterie knows schema 3\n.*run again into a new folder"),
         (tmp_path, "is a folder"),
         (tmp_path / "none" / "s.db", "does not exist"),
     ]:

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from coterie.environments.coding import AGENT, CRITIC, hidden_calls
-from coterie.environments.person import PERSON, REFERENCE
-from coterie.environments.person import Said as Heard
+from coterie.environments.user_simulator import PERSON, REFERENCE
+from coterie.environments.user_simulator import TranscriptLine as Heard
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.registry import settings
 from coterie.recipes.sweet_files.exporting import export_run
 from coterie.recipes.sweet_files.importing import (
-    Imported,
-    Survey,
+    SweetImported,
+    SweetSurvey,
     import_trajectories,
     survey,
 )
@@ -43,7 +43,7 @@ from tests.conftest import Cli, once
 
 TINY = (
     "model=tiny-exchange", "dataset=colbench_code", "data.source=sample", "engine.device=cpu",
-    "person.url=http://127.0.0.1:9/v1", "person.model=nobody", "rollout.max_tokens=12",
+    "user_simulator.url=http://127.0.0.1:9/v1", "user_simulator.model=nobody", "rollout.max_tokens=12",
     "critic.train.max_length=1024", "critic.train.epochs=1", "critic.train.gradient_checkpointing=false",
     "policy.train.max_length=1024", "policy.train.gradient_checkpointing=false",
     "candidates.count=4", "candidates.share=0.5", "evaluate.tasks=2", "sandbox.workers=1",
@@ -92,7 +92,7 @@ def made(*words: str) -> SweetRL:
     return SweetRL(own)
 
 
-def put_in(rows: Trajectories, folder: Path, *words: str) -> Imported:
+def put_in(rows: Trajectories, folder: Path, *words: str) -> SweetImported:
     found = survey(rows)
     sizes = (f"rollout.tasks={found.tasks}", f"rollout.repeats={found.repeats}")
     return import_trajectories(rows, made(*sizes, *words), folder, Silent(), found=found)
@@ -110,8 +110,8 @@ def opened(folder: Path, *words: str) -> Iterator[tuple[SweetRL, Run]]:
 
 def test_trajectories_become_the_finished_dialogues_of_round_0(tmp_path: Path) -> None:
     rows = wrote(tmp_path / "theirs.jsonl")
-    assert survey(rows) == Survey(2, 2, 0)
-    assert put_in(rows, tmp_path / "run") == Imported(2, 4, 0, 0)
+    assert survey(rows) == SweetSurvey(2, 2, 0)
+    assert put_in(rows, tmp_path / "run") == SweetImported(2, 4, 0, 0)
     with opened(tmp_path / "run") as (recipe, run):
         assert run.is_finished(Step(0, "rollout")) and not run.is_finished(Step(0, "evaluate"))
         assert run.begun_under(Step(0, "rollout")) == recipe.fingerprint(Step(0, "rollout"))
@@ -128,7 +128,7 @@ def test_trajectories_become_the_finished_dialogues_of_round_0(tmp_path: Path) -
             for outcome, path in tree.trajectories():
                 assert [turn.speaker.name for turn in path] == ([PERSON, AGENT] * 4)[: len(path)]
                 said = [turn.text for turn in path if turn.speaker.name == AGENT]
-                found[tree.task, outcome.sample] = (said, outcome.end, outcome.score)
+                found[tree.task, outcome.sample] = (said, outcome.ending.reason, outcome.score)
         rewards = recipe.rewards(run)
         metrics = run.store.metrics(0, "rollout")
     expected = {}
@@ -177,18 +177,18 @@ def test_dialogues_without_a_reward_are_graded_in_the_sandbox(tmp_path: Path) ->
     broken = row(1, RIGHT)
     broken["task"] = {**broken["task"], "ground_truth": "def apples(boxes):\n    return 1 / 0"}
     lines = wrote(tmp_path / "theirs.jsonl", [*rows, *[broken] * 4])
-    found = Survey(2, 4, 7)
-    assert survey(lines, 1) == Survey(8, 1, 7)
+    found = SweetSurvey(2, 4, 7)
+    assert survey(lines, 1) == SweetSurvey(8, 1, 7)
     lines = wrote(tmp_path / "theirs.jsonl", [one for r in rows for one in (r, broken)])
     assert survey(lines) == found
-    assert put_in(lines, tmp_path / "run") == Imported(2, 8, 4, 0)
+    assert put_in(lines, tmp_path / "run") == SweetImported(2, 8, 4, 0)
     with opened(tmp_path / "run", "rollout.repeats=4") as (recipe, run):
         (tree,) = run.store.trees(0, "rollout")
         rewards = recipe.rewards(run)
         assert [rewards[tree.task, n] for n in range(4)] == [1, 1, 0.1, 0.25]
         outcomes = [outcome for outcome, _ in tree.trajectories()]
         assert [o.score for o in outcomes] == [1, 1, 0, 0]
-        assert [o.end for o in outcomes] == ["answered"] * 3 + ["turn_limit"]
+        assert [o.ending.reason for o in outcomes] == ["answered"] * 3 + ["turns"]
         assert outcomes[3].answer == "I don't know."
         assert all("can't be graded" in reason for _, reason in run.store.failures())
         assert run.metrics(Step(0, "rollout"))["failed"] == 4
@@ -203,7 +203,7 @@ def test_tasks_that_are_held_out_are_left_out_however_few_are_evaluated(tmp_path
     }  # fmt: skip
     other = {**held_out, "task": {**held_out["task"], "id": "by-its-content"}}
     rows = [*ROWS[:2], held_out, other, *ROWS[2:], held_out, other]
-    assert put_in(wrote(tmp_path / "a.jsonl", rows), tmp_path / "run") == Imported(2, 4, 0, 2)
+    assert put_in(wrote(tmp_path / "a.jsonl", rows), tmp_path / "run") == SweetImported(2, 4, 0, 2)
     with pytest.raises(UserError, match="1 of 1 tasks are held out"):
         put_in(wrote(tmp_path / "b.jsonl", [other] * 2), tmp_path / "none")
     assert not (tmp_path / "none").exists()
@@ -214,7 +214,7 @@ def test_a_dialogue_that_outgrows_the_model_is_a_failure(tmp_path: Path) -> None
         0, *["What about the other ones, then, and the green ones of last week?"] * 30, reward=0
     )
     rows = [ROWS[0], ROWS[1], long, ROWS[3]]
-    assert put_in(wrote(tmp_path / "a.jsonl", rows), tmp_path / "run") == Imported(2, 4, 1, 0)
+    assert put_in(wrote(tmp_path / "a.jsonl", rows), tmp_path / "run") == SweetImported(2, 4, 1, 0)
     with opened(tmp_path / "run") as (_, run):
         ((key, reason),) = run.store.failures()
     assert key.sample == "0001" and "out of context" in reason and "task 1" in reason
@@ -249,7 +249,7 @@ def test_a_broken_file_is_refused_and_nothing_is_made(
     ("words", "said"),
     [
         (("dataset=persona",), "use dataset=colbench_code"),
-        (("person=script",), "nobody plays the person"),
+        (("user_simulator=script",), "nobody plays the person"),
         (("--repeats", "4"), "rows 1, 2, 3, 4 of"),
         (("--repeats", "1"), "rollout.repeats=1 leaves no pair"),
         (("--folder", "."), "exists"),
@@ -260,7 +260,9 @@ def test_what_cannot_work_is_refused(
 ) -> None:
     wrote(tmp_path / "theirs.jsonl")
     own = [
-        word for word in TINY if not (words[0] == "person=script" and word.startswith("person."))
+        word
+        for word in TINY
+        if not (words[0] == "user_simulator=script" and word.startswith("user_simulator."))
     ]
     told = (*own, *words) if words[0].startswith("--") else once(*own, *words)
     found = cli("import", "sweet_rl", "theirs.jsonl", "--folder", "run", *told)
@@ -361,7 +363,12 @@ class Script:
 
 
 def test_dialogues_of_our_own_go_out_and_come_back(tmp_path: Path) -> None:
-    recipe = made("rollout.tasks=3", "rollout.repeats=2", "person.url=null", "person.model=script")
+    recipe = made(
+        "rollout.tasks=3",
+        "rollout.repeats=2",
+        "user_simulator.url=null",
+        "user_simulator.model=script",
+    )
     recipe.environment.script = Script()
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         with pytest.raises(UserError, match="not finished"):
@@ -375,7 +382,7 @@ def test_dialogues_of_our_own_go_out_and_come_back(tmp_path: Path) -> None:
             for outcome, path in tree.trajectories():
                 found[tree.task, outcome.sample] = [turn.text for turn in path]
         renderer, _ = load_renderer("tiny-exchange")
-        assert survey(rows) == Survey(3, 2, 0)
+        assert survey(rows) == SweetSurvey(3, 2, 0)
         for index, one in enumerate(rows):
             id_ = f"colbench_code-{one.task.code_row().id}"
             tree, sample = run.store.tree(0, "rollout", id_), index // 3

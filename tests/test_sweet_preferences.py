@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from coterie.environments.coding import AGENT
-from coterie.environments.person import PERSON
+from coterie.environments.user_simulator import PERSON
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.sweet_files.exporting import export_run
 from coterie.recipes.sweet_files.preferences import compared
 from coterie.recipes.sweet_files.records import PreferenceRow
-from coterie.recipes.sweet_files.rendered import CHATML, LLAMA, Chat, Form, form_of
+from coterie.recipes.sweet_files.rendered import CHATML, LLAMA, Form, RenderedChat, form_of
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
@@ -29,7 +29,7 @@ from tests.test_sweet_import import TINY, made, opened, put_in, wrote
 
 WORDS = once(*TINY, "model=tiny-persona", "policy.train.max_steps=1")
 SYSTEM, ASKED, ANSWERED, AGAIN = "Work with me.", "Apples?\nMany.", "How many in a box?", "Twelve."
-CHAT = Chat(SYSTEM, (ASKED, ANSWERED, AGAIN))
+CHAT = RenderedChat(SYSTEM, (ASKED, ANSWERED, AGAIN))
 GOOD, BAD = "OUTPUT: So 12 each.", "Pears?"
 
 
@@ -80,7 +80,7 @@ def row(**fields: Any) -> PreferenceRow:
 )
 def test_rows_of_every_kind_are_read(fields: dict[str, Any], system: str) -> None:
     found = compared(row(**fields), [LLAMA, CHATML])
-    assert found.chat == Chat(system, CHAT.said)
+    assert found.chat == RenderedChat(system, CHAT.said)
     assert (found.chosen, found.rejected) == (GOOD, BAD)
 
 
@@ -89,8 +89,8 @@ def test_the_form_of_a_model_is_that_of_its_template() -> None:
     form = form_of(renderer)
     assert form is not None
     text = "<|system|>Work with me.<|end|><|user|>Apples?<|end|><|assistant|>"
-    assert form.chat(text) == Chat("Work with me.", ("Apples?",))
-    assert form.chat("<|user|>Apples?<|end|><|assistant|>") == Chat("", ("Apples?",))
+    assert form.chat(text) == RenderedChat("Work with me.", ("Apples?",))
+    assert form.chat("<|user|>Apples?<|end|><|assistant|>") == RenderedChat("", ("Apples?",))
     assert form.split(f"{text}Yes.<|end|>") == (text, "Yes.<|end|>")
     assert form.turn("Yes.<|end|>") == "Yes." and form.chat(PROMPT) is None
 
@@ -128,7 +128,7 @@ def test_templates_of_other_models_are_probed() -> None:
     own = PROMPT.replace("December 2023", "May").replace("26 Jul 2024", "3 June")
     assert dated.chat(own) == CHAT
     help_ = "<|im_start|>system\nHelp.<|im_end|>\n"
-    assert default.chat(help_ + chatml(ASKED)) == Chat("Help.", (ASKED,))
+    assert default.chat(help_ + chatml(ASKED)) == RenderedChat("Help.", (ASKED,))
     folded = FOLDED.replace("'[INST]'", "'<|user|>'")
     assert form(FOLDED) is None and form(folded) is None, (
         "where the system prompt ends can't be told"

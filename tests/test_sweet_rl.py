@@ -243,7 +243,7 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
         (["rollout.repeats=1"], "leaves no pair"),
         (["critic.kind=regression", "critic.train.method=lora"], "trains all weights"),
         (["critic.judge=smollm2"], "critic.judge is for critic.kind=judge"),
-        (["person=http://127.0.0.1:1/v1"], "give a server as person.url=URL"),
+        (["user_simulator=http://127.0.0.1:1/v1"], "give a server as user_simulator.url=URL"),
     ],
 )
 def test_what_cannot_work_is_refused(words: list[str], why: str) -> None:
@@ -251,7 +251,7 @@ def test_what_cannot_work_is_refused(words: list[str], why: str) -> None:
         settings("sweet_rl/backend", words)
 
 
-def test_a_world_without_a_script_needs_somebody_to_play_the_person() -> None:
+def test_an_environment_without_a_script_needs_somebody_to_play_the_person() -> None:
     words = ["dataset=colbench_code", "data.source=sample", "model=tiny-persona"]
     with pytest.raises(UserError, match="nobody plays the person"):
         recipe(settings("sweet_rl/backend", words)).check()
@@ -260,7 +260,11 @@ def test_a_world_without_a_script_needs_somebody_to_play_the_person() -> None:
 def test_a_person_whose_server_is_down_is_an_error_that_says_so(cli: Cli) -> None:
     said = cli(
         *("evaluate", "colbench-code", "policy=tiny-persona", "data.source=sample", "tasks=2"),
-        *("person.url=http://127.0.0.1:9/v1", "person.model=nobody", "person.retries=0"),
+        *(
+            "user_simulator.url=http://127.0.0.1:9/v1",
+            "user_simulator.model=nobody",
+            "user_simulator.retries=0",
+        ),
         "max_tokens=2",
     )
     assert said.code == 2 and "all 2 dialogues failed" in said.err and "nobody" in said.err
@@ -269,7 +273,7 @@ def test_a_person_whose_server_is_down_is_an_error_that_says_so(cli: Cli) -> Non
 def test_a_person_played_by_a_model_that_coterie_serves(cli: Cli) -> None:
     said = cli(
         *("evaluate", "colbench-code", "policy=tiny-persona", "data.source=sample", "tasks=2"),
-        *("person=tiny-exchange", "person.max_tokens=16", "max_tokens=2"),
+        *("user_simulator=tiny-exchange", "user_simulator.max_tokens=16", "max_tokens=2"),
     )
     assert said.code == 0, said.err
     (row,) = json.loads(said.out.splitlines()[-1])["rows"]

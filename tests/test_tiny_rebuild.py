@@ -1,6 +1,6 @@
 """A shortened rebuild of each packaged model behaves like the packaged one, in class if not in bytes.
 
-Run by ``make tiny-check``, with ``WORLD=exchange`` or ``WORLD=persona`` for one of them. The rebuild has a
+Run by ``make tiny-check``, with ``MICRO_WORLD=exchange`` or ``MICRO_WORLD=persona`` for one of them. The rebuild has a
 fraction of the tokens, so it knows less; it must be of the same shape, with the same tokenizer, talk in form
 and have learned to copy.
 """
@@ -19,20 +19,20 @@ from coterie.recipes.registry import settings
 
 ASSETS = Path(str(resources.files("coterie") / "assets"))
 TOKENS = 1_400_000
-WORLDS = ("exchange", "persona")
+MICRO_WORLDS = ("exchange", "persona")
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a world's rebuilt model, made when it is first asked for."""
+    """The folder of a micro-world's rebuilt model, made when it is first asked for."""
 
     @cache
-    def rebuild(world: str) -> Path:
-        folder = tmp_path_factory.mktemp("rebuilt") / f"tiny-{world}"
+    def rebuild(micro_world: str) -> Path:
+        folder = tmp_path_factory.mktemp("rebuilt") / f"tiny-{micro_world}"
         subprocess.run(
-            [sys.executable, "-m", "coterie.recipes.tiny", "--world", world,
+            [sys.executable, "-m", "coterie.recipes.tiny", "--micro-world", micro_world,
              "--out", folder, "--tokens", str(TOKENS)],
             check=True,
         )  # fmt: skip
@@ -41,20 +41,22 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return rebuild
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_tokenizer_is_the_packaged_one(rebuilt: Callable[[str], Path], world: str) -> None:
-    packaged = ASSETS / f"tiny-{world}/tokenizer.json"
-    assert json.loads((rebuilt(world) / "tokenizer.json").read_text()) == json.loads(
+@pytest.mark.parametrize("micro_world", MICRO_WORLDS)
+def test_the_tokenizer_is_the_packaged_one(
+    rebuilt: Callable[[str], Path], micro_world: str
+) -> None:
+    packaged = ASSETS / f"tiny-{micro_world}/tokenizer.json"
+    assert json.loads((rebuilt(micro_world) / "tokenizer.json").read_text()) == json.loads(
         packaged.read_text()
     )
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_model_has_the_packaged_shape(rebuilt: Callable[[str], Path], world: str) -> None:
-    folders = (rebuilt(world), ASSETS / f"tiny-{world}")
+@pytest.mark.parametrize("micro_world", MICRO_WORLDS)
+def test_the_model_has_the_packaged_shape(rebuilt: Callable[[str], Path], micro_world: str) -> None:
+    folders = (rebuilt(micro_world), ASSETS / f"tiny-{micro_world}")
     shapes = [json.loads((folder / "config.json").read_text()) for folder in folders]
     assert shapes[0] == shapes[1]
-    assert (rebuilt(world) / "model.safetensors").stat().st_size < 5_000_000
+    assert (rebuilt(micro_world) / "model.safetensors").stat().st_size < 5_000_000
 
 
 def test_the_exchange_model_talks_in_form(rebuilt: Callable[[str], Path], tmp_path: Path) -> None:
@@ -75,6 +77,6 @@ def test_the_exchange_model_talks_in_form(rebuilt: Callable[[str], Path], tmp_pa
 
 
 def test_the_persona_model_writes_what_it_was_told(rebuilt: Callable[[str], Path]) -> None:
-    from tests.test_persona_world import share_right_when_all_is_told
+    from tests.test_persona import share_right_when_all_is_told
 
     assert share_right_when_all_is_told(str(rebuilt("persona"))) > 0.5

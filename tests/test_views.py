@@ -4,18 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.labelled import labelled
 from coterie.trajectories.pair import Pair, trajectory_pair, turn_pair
 from coterie.trajectories.row import Row, Target, rows
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import Ending, Outcome, Tree
 from coterie.trajectories.turn import (
     Message,
     Part,
     Request,
     Sample,
     Speaker,
-    ToolCall,
-    ToolResult,
     Turn,
     make_turn,
 )
@@ -146,7 +145,7 @@ def turn(**changes: object) -> Turn:
     return make_turn(**values)
 
 
-RESULT = ToolResult("c", "12")
+RESULT = ToolResult("c0", "12")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ RESULT = ToolResult("c", "12")
         {"parts": [Part("hi", image="ab")]},
         {"ids": (1,)},
         {"draw": 1},
-        {"calls": (ToolCall("c", "search", "{}"),)},
+        {"calls": (ToolCall("c0", "search", "{}"),)},
         {"results": (RESULT,)},
     ],
     ids=str,
@@ -172,11 +171,14 @@ def test_a_turn_is_told_from_others_by_what_it_is(changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"text": "13"}, {"call_id": "d"}, {"error": True}],
+    [{"text": "13"}, {"call_id": "c1"}, {"error": True}],
     ids=str,
 )
 def test_a_tools_answer_is_told_from_others(changes):
     assert turn(results=(replace(RESULT, **changes),)).id != turn(results=(RESULT,)).id
+
+
+SEARCH = Tool("search", "Finds pages.", {"type": "object", "properties": {"q": {"type": "string"}}})
 
 
 def request(**changes: object) -> Request:
@@ -200,11 +202,27 @@ def request(**changes: object) -> Request:
         {"messages": OPENING[:1]},
         {"messages": (OPENING[0], HEARD)},
         {"running": (1,)},
+        {"tools": (SEARCH,)},
     ],
     ids=str,
 )
 def test_a_request_is_told_from_others_by_what_was_asked(changes):
     assert request(**changes).id != request().id
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"name": "find"}, {"description": ""}, {"parameters": {"type": "object"}}, {"alone": True}],
+    ids=str,
+)
+def test_a_request_is_told_from_others_by_its_tools(changes):
+    offered = request(tools=(SEARCH,))
+    assert request(tools=(replace(SEARCH, **changes),)).id != offered.id
+    assert request(tools=(SEARCH, replace(SEARCH, **changes))).id != offered.id
+
+
+def test_a_request_without_tools_is_named_as_it_was_before_there_were_tools():
+    assert request().id == "a30e26e7dd53a00a9daee8006b5bd01f"
 
 
 def test_requests_that_keep_more_or_less_are_two():
@@ -221,7 +239,7 @@ def forked() -> tuple[Tree, list[Turn]]:
     for one in (opened, *ends):
         tree.add(one)
     for number, end in zip((1, 0), ends, strict=True):
-        tree.end(Outcome(end.id, number, "agreed", "42", 1.0))
+        tree.end(Outcome(end.id, number, Ending("agreed"), "42", 1.0))
     return tree, [opened, *ends]
 
 
@@ -245,7 +263,7 @@ def test_a_tree_refuses_what_does_not_fit():
     with pytest.raises(KeyError, match="parent gone"):
         tree.add(turn(parent="gone"))
     with pytest.raises(ValueError, match="separate draws"):
-        tree.end(Outcome(late.id, 2, "agreed", "42", 1.0))
+        tree.end(Outcome(late.id, 2, Ending("agreed"), "42", 1.0))
     before = dict(tree.turns)
     tree.add(opened)
     assert tree.turns == before

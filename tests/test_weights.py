@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.weights import Weights
+from coterie.engines.weights import WatchedWeights
 from coterie.models.adapters import activate, add_lora
 from coterie.models.checksums import checksums, sum_by_torch
 from coterie.models.loading import LoadedModel
@@ -128,7 +128,7 @@ def test_adapters_that_are_switched_merged_and_taken_off_are_followed(kind: str)
 
 def test_weights_of_an_adapter_that_is_off_do_not_count() -> None:
     both = with_adapter(with_adapter(loaded(BOTH["compiled"]).model, "one"), "other")
-    seen = Weights(both)
+    seen = WatchedWeights(both)
     for name, weight in both.named_parameters():
         if ".one." in name:
             weight.data.mul_(0.5)

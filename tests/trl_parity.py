@@ -81,12 +81,12 @@ def main(side: str, kind: str, folder: Path) -> None:
         order = [i for step in plan(items, objective, **numbers).steps(0, STEPS) for i in step]
         ranks = state.num_processes
         batch = 1 if kind == "dpo-nll" else ROWS // ranks
-        told = arguments(folder, batch, ROWS // ranks // batch, RATE, STEPS)
+        options = arguments(folder, batch, ROWS // ranks // batch, RATE, STEPS)
         chosen = [items[i] for i in order]
         if kind == "sft":
-            trainer = sft_trainer(policy, tokenizer, chosen, told)
+            trainer = sft_trainer(policy, tokenizer, chosen, options)
         else:
-            trainer = dpo_trainer(policy, tokenizer, chosen, OBJECTIVES[kind], told)
+            trainer = dpo_trainer(policy, tokenizer, chosen, OBJECTIVES[kind], options)
         trainer.train()
         parts = len(trainer.losses) // STEPS
         losses = [sum(trainer.losses[i * parts : (i + 1) * parts]) / parts for i in range(STEPS)]

@@ -2,24 +2,27 @@
 
 from itertools import permutations
 
+import pytest
+
+from coterie.trajectories.calls import ToolCall, ToolResult
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.store import Store
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Part, Speaker, ToolCall, ToolResult, Turn, make_turn
+from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
 
 AGENT, TOOLS = Speaker("agent", "planner"), Speaker("tool", "tools")
 RESULTS = (
-    ToolResult("call_2", "12 °C"),
-    ToolResult("call_10", "no such city", error=True),
-    ToolResult("call_1", "17 °C"),
-    ToolResult("call_1", "a second answer to the same call"),
+    ToolResult("c2", "12 °C"),
+    ToolResult("c10", "no such city", error=True),
+    ToolResult("c0", "17 °C"),
+    ToolResult("c1", "8 °C"),
 )
 
 
 def tree_of(arrived: tuple[ToolResult, ...]) -> Tree:
     """A planner's parallel calls, their results as they arrived, and what was said then."""
     tree = Tree("weather", "rollout", 0)
-    calls = tuple(ToolCall(f"call_{n}", "weather", f'{{"city": {n}}}') for n in (1, 2, 10))
+    calls = tuple(ToolCall(f"c{n}", "weather", f'{{"city": {n}}}') for n in range(11))
     asked = make_turn(tree.root, AGENT, [Part("look")], calls=calls, author="script:test")
     told = make_turn(asked.id, TOOLS, [], results=arrived, author="tools")
     said = make_turn(told.id, AGENT, [Part("17 °C")], author="script:test")
@@ -55,8 +58,25 @@ def test_work_done_twice_with_another_order_of_arrival_meets_itself(tmp_path):
 
 
 def test_another_result_is_another_turn():
-    other = (ToolResult("call_2", "13 °C"), *RESULTS[1:])
+    other = (ToolResult("c2", "13 °C"), *RESULTS[1:])
     asked, told, _ = turns_of(RESULTS)
     asked_too, told_too, _ = turns_of(other)
     assert asked.id == asked_too.id
     assert told.id != told_too.id
+
+
+def test_results_stand_in_the_order_of_their_calls():
+    _, told, _ = turns_of(RESULTS)
+    assert [result.call_id for result in told.results] == ["c0", "c1", "c2", "c10"]
+
+
+@pytest.mark.parametrize("names", [("c1",), ("c1", "c0"), ("c0", "c0"), ("call_0",), ("c00",)])
+def test_calls_are_named_by_their_place(names: tuple[str, ...]):
+    with pytest.raises(ValueError, match="c0, c1"):
+        make_turn("", AGENT, [], calls=tuple(ToolCall(name, "weather", "{}") for name in names))
+
+
+def test_a_call_has_one_result():
+    twice = (ToolResult("c0", "17 °C"), ToolResult("c0", "18 °C"))
+    with pytest.raises(ValueError, match="two results of one call"):
+        make_turn("", TOOLS, [], results=twice)

@@ -7,12 +7,12 @@ from pathlib import Path
 from coterie.engines.inprocess import InProcessEngine
 from coterie.models.chat import ChatRenderer
 from coterie.rollout.recorded import recorded
-from coterie.rollout.voices import Ask, Memory
+from coterie.rollout.samplers import AgentContext, Prompt
 from coterie.trajectories import jsonl
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.row import rows
 from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import Ending, Outcome, Tree
 from coterie.trajectories.turn import Message, Turn
 from coterie.trajectories.view import recontext, view
 from tests.dialogue import AGENTS, opening
@@ -30,7 +30,7 @@ AUTHOR = "import:theirs.jsonl"
 def written(renderer: ChatRenderer) -> tuple[Tree, list[Turn]]:
     """A dialogue of which every turn is somebody else's."""
     tree = Tree("task", "rollout", 0)
-    memory = {agent: Memory() for agent in AGENTS}
+    contexts = {agent: AgentContext() for agent in AGENTS}
     node, turns = tree.root, list[Turn]()
     for number, text in enumerate(SAID):
         agent = AGENTS[number % 2]
@@ -38,12 +38,12 @@ def written(renderer: ChatRenderer) -> tuple[Tree, list[Turn]]:
             Message("assistant" if turn.speaker.name == agent else "user", turn=turn.id)
             for turn in turns
         )
-        ask = Ask(tree, node, agent, (*opening(agent), *heard), 0, 0)
-        said = recorded(ask, memory[agent], text, AUTHOR, renderer)
-        tree.add(said.turn, said.request)
-        turns.append(said.turn)
-        node = said.turn.id
-    tree.end(Outcome(node, 0, "agreed", "blue", 1.0))
+        prompt = Prompt(tree, node, agent, (*opening(agent), *heard), 0, 0)
+        response = recorded(prompt, contexts[agent], text, AUTHOR, renderer)
+        tree.add(response.turn, response.request)
+        turns.append(response.turn)
+        node = response.turn.id
+    tree.end(Outcome(node, 0, Ending("agreed"), "blue", 1.0))
     return tree, turns
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from coterie.engines.servers.backend import CoterieBackend
 from coterie.engines.servers.opening import running_servers
-from coterie.engines.servers.settings import PoolSettings
+from coterie.engines.servers.settings import ServerPoolSettings
 from coterie.models.loading import LoadedModel, load
 from tests.faults.dialogues import Played, play
 
 MODEL = "tiny-exchange"
-QUICK = PoolSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2)
+QUICK = ServerPoolSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2)
 PATIENT = QUICK.model_copy(update={"stall_seconds": 120})
 """For a server that may compile its loops first."""
 

@@ -6,14 +6,14 @@ from coterie.engines.protocol import Engine, Sampling
 from coterie.environments.exchange.environment import Exchange
 from coterie.models.loading import LoadedModel
 from coterie.rollout.episodes import Episode, Player
-from coterie.rollout.voices import TokenVoice
+from coterie.rollout.samplers import TokenSampler
 
 SAMPLING = Sampling(temperature=1.2, top_p=0.98, max_tokens=64, timeout=60)
 TASKS = 4
 
 
 @dataclass(frozen=True)
-class Said:
+class SampledTurn:
     """One turn."""
 
     ids: tuple[int, ...]
@@ -21,7 +21,7 @@ class Said:
     text: str
 
 
-Played = dict[str, list[Said] | str]
+Played = dict[str, list[SampledTurn] | str]
 """Per task: what was said, or why it failed."""
 
 
@@ -33,8 +33,8 @@ async def play(engine: Engine, model: LoadedModel, long: int | None = None) -> P
         Episode(task, 0, 0, "rollout", "Talk on and on. " * 400 if index == long else None)
         for index, task in enumerate(tasks)
     ]
-    voice = TokenVoice(engine, model.renderer.render, SAMPLING, model.context_length)
-    player = Player(environment, voice, seed=5)
+    sampler = TokenSampler(engine, model.renderer.render, SAMPLING, model.context_length)
+    player = Player(environment, sampler, seed=5)
     played: Played = {}
     async with player.play_all(episodes) as playing:
         async for one in playing:
@@ -44,7 +44,7 @@ async def play(engine: Engine, model: LoadedModel, long: int | None = None) -> P
                 continue
             (leaf,) = one.tree.outcomes
             played[name] = [
-                Said(turn.ids, turn.sample.logprobs, turn.parts[0].text)
+                SampledTurn(turn.ids, turn.sample.logprobs, turn.parts[0].text)
                 for turn in one.tree.path(leaf)
                 if turn.sample
             ]

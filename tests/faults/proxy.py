@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 
 Body = dict[str, Any]
 COMPLETIONS = "/v1/completions"
@@ -47,7 +47,7 @@ class Proxy:
 async def proxy(upstream: str, plan: Plan = lambda number, body: None) -> AsyncIterator[Proxy]:
     """Listen on a free port, before the server at ``upstream``."""
     state = Proxy(plan=plan)
-    async with httpx.AsyncClient(base_url=upstream, timeout=60, trust_env=False) as client:
+    async with httpx2.AsyncClient(base_url=upstream, timeout=60, trust_env=False) as client:
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
@@ -67,7 +67,7 @@ async def proxy(upstream: str, plan: Plan = lambda number, body: None) -> AsyncI
 
 async def _serve(
     state: Proxy,
-    client: httpx.AsyncClient,
+    client: httpx2.AsyncClient,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:

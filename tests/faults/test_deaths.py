@@ -18,7 +18,7 @@ from coterie.engines.servers import child, client
 from coterie.engines.servers.backend import CoterieBackend
 from coterie.engines.servers.opening import own_servers, running_servers
 from coterie.engines.servers.pool import ServerPool
-from coterie.engines.servers.settings import PoolSettings
+from coterie.engines.servers.settings import ServerPoolSettings
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from tests.faults.conftest import MODEL, QUICK
@@ -32,7 +32,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def opened(
-    model: LoadedModel, logs: Path, settings: PoolSettings = QUICK, name: str | Path = MODEL
+    model: LoadedModel, logs: Path, settings: ServerPoolSettings = QUICK, name: str | Path = MODEL
 ) -> AsyncIterator[ServerPool]:
     async with own_servers(
         CoterieBackend(), name, model.renderer, settings, logs, policy="talker", version="0"

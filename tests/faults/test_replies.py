@@ -16,7 +16,7 @@ from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import FinalFault
 from coterie.engines.servers.opening import running_servers
 from coterie.engines.servers.pool import PoolStats
-from coterie.engines.servers.settings import PoolSettings
+from coterie.engines.servers.settings import ServerPoolSettings
 from coterie.models.loading import LoadedModel
 from tests.faults.conftest import QUICK
 from tests.faults.dialogues import Played, play
@@ -67,7 +67,7 @@ FAULTS = {
 
 
 async def _play(
-    server: str, model: LoadedModel, plan: Plan, settings: PoolSettings
+    server: str, model: LoadedModel, plan: Plan, settings: ServerPoolSettings
 ) -> tuple[Played, PoolStats, Proxy]:
     async with (
         proxy(server, plan) as between,
@@ -87,7 +87,7 @@ def test_a_reply_that_is_bad_for_now_changes_nothing(
     quiet: Played,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "LONGEST_WAIT", 1.0)
+    monkeypatch.setattr(limits, "MAX_WAIT", 1.0)
 
     def plan(number: int, body: Body) -> Bad | None:
         return FAULTS[name] if number in (OPENING, OPENING + 5) else None

@@ -1,13 +1,13 @@
-"""Faults of the dialogues of the coding worlds: what is said and shown, and how answers are read."""
+"""Faults of the dialogues of the coding environments: what is said and shown, and how answers are read."""
 
 from tests.mutation.mutant import Mutant
 
 CODING = "tests/test_coding.py::"
 TEXT = "tests/test_code_text.py::"
 
-WORLD = "environments/coding.py"
+ENVIRONMENT = "environments/coding.py"
 MARKS = "environments/code_text.py"
-PERSON = "environments/person.py"
+PERSON = "environments/user_simulator.py"
 
 ENDS = f"{CODING}test_a_dialogue_ends_with_an_answer_or_with_the_last_turn"
 SECRETS = f"{CODING}test_secrets_are_for_those_who_may_read_them"
@@ -20,7 +20,7 @@ PROMPTED = "tests/sweet/test_candidates.py::test_only_a_critic_may_read_the_refe
 MUTANTS = (
     Mutant(
         "colbench-one-turn-more",
-        WORLD,
+        ENVIRONMENT,
         "_own(state) >= self.max_turns",
         "_own(state) > self.max_turns",
         "the agent has a turn more than it is told",
@@ -28,15 +28,15 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-last-turn-is-no-answer",
-        WORLD,
-        'answer, end = self.visible(said.text).strip(), "turn_limit"',
-        'answer, end = None, "turn_limit"',
+        ENVIRONMENT,
+        "answer, end = self.visible(said.text).strip(), TURNS",
+        "answer, end = None, TURNS",
         "a last turn without the marker always fails",
         (ENDS,),
     ),
     Mutant(
         "colbench-transcript-with-thoughts",
-        WORLD,
+        ENVIRONMENT,
         "turn.text if turn.speaker.name == PERSON else self.visible(turn.text),",
         "turn.text,",
         "the person reads what the agent thinks",
@@ -44,7 +44,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-one-seed-for-all-replies",
-        WORLD,
+        ENVIRONMENT,
         'digest("person", said.id)',
         'digest("person")',
         "a person's random numbers are the same in every turn",
@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-agent-reads-the-reference",
-        WORLD,
+        ENVIRONMENT,
         "readers=frozenset({PERSON, CRITIC, GRADER})",
         "readers=frozenset({AGENT, PERSON, CRITIC, GRADER})",
         "nothing keeps the reference out of the agent's prompts",
@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-critic-reads-the-tests",
-        WORLD,
+        ENVIRONMENT,
         "name=TESTS, readers=frozenset({GRADER})",
         "name=TESTS, readers=frozenset({GRADER, CRITIC})",
         "the critic knows the hidden calls",
@@ -68,7 +68,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-reference-shown-to-anyone",
-        WORLD,
+        ENVIRONMENT,
         "task.secrets[REFERENCE].part(CRITIC))",
         'Part(task.secrets[REFERENCE].reveal(CRITIC), source="task"))',
         "the critic's context renders for the policy too",
@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-leaks-of-the-agent",
-        WORLD,
+        ENVIRONMENT,
         "for turn in state.turns[1:] if turn.speaker.name == PERSON]",
         "for turn in state.turns[1:]]",
         "right answers count as leaks",
@@ -141,8 +141,8 @@ MUTANTS = (
     Mutant(
         "colbench-unfinished-sentence-stays",
         PERSON,
-        "if len(text) <= longest and not unfinished:",
-        "if len(text) <= longest:",
+        "if len(text) <= max_characters and not unfinished:",
+        "if len(text) <= max_characters:",
         "the agent reads half a sentence",
         (CUT,),
     ),

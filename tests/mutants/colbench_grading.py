@@ -1,4 +1,4 @@
-"""Faults of how the coding worlds grade an answer."""
+"""Faults of how the coding environments grade an answer."""
 
 from tests.mutation.mutant import Mutant
 
@@ -6,7 +6,7 @@ CODING = "tests/test_coding.py::"
 VALUES = "tests/test_plain_values.py::"
 SANDBOX = "tests/test_sandbox.py::"
 
-WORLD = "environments/coding.py"
+ENVIRONMENT = "environments/coding.py"
 COMPARE = "tools/sandbox/compare.py"
 
 ENDS = f"{CODING}test_a_dialogue_ends_with_an_answer_or_with_the_last_turn"
@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-legacy-words-everywhere",
-        WORLD,
+        ENVIRONMENT,
         'self.mode == "legacy" and any(word in',
         "any(word in",
         "a comment with the wrong word fails an answer in every mode",
@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-legacy-runs-as-a-module",
-        WORLD,
+        ENVIRONMENT,
         "mode=self.mode,\n            tolerance",
         'mode="module",\n            tolerance',
         "legacy grading passes what the original failed",
@@ -68,7 +68,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-tolerance-not-passed-on",
-        WORLD,
+        ENVIRONMENT,
         "            tolerance=self.tolerance,\n",
         "",
         "the setting changes nothing",
@@ -76,7 +76,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-strictness-not-passed-on",
-        WORLD,
+        ENVIRONMENT,
         "            strict=self.strict,\n",
         "",
         "the setting changes nothing",
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-expected-of-the-first-call",
-        WORLD,
+        ENVIRONMENT,
         "reference, hidden_calls(task), mode=self.mode",
         'reference + "\\n", hidden_calls(task)[:1] * len(hidden_calls(task)), mode=self.mode',
         "every call is expected to give what the first does",
@@ -92,15 +92,15 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-turn-limit-is-well-formed",
-        WORLD,
-        'state.end == "answered" and self.well_formed',
+        ENVIRONMENT,
+        "state.end == ANSWERED and self.well_formed",
         "self.well_formed",
         "a model that never writes the marker seems to follow the form",
         (ENDS,),
     ),
     Mutant(
         "colbench-replies-count-as-turns",
-        WORLD,
+        ENVIRONMENT,
         "return sum(turn.speaker.name == AGENT for turn in state.turns)",
         "return len(state.turns)",
         "dialogues end at half of their turns",

@@ -1,4 +1,4 @@
-"""Faults of where the tasks of the coding worlds come from."""
+"""Faults of where the tasks of the coding environments come from."""
 
 from tests.mutation.mutant import Mutant
 
@@ -6,7 +6,7 @@ CODING = "tests/test_coding.py::"
 DRAWN = "tests/test_colbench_drawn.py::"
 ROWS = "tests/test_colbench_rows.py::"
 GENERATED = "tests/test_colbench_generator.py::"
-PERSONA = "tests/test_persona_world.py::"
+PERSONA = "tests/test_persona.py::"
 
 CHECKS = "environments/colbench/checks.py"
 
@@ -105,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         "persona-any-split",
-        "environments/persona/world.py",
+        "environments/persona/tasks.py",
         "    if split_of(choices) != split:\n        return None\n",
         "",
         "functions that are held out are trained on",
@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "persona-without-the-seed",
-        "environments/persona/world.py",
+        "environments/persona/tasks.py",
         'f"persona/{split}/{seed}/{sizes}"',
         'f"persona/{split}/{sizes}"',
         "every seed draws the same tasks",
@@ -121,7 +121,7 @@ MUTANTS = (
     ),
     Mutant(
         "persona-calls-that-tell-little",
-        "environments/persona/world.py",
+        "environments/persona/tasks.py",
         "if all(_differs(other, drawn, right) for other in wrong):",
         "if any(_differs(other, drawn, right) for other in wrong):",
         "wrong functions pass all tests",
@@ -140,14 +140,14 @@ MUTANTS = (
     Mutant(
         "persona-hears-the-opening",
         "environments/persona/environment.py",
-        "said[-1][1])",
-        "said[0][1])",
+        "transcript[-1][1])",
+        "transcript[0][1])",
         "the person answers its own first message",
         (f"{CODING}test_the_scripted_person_answers_the_last_question_from_the_tasks_own_choices",),
     ),
     Mutant(
         "persona-tells-two-things",
-        "environments/persona/person.py",
+        "environments/persona/user_simulator.py",
         "if len(named) > 1:",
         "if len(named) > 2:",
         "asking for everything at once pays",
@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     Mutant(
         "persona-tells-the-first-choice",
-        "environments/persona/person.py",
+        "environments/persona/user_simulator.py",
         "if choice.aspect == named[0]), NO_WISH)",
         "if choice.aspect <= named[0]), NO_WISH)",
         "the person answers another question",

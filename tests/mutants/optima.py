@@ -1,7 +1,7 @@
 """Faults of the recipes of Optima: what each step is done with, and in which order.
 
 Beside it: ``optima_settings`` (tasks, forks, controls), ``optima_presets``, ``optima_rewards``,
-``optima_search`` (with selection), ``optima_answers`` (worlds and draws), ``optima_results`` (votes and
+``optima_search`` (with selection), ``optima_answers`` (environments and draws), ``optima_results`` (votes and
 claims), ``optima_files`` (those of the released code).
 """
 
@@ -13,7 +13,7 @@ REFERENCE = f"{SEEN}test_the_reference_of_dpo_is_the_last_policy"
 OBJECTIVE = f"{SEEN}test_the_objective_is_dpo_with_the_settings_beta_and_idpos_nll"
 LOSSES = f"{SEEN}test_losses_are_those_of_the_frozen_base_without_formats"
 FORMATS = f"{SEEN}test_formats_are_drawn_for_each_dialogue_of_iteration_0_alone"
-VOICES = f"{SEEN}test_each_iterations_dialogues_are_by_its_policy_at_its_temperature"
+SAMPLERS = f"{SEEN}test_each_iterations_dialogues_are_by_its_policy_at_its_temperature"
 OWN_TURNS = f"{SEEN}test_sft_is_of_both_agents_own_turns_of_each_selected_dialogue"
 TRAININGS = f"{SEEN}test_each_iterations_training_has_its_own_settings_and_seed"
 PROBE = f"{SEEN}test_the_probe_says_what_tokens_are_over"
@@ -97,7 +97,7 @@ MUTANTS = (
     Mutant(
         "optima-dpo-tokens-over-the-trees-own",
         "recipes/optima_trees.py",
-        "rewards(samples, self.rule, most=self.most)",
+        "rewards(samples, self.rule, max_tokens=self.max_tokens)",
         "rewards(samples, self.rule)",
         "the probe has no effect: each rollout's tokens are over those of its own search",
         (PROBE,),
@@ -121,26 +121,26 @@ MUTANTS = (
     Mutant(
         "optima-dpo-temperature-of-sft",
         "recipes/optima_dpo.py",
-        "voice = await self.voice(run, iteration, s.temperature, self.settings.rollout.top_p)",
-        "voice = await self.voice(\n            run, iteration, self.settings.rollout.temperature, "
+        "sampler = await self.sampler(run, iteration, s.temperature, self.settings.rollout.top_p)",
+        "sampler = await self.sampler(\n            run, iteration, self.settings.rollout.temperature, "
         "self.settings.rollout.top_p\n        )",
         "dpo.temperature has no effect on trees",
-        (VOICES,),
+        (SAMPLERS,),
     ),
     Mutant(
         "optima-dpo-trees-by-the-base",
         "recipes/optima_dpo.py",
-        "voice = await self.voice(run, iteration, s.temperature",
-        "voice = await self.voice(run, 0, s.temperature",
+        "sampler = await self.sampler(run, iteration, s.temperature",
+        "sampler = await self.sampler(run, 0, s.temperature",
         "trees are grown by the base in place of the newest policy",
-        (VOICES,),
+        (SAMPLERS,),
     ),
     Mutant(
         "optima-dpo-gate-not-applied",
         "recipes/optima_dpo.py",
         "self.settings.dpo.select, _scores(tree).__getitem__",
         "self.settings.dpo.select",
-        "dpo.select.least_score has no effect: wrong utterances are chosen",
+        "dpo.select.min_score has no effect: wrong utterances are chosen",
         (GATE,),
     ),
     Mutant(
@@ -197,15 +197,15 @@ MUTANTS = (
         "temperature = s.temperature if iteration else s.first_temperature",
         "temperature = s.first_temperature if iteration else s.temperature",
         "iteration 0 is sampled as the later ones should be, and these too cold",
-        (VOICES,),
+        (SAMPLERS,),
     ),
     Mutant(
         "optima-rollout-by-the-policy-before",
         "recipes/base.py",
-        "voice = await self.voice(run, iteration, temperature, top_p)",
-        "voice = await self.voice(run, max(iteration - 1, 0), temperature, top_p)",
+        "sampler = await self.sampler(run, iteration, temperature, top_p)",
+        "sampler = await self.sampler(run, max(iteration - 1, 0), temperature, top_p)",
         "dialogues are those of the policy before the newest",
-        (VOICES,),
+        (SAMPLERS,),
     ),
     Mutant(
         "optima-rollout-top-p-left-out",
@@ -213,7 +213,7 @@ MUTANTS = (
         "return await self.play(run, episodes, temperature, s.top_p, progress)",
         "return await self.play(run, episodes, temperature, 1.0, progress)",
         "rollout.top_p has no effect",
-        (VOICES,),
+        (SAMPLERS,),
     ),
     Mutant(
         "optima-formats-in-every-iteration",

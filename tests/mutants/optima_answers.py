@@ -1,4 +1,4 @@
-"""Faults of the worlds of Optima: answers, their comparison, ends of talks, draws of tasks."""
+"""Faults of the environments of Optima: answers, their comparison, ends of talks, draws of tasks."""
 
 from tests.mutation.mutant import Mutant
 
@@ -17,15 +17,15 @@ SPELLINGS = "tests/test_numbers.py::test_a_number_has_one_spelling"
 CASES = "tests/test_question_sets.py::test_options_that_differ_in_their_case_are_different_answers"
 AGAIN = "tests/test_question_sets.py::test_the_same_answer_again_ends_a_talk"
 SCORES = "tests/test_question_sets.py::test_scores"
-WORLDS = "tests/test_question_worlds.py::"
-DEBATE = f"{WORLDS}test_a_debate_ends_when_the_solver_stays_with_its_answer"
-NOTES = f"{WORLDS}test_no_agent_is_shown_the_others_notes_or_the_answer"
+ENVIRONMENTS = "tests/test_question_environments.py::"
+DEBATE = f"{ENVIRONMENTS}test_a_debate_ends_when_the_solver_stays_with_its_answer"
+NOTES = f"{ENVIRONMENTS}test_no_agent_is_shown_the_others_notes_or_the_answer"
 DIFFERENT = "tests/test_mathematics.py::test_answers_that_are_not"
 VOTES = "tests/test_self_consistency.py::"
 DRAWS = "tests/test_draws.py::"
 SIZES = f"{DRAWS}test_draws_of_any_sizes_go_through_all_rows_before_one_comes_again"
 OVER = f"{DRAWS}test_a_draw_over_the_end_takes_no_row_twice_and_leaves_none_out"
-WORLD = f"{DRAWS}test_a_world_goes_on_where_the_draws_before_ended"
+ENVIRONMENT = f"{DRAWS}test_an_environment_goes_on_where_the_draws_before_ended"
 
 MUTANTS = (
     Mutant(
@@ -170,7 +170,7 @@ MUTANTS = (
         "self._solver() if agent == self.agents[0] else self._critic(agent)",
         "self._solver()",
         "critics are told to solve the problem",
-        (f"{WORLDS}test_the_critic_of_a_debate_is_told_to_give_no_answer",),
+        (f"{ENVIRONMENTS}test_the_critic_of_a_debate_is_told_to_give_no_answer",),
     ),
     Mutant(
         "optima-debate-format-for-all",
@@ -178,7 +178,7 @@ MUTANTS = (
         "self.format_agents: tuple[str, ...] = self.agents[:1]",
         "self.format_agents: tuple[str, ...] = self.agents",
         "critics are asked for a format, too",
-        (f"{WORLDS}test_only_the_solver_of_a_debate_is_asked_for_a_format",),
+        (f"{ENVIRONMENTS}test_only_the_solver_of_a_debate_is_asked_for_a_format",),
     ),
     Mutant(
         "optima-debate-vote-by-letter",
@@ -221,9 +221,9 @@ MUTANTS = (
         (AGAIN, DEBATE),
     ),
     Mutant(
-        "optima-talk-runaway-goes-on",
+        "optima-talk-truncated-goes-on",
         "environments/dialogue.py",
-        '    if cut:\n        end = "runaway"\n    elif',
+        "    if truncated:\n        end = LENGTH\n    elif",
         "    if",
         "a turn without end does not end the dialogue",
         (DEBATE,),
@@ -234,7 +234,7 @@ MUTANTS = (
         "draws(rows, (*drawn, count), seed)[-1]",
         "draws(rows, (count,), seed)[-1]",
         "every iteration has the same rows of a data set",
-        (WORLD,),
+        (ENVIRONMENT,),
     ),
     Mutant(
         "optima-draws-always-afresh",

@@ -48,10 +48,10 @@ MUTANTS = (
         (REWARDED,),
     ),
     Mutant(
-        "optima-import-runaway-agrees",
+        "optima-import-truncated-agrees",
         "recipes/optima_files/importing.py",
-        'end = "runaway" if conversation.cut else state.end or "agreed"',
-        'end = state.end or "agreed"',
+        "end = LENGTH if conversation.cut else state.end or AGREED",
+        "end = state.end or AGREED",
         "a conversation that was cut off counts as one that agreed",
         (REWARDED,),
     ),

@@ -4,7 +4,7 @@ from tests.mutation.mutant import Mutant
 
 REWARDS = "tests/test_rewards.py::"
 BY_HAND = f"{REWARDS}test_reward_is_task_minus_tokens_plus_inverse_loss"
-RUNAWAY = f"{REWARDS}test_a_runaway_has_terms_of_minus_one_and_sets_no_scale"
+TRUNCATED = f"{REWARDS}test_a_truncated_dialogue_has_terms_of_minus_one_and_sets_no_scale"
 LEAK = f"{REWARDS}test_a_leak_is_an_utterance_that_speaks_for_the_other"
 REPEAT = f"{REWARDS}test_a_repeat_is_told_without_case_blanks_and_the_own_name"
 SEEN = "tests/test_optima_algorithm.py::"
@@ -14,50 +14,50 @@ MUTANTS = (
     Mutant(
         "optima-reward-pays-for-tokens",
         "rewards/combined.py",
-        "return -settings.lambda_token * sample.tokens / max(most, 1)",
-        "return settings.lambda_token * sample.tokens / max(most, 1)",
+        "return -settings.lambda_token * sample.tokens / max(max_tokens, 1)",
+        "return settings.lambda_token * sample.tokens / max(max_tokens, 1)",
         "long dialogues are rewarded",
         (BY_HAND,),
     ),
     Mutant(
         "optima-reward-tokens-without-a-scale",
         "rewards/combined.py",
-        "most = max(counts, default=1)",
-        "most = min(counts, default=1)",
+        "max_tokens = max(counts, default=1)",
+        "max_tokens = min(counts, default=1)",
         "the token term is relative to the shortest dialogue and outweighs the task",
         (BY_HAND,),
     ),
     Mutant(
-        "optima-reward-runaway-sets-the-scale",
+        "optima-reward-truncated-sets-the-scale",
         "rewards/combined.py",
-        "[s.tokens for s in samples if not s.runaway] or [s.tokens for s in samples]",
+        "[s.tokens for s in samples if not s.truncated] or [s.tokens for s in samples]",
         "[s.tokens for s in samples]",
-        "beside a runaway all others seem short",
-        (RUNAWAY,),
+        "beside a truncated dialogue all others seem short",
+        (TRUNCATED,),
     ),
     Mutant(
-        "optima-reward-runaway-is-fluent",
+        "optima-reward-truncated-is-fluent",
         "rewards/combined.py",
         "        return -1.0\n    if sample.repeats",
         "        pass\n    if sample.repeats",
         "endless loops are trained on, for they are likely",
-        (RUNAWAY,),
+        (TRUNCATED,),
     ),
     Mutant(
         "optima-reward-loss-times-lambda",
         "rewards/combined.py",
-        "return settings.lambda_loss / max(sample.loss, settings.least_loss)",
-        "return settings.lambda_loss * max(sample.loss, settings.least_loss)",
+        "return settings.lambda_loss / max(sample.loss, settings.min_loss)",
+        "return settings.lambda_loss * max(sample.loss, settings.min_loss)",
         "surprising talk is rewarded",
         (BY_HAND,),
     ),
     Mutant(
         "optima-reward-loss-without-a-bound",
         "rewards/combined.py",
-        "return settings.lambda_loss / max(sample.loss, settings.least_loss)",
+        "return settings.lambda_loss / max(sample.loss, settings.min_loss)",
         "return settings.lambda_loss / max(sample.loss, 1e-6)",
         "a dialogue of which the base is sure has a reward of a million",
-        (f"{REWARDS}test_a_loss_near_zero_is_rewarded_no_more_than_the_least_one",),
+        (f"{REWARDS}test_a_loss_near_zero_is_rewarded_no_more_than_the_smallest_one",),
     ),
     Mutant(
         "optima-reward-loss-of-the-best-turn",
@@ -89,7 +89,7 @@ MUTANTS = (
         "sample.tokens <= settings.short_tokens",
         "sample.tokens < settings.short_tokens",
         "a dialogue of exactly short_tokens passes",
-        (f"{REWARDS}test_talk_that_is_too_short_counts_as_a_runaway_does",),
+        (f"{REWARDS}test_talk_that_is_too_short_counts_as_a_truncated_dialogue_does",),
     ),
     Mutant(
         "optima-conduct-own-name-is-a-leak",

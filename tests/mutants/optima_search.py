@@ -28,16 +28,16 @@ MUTANTS = (
     Mutant(
         "optima-select-gate-not-applied",
         "selection/demonstrations.py",
-        "[r for r in rs if r.task_term >= settings.least_score]",
+        "[r for r in rs if r.task_term >= settings.min_score]",
         "list(rs)",
-        "select.least_score has no effect: wrong dialogues are trained on",
+        "select.min_score has no effect: wrong dialogues are trained on",
         (GATE, f"{SEEN}test_the_gate_of_sft_takes_only_dialogues_that_were_right"),
     ),
     Mutant(
         "optima-select-gate-after-the-best",
         "selection/demonstrations.py",
-        "[r for r in rs if r.task_term >= settings.least_score] for task, rs in rewards.items()\n    }",
-        "[r for r in rs] if max((r.total, r.task_term) for r in rs)[1] >= settings.least_score else []\n"
+        "[r for r in rs if r.task_term >= settings.min_score] for task, rs in rewards.items()\n    }",
+        "[r for r in rs] if max((r.total, r.task_term) for r in rs)[1] >= settings.min_score else []\n"
         "        for task, rs in rewards.items() if rs\n    }",
         "a task whose best dialogue is wrong is left out, though another one is right",
         (GATE,),

@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         "turn-id-without-calls",
         "trajectories/turn.py",
-        "        [[c.id, c.name, c.arguments] for c in calls],\n",
+        "        [[c.id, c.name, c.arguments, *([c.error] if c.error else [])] for c in calls],\n",
         "",
         "turns with other tool calls are one turn",
         (OTHER_TURN,),
@@ -58,9 +58,9 @@ MUTANTS = (
     ),
     Mutant(
         "turn-results-as-they-arrive",
-        "trajectories/turn.py",
-        "results = tuple(sorted(results, key=lambda r: (r.call_id, r.text, r.error)))",
-        "results = tuple(results)",
+        "trajectories/calls.py",
+        "return tuple(found[at] for at in sorted(found))",
+        "return given",
         "the order in which parallel tools answer changes the record",
         (
             "tests/contract/test_04_parallel_tool_results.py::"
@@ -105,16 +105,16 @@ MUTANTS = (
     Mutant(
         "request-id-without-keep",
         "trajectories/turn.py",
-        "previous, keep, delta, keep_messages, seen)",
-        "previous, delta, keep_messages, seen)",
+        "(agent, parent, previous, keep, delta, keep_messages, seen, *offered)",
+        "(agent, parent, previous, delta, keep_messages, seen, *offered)",
         "requests whose prompts differ in what they keep are one request",
         (f"{VIEWS}test_requests_that_keep_more_or_less_are_two",),
     ),
     Mutant(
         "request-id-without-agent",
         "trajectories/turn.py",
-        'digest("request", agent, parent, previous',
-        'digest("request", parent, previous',
+        "key = (agent, parent, previous",
+        "key = (parent, previous",
         "one agent's request is taken for another's",
         (OTHER_REQUEST,),
     ),

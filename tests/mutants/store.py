@@ -243,7 +243,7 @@ MUTANTS = (
         "trajectories/jsonl.py",
         'foreign = turn.speaker.kind == "agent" and turn.sample is None and not turn.ids',
         "foreign = turn.sample is None and not turn.ids",
-        "what the world said is given ids, as if it were to be trained",
+        "what the environment said is given ids, as if it were to be trained",
         (f"{JSONL}test_text_that_nobody_sampled_is_tokenised_once",),
     ),
 )

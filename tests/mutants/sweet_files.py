@@ -20,8 +20,8 @@ MUTANTS = (
     Mutant(
         "sweet-files-thoughts-lost",
         "recipes/sweet_files/importing.py",
-        "said.content if said.output is None else said.output",
-        "said.content",
+        "line.content if line.output is None else line.output",
+        "line.content",
         "what the agent thought is not trained",
         (BECOME,),
     ),

@@ -142,7 +142,7 @@ MUTANTS = (
     Mutant(
         "sweet-judge-reads-thoughts",
         TURN_CRITIC,
-        "[self.world.visible(turn.text) for turn in group]",
+        "[self.environment.visible(turn.text) for turn in group]",
         "[turn.text for turn in group]",
         "the judge compares what the person never sees",
         (JUDGED,),

@@ -112,9 +112,9 @@ MUTANTS = (
     Mutant(
         "sweet-bar-not-in-the-fingerprint",
         RECIPE,
-        's.method == "rejection_ft", s.least_reward),',
+        's.method == "rejection_ft", s.min_reward),',
         's.method == "rejection_ft"),',
-        "pairs of another least_reward are gone on with",
+        "pairs of another min_reward are gone on with",
         (CHANGES,),
     ),
     Mutant(

@@ -161,8 +161,8 @@ MUTANTS = (
     Mutant(
         "check-anything-is-rounding",
         "models/check.py",
-        'return "" if all(one <= most for one in rows)',
-        'return "" if any(one <= most for one in rows)',
+        'return "" if all(one <= tolerance for one in rows)',
+        'return "" if any(one <= tolerance for one in rows)',
         "a model that is right for one row is taken to be right for all",
         (CHECK,),
     ),

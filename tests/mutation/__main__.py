@@ -42,7 +42,7 @@ UNMUTATED_SECONDS = 600
 DRAWN_SECONDS = 300
 """A drawn fault for which tests take longer hangs, and is so noticed."""
 DRAWN_SEED = "coterie"
-LEAST_KILLED = 0.8
+MIN_KILLED = 0.8
 VOID = "void: does not import"
 
 
@@ -213,7 +213,7 @@ def _drawn_summary(
         print(f"NOT LISTED: | `{name}` | {drawn[name].file} | `{change}` | why no test notices |")
     killed = len(run) - len(survived)
     told = {"run": len(run), "killed": killed, "survived": survived, "unlisted": unlisted}
-    return told, killed >= LEAST_KILLED * len(run) and not unlisted
+    return told, killed >= MIN_KILLED * len(run) and not unlisted
 
 
 if __name__ == "__main__":

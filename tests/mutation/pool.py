@@ -18,7 +18,7 @@ import psutil
 from tests.mutation.child import Job, Result, run_job
 
 LARGE = (
-    *("accelerate", "fastapi", "httpx", "math_verify", "numba", "peft", "PIL.Image"),
+    *("accelerate", "fastapi", "httpx2", "math_verify", "numba", "peft", "PIL.Image"),
     *("pydantic", "rapidfuzz", "rich.progress", "sympy"),
     *("torch.nn.attention.flex_attention", "transformers.models.llama.modeling_llama"),
     *("transformers.models.auto.modeling_auto", "typer", "uvicorn"),

@@ -19,9 +19,9 @@ from coterie.recipes.sweet_critic import JudgeOfTurns, open_critic, scored
 from coterie.recipes.sweet_data import played
 from coterie.recipes.sweet_rl import SweetRL
 from coterie.rewards.judge import Judge
-from coterie.rollout.best_of import BestOfVoice
+from coterie.rollout.best_of import BestOfSampler
 from coterie.rollout.candidates import candidates
-from coterie.rollout.voices import Ask, Memory, TokenVoice
+from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
 from coterie.runs.folder import Run, Step
 from coterie.training.dpo import DPO
 from coterie.trajectories.task import Task
@@ -256,23 +256,23 @@ def test_only_a_critic_may_read_the_reference_in_its_prompt(run: Run) -> None:
 def test_of_n_candidates_the_one_with_the_highest_score_is_said() -> None:
     loaded = load(BASE)
     engine = InProcessEngine(loaded, policy="p", version="0")
-    voice = TokenVoice(engine, loaded.renderer.render, Sampling(max_tokens=8), 512)
+    sampler = TokenSampler(engine, loaded.renderer.render, Sampling(max_tokens=8), 512)
     shown = (Message.of("system", "You are Alice."), Message.of("user", "Which river is long?"))
 
     async def score(tree: Tree, turns: Sequence[Turn]) -> list[float]:
         return [0.1, 0.9, 0.4, 0.2]
 
-    def speak(seed: int) -> tuple[Tree, Turn, Memory]:
-        tree, memory = Tree("t", "evaluate", 0), Memory()
-        ask = Ask(tree, tree.root, AGENT, shown, seed, 0)
-        best = BestOfVoice(voice, 4, score)
-        return tree, asyncio.run(best.speak(ask, memory)).turn, memory
+    def speak(seed: int) -> tuple[Tree, Turn, AgentContext]:
+        tree, context = Tree("t", "evaluate", 0), AgentContext()
+        prompt = Prompt(tree, tree.root, AGENT, shown, seed, 0)
+        best = BestOfSampler(sampler, 4, score)
+        return tree, asyncio.run(best.respond(prompt, context)).turn, context
 
     seeds = []
     for seed in (1, 2):
-        tree, turn, memory = speak(seed)
+        tree, turn, context = speak(seed)
         (group,) = candidates(tree)
-        assert len(group) == 4 and turn.id == group[1].id == memory.turn
+        assert len(group) == 4 and turn.id == group[1].id == context.turn
         seeds += [one.sample.seed for one in group if one.sample]
     assert len(set(seeds)) == 8
     assert speak(1)[1].ids == speak(1)[1].ids

@@ -50,14 +50,14 @@ def test_each_task_is_played_k_times_and_each_held_out_one_once(plays: list[Play
     asyncio.run(recipe.rollout(None, Silent()))  # type: ignore[arg-type]
     asyncio.run(recipe.evaluate(None, 2, Silent()))  # type: ignore[arg-type]
     rollout, heldout = plays
-    world = recipe.environment
-    ids = [task.id for task in world.tasks("train", 4, recipe.settings.seed)]
+    environment = recipe.environment
+    ids = [task.id for task in environment.tasks("train", 4, recipe.settings.seed)]
     assert [(e.task.id, e.sample) for e in rollout.episodes] == [
         (id_, n) for id_ in ids for n in range(3)
     ]
     assert {(e.iteration, e.stage) for e in rollout.episodes} == {(0, "rollout")}
     assert (rollout.temperature, rollout.top_p) == (0.8, 0.95)
-    of_test = [task.id for task in world.tasks("heldout", 5, recipe.settings.seed)]
+    of_test = [task.id for task in environment.tasks("heldout", 5, recipe.settings.seed)]
     assert [(e.task.id, e.sample) for e in heldout.episodes] == [(id_, 0) for id_ in of_test]
     assert {(e.iteration, e.stage) for e in heldout.episodes} == {(2, "evaluate")}
     assert heldout.temperature == 0.6 and not set(ids) & set(of_test)
@@ -92,7 +92,7 @@ CHANGES: dict[str, set[tuple[int, str]]] = {
     "critic.privileged=false": {(0, "train"), (1, "reward")},
     "critic.objective.beta=0.2": {(0, "train"), (1, "reward")},
     "critic.train.epochs=3": {(0, "train"), (1, "reward")},
-    "least_reward=0.5": {(0, "select")},
+    "min_reward=0.5": {(0, "select")},
     "rollout.temperature=0.5": {(0, "rollout")},
     "candidates.count=8": {(1, "rollout"), (1, "reward")},
     "candidates.temperature=0.5": {(1, "rollout"), (1, "reward")},
@@ -101,7 +101,7 @@ CHANGES: dict[str, set[tuple[int, str]]] = {
     "policy.objective.nll=0.5": {(1, "train")},
     "policy.train.learning_rate=0.1": {(1, "train")},
     "evaluate.temperature=0.5": {(0, "evaluate"), (2, "evaluate")},
-    "person.longest=100": {(0, "evaluate"), (0, "rollout"), (2, "evaluate")},
+    "user_simulator.max_characters=100": {(0, "evaluate"), (0, "rollout"), (2, "evaluate")},
     "seed=3": set(STEPS["method=sweet"]),
 }
 
@@ -119,7 +119,7 @@ def test_a_changed_setting_changes_the_steps_that_depend_on_it_and_no_other() ->
 
 
 def test_the_defaults_are_the_papers() -> None:
-    """Section 5.1, table 5 and the released commands; presets may say otherwise for a world."""
+    """Section 5.1, table 5 and the released commands; presets may say otherwise for an environment."""
     own = SweetSettings()
     assert (own.rollout.repeats, own.rollout.temperature, own.rollout.max_tokens) == (3, 1.0, 1024)
     assert (own.critic.kind, own.critic.privileged) == ("likelihood", True)
@@ -128,8 +128,12 @@ def test_the_defaults_are_the_papers() -> None:
     for one in (policy, own.multi_turn_dpo.objective):
         assert (one.beta, one.nll, one.normalise, one.label_smoothing) == (0.1, 0.01, "none", 0)
     assert (own.candidates.share, own.candidates.count, own.candidates.temperature) == (0.1, 16, 1)
-    assert (own.pairs.count, own.pairs.top_share, own.least_reward) == (4, 0.5, 1.0)
-    assert (own.person.temperature, own.person.longest, own.method) == (0.0, 400, "sweet")
+    assert (own.pairs.count, own.pairs.top_share, own.min_reward) == (4, 0.5, 1.0)
+    assert (own.user_simulator.temperature, own.user_simulator.max_characters, own.method) == (
+        0.0,
+        400,
+        "sweet",
+    )
 
 
 def test_a_critic_is_no_policy(played_only: Run, own: SweetRL) -> None:

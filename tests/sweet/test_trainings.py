@@ -84,7 +84,7 @@ def test_multi_turn_dpo_trains_the_policy_on_whole_dialogues_as_it_saw_them(
 def test_rejection_ft_imitates_what_succeeded(
     played_only: Run, trainings: list[Training], least: float, count: int
 ) -> None:
-    words = ("method=rejection_ft", f"least_reward={least}", "rejection_ft.train.batch_rows=5")
+    words = ("method=rejection_ft", f"min_reward={least}", "rejection_ft.train.batch_rows=5")
     assert made(*WORDS, *words).select(played_only)["selected"] == count
     got = trained(trainings, played_only, TRAIN, *words)
     assert isinstance(got.objective, SFT) and got.settings.batch_rows == 5
@@ -99,7 +99,7 @@ def test_rejection_ft_imitates_what_succeeded(
 def test_pairs_need_a_dialogue_that_is_good_enough(
     played_only: Run, least: float, pairs: list[tuple[float, float]]
 ) -> None:
-    recipe = made(*WORDS, f"least_reward={least}")
+    recipe = made(*WORDS, f"min_reward={least}")
     recipe.select(played_only)
     rewards, found = recipe.rewards(played_only), []
     assert sorted(rewards.values()) == [0.1, 0.1, 0.1, 0.5, 1.0, 1.0]

@@ -20,14 +20,17 @@ TOLERANCE = 1e-4
 
 def prompts(model: LoadedModel, count: int = 4) -> list[tuple[int, ...]]:
     """What the first agent is shown of some tasks."""
-    world, tree = Exchange(), Tree("task", "rollout", 0)
+    environment, tree = Exchange(), Tree("task", "rollout", 0)
     return [
         model.renderer.render(
-            [Message("system", world.system_parts(task, "Alice")), Message.of("user", "Begin.")],
+            [
+                Message("system", environment.system_parts(task, "Alice")),
+                Message.of("user", "Begin."),
+            ],
             tree,
             "Alice",
         )
-        for task in world.tasks("train", count, 3)
+        for task in environment.tasks("train", count, 3)
     ]
 
 

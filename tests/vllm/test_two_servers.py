@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -48,7 +48,7 @@ def prompt_tokens(pool: ServerPool) -> list[int]:
     """Prompt tokens that each server says it was sent."""
     found = []
     for member in pool.members:
-        text = httpx.get(f"{member.client.url}/metrics", trust_env=False).text
+        text = httpx2.get(f"{member.client.url}/metrics", trust_env=False).text
         counts = re.findall(r"^vllm:prompt_tokens_total\{.*\} (\S+)$", text, re.MULTILINE)
         found.append(round(sum(map(float, counts))))
     return found

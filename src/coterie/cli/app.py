@@ -147,7 +147,7 @@ def evaluate(
         coterie evaluate gsm8k policy=https://api.openai.com/v1 endpoint.model=NAME
         endpoint.key_variable=OPENAI_API_KEY
 
-        coterie evaluate colbench-code policy=smollm2 person=smollm2 --fast
+        coterie evaluate colbench-code policy=smollm2 user_simulator=smollm2 --fast
 
         coterie evaluate persona policy=tiny-persona best_of=8 critic=runs/sweet temperature=1
 

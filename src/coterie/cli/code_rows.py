@@ -19,8 +19,8 @@ from coterie.datasets.prepared import Examine, split_of
 from coterie.datasets.reading import read_rows
 from coterie.environments.colbench.checks import (
     MEANING,
-    Checked,
-    Kind,
+    CheckedRow,
+    FindingKind,
     check_rows,
 )
 from coterie.errors import UserError
@@ -36,9 +36,9 @@ class FileReport:
     """One file's rows, checked."""
 
     file: Path
-    rows: tuple[Checked, ...]
+    rows: tuple[CheckedRow, ...]
 
-    def numbers(self, kind: Kind) -> list[int]:
+    def numbers(self, kind: FindingKind) -> list[int]:
         """The rows that have a finding of this kind."""
         return [row.number for row in self.rows if any(f.kind == kind for f in row.findings)]
 

@@ -39,12 +39,12 @@ def generate(
     out: Path, words: Sequence[str], count: int, excerpts: Path | None, console: Console
 ) -> Path:
     """Bring the file up to ``count`` tasks; raises ``UserError`` if that can't be done."""
-    told = resolve(GenerateSettings, [], words, where=KEYS)
+    settings = resolve(GenerateSettings, [], words, where=KEYS)
     texts = read_excerpts(excerpts) if excerpts is not None else ()
-    asking = Asking(told.temperature, told.max_tokens, told.seed, texts)
+    asking = Asking(settings.temperature, settings.max_tokens, settings.seed, texts)
 
     async def ask() -> str:
-        async with Endpoint(told.endpoint) as endpoint, Sandbox() as sandbox:
+        async with Endpoint(settings.endpoint) as endpoint, Sandbox() as sandbox:
             await TaskWriter(endpoint, sandbox, out, asking, tell).write(count)
             return str(endpoint.usage)
 

@@ -24,9 +24,9 @@ from coterie.engines.chat_model import check_chat
 from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.run_engines import RunEngines
 from coterie.engines.settings import EngineSettings
-from coterie.environments.person import SCRIPT
 from coterie.environments.registry import CODING
-from coterie.environments.services import NeedsServices, check_person
+from coterie.environments.services import NeedsServices, check_user_simulator
+from coterie.environments.user_simulator import SCRIPT
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
@@ -36,8 +36,8 @@ from coterie.recipes.registry import settings as recipe_settings
 from coterie.recipes.sweet_critic import TrainedCritic, open_critic
 from coterie.recipes.sweet_data import FIRST, SECOND
 from coterie.recipes.sweet_rl import SweetRL
-from coterie.rollout.best_of import BestOfVoice
-from coterie.rollout.voices import TextVoice, TokenVoice, Voice
+from coterie.rollout.best_of import BestOfSampler
+from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
 from coterie.runs.benchmark import PRESETS, BenchmarkSettings, evaluate, store_name
 from coterie.runs.folder import Run, Step, open_run, read_config
 from coterie.training.checkpoint import weight_hash
@@ -108,8 +108,8 @@ def evaluate_benchmark(
         server = resolve(
             ServerSettings, [preset, {"endpoint": {"url": urls[-1]}}], words, where=KEYS
         )
-        server.world(benchmark).tasks("heldout", 1, server.seed)
-        _check_person(benchmark, server)
+        server.environment(benchmark).tasks("heldout", 1, server.seed)
+        _check_user_simulator(benchmark, server)
         found, usage = asyncio.run(_by_endpoint(benchmark, server, console))
         show(benchmark, server, [found], usage)
     else:
@@ -119,49 +119,53 @@ def evaluate_benchmark(
                 f"critic={model.critic} judges functions, which {benchmark} does not ask for",
                 f"use one of: {', '.join(CODING)}",
             )
-        model.world(benchmark).tasks("heldout", 1, model.seed)
-        _check_person(benchmark, model)
+        model.environment(benchmark).tasks("heldout", 1, model.seed)
+        _check_user_simulator(benchmark, model)
         show(benchmark, model, _by_models(benchmark, model, every, console), None)
 
 
-def _check_person(benchmark: str, told: BenchmarkSettings) -> None:
+def _check_user_simulator(benchmark: str, settings: BenchmarkSettings) -> None:
     """Refuse a person who can't be had before a policy is loaded."""
-    world = told.world(benchmark)
-    if isinstance(world, NeedsServices):
-        check_chat("person", told.person, SCRIPT)
-        if told.person.url is None and told.person.model == SCRIPT:
-            check_person(world.script)
+    environment = settings.environment(benchmark)
+    if isinstance(environment, NeedsServices):
+        check_chat("user_simulator", settings.user_simulator, SCRIPT)
+        if settings.user_simulator.url is None and settings.user_simulator.model == SCRIPT:
+            check_user_simulator(environment.script)
 
 
-def _by_models(benchmark: str, told: ModelSettings, every: bool, console: Console) -> list[Figures]:
+def _by_models(
+    benchmark: str, settings: ModelSettings, every: bool, console: Console
+) -> list[Figures]:
     found = []
-    for one in _candidates(told, every):
+    for one in _candidates(settings, every):
         make_folder(one.folder)
-        engines = RunEngines(told.engine, one.base, one.folder / "servers")
+        engines = RunEngines(settings.engine, one.base, one.folder / "servers")
         try:
-            found.append(engines.run(_by_engine(benchmark, told, one, engines, console)))
+            found.append(engines.run(_by_engine(benchmark, settings, one, engines, console)))
         finally:
             engines.close()
     return found
 
 
 async def _by_engine(
-    benchmark: str, told: ModelSettings, one: Candidate, engines: RunEngines, console: Console
+    benchmark: str, settings: ModelSettings, one: Candidate, engines: RunEngines, console: Console
 ) -> Figures:
     weights = weight_hash(Path(one.path)) if Path(one.path).is_dir() else str(one.path)
-    speaker = f"{weights} {told.engine.identity()}"
-    speaker += f" best of {told.best_of} {_critic_hash(told.critic)}" if told.critic else ""
+    speaker = f"{weights} {settings.engine.identity()}"
+    speaker += (
+        f" best of {settings.best_of} {_critic_hash(settings.critic)}" if settings.critic else ""
+    )
     policy = await engines.speak(one.version, one.path, one.load)
     template = policy.renderer.template
     speaker += f" on {template.day}" if template.has_clock else ""
-    path = one.folder / store_name(benchmark, _plain(told), speaker)
+    path = one.folder / store_name(benchmark, _plain(settings), speaker)
     engine = policy.engine
-    sampling = told.sampling(told.engine.timeout)
-    voice = TokenVoice(engine, policy.renderer.render, sampling, policy.context_length)
+    sampling = settings.sampling(settings.engine.timeout)
+    sampler = TokenSampler(engine, policy.renderer.render, sampling, policy.context_length)
     progress = ConsoleProgress(console)
-    async with _best(benchmark, told, voice, policy.renderer) as speaking:
+    async with _best(benchmark, settings, sampler, policy.renderer) as speaking:
         found = await evaluate(
-            benchmark, told, speaking, path, progress, lambda: engine.stats.sampled_tokens
+            benchmark, settings, speaking, path, progress, lambda: engine.stats.sampled_tokens
         )
     if not engine.stats.requests:
         console.print(f"{one.label}: done before, read from {path}")
@@ -169,16 +173,16 @@ async def _by_engine(
 
 
 async def _by_endpoint(
-    benchmark: str, told: ServerSettings, console: Console
+    benchmark: str, settings: ServerSettings, console: Console
 ) -> tuple[Figures, str]:
-    server = told.endpoint
+    server = settings.endpoint
     make_folder(FOLDER)
     async with Endpoint(server) as endpoint:
-        path = FOLDER / store_name(benchmark, _plain(told), f"{server.url} {server.model}")
+        path = FOLDER / store_name(benchmark, _plain(settings), f"{server.url} {server.model}")
         found = await evaluate(
             benchmark,
-            told,
-            TextVoice(endpoint, told.sampling(server.timeout)),
+            settings,
+            TextSampler(endpoint, settings.sampling(server.timeout)),
             path,
             ConsoleProgress(console),
             lambda: endpoint.usage.completion_tokens,
@@ -189,35 +193,35 @@ async def _by_endpoint(
 
 @asynccontextmanager
 async def _best(
-    benchmark: str, told: ModelSettings, voice: TokenVoice, renderer: ChatRenderer
-) -> AsyncIterator[Voice]:
-    """The voice, or one that says the best of several candidates by a run's critic."""
-    if told.critic is None:
-        yield voice
+    benchmark: str, settings: ModelSettings, sampler: TokenSampler, renderer: ChatRenderer
+) -> AsyncIterator[Sampler]:
+    """The sampler, or one that says the best of several candidates by a run's critic."""
+    if settings.critic is None:
+        yield sampler
         return
-    with _critic_run(Path(told.critic)) as (recipe, run):
-        tasks = {task.id: task for task in _tasks(benchmark, told)}
+    with _critic_run(Path(settings.critic)) as (recipe, run):
+        tasks = {task.id: task for task in _tasks(benchmark, settings)}
         async with open_critic(recipe, run, recipe.settings.critic, recipe.environment) as critic:
             if isinstance(critic, TrainedCritic):
-                _check_words(told, critic.model.renderer, renderer)
+                _check_words(settings, critic.model.renderer, renderer)
 
             async def score(tree: Tree, turns: Sequence[Turn]) -> list[float]:
                 return await critic.advantages(tasks[tree.task], tree, turns)
 
-            yield BestOfVoice(voice, told.best_of, score)
+            yield BestOfSampler(sampler, settings.best_of, score)
 
 
-def _check_words(told: ModelSettings, critic: ChatRenderer, policy: ChatRenderer) -> None:
+def _check_words(settings: ModelSettings, critic: ChatRenderer, policy: ChatRenderer) -> None:
     """Refuse a critic that would read the policy's ids as other words."""
     if critic.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UserError(
-            f"critic={told.critic} has another tokenizer than policy={told.policy}",
+            f"critic={settings.critic} has another tokenizer than policy={settings.policy}",
             "give the critic of a run whose base has the policy's tokenizer",
         )
 
 
-def _tasks(benchmark: str, told: ModelSettings) -> list[Task]:
-    return told.world(benchmark).tasks("heldout", told.tasks, told.seed)
+def _tasks(benchmark: str, settings: ModelSettings) -> list[Task]:
+    return settings.environment(benchmark).tasks("heldout", settings.tasks, settings.seed)
 
 
 @contextmanager
@@ -245,19 +249,21 @@ def _critic_hash(folder: str) -> str:
         return f"{settings} {weight_hash(run.training_folder(FIRST) / 'final')}"
 
 
-def _candidates(told: ModelSettings, every: bool) -> Iterator[Candidate]:
-    folder = Path(told.policy)
+def _candidates(settings: ModelSettings, every: bool) -> Iterator[Candidate]:
+    folder = Path(settings.policy)
     if not (folder / "config.yaml").is_file():
         if every:
             raise UserError(
                 f"--checkpoints all: {folder} is not a run folder", "give a run folder as policy="
             )
-        source = resolve_model(told.policy)
-        device = told.engine.device_name
-        yield Candidate(told.policy, 0, source, source, lambda: load(source, device=device), FOLDER)
+        source = resolve_model(settings.policy)
+        device = settings.engine.device_name
+        yield Candidate(
+            settings.policy, 0, source, source, lambda: load(source, device=device), FOLDER
+        )
         return
     name, stored = read_config(folder)
-    words = [f"engine.device={told.engine.device}"]
+    words = [f"engine.device={settings.engine.device}"]
     recipe = recipe_of(recipe_settings(name, words, stored))
     with open_run(folder, name, recipe.settings, write=False) as run:
         have = recipe.versions(run)
@@ -285,7 +291,7 @@ def _preset(words: Sequence[str]) -> Mapping[str, Any]:
     return next((values for method, values in PRESETS.items() if method in asked[-1:]), {})
 
 
-def _plain(told: BenchmarkSettings) -> BenchmarkSettings:
+def _plain(settings: BenchmarkSettings) -> BenchmarkSettings:
     """The settings that figures depend on, whatever the policy."""
     names = BenchmarkSettings.model_fields
-    return BenchmarkSettings(**{name: getattr(told, name) for name in names})
+    return BenchmarkSettings(**{name: getattr(settings, name) for name in names})

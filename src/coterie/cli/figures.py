@@ -39,19 +39,19 @@ class Figures:
 
 
 def show(
-    benchmark: str, told: BenchmarkSettings, figures: Sequence[Figures], usage: str | None
+    benchmark: str, settings: BenchmarkSettings, figures: Sequence[Figures], usage: str | None
 ) -> None:
     """Print the table, where the pages are, and the JSON object as the last line."""
     console = results(WIDTH)
     title = f"{benchmark}, held-out tasks"
-    title += "" if told.method == "dialogue" else f", {told.method}"
-    console.print(_curves(title, figures) if told.samples > 1 else _scores(title, figures))
+    title += "" if settings.method == "dialogue" else f", {settings.method}"
+    console.print(_curves(title, figures) if settings.samples > 1 else _scores(title, figures))
     for one in figures:
         if isinstance(one.found, Consistency):
             page = one.store.with_suffix(".html")
-            write_scaling_page(_report(benchmark, told, one, one.found), page)
+            write_scaling_page(_report(benchmark, settings, one, one.found), page)
             console.print(f"{one.label}: plot in {page}", soft_wrap=True)
-    rows = [{"method": told.method, **row} for one in figures for row in _rows(one)]
+    rows = [{"method": settings.method, **row} for one in figures for row in _rows(one)]
     result = {"benchmark": benchmark, "rows": rows}
     print(json.dumps(result | ({} if usage is None else {"usage": usage})))
 
@@ -147,15 +147,15 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _report(
-    benchmark: str, told: BenchmarkSettings, one: Figures, found: Consistency
+    benchmark: str, settings: BenchmarkSettings, one: Figures, found: Consistency
 ) -> ScalingReport:
     """What the page of one policy shows."""
     return ScalingReport(
         benchmark=benchmark,
         policy=one.label,
-        method=told.method,
-        metric=told.world(benchmark).metric,
-        temperature=told.temperature,
+        method=settings.method,
+        metric=settings.environment(benchmark).metric,
+        temperature=settings.temperature,
         n=found.n,
         failed=found.failed,
         points=found.points,

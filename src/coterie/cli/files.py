@@ -44,10 +44,10 @@ import_app = typer.Typer(
     rich_markup_mode="markdown",
     help="Read JSONL: `coterie import FILE STORE`, or files of another system.",
 )
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
-class Kind(StrEnum):
+class OptimaFileKind(StrEnum):
     """What a file of Optima's released code holds."""
 
     raw = "raw"
@@ -57,7 +57,7 @@ class Kind(StrEnum):
 
 @export_app.command(RECORD)
 def export_record(
-    folder: Run,
+    folder: RunArgument,
     file: Annotated[Path, typer.Argument(help="JSONL file to write.")],
     secrets: Annotated[bool, typer.Option(help="Also write privileged fields.")] = False,
 ) -> None:
@@ -95,7 +95,7 @@ def import_record(
 
 @export_app.command("optima")
 def export_optima(
-    folder: Run,
+    folder: RunArgument,
     out: Annotated[Path, typer.Option(help="Folder for the files.")],
     iteration: Annotated[
         int | None, typer.Option(help="Which iteration; default: all that are sampled.", min=0)
@@ -128,7 +128,8 @@ def import_optima(
     folder: Annotated[Path, typer.Option(help="Run folder to make.")],
     words: Words = None,
     kind: Annotated[
-        Kind | None, typer.Option(help="What the file holds; default: what its first line says.")
+        OptimaFileKind | None,
+        typer.Option(help="What the file holds; default: what its first line says."),
     ] = None,
     recipe: Annotated[str, typer.Option(help="Recipe of the run.")] = "optima/isft",
 ) -> None:
@@ -162,7 +163,7 @@ def import_optima(
 
 @export_app.command("sweet_rl")
 def export_sweet_rl(
-    folder: Run,
+    folder: RunArgument,
     out: Annotated[Path, typer.Option(help="Folder for the files.")],
 ) -> None:
     """Write a run's dialogues and pairs as the files of SWEET-RL's released code: `trajectories.jsonl`,
@@ -212,9 +213,9 @@ def import_sweet_rl(
 
     Examples:
 
-        coterie import sweet_rl colbench_code_offline_15k_llama8b.jsonl --folder runs/theirs person=MODEL
+        coterie import sweet_rl colbench_code_offline_15k_llama8b.jsonl --folder runs/theirs user_simulator=MODEL
 
-        coterie import sweet_rl random_pairs.jsonl --preferences --folder runs/pairs model=MODEL person=MODEL
+        coterie import sweet_rl random_pairs.jsonl --preferences --folder runs/pairs model=MODEL user_simulator=MODEL
     """
     from coterie.config.folders import check_new_folder
     from coterie.recipes.line_files import NEW

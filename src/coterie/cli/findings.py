@@ -22,7 +22,7 @@ Scores = dict[tuple[str, int], dict[str, HeldOut]]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class PolicyResult:
     """One policy of one method and seed on the held-out tasks."""
 
     method: str
@@ -49,7 +49,7 @@ class Result:
 class Findings:
     """What has been measured so far."""
 
-    rows: list[Result] = field(default_factory=list)
+    rows: list[PolicyResult] = field(default_factory=list)
     tasks: Scores = field(default_factory=dict)
     """Held-out results of each method's newest policy."""
 
@@ -79,11 +79,11 @@ def print_findings(folder: Path, found: Findings, claims: Sequence[Claim]) -> No
     print(json.dumps(shown))
 
 
-def _result(method: str, seed: int, run: Run, version: int) -> Result:
+def _result(method: str, seed: int, run: Run, version: int) -> PolicyResult:
     point = evaluation(run.store, version)
     steps = (Step(i, "train") for i in range(version))
     trainings = [run.metrics(step) for step in steps if run.is_finished(step)]
-    return Result(
+    return PolicyResult(
         method,
         seed,
         version,
@@ -113,7 +113,7 @@ def _write_tasks(path: Path, scores: Scores) -> None:
                 file.write(json.dumps(row) + "\n")
 
 
-def _table(results: Sequence[Result]) -> Table:
+def _table(results: Sequence[PolicyResult]) -> Table:
     few = any(result.n < ENOUGH for result in results)
     note = f" (fewer than {ENOUGH} tasks: for trying out, not a test)" * few
     table = Table(title=f"held-out results{note}", box=None)

@@ -17,7 +17,7 @@ from coterie.errors import UserError
 KEYS = "`coterie data prompt-pool --help` has examples"
 
 
-class PoolSettings(Settings):
+class FormatPoolSettings(Settings):
     """Who writes the formats."""
 
     endpoint: EndpointSettings
@@ -32,11 +32,11 @@ def write(
     console: Console,
 ) -> Path:
     """Bring the file up to ``count`` formats; raises ``UserError`` if that can't be done."""
-    told = resolve(PoolSettings, [], words, where=KEYS)
+    settings = resolve(FormatPoolSettings, [], words, where=KEYS)
 
     async def ask() -> str:
-        async with Endpoint(told.endpoint) as endpoint:
-            await write_pool(endpoint, out, count, setting, told.temperature, tell)
+        async with Endpoint(settings.endpoint) as endpoint:
+            await write_pool(endpoint, out, count, setting, settings.temperature, tell)
             return str(endpoint.usage)
 
     def tell(text: str) -> None:

@@ -60,7 +60,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
 
 
 def _engine(dataset: str) -> list[str]:
-    """vLLM for real questions where it is installed; the tiny model's world needs none."""
+    """vLLM for real questions where it is installed; the tiny model's micro-world needs none."""
     there = dataset != FIRST and importlib.util.find_spec("vllm") is not None
     return ["engine.kind=vllm"] if there else []
 

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coterie.cli.findings import Findings, Result, print_findings, tested
+from coterie.cli.findings import Findings, PolicyResult, print_findings, tested
 from coterie.config.folders import make_folder
-from coterie.environments.registry import environment
+from coterie.environments.registry import make_environment
 from coterie.evaluation.claims import Claim, HeldOut, Results, above, brief, longer
 from coterie.evaluation.self_consistency import task_curve
 from coterie.progress import Progress
@@ -79,11 +79,11 @@ def _recipes(words: Sequence[str], seed: int) -> dict[str, Optima]:
     """All runs of a seed; words for ``dpo`` are for the methods that have it."""
     own = [*words, f"seed={seed}"]
     plain = [word for word in own if not word.startswith("dpo.")]
-    told: dict[str, RecipeSettings] = {
+    chosen: dict[str, RecipeSettings] = {
         method: tested(name, plain if method == "isft" else own) for method, name in METHODS.items()
     }
-    told |= {name: tested(METHODS["isft"], [*plain, word]) for name, word in ABLATIONS.items()}
-    return {method: optima(settings) for method, settings in told.items()}
+    chosen |= {name: tested(METHODS["isft"], [*plain, word]) for name, word in ABLATIONS.items()}
+    return {method: optima(settings) for method, settings in chosen.items()}
 
 
 def _run(method: str, recipe: Optima, base: Path, progress: Progress, found: Findings) -> None:
@@ -106,11 +106,11 @@ def _several(
 ) -> None:
     """Several dialogues a task by a policy: one of them, and the majority."""
     own = recipe.settings
-    told = _benchmark(own, samples=MAJORITY, temperature=TEMPERATURE)
+    settings = _benchmark(own, samples=MAJORITY, temperature=TEMPERATURE)
     path = folder / "evaluations" / f"majority-{version}.sqlite"
     with open_run(folder, recipe.name, own, write=False) as run:
-        _evaluate(recipe, run, version, told, path, progress)
-    similarity = environment(own.dataset, own.data).similarity
+        _evaluate(recipe, run, version, settings, path, progress)
+    similarity = make_environment(own.dataset, own.data).similarity
     with Store.open(path, read_only=True) as store:
         draws = held_out_draws(store, 0, MAJORITY)
     curves = {task: task_curve(some, similarity) for task, some in draws.items()}
@@ -141,15 +141,15 @@ def _evaluate(
     recipe: Optima,
     run: Run,
     version: int,
-    told: BenchmarkSettings,
+    settings: BenchmarkSettings,
     path: Path,
     progress: Progress,
 ) -> None:
     async def play() -> None:
-        voice = await recipe.voice(run, version, told.temperature)
-        stats = voice.engine.stats
+        sampler = await recipe.sampler(run, version, settings.temperature)
+        stats = sampler.engine.stats
         await evaluate(
-            recipe.settings.dataset, told, voice, path, progress, lambda: stats.sampled_tokens
+            recipe.settings.dataset, settings, sampler, path, progress, lambda: stats.sampled_tokens
         )
 
     asyncio.run(play())
@@ -161,7 +161,7 @@ def _add(
     n = len(results)
     score = sum(one.score for one in results.values()) / n
     tokens = sum(one.tokens for one in results.values()) / n
-    row = Result(method, seed, version, n, round(score, 4), round(tokens, 2), 0, 0)
+    row = PolicyResult(method, seed, version, n, round(score, 4), round(tokens, 2), 0, 0)
     found.rows.append(row)
     found.tasks[method, seed] = results
 

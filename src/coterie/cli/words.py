@@ -8,7 +8,7 @@ from coterie.errors import UserError
 
 
 def _once(words: list[str] | None) -> list[str] | None:
-    """Refuse a key that is given twice; ``person=`` and ``person.model=`` are one."""
+    """Refuse a key that is given twice; ``user_simulator=`` and ``user_simulator.model=`` are one."""
     given: dict[str, str] = {}
     for word in words or []:
         key = word.partition("=")[0]

@@ -11,12 +11,12 @@ from coterie.config.plain import wrong
 from coterie.errors import nearest
 
 if TYPE_CHECKING:
-    from coterie.config.resolve import Key
+    from coterie.config.resolve import SettingsKey
 
 OWN_CHECKS = ("value_error", "assertion_error")
 
 
-def explain(error: ValidationError, known: Mapping[str, "Key"]) -> str:
+def explain(error: ValidationError, known: Mapping[str, "SettingsKey"]) -> str:
     """All that is wrong with the values of the ``known`` keys, a line each."""
     found: dict[str, list[str]] = {}
     for one in error.errors(include_url=False):
@@ -33,7 +33,7 @@ def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
     return nearest(path, known, cutoff=0.75) or (leaves[leaf] if leaf else nearest(path, known))
 
 
-def _found(error: ErrorDetails, known: Mapping[str, "Key"]) -> tuple[str, str]:
+def _found(error: ErrorDetails, known: Mapping[str, "SettingsKey"]) -> tuple[str, str]:
     """(key with its value, what is wrong with it); of several kinds that it may be, one error each."""
     path, place = _split(error["loc"], known)
     if error["type"] == "extra_forbidden":
@@ -50,7 +50,7 @@ def _found(error: ErrorDetails, known: Mapping[str, "Key"]) -> tuple[str, str]:
     return f"{path}{item}{value}: ", _said(error, key)
 
 
-def _said(error: ErrorDetails, key: "Key") -> str:
+def _said(error: ErrorDetails, key: "SettingsKey") -> str:
     if error["type"] in OWN_CHECKS:
         return wrong(error)
     said = wrong(error)
@@ -63,7 +63,7 @@ def _said(error: ErrorDetails, key: "Key") -> str:
     return f"{said}; did you mean {near}?" if near else said
 
 
-def _of_group(error: ErrorDetails, path: str, known: Mapping[str, "Key"]) -> str:
+def _of_group(error: ErrorDetails, path: str, known: Mapping[str, "SettingsKey"]) -> str:
     """What a check of several keys says, with their full names; or a value where a group is meant."""
     if error["type"] in OWN_CHECKS:
         return _in_full(wrong(error), path, known)
@@ -74,7 +74,7 @@ def _of_group(error: ErrorDetails, path: str, known: Mapping[str, "Key"]) -> str
     return f"{path}: {wrong(error)}" if path else wrong(error)
 
 
-def _in_full(text: str, group: str, known: Mapping[str, "Key"]) -> str:
+def _in_full(text: str, group: str, known: Mapping[str, "SettingsKey"]) -> str:
     """A group's message in which its keys, where it gives them a value or they can't be a plain word,
     have their full names."""
     if not group:

@@ -22,7 +22,7 @@ RECIPE_KEYS = "`coterie config RECIPE` lists every key"
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SettingsKey:
     """One key of a recipe's settings, as shown by ``coterie config``."""
 
     path: str
@@ -72,7 +72,7 @@ def resolve(
         raise UserError(explain(error, known), where) from None
 
 
-def keys(settings: type[Settings], prefix: str = "") -> Iterator[Key]:
+def keys(settings: type[Settings], prefix: str = "") -> Iterator[SettingsKey]:
     """Every key, nested groups in dotted form, in the order of declaration."""
     for name, field in settings.model_fields.items():
         kind = field.annotation
@@ -81,7 +81,7 @@ def keys(settings: type[Settings], prefix: str = "") -> Iterator[Key]:
             continue
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         default = NEEDED if field.is_required() else _shown(field.get_default())
-        yield Key(
+        yield SettingsKey(
             f"{prefix}{name}",
             _type_name(kind),
             default,
@@ -156,7 +156,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _check_known(path: str, known: Mapping[str, Key], where: str) -> None:
+def _check_known(path: str, known: Mapping[str, SettingsKey], where: str) -> None:
     if path in known:
         return
     inside = [key for key in known if key.startswith(f"{path}.")]
@@ -166,7 +166,7 @@ def _check_known(path: str, known: Mapping[str, Key], where: str) -> None:
     raise UserError(f"unknown key {path!r}", f"did you mean {near!r}?" if near else where)
 
 
-def _value(key: Key, text: str) -> Any:
+def _value(key: SettingsKey, text: str) -> Any:
     """The value that a text means; a key of text, or of a few words, takes it as it stands."""
     encoded(text, f"the value of {key.path}")
     if key.type.endswith("| None") and text in ("none", "null"):

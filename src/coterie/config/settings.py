@@ -22,7 +22,7 @@ class Settings(BaseModel):
     )
 
     main: ClassVar[str] = ""
-    """The key that is meant where a group itself is given a value (``person=NAME``); none by default."""
+    """The key that is meant where a group itself is given a value (``user_simulator=NAME``); none by default."""
 
     def fingerprint(self) -> str:
         """Hash of all values; credit and finished stages are keyed by it."""

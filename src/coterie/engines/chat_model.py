@@ -81,7 +81,7 @@ class Answer:
     """What a chat model said."""
 
     text: str
-    cut: bool
+    truncated: bool
     """Whether it ran to its limit of tokens."""
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from coterie.engines.rows import Rows
+from coterie.engines.rows import DecodingRows
 from coterie.errors import UserError
-from coterie.models.check import Checked
+from coterie.models.check import CheckedModel
 from coterie.models.context import context_length
 from coterie.models.loading import LoadedModel
 
@@ -19,16 +19,18 @@ Score = Callable[[Sequence[tuple[int, ...]], int], list[list[float]]]
 
 def check_context(loaded: LoadedModel) -> None:
     """Refuse (``UserError``) a context in which a model's numbers would not hold."""
-    most = context_length(loaded.model.config)
-    if most is not None and loaded.context_length > most:
+    max_length = context_length(loaded.model.config)
+    if max_length is not None and loaded.context_length > max_length:
         raise UserError(
             f"sequences of up to {loaded.context_length} tokens are wanted of {loaded.source}, whose "
-            f"numbers hold up to {most}",
-            f"give context_length={most} or less",
+            f"numbers hold up to {max_length}",
+            f"give context_length={max_length} or less",
         )
 
 
-def check_steps(checked: Checked, own: Sequence[Tensor], rows: Rows, score: Score) -> None:
+def check_steps(
+    checked: CheckedModel, own: Sequence[Tensor], rows: DecodingRows, score: Score
+) -> None:
     """Refuse (``UserError``) a model that reads, decodes or scores otherwise than its ``own`` pass does.
 
     Of ``rows`` none may be in use, and none is afterwards.
@@ -45,7 +47,7 @@ def check_steps(checked: Checked, own: Sequence[Tensor], rows: Rows, score: Scor
 
 
 @torch.inference_mode()
-def _stepped(checked: Checked, rows: Rows) -> list[Tensor]:
+def _stepped(checked: CheckedModel, rows: DecodingRows) -> list[Tensor]:
     """Log-probs of the last tokens of each row: of the first after a prompt, of the others step by step."""
     prompts = [row[: -STEPS - 1] for row in checked.rows]
     lasts = [row[-STEPS - 1 :] for row in checked.rows]

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import httpx
+import httpx2
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from coterie.config.settings import Settings, key
 from coterie.engines.keys import find_key
-from coterie.engines.limits import LONGEST_WAIT, Limits, retry_after
+from coterie.engines.limits import MAX_WAIT, Limits, retry_after
 from coterie.engines.protocol import EngineError, EngineGone
 
 BYTES_PER_TOKEN = 4
 """For estimates, where the server has not counted."""
 SHOWN = 300
 """Characters of a server's message that an error quotes."""
-LONGEST_BACKOFF = 30.0
+MAX_BACKOFF = 30.0
 """Seconds between two tries, unless the server asks for more."""
 AGAIN = (408, 409, 425, 429)
 """Statuses below 500 that may go away by themselves."""
@@ -76,8 +76,8 @@ class EndpointSettings(RequestSettings):
     @classmethod
     def _check_url(cls, url: str) -> str:
         try:
-            parsed = httpx.URL(url)
-        except httpx.InvalidURL as error:
+            parsed = httpx2.URL(url)
+        except httpx2.InvalidURL as error:
             raise ValueError(f"is not a URL: {error}") from None
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ValueError("must begin with http:// or https:// and a host")
@@ -109,7 +109,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class Usage:
+class EndpointUsage:
     """What an endpoint was used for so far, and what it cost."""
 
     settings: EndpointSettings
@@ -165,16 +165,16 @@ class Endpoint:
 
     def __init__(self, settings: EndpointSettings, *, folder: Path = Path()) -> None:
         self.settings = settings
-        self.usage = Usage(settings)
+        self.usage = EndpointUsage(settings)
         name = settings.key_variable
         self._key = None if name is None else find_key(name, folder)
         self._limits = Limits(settings.requests_per_minute, settings.tokens_per_minute)
         self._places = asyncio.Semaphore(settings.concurrency)
         self._chance = random.Random()
-        self._client = httpx.AsyncClient(
+        self._client = httpx2.AsyncClient(
             headers=self._key.header if self._key else {},
             timeout=settings.timeout,
-            limits=httpx.Limits(max_connections=settings.concurrency),
+            limits=httpx2.Limits(max_connections=settings.concurrency),
         )
 
     async def __aenter__(self) -> Self:
@@ -242,9 +242,9 @@ class Endpoint:
         try:
             async with asyncio.timeout(self.settings.timeout):
                 answer = await self._client.post(f"{self.settings.url}/chat/completions", json=body)
-        except (TimeoutError, httpx.TimeoutException) as error:
+        except (TimeoutError, httpx2.TimeoutException) as error:
             raise _Passing(f"no answer within {self.settings.timeout:g} s") from error
-        except httpx.RequestError as error:
+        except httpx2.RequestError as error:
             raise _Passing(f"no connection: {self._quote(str(error) or repr(error))}") from error
         if answer.is_success:
             return self._read(answer, prompt)
@@ -259,10 +259,10 @@ class Endpoint:
         raise _Passing(said, retry_after(headers.get("Retry-After"), headers.get("Date")))
 
     def _backoff(self, attempt: int) -> float:
-        longest = min(self.settings.backoff * 2.0**attempt, LONGEST_BACKOFF, LONGEST_WAIT)
+        longest = min(self.settings.backoff * 2.0**attempt, MAX_BACKOFF, MAX_WAIT)
         return longest * self._chance.uniform(0.5, 1)
 
-    def _read(self, answer: httpx.Response, prompt: int) -> Reply:
+    def _read(self, answer: httpx2.Response, prompt: int) -> Reply:
         """The reply in a server's answer, whose usage is estimated if it is not there."""
         body = _answer(answer.content)
         if body is None or not body.choices:
@@ -330,7 +330,7 @@ def _finish(reason: str | None) -> Literal["stop", "length", "other"]:
     return "stop" if reason == "stop" else "length" if reason == "length" else "other"
 
 
-def _message(answer: httpx.Response) -> tuple[str, str]:
+def _message(answer: httpx2.Response) -> tuple[str, str]:
     """What a failed answer says, and its kind."""
     try:
         error = json.loads(answer.content)["error"]

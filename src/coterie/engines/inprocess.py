@@ -26,9 +26,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from coterie.engines.drawing import NONE, draw
 from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
 from coterie.engines.runner import Runner
-from coterie.engines.sampler import NONE, draw
 from coterie.engines.sequence import Running, Scoring
 from coterie.models.adapters import activate, load_adapter
 from coterie.models.loading import LoadedModel, reload
@@ -92,11 +92,11 @@ class InProcessEngine:
         seeds: Sequence[int],
         sampling: Sampling,
         *,
-        hear: Callable[[int], None] | None = None,
+        on_token: Callable[[int], None] | None = None,
     ) -> list[Completion]:
         """One completion per seed, in order; the prompt is read once.
 
-        ``hear`` is called with each id as it is sampled, to show a single completion as it grows; what it raises
+        ``on_token`` is called with each id as it is sampled, to show a single completion as it grows; what it raises
         fails this request. Raises :class:`EngineError` if prompt and ``max_tokens`` exceed the context, on timeout,
         if the model fails, or if its logits are not numbers.
         """
@@ -105,7 +105,7 @@ class InProcessEngine:
             _check_sampling(sampling)
             self.check(prompt, sampling.max_tokens)
             loop, ids = asyncio.get_running_loop(), tuple(prompt)
-            batch = [Running(ids, seed, sampling, loop.create_future(), hear) for seed in seeds]
+            batch = [Running(ids, seed, sampling, loop.create_future(), on_token) for seed in seeds]
             self._waiting.extend(batch)
             return await self._results([one.future for one in batch])
         except BaseException:

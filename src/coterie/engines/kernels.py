@@ -40,7 +40,7 @@ _FUSED, _ANY_ORDER = {"contract"}, {"contract", "reassoc"}
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 
 
-class Weights(NamedTuple):
+class PackedWeights(NamedTuple):
     """A model's weights: ``L`` layers, products in panels, zeros where it has no bias."""
 
     embedding: np.ndarray  # [vocabulary, width]
@@ -460,7 +460,7 @@ def add(x: np.ndarray, more: np.ndarray, bias: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def enter(weights: Weights, tokens: Tokens, layer: int, first: int, stop: int) -> None:
+def enter(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: int) -> None:
     """Queries, keys and values of tokens from ``first`` to ``stop``; the latter go to their pages."""
     joined, hidden = tokens.joined[first:stop], tokens.hidden[first:stop]
     normed = np.empty_like(hidden)
@@ -505,15 +505,15 @@ def compare(pages: np.ndarray, places: np.ndarray, common: np.ndarray) -> None:
     """How many blocks before its place each row has in common with the row before it, into ``common``."""
     common[0] = 0
     for row in range(1, len(places)):
-        most = min(places[row], places[row - 1]) // BLOCK
+        max_blocks = min(places[row], places[row - 1]) // BLOCK
         block = 0
-        while block < most and pages[row, block] == pages[row - 1, block]:
+        while block < max_blocks and pages[row, block] == pages[row - 1, block]:
             block += 1
         common[row] = block
 
 
 @njit(cache=True, nogil=True)
-def leave(weights: Weights, tokens: Tokens, layer: int, first: int, stop: int) -> None:
+def leave(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: int) -> None:
     """What comes after: attention and the MLP."""
     count, hidden, joined = stop - first, tokens.hidden[first:stop], tokens.joined[first:stop]
     mixed = np.empty((count, weights.out.shape[2]), np.float32)
@@ -544,14 +544,14 @@ def leave(weights: Weights, tokens: Tokens, layer: int, first: int, stop: int) -
 
 
 @njit(cache=True, nogil=True)
-def embed(weights: Weights, tokens: Tokens, first: int, stop: int) -> None:
+def embed(weights: PackedWeights, tokens: Tokens, first: int, stop: int) -> None:
     """What the first layer gets."""
     for i in range(first, stop):
         tokens.hidden[i] = weights.embedding[tokens.ids[i]]
 
 
 @njit(cache=True, nogil=True)
-def vocabulary(weights: Weights, hidden: np.ndarray, logits: np.ndarray) -> None:
+def vocabulary(weights: PackedWeights, hidden: np.ndarray, logits: np.ndarray) -> None:
     """Logits ``[N, panels * PANEL]`` of what the last layer left; columns past the vocabulary are 0."""
     normed = np.empty_like(hidden)
     normalise(hidden, weights.norm, weights.epsilon, normed)
@@ -560,7 +560,7 @@ def vocabulary(weights: Weights, hidden: np.ndarray, logits: np.ndarray) -> None
 
 @njit(cache=True, nogil=True)
 def likelihoods(
-    weights: Weights, hidden: np.ndarray, targets: np.ndarray, size: int, logprobs: np.ndarray
+    weights: PackedWeights, hidden: np.ndarray, targets: np.ndarray, size: int, logprobs: np.ndarray
 ) -> None:
     """Log-probs ``[N]`` of ``targets``, out of ``size`` words, after what the last layer left."""
     logits = np.empty((CHUNK, weights.head.shape[0] * PANEL), np.float32)
@@ -574,7 +574,9 @@ def likelihoods(
 
 
 @njit(cache=True, nogil=True)
-def read(weights: Weights, tokens: Tokens, layer: int, share: int, shares: int, chunk: int) -> None:
+def read(
+    weights: PackedWeights, tokens: Tokens, layer: int, share: int, shares: int, chunk: int
+) -> None:
     """End the layer before ``layer`` and begin ``layer`` (0 to L) for every ``shares``-th chunk of
     tokens from the ``share``-th on. All shares of one layer are done before those of the next."""
     for first in range(share * chunk, len(tokens.ids), shares * chunk):
@@ -588,7 +590,9 @@ def read(weights: Weights, tokens: Tokens, layer: int, share: int, shares: int, 
 
 
 @njit(cache=True, nogil=True)
-def decode(weights: Weights, tokens: Tokens, first: int, stop: int, logits: np.ndarray) -> None:
+def decode(
+    weights: PackedWeights, tokens: Tokens, first: int, stop: int, logits: np.ndarray
+) -> None:
     """Logits after one more token in each row, of tokens from ``first`` to ``stop``."""
     for start in range(first, stop, CHUNK):
         end = min(start + CHUNK, stop)
@@ -614,7 +618,7 @@ def nucleus(chances: np.ndarray, top_p: float) -> None:
 
 @njit(cache=True, nogil=True)
 def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> None:
-    """What :func:`~coterie.engines.sampler.draw` says, into ``ids`` and ``logprobs``; temperature 0 is greedy, and all
+    """What :func:`~coterie.engines.drawing.draw` says, into ``ids`` and ``logprobs``; temperature 0 is greedy, and all
     others can be divided by."""
     for row in range(len(logits)):
         chances, total, at = logits[row].copy(), 0.0, 0.0

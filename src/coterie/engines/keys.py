@@ -17,7 +17,7 @@ USUAL = "OPENAI_API_KEY"
 """Shown by ``coterie doctor`` even where it is not set."""
 
 
-class Key:
+class ApiKey:
     """A key that does not show itself; ``name`` is that of its variable."""
 
     __slots__ = ("_text", "name")
@@ -41,7 +41,7 @@ class Key:
     __repr__ = __str__
 
 
-def find_key(name: str, folder: Path) -> Key:
+def find_key(name: str, folder: Path) -> ApiKey:
     """The key of variable ``name``, from the environment or the ``.env`` of a folder.
 
     Raises :class:`UserError` if it is not set, or is none (its value is not shown).
@@ -57,7 +57,7 @@ def find_key(name: str, folder: Path) -> Key:
             f"the value of {name} is not a key: it has spaces or characters other than ASCII",
             "copy the key again",
         )
-    return Key(name, text)
+    return ApiKey(name, text)
 
 
 def configured(folder: Path) -> dict[str, bool]:

@@ -11,7 +11,7 @@ BURST = 12
 """A twelfth of a minute's amount may be taken at once."""
 ROUNDING = 1e-6
 """Of an amount; no reason to wait."""
-LONGEST_WAIT = 120.0
+MAX_WAIT = 120.0
 """Seconds that a server's ``Retry-After`` is believed at most."""
 LOOK = 0.5
 """Seconds after which somebody who waits looks again: what others gave back may do."""
@@ -95,4 +95,4 @@ def retry_after(value: str | None, date: str | None) -> float | None:
             seconds = (until - since).total_seconds()
         except (ValueError, TypeError):  # no date, or one without a time zone
             return None
-    return min(max(seconds, 0.0), LONGEST_WAIT) if seconds == seconds else None
+    return min(max(seconds, 0.0), MAX_WAIT) if seconds == seconds else None

@@ -34,7 +34,7 @@ class CompiledLlama:
         attention = inner.layers[0].self_attn
         self._model = model
         self._vocabulary = model.config.vocab_size
-        self._weights = kernels.Weights(
+        self._weights = kernels.PackedWeights(
             **_products(inner.layers),
             embedding=_array(inner.embed_tokens.weight),
             before=np.stack([_array(layer.input_layernorm.weight) for layer in inner.layers]),

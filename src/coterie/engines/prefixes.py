@@ -16,11 +16,11 @@ BLOCK = 32
 
 
 class PrefixCache(Generic[Block]):
-    """Blocks under the keys of :func:`block_keys`, at most ``most``: the least recently used go first, and
+    """Blocks under the keys of :func:`block_keys`, at most ``max_blocks``: the least recently used go first, and
     ``dropped`` hears of each."""
 
-    def __init__(self, most: int, dropped: Callable[[Block], None] = lambda _: None) -> None:
-        self._most = most
+    def __init__(self, max_blocks: int, dropped: Callable[[Block], None] = lambda _: None) -> None:
+        self._max_blocks = max_blocks
         self._dropped = dropped
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()
 
@@ -36,10 +36,10 @@ class PrefixCache(Generic[Block]):
 
     def put(self, key: bytes, block: Block) -> bool:
         """Keep a block, unless one is kept under its key (or none at all): then false."""
-        if key in self._blocks or self._most < 1:
+        if key in self._blocks or self._max_blocks < 1:
             return False
         self._blocks[key] = block
-        if len(self._blocks) > self._most:
+        if len(self._blocks) > self._max_blocks:
             self._drop()
         return True
 

@@ -46,6 +46,8 @@ class Completion:
     seed: int
     cached: int = field(default=0, compare=False)
     """Prompt tokens that did not have to be read again; it changes speed and nothing else."""
+    stop: str = ""
+    """The stop string that ended it, which its text has no more."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Rows(Protocol):
+class DecodingRows(Protocol):
     """Two kinds: :class:`~coterie.engines.paged.PagedRows`, :class:`~coterie.engines.padded.PaddedRows`."""
 
     def prefill(

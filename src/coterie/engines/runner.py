@@ -16,8 +16,8 @@ from coterie.engines.check import check_context, check_steps
 from coterie.engines.llama import CompiledLlama
 from coterie.engines.padded import PaddedRows
 from coterie.engines.paged import PagedRows
-from coterie.engines.rows import Rows
-from coterie.engines.weights import Weights
+from coterie.engines.rows import DecodingRows
+from coterie.engines.weights import WatchedWeights
 from coterie.errors import UserError
 from coterie.models.check import check
 from coterie.models.context import partial_attention
@@ -46,8 +46,8 @@ class Runner:
         self._rule = checked.rule
         size = sum(weight.nbytes for weight in loaded.model.parameters())
         self._small = size <= CACHED_BYTES
-        self._rows: Rows | None = None
-        self._weights: Weights | None = None
+        self._rows: DecodingRows | None = None
+        self._weights: WatchedWeights | None = None
         """Those that the rows were computed with."""
         way = "compiled" if CompiledLlama.fits(loaded.model) else "padded"
         if way not in checked.ways:
@@ -116,14 +116,14 @@ class Runner:
                     scores[i] = values.tolist()
         return scores
 
-    def _follow(self, running: int) -> Rows:
+    def _follow(self, running: int) -> DecodingRows:
         """Rows for the model as it is now."""
         model = self._loaded.model
         if self._rows is not None and self._weights is not None and self._weights.same:
             return self._rows
         if running:
             raise RuntimeError(CHANGED)
-        self._weights = Weights(model)
+        self._weights = WatchedWeights(model)
         if CompiledLlama.fits(model):
             self._rows = PagedRows(CompiledLlama(model), self._cache_bytes)
         else:

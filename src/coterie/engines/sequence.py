@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from coterie.engines.drawing import uniforms
 from coterie.engines.protocol import Completion, Sampling
-from coterie.engines.sampler import uniforms
 from coterie.trajectories.turn import Finish
 
 Decode = Callable[[Sequence[int]], str]
@@ -20,7 +20,7 @@ class Running:
     seed: int
     sampling: Sampling
     future: asyncio.Future[Completion]
-    hear: Callable[[int], None] | None = None
+    on_token: Callable[[int], None] | None = None
     """Called with each id as it is sampled."""
     cached: int = 0
     """Tokens of the prompt that were kept from earlier requests."""
@@ -48,8 +48,8 @@ class Running:
         """Add a sampled token; whether that ended the completion (its future then has it)."""
         self.ids.append(token)
         self.logprobs.append(logprob)
-        if self.hear is not None:
-            self.hear(token)
+        if self.on_token is not None:
+            self.on_token(token)
         if (ended := ending(self.ids, self.sampling, ends, decode)) is None:
             return False
         self._end(*ended)
@@ -60,28 +60,28 @@ class Running:
         """Whether it has run for longer than its time limit."""
         return time.monotonic() - self.began > self.sampling.timeout
 
-    def _end(self, finish: Finish, text: str) -> None:
+    def _end(self, finish: Finish, text: str, stop: str) -> None:
         ids, logprobs = tuple(self.ids), tuple(self.logprobs)
-        completion = Completion(ids, logprobs, text, finish, self.seed, self.cached)
+        completion = Completion(ids, logprobs, text, finish, self.seed, self.cached, stop)
         if not self.future.done():
             self.future.set_result(completion)
 
 
 def ending(
     ids: Sequence[int], sampling: Sampling, ends: frozenset[int], decode: Decode
-) -> tuple[Finish, str] | None:
-    """How a completion ends with its last id, and its text; ``None`` if it goes on."""
+) -> tuple[Finish, str, str] | None:
+    """How a completion ends with its last id, its text, and the stop string; ``None`` if it goes on."""
     if ids[-1] in ends:
-        return "end", decode(ids[:-1])
-    if sampling.stop and (text := _stopped(ids, sampling.stop, decode)) is not None:
-        return "stop_string", text
+        return "end", decode(ids[:-1]), ""
+    if sampling.stop and (stopped := _stopped(ids, sampling.stop, decode)) is not None:
+        return "stop_string", *stopped
     if len(ids) == sampling.max_tokens:
-        return "length", decode(ids)
+        return "length", decode(ids), ""
     return None
 
 
-def _stopped(ids: Sequence[int], stops: Sequence[str], decode: Decode) -> str | None:
-    """The text before the first stop string, if there is one.
+def _stopped(ids: Sequence[int], stops: Sequence[str], decode: Decode) -> tuple[str, str] | None:
+    """The text before the first stop string, and that one, if there is one.
 
     The last tokens are looked at first: a token that is text at all has at least one byte.
     """
@@ -90,8 +90,11 @@ def _stopped(ids: Sequence[int], stops: Sequence[str], decode: Decode) -> str | 
     if not any(stop in tail for stop in stops):
         return None
     text = decode(ids)
-    found = [index for stop in stops if (index := text.find(stop)) >= 0]
-    return text[: min(found)] if found else None
+    found = [(index, stop) for stop in stops if (index := text.find(stop)) >= 0]
+    if not found:
+        return None
+    index, stop = min(found)
+    return text[:index], stop
 
 
 @dataclass(eq=False, slots=True)

@@ -3,8 +3,8 @@
 Kept keys and values and packed weights hold for the weights they were made of. Nothing that torch keeps tells of every
 change: a write through ``.data`` (PEFT merges adapters so) and a step of a fused optimiser (training's own) leave a
 weight's address and version as they are. So all bytes are read: before prompts are read or sequences scored, and not
-in each step (see :meth:`Weights.written`). That takes about as long as memory takes to give them, less than one more
-token of one sequence: 0.5 ms for a model of 2 million weights in float32, 20 to 35 ms for one of 135 million.
+in each step (see :meth:`WatchedWeights.written`). That takes about as long as memory takes to give them, less than one
+more token of one sequence: 0.5 ms for a model of 2 million weights in float32, 20 to 35 ms for one of 135 million.
 """
 
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from coterie.models.checksums import checksums
 
 
-class Weights:
+class WatchedWeights:
     """The weights that a model computes with, as they are when this is made; not those of adapters that are off."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -18,6 +18,8 @@ from typing import Literal
 
 from coterie.environments.coding import Coding, SingleTurn
 from coterie.environments.dialogue import (
+    AGREED,
+    ANSWERED,
     FORMAT_SOURCE,
     DialogueEnvironment,
     DialogueState,
@@ -29,7 +31,7 @@ from coterie.environments.exchange.environment import Exchange, ExchangeAlone
 from coterie.environments.votes import Vote
 from coterie.errors import UserError
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import End
+from coterie.trajectories.tree import LENGTH, TURNS
 from coterie.trajectories.turn import Part, Turn
 
 Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform"]
@@ -38,44 +40,48 @@ ROUNDS = 2
 """Messages of each agent of a debate (Du et al., section 3.1)."""
 
 
-def by_method(world: QuestionEnvironment | Coding, method: Method) -> DialogueEnvironment:
+def by_method(environment: QuestionEnvironment | Coding, method: Method) -> DialogueEnvironment:
     """The environment in which a benchmark's tasks are played by a method."""
     if method == "dialogue":
-        return world
-    if isinstance(world, Coding):
+        return environment
+    if isinstance(environment, Coding):
         if method != "cot":
             raise UserError(
-                f"method={method} is not for {world.name}, where an agent works with a person",
+                f"method={method} is not for {environment.name}, where an agent works with a person",
                 "use method=dialogue, or method=cot for an answer without asking",
             )
-        return SingleTurn(world)
+        return SingleTurn(environment)
     if method == "mad":
-        return MultiAgentDebate(world)
+        return MultiAgentDebate(environment)
     if method == "autoform":
-        return AutoForm(world)
-    return single_agent(world)
+        return AutoForm(environment)
+    return single_agent(environment)
 
 
-def single_agent(world: QuestionEnvironment) -> QuestionEnvironment:
+def single_agent(environment: QuestionEnvironment) -> QuestionEnvironment:
     """The environment's tasks for one agent that holds everything: the ceiling of a dialogue."""
-    return ExchangeAlone(world.levels) if isinstance(world, Exchange) else SingleAgent(world)
+    return (
+        ExchangeAlone(environment.levels)
+        if isinstance(environment, Exchange)
+        else SingleAgent(environment)
+    )
 
 
 class Variant:
     """The tasks, answers and scores of an environment, to be played in another way."""
 
-    def __init__(self, world: QuestionEnvironment) -> None:
-        self.world = world
-        self.name = world.name
-        self.agents: tuple[str, ...] = world.agents
-        self.max_turns = world.max_turns
-        self.metric = world.metric
+    def __init__(self, environment: QuestionEnvironment) -> None:
+        self.environment = environment
+        self.name = environment.name
+        self.agents: tuple[str, ...] = environment.agents
+        self.max_turns = environment.max_turns
+        self.metric = environment.metric
         self.formats: tuple[str, ...] = ()
         self.format_agents: tuple[str, ...] = ()
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """As the environment's own."""
-        return self.world.tasks(split, count, seed, drawn)
+        return self.environment.tasks(split, count, seed, drawn)
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """As the environment's own, for an agent that works alone."""
@@ -83,45 +89,45 @@ class Variant:
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """As the environment's own."""
-        return self.world.solo_parts(task, agent)
+        return self.environment.solo_parts(task, agent)
 
     def answer(self, text: str) -> str | None:
         """As the environment's own."""
-        return self.world.answer(text)
+        return self.environment.answer(text)
 
     def same(self, first: str, second: str) -> bool:
         """As the environment's own."""
-        return self.world.same(first, second)
+        return self.environment.same(first, second)
 
     def score(self, task: Task, answer: str | None) -> float:
         """As the environment's own."""
-        return self.world.score(task, answer)
+        return self.environment.score(task, answer)
 
     def well_formed(self, answer: str) -> bool:
         """As the environment's own."""
-        return self.world.well_formed(answer)
+        return self.environment.well_formed(answer)
 
     def similarity(self, answer: str, other: str) -> float:
         """As the environment's own."""
-        return self.world.similarity(answer, other)
+        return self.environment.similarity(answer, other)
 
 
 class SingleAgent(Variant):
     """One agent, one message: steps, then the answer."""
 
-    def __init__(self, world: QuestionEnvironment) -> None:
-        super().__init__(world)
-        self.agents = world.agents[:1]
+    def __init__(self, environment: QuestionEnvironment) -> None:
+        super().__init__(environment)
+        self.agents = environment.agents[:1]
         self.max_turns = 1
 
     def heard(self, state: DialogueState, agent: str) -> tuple[Turn, ...]:
         """All turns."""
         return state.turns
 
-    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
+    async def settle(self, state: DialogueState, *, truncated: bool) -> DialogueState:
         """Over after the one message."""
-        answer = answer_of(self.world, state.task, state.turns[-1].text)
-        end: End = "runaway" if cut else "turn_limit" if answer is None else "answered"
+        answer = answer_of(self.environment, state.task, state.turns[-1].text)
+        end = LENGTH if truncated else TURNS if answer is None else ANSWERED
         return replace(state, answer=answer, end=end)
 
 
@@ -132,8 +138,8 @@ class MultiAgentDebate(Variant):
     among the largest wins. A message that was cut gives the answer that is in it, if any.
     """
 
-    def __init__(self, world: QuestionEnvironment) -> None:
-        super().__init__(world)
+    def __init__(self, environment: QuestionEnvironment) -> None:
+        super().__init__(environment)
         self.max_turns = ROUNDS * len(self.agents)
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
@@ -148,20 +154,20 @@ class MultiAgentDebate(Variant):
         order = [sorted(one, key=lambda turn: turn.speaker.name != agent) for one in rounds]
         return tuple(turn for one in order for turn in one)
 
-    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
+    async def settle(self, state: DialogueState, *, truncated: bool) -> DialogueState:
         """Over when all have spoken in each round."""
         if len(state.turns) < self.max_turns:
             return state
         answers = {
             turn.speaker.name: answer
             for turn in state.turns
-            if (answer := answer_of(self.world, state.task, turn.text)) is not None
+            if (answer := answer_of(self.environment, state.task, turn.text)) is not None
         }
         last = [answers.get(agent) for agent in self.agents]
         winners = await asyncio.to_thread(self._voted, last)
         if not winners:
-            return replace(state, end="turn_limit")
-        end: End = "agreed" if len(winners) == len(last) else "answered"
+            return replace(state, end=TURNS)
+        end = AGREED if len(winners) == len(last) else ANSWERED
         return replace(state, answer=last[winners[0]], end=end)
 
     def _voted(self, answers: Sequence[str | None]) -> tuple[int, ...]:
@@ -177,7 +183,7 @@ class AutoForm(Variant):
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """The request to choose a format, and the environment's own prompt."""
-        return (Part(_CHOOSE, source=FORMAT_SOURCE), *self.world.system_parts(task, agent))
+        return (Part(_CHOOSE, source=FORMAT_SOURCE), *self.environment.system_parts(task, agent))
 
 
 _DEBATE = (

@@ -1,8 +1,9 @@
 """Backend programming: an agent asks a person what a Python function is to do, then writes it.
 
-ColBench's first world (SWEET-RL, arXiv 2503.15478, section 4.1), its rules in our own words: the person's request is
-vague, the person knows the right function and cannot write code, the agent has ten turns and says a marker before its
-answer, and an answer counts if it does on all hidden calls what the reference does. Answers run in the sandbox alone.
+ColBench's first environment (SWEET-RL, arXiv 2503.15478, section 4.1), its rules in our own words: the person's request
+is vague, the person knows the right function and cannot write code, the agent has ten turns and says a marker before
+its answer, and an answer counts if it does on all hidden calls what the reference does. Answers run in the sandbox
+alone.
 """
 
 import json
@@ -14,14 +15,20 @@ from coterie.engines.protocol import EngineError
 from coterie.environments.code_form import functions
 from coterie.environments.code_prompts import at_once, work
 from coterie.environments.code_text import MARKER, answer_in, code_of, legacy_code_of, visible
-from coterie.environments.dialogue import GRADER, WELL_FORMED, DialogueState, Grade, Split
-from coterie.environments.person import PERSON, REFERENCE, Person, Said, leaks
+from coterie.environments.dialogue import ANSWERED, GRADER, WELL_FORMED, DialogueState, Grade, Split
 from coterie.environments.services import Services
+from coterie.environments.user_simulator import (
+    PERSON,
+    REFERENCE,
+    TranscriptLine,
+    UserSimulator,
+    leaks,
+)
 from coterie.tools.sandbox.inside.plain import Wire
 from coterie.tools.sandbox.results import CallResult, Graded, Mode
 from coterie.tools.sandbox.shown import shown
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import End
+from coterie.trajectories.tree import TURNS, Ending
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest, make_turn
 
 AGENT = "agent"
@@ -32,7 +39,7 @@ TESTS = "tests"
 SHOWN_REFERENCE = "\nReference:\n"
 """What the reference comes after, at the end of a critic's system prompt."""
 FENCE = "```"
-LONGEST_VALUE = 200
+MAX_VALUE = 200
 """Characters that are kept of what a call gave, and of why it failed."""
 REFUSED = (
     "import os", "from os", "import sys", "from sys", "sudo", "transformers", "exit(", "quit(", "argparse",
@@ -52,7 +59,7 @@ class Coding(ABC):
     format_agents: tuple[str, ...] = ()
     fenced = True
     """Whether the prompt asks for a block between fences."""
-    script: Person | None = None
+    script: UserSimulator | None = None
     """Who plays the person if nobody else is named."""
 
     def __init__(self, mode: Mode = "module", tolerance: float = 0.0, strict: bool = False) -> None:
@@ -91,23 +98,23 @@ class Coding(ABC):
         """Over with an answer, or with the last turn, which then counts as one; else the person replies."""
         said = state.turns[-1]
         answer = self.answer(said.text)
-        end: End | None = None if answer is None else "answered"
+        end: Ending | None = None if answer is None else ANSWERED
         if end is None and _own(state) >= self.max_turns:
-            answer, end = self.visible(said.text).strip(), "turn_limit"
+            answer, end = self.visible(said.text).strip(), TURNS
         if end is not None:
             return replace(state, answer=answer, end=end)
-        assert services.person is not None, "a person is part of this world"
+        assert services.user_simulator is not None, "a person is part of this environment"
         seed = int(digest("person", said.id)[:15], 16)
-        reply = await services.person.reply(state.task, self.transcript(state.turns), seed)
+        reply = await services.user_simulator.reply(state.task, self.transcript(state.turns), seed)
         turn = make_turn(
             said.id,
             Speaker("person", PERSON),
             [Part(reply or "…", source=PERSON)],
-            author=services.person.name,
+            author=services.user_simulator.name,
         )
         return replace(state, turns=(*state.turns, turn))
 
-    def transcript(self, turns: Sequence[Turn]) -> list[Said]:
+    def transcript(self, turns: Sequence[Turn]) -> list[TranscriptLine]:
         """A dialogue as both can read it."""
         return [
             (
@@ -130,7 +137,7 @@ class Coding(ABC):
             "turns": _own(state),
             "leaks": await leaks(replies, reference),
             WELL_FORMED: float(
-                state.end == "answered" and self.well_formed(task, state.answer or "")
+                state.end == ANSWERED and self.well_formed(task, state.answer or "")
             ),
         }
         if not code or (
@@ -138,7 +145,7 @@ class Coding(ABC):
         ):
             why = "a word that this grader refuses" if code else "no code"
             return Grade(0.0, {**common, "fraction": 0.0, "why": why})
-        assert services.sandbox is not None, "a sandbox is part of this world"
+        assert services.sandbox is not None, "a sandbox is part of this environment"
         found = await services.sandbox.grade_wires(
             *(code, calls, expected),
             mode=self.mode,
@@ -157,7 +164,7 @@ class Coding(ABC):
     async def expected(self, task: Task, services: Services) -> list[Wire]:
         """What the reference gives for each hidden call, found once. Raises ``EngineError`` if it fails on one."""
         if task.id not in self._expected:
-            assert services.sandbox is not None, "a sandbox is part of this world"
+            assert services.sandbox is not None, "a sandbox is part of this environment"
             reference = task.secrets[REFERENCE].reveal(GRADER)
             self._expected[task.id] = await services.sandbox.run_reference(
                 reference, hidden_calls(task), mode=self.mode
@@ -186,24 +193,24 @@ class Coding(ABC):
 
 
 class SingleTurn(Coding):
-    """The tasks of a coding world without the conversation: the agent answers at once."""
+    """The tasks of a coding environment without the conversation: the agent answers at once."""
 
     max_turns = 1
 
-    def __init__(self, world: Coding) -> None:
-        super().__init__(world.mode, world.tolerance, world.strict)
-        self.world = world
-        self.name = world.name
-        self.fenced = world.fenced
-        self.script = world.script
+    def __init__(self, environment: Coding) -> None:
+        super().__init__(environment.mode, environment.tolerance, environment.strict)
+        self.environment = environment
+        self.name = environment.name
+        self.fenced = environment.fenced
+        self.script = environment.script
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """As the world's own."""
-        return self.world.tasks(split, count, seed, drawn)
+        """As the environment's own."""
+        return self.environment.tasks(split, count, seed, drawn)
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """As the world's own, for an agent that has to answer at once."""
-        return self.world.solo_parts(task, agent)
+        """As the environment's own, for an agent that has to answer at once."""
+        return self.environment.solo_parts(task, agent)
 
 
 def coding_task(
@@ -213,7 +220,7 @@ def coding_task(
     calls: Sequence[str],
     more: Mapping[str, Secret] | None = None,
 ) -> Task:
-    """A task of a coding world; the reference is the person's, the critic's and the grader's to read."""
+    """A task of a coding environment; the reference is the person's, the critic's and the grader's to read."""
     secrets = {
         REFERENCE: Secret(reference, name=REFERENCE, readers=frozenset({PERSON, CRITIC, GRADER})),
         TESTS: Secret(json.dumps(list(calls)), name=TESTS, readers=frozenset({GRADER})),
@@ -248,8 +255,8 @@ def _results(graded: Graded) -> str:
         [
             {
                 "passed": test.passed,
-                "gave": shown(test.result.wire, LONGEST_VALUE) if test.result.wire else None,
-                "why": test.reason[:LONGEST_VALUE],
+                "gave": shown(test.result.wire, MAX_VALUE) if test.result.wire else None,
+                "why": test.reason[:MAX_VALUE],
             }
             for test in graded.tests
         ]

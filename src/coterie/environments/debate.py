@@ -15,7 +15,7 @@ from coterie.environments.equality import option_of, same_text
 from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
-from coterie.environments.rows import Rows
+from coterie.environments.rows import SplitRows
 from coterie.environments.rules import LENGTH, answer_rule
 from coterie.environments.solo import solo_prompt
 from coterie.trajectories.task import Task
@@ -88,7 +88,7 @@ class Debate:
         self.agents: tuple[str, ...] = tuple(agents)
         self.formats: tuple[str, ...] = tuple(formats)
         self.format_agents: tuple[str, ...] = self.agents[:1]
-        self._rows = Rows(name, source)
+        self._rows = SplitRows(name, source)
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""

@@ -1,25 +1,22 @@
-"""The protocol of worlds in which agents talk in turn until they agree, and its state.
+"""The protocol of environments in which agents talk in turn until they agree, and its state.
 
-Used by ``rollout.episodes``. A world of this kind says who speaks next, what that agent is shown,
+Used by ``rollout.episodes``. An environment of this kind says who speaks next, what that agent is shown,
 and when the talk ends. States are frozen, so a branch of a tree is a copy of nothing.
 """
 
 import asyncio
 import json
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from coterie.datasets.rows import QuestionRow
-from coterie.engines.protocol import EngineError
-from coterie.environments.person import PERSON
+from coterie.environments.faults import faults_of
 from coterie.environments.services import NO_SERVICES, Services
-from coterie.errors import UserError
+from coterie.environments.user_simulator import PERSON
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import End
+from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
 
 FORMAT_SOURCE = "format"
@@ -28,26 +25,10 @@ GRADER = "grader"
 """The only role that may read a gold answer."""
 WELL_FORMED = "well_formed"
 """The metric of a grade that says whether an answer was found in the form that was asked for, 0 or 1."""
+AGREED = Ending("agreed")
+ANSWERED = Ending("answered")
+"""One answer, where one is enough."""
 Split = Literal["train", "heldout"]
-
-
-class WorldError(EngineError):
-    """An environment met what it did not expect: the item that met it fails, and no other."""
-
-
-@contextmanager
-def _faults_of(environment: object) -> Iterator[None]:
-    """Turns every exception that an environment did not mean to raise into a :class:`WorldError`."""
-    try:
-        yield
-    except (EngineError, UserError):
-        raise
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        what = "".join(traceback.format_exception_only(error)).strip()
-        raise WorldError(
-            f"{type(environment).__name__} failed with {what} ({place.filename}:{place.lineno})"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +41,7 @@ class DialogueState:
     turns: tuple[Turn, ...] = ()
     answer: str | None = None
     """The most recent answer that anybody gave."""
-    end: End | None = None
+    end: Ending | None = None
     """How it ended; ``None`` while it goes on."""
 
 
@@ -68,14 +49,14 @@ class DialogueState:
 class Grade:
     """What a dialogue that has ended is worth."""
 
-    score: float
-    """The benchmark's metric, in [0, 1]."""
+    score: float | None
+    """The benchmark's metric; ``None`` if the dialogue could not be graded, which is never the same as 0."""
     metrics: Mapping[str, float | int | str] = field(default_factory=dict)
     """What else was found, such as which tests passed and why the others failed."""
 
 
 class DialogueEnvironment(Protocol):
-    """A world of agents who talk in turn."""
+    """An environment of agents who talk in turn."""
 
     name: str
     agents: tuple[str, ...]
@@ -119,7 +100,7 @@ class DialogueEnvironment(Protocol):
 
 
 @runtime_checkable
-class Scored(Protocol):
+class ScoredByAnswer(Protocol):
     """What an environment has besides if the final answer alone tells what a dialogue is worth."""
 
     def score(self, task: Task, answer: str | None) -> float:
@@ -131,8 +112,8 @@ class Scored(Protocol):
         ...
 
 
-class QuestionEnvironment(DialogueEnvironment, Scored, Protocol):
-    """A world of agents who look for the answer to a question."""
+class QuestionEnvironment(DialogueEnvironment, ScoredByAnswer, Protocol):
+    """An environment of agents who look for the answer to a question."""
 
 
 @runtime_checkable
@@ -152,8 +133,8 @@ class OwnRules(Protocol):
         """The turns that ``agent`` is shown now, in the order in which it is shown them."""
         ...
 
-    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
-        """Bring answer and end up to date after the newest of ``state.turns``; ``cut`` as in :func:`step`."""
+    async def settle(self, state: DialogueState, *, truncated: bool) -> DialogueState:
+        """Bring answer and end up to date after the newest of ``state.turns``; ``truncated`` as in :func:`step`."""
         ...
 
 
@@ -189,8 +170,8 @@ def has_person(environment: Any) -> TypeGuard[WithPerson]:
     return _is(environment.__class__, WithPerson)
 
 
-def _is_scored(environment: Any) -> TypeGuard[Scored]:
-    return _is(environment.__class__, Scored)
+def _is_scored(environment: Any) -> TypeGuard[ScoredByAnswer]:
+    return _is(environment.__class__, ScoredByAnswer)
 
 
 def _has_options(environment: Any) -> TypeGuard[WithOptions]:
@@ -207,7 +188,7 @@ def begin(
     """How a dialogue begins; ``root`` is that of its tree."""
     if not has_person(environment):
         return DialogueState(task, format)
-    with _faults_of(environment):
+    with faults_of(environment):
         said = Part(environment.opening(task), source="task")
     first = make_turn(root, Speaker("person", PERSON), [said], author="task")
     return DialogueState(task, format, (first,))
@@ -225,7 +206,7 @@ def messages(
 
     An environment with rules of its own (:class:`OwnRules`) says which turns.
     """
-    with _faults_of(environment):
+    with faults_of(environment):
         parts = environment.system_parts(state.task, agent)
         if state.format is not None and agent in environment.format_agents:
             parts += (Part(f"\nFormat: {state.format}", source=FORMAT_SOURCE),)
@@ -254,35 +235,37 @@ async def step(
     state: DialogueState,
     turn: Turn,
     *,
-    cut: bool,
+    truncated: bool,
     services: Services = NO_SERVICES,
 ) -> DialogueState:
-    """The state after ``turn``; ``cut`` says that it ran to the limit of tokens.
+    """The state after ``turn``; ``truncated`` says that it ran to the limit of tokens.
 
     Ends when a newly given answer is the same as the one before it (Optima, section 3: both agents
     mark the same answer), when a turn was cut, or when no turns are left; or by the environment's own
     rules, if it has any (:class:`OwnRules`, :class:`WithPerson`).
     """
     now = replace(state, turns=(*state.turns, turn))
-    with _faults_of(environment):
+    with faults_of(environment):
         if has_person(environment):
             return await environment.follow(now, services)
         if _has_rules(environment):
-            return await environment.settle(now, cut=cut)
-        return await _talk(environment, now, cut)
+            return await environment.settle(now, truncated=truncated)
+        return await _talk(environment, now, truncated)
 
 
-async def _talk(environment: DialogueEnvironment, now: DialogueState, cut: bool) -> DialogueState:
+async def _talk(
+    environment: DialogueEnvironment, now: DialogueState, truncated: bool
+) -> DialogueState:
     """The state after the newest turn of agents who talk until they agree."""
     turn = now.turns[-1]
     answer = answer_of(environment, now.task, turn.text)
-    end: End | None = None
-    if cut:
-        end = "runaway"
+    end: Ending | None = None
+    if truncated:
+        end = LENGTH
     elif await _same(environment, now.answer, answer):
-        end = "agreed"
+        end = AGREED
     elif len(now.turns) >= environment.max_turns:
-        end = "turn_limit"
+        end = TURNS
     return replace(now, answer=answer or now.answer, end=end)
 
 
@@ -297,14 +280,14 @@ def answer_of(environment: DialogueEnvironment, task: Task, text: str) -> str | 
 async def graded(
     environment: DialogueEnvironment, state: DialogueState, services: Services = NO_SERVICES
 ) -> Grade:
-    """The grade of a dialogue that has ended; 0 for a runaway. Comparing mathematics may take seconds."""
-    with _faults_of(environment):
+    """The grade of a dialogue that has ended; 0 for a truncated dialogue. Comparing mathematics may take seconds."""
+    with faults_of(environment):
         if has_person(environment):
             return await environment.grade(state, services)
         answer = state.answer
-        if state.end == "runaway" or answer is None:
+        if state.end == LENGTH or answer is None:
             return Grade(0.0, {WELL_FORMED: 0.0})
-        assert _is_scored(environment), "a world without a person is graded by its answers"
+        assert _is_scored(environment), "an environment without a person is graded by its answers"
         score = await asyncio.to_thread(environment.score, state.task, answer)
         return Grade(score, {WELL_FORMED: float(score > 0 or environment.well_formed(answer))})
 

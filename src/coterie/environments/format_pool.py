@@ -11,7 +11,7 @@ from coterie.config.plain import wrong_at
 from coterie.config.text import read_json
 from coterie.errors import UserError
 
-LONGEST = 400
+MAX_LENGTH = 400
 """Characters of a format; it is an instruction of a line or two, shown with every prompt."""
 SUFFIXES = (".jsonl", ".yaml", ".yml")
 
@@ -22,7 +22,7 @@ class FormatLine(BaseModel):
     index: int = 0
     """Which one it is; for people, the order of the lines counts."""
     format: Annotated[
-        str, StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST)
+        str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_LENGTH)
     ]
     """What an agent is asked to do, such as ``Write key = value pairs.``"""
 

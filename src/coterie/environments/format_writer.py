@@ -15,11 +15,11 @@ from rapidfuzz import fuzz
 
 from coterie.datasets.growing import append_line, resume_lines
 from coterie.engines.endpoint import Endpoint, Utterance
-from coterie.environments.format_pool import LONGEST, FormatLine, read_pool
+from coterie.environments.format_pool import MAX_LENGTH, FormatLine, read_pool
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.errors import UserError
 
-Setting = Literal["exchange", "debate"]
+FormatSetting = Literal["exchange", "debate"]
 NEAR = 85.0
 """Similarity in percent (the same words in any order are 100) from which two formats are one."""
 TRIES = 5
@@ -29,22 +29,22 @@ _FRAME = re.compile(r"^(?:[-*]|\d+[.)])\s+|^[\"'`]+|[\"'`]+$")
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedFormat:
     """Why a reply was not kept."""
 
     why: str
 
 
-def clean(reply: str, known: Sequence[str]) -> str | Refused:
+def clean(reply: str, known: Sequence[str]) -> str | RefusedFormat:
     """The format that a reply gives, on one line, without list marks and quotation marks."""
     text = _FRAME.sub("", _FRAME.sub("", " ".join(reply.split())).strip()).strip()
     if not text:
-        return Refused("it is empty")
-    if len(text) > LONGEST:
-        return Refused(f"it has {len(text)} characters, more than {LONGEST}")
+        return RefusedFormat("it is empty")
+    if len(text) > MAX_LENGTH:
+        return RefusedFormat(f"it has {len(text)} characters, more than {MAX_LENGTH}")
     for other in known:
         if fuzz.token_sort_ratio(text.lower(), other.lower()) >= NEAR:
-            return Refused(f"it is nearly the same as {other!r}")
+            return RefusedFormat(f"it is nearly the same as {other!r}")
     return text
 
 
@@ -52,7 +52,7 @@ async def write_pool(
     endpoint: Endpoint,
     file: Path,
     count: int,
-    setting: Setting,
+    setting: FormatSetting,
     temperature: float,
     tell: Callable[[str], None],
 ) -> list[str]:
@@ -79,8 +79,8 @@ async def write_pool(
             _request(setting, known), max_tokens=MAX_TOKENS, temperature=temperature, seed=asked
         )
         cut = reply.finish == "length"
-        found = Refused("it was cut") if cut else clean(reply.text, known)
-        if isinstance(found, Refused):
+        found = RefusedFormat("it was cut") if cut else clean(reply.text, known)
+        if isinstance(found, RefusedFormat):
             tell(f"left out: {found.why}")
             continue
         line = FormatLine(index=len(pool), format=found)
@@ -90,14 +90,14 @@ async def write_pool(
     return pool
 
 
-def _request(setting: Setting, known: Sequence[str]) -> list[Utterance]:
+def _request(setting: FormatSetting, known: Sequence[str]) -> list[Utterance]:
     return [
         Utterance("system", _TASK[setting]),
         Utterance("user", "\n".join(["These are there:", *(f"- {one}" for one in known), _LAST])),
     ]
 
 
-_TASK: dict[Setting, str] = {
+_TASK: dict[FormatSetting, str] = {
     "exchange": (
         "Language models solve a task together: each knows a part of the facts, and they write short messages to each "
         "other. You invent forms in which such messages can be written. A form is shorter than plain sentences, and "

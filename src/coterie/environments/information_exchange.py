@@ -15,7 +15,7 @@ from coterie.environments.answers import f1
 from coterie.environments.contexts import deal
 from coterie.environments.dialogue import Split, gold_answers, secret_answers
 from coterie.environments.extraction import marked_answer
-from coterie.environments.rows import Rows
+from coterie.environments.rows import SplitRows
 from coterie.environments.rules import LENGTH, answer_rule
 from coterie.environments.solo import solo_prompt
 from coterie.trajectories.task import Task
@@ -45,7 +45,7 @@ class InformationExchange:
         self.agents: tuple[str, ...] = tuple(agents)
         self.formats: tuple[str, ...] = tuple(formats)
         self.format_agents = self.agents
-        self._rows = Rows(name, source)
+        self._rows = SplitRows(name, source)
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""

@@ -16,7 +16,7 @@ from coterie.environments.equality import compared
 from coterie.environments.numbers import is_name, number
 from coterie.environments.units import SYMBOLS, is_unit
 
-LONGEST = 1000
+MAX_LENGTH = 1000
 """Characters; an answer that is longer is equal to its own spelling only."""
 DEEPEST = 40
 """Brackets that are open at a time; the same goes for an answer with more."""
@@ -68,7 +68,7 @@ def same_mathematics(gold: str, given: str) -> bool:
     takes too long equals its own spelling only. May be called from any thread.
     """
     both = (gold, given)
-    if max(map(len, both)) > LONGEST or any(
+    if max(map(len, both)) > MAX_LENGTH or any(
         max(_depths(text), default=0) > DEEPEST for text in both
     ):
         return spelling(gold) == spelling(given)

@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from coterie.environments.units import MONEY, is_unit, tells
 
-LONGEST = 200
+MAX_LENGTH = 200
 """Characters of an answer that can be a number."""
 DECIMALS = 40
 """Most digits after the point of a spelling; what has more is spelled as a fraction."""
@@ -72,7 +72,7 @@ def is_name(text: str) -> bool:
 
 
 def _value(text: str) -> Fraction | None:
-    if len(text) > LONGEST:
+    if len(text) > MAX_LENGTH:
         return None
     for pattern, instead in _SPELLINGS:
         text = pattern.sub(instead, text)

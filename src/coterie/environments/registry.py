@@ -7,7 +7,7 @@ from coterie.config.settings import Settings, key
 from coterie.datasets.local import checksum
 from coterie.environments.agents import NAMES as AGENTS
 from coterie.environments.coding import Coding
-from coterie.environments.colbench.environment import Backend
+from coterie.environments.colbench.environment import BackendProgramming
 from coterie.environments.debate import ARITHMETIC, CHOICE, MATHEMATICS, Debate
 from coterie.environments.dialogue import QuestionEnvironment
 from coterie.environments.exchange.environment import Exchange
@@ -28,12 +28,12 @@ SUBJECTS = {
 }
 """Data sets to debate on: how, and the packaged pool of formats."""
 QUESTIONS = ("exchange", *EXCHANGES, *SUBJECTS)
-"""Worlds of questions."""
+"""Environments of questions."""
 CODING = ("persona", "colbench_code")
 """Data sets of functions that a person wants written."""
 NAMES = (*QUESTIONS, *CODING)
 GENERATED = ("exchange", "persona")
-"""Worlds whose tasks a seed makes."""
+"""Environments whose tasks a seed makes."""
 
 
 class DataSettings(Settings):
@@ -42,7 +42,7 @@ class DataSettings(Settings):
     source: str = key(
         "prepared",
         "`prepared` (by `coterie data`), `sample` (the rows that ship with coterie), or a folder "
-        "with train.jsonl and heldout.jsonl. Generated worlds need none.",
+        "with train.jsonl and heldout.jsonl. Generated environments need none.",
     )
     context: Context = key(
         "paragraph",
@@ -59,8 +59,8 @@ class DataSettings(Settings):
     )
     turns: int | None = key(
         None,
-        "Most turns of a dialogue: of all agents, or with a person of the agent. The default is the world's own: 10, "
-        "in `persona` 5, in `exchange` 8.",
+        "Most turns of a dialogue: of all agents, or with a person of the agent. The default is the environment's own: "
+        "10, in `persona` 5, in `exchange` 8.",
         source="Optima: 10; ColBench: 10",
         ge=1,
     )
@@ -90,7 +90,7 @@ class DataSettings(Settings):
 def content(name: str, data: DataSettings) -> str:
     """A hash of what a data set's tasks and formats are made of.
 
-    Empty for a generated world, whose rows its seed makes. It is that of the rows alone where there are
+    Empty for a generated environment, whose rows its seed makes. It is that of the rows alone where there are
     two agents and the packaged pool.
     """
     rows = "" if name in GENERATED else checksum(name, data.source)
@@ -105,31 +105,31 @@ def content(name: str, data: DataSettings) -> str:
     return " ".join([rows, *more]) if more else rows
 
 
-def environment(name: str, data: DataSettings | None = None) -> QuestionEnvironment | Coding:
+def make_environment(name: str, data: DataSettings | None = None) -> QuestionEnvironment | Coding:
     """The environment of the data set ``name``.
 
     Raises ``UserError`` if there is none, for more agents than it can have, and for a broken pool of
     formats.
     """
     if name in CODING:
-        return coding_environment(name, data)
+        return make_coding_environment(name, data)
     if name in QUESTIONS:
-        return question_environment(name, data)
+        return make_question_environment(name, data)
     raise UserError(
         f"dataset={name!r} is not known",
         f"{did_you_mean(name, NAMES)}use one of: {', '.join(NAMES)}",
     )
 
 
-def question_environment(name: str, data: DataSettings | None = None) -> QuestionEnvironment:
-    """The world of questions ``name``. Raises ``UserError`` as :func:`environment`."""
+def make_question_environment(name: str, data: DataSettings | None = None) -> QuestionEnvironment:
+    """The environment of questions ``name``. Raises ``UserError`` as :func:`make_environment`."""
     data = data or DataSettings()
-    world = _question_environment(name, data)
-    world.max_turns = data.turns or world.max_turns
-    return world
+    environment = _make_question_environment(name, data)
+    environment.max_turns = data.turns or environment.max_turns
+    return environment
 
 
-def _question_environment(name: str, data: DataSettings) -> QuestionEnvironment:
+def _make_question_environment(name: str, data: DataSettings) -> QuestionEnvironment:
     if name not in QUESTIONS:
         raise UserError(f"dataset={name!r} has no questions", f"use one of: {', '.join(QUESTIONS)}")
     file = data.format_pool_file
@@ -143,21 +143,21 @@ def _question_environment(name: str, data: DataSettings) -> QuestionEnvironment:
         return Debate(name, data.source, subject, agents, packaged if pool is None else pool)
     if data.agents != 2:
         raise UserError(
-            f"data.agents={data.agents}: the world `exchange` is made for two agents",
+            f"data.agents={data.agents}: the micro-world `exchange` is made for two agents",
             f"use data.agents=2, or a data set such as {EXCHANGES[0]}",
         )
     return Exchange() if pool is None else Exchange(formats=pool)
 
 
-def coding_environment(name: str, data: DataSettings | None = None) -> Coding:
-    """The coding world ``name``. Raises ``UserError`` if there is none, and for more than one agent."""
+def make_coding_environment(name: str, data: DataSettings | None = None) -> Coding:
+    """The coding environment ``name``. Raises ``UserError`` if there is none, and for more than one agent."""
     data = data or DataSettings()
-    world = _coding_environment(name, data)
-    world.max_turns = data.turns or world.max_turns
-    return world
+    environment = _make_coding_environment(name, data)
+    environment.max_turns = data.turns or environment.max_turns
+    return environment
 
 
-def _coding_environment(name: str, data: DataSettings) -> Coding:
+def _make_coding_environment(name: str, data: DataSettings) -> Coding:
     if name not in CODING:
         raise UserError(
             f"dataset={name!r} has no functions to write", f"use one of: {', '.join(CODING)}"
@@ -169,4 +169,4 @@ def _coding_environment(name: str, data: DataSettings) -> Coding:
         )
     if name == "persona":
         return Persona(data.grading, data.tolerance, data.strict)
-    return Backend(name, data.source, data.grading, data.tolerance, data.strict)
+    return BackendProgramming(name, data.source, data.grading, data.tolerance, data.strict)

@@ -11,7 +11,7 @@ from coterie.environments.dialogue import Split
 Row = TypeVar("Row")
 
 
-class Rows:
+class SplitRows:
     """The rows of both splits of a data set, read when they are first drawn from."""
 
     def __init__(self, name: str, source: str) -> None:

@@ -1,10 +1,10 @@
-"""Rules that the prompts of several worlds share."""
+"""Rules that the prompts of several environments share."""
 
 LENGTH = (
     "- Keep every message short. A message that is longer than the token limit is cut off, and a cut-off answer "
     "counts as wrong.\n"
 )
-"""What length costs. The limit is the sampler's, which no world knows, so the rule names no number."""
+"""What length costs. The limit is the sampler's, which no environment knows, so the rule names no number."""
 
 
 def answer_rule(when: str, what: str, meaning: str, example: str) -> str:

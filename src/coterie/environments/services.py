@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from coterie.engines.chat_model import open_chat
-from coterie.environments.person import SCRIPT, ModelPerson, Person, PersonSettings
+from coterie.environments.user_simulator import (
+    SCRIPT,
+    ModelUserSimulator,
+    UserSimulator,
+    UserSimulatorSettings,
+)
 from coterie.errors import UserError
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -15,9 +20,9 @@ from coterie.tools.sandbox.settings import SandboxSettings
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What is there; a world that needs nothing is played with none."""
+    """What is there; an environment that needs nothing is played with none."""
 
-    person: Person | None = None
+    user_simulator: UserSimulator | None = None
     sandbox: Sandbox | None = None
 
 
@@ -26,41 +31,41 @@ NO_SERVICES = Services()
 
 @runtime_checkable
 class NeedsServices(Protocol):
-    """A world with a person."""
+    """An environment with a person."""
 
-    script: Person | None
+    script: UserSimulator | None
     """Who plays the person if nobody else is named; ``None`` if there is no such script."""
 
 
 @asynccontextmanager
 async def services_of(
-    world: object, person: PersonSettings, sandbox: SandboxSettings, logs: Path
+    environment: object, user_simulator: UserSimulatorSettings, sandbox: SandboxSettings, logs: Path
 ) -> AsyncIterator[Services]:
-    """What a world needs: for one with a person, the person that the settings name, and a sandbox.
+    """What an environment needs: for one with a person, the person that the settings name, and a sandbox.
 
     ``logs`` is where servers leave theirs. Raises ``UserError`` for what is not there.
     """
-    if not isinstance(world, NeedsServices):
+    if not isinstance(environment, NeedsServices):
         yield NO_SERVICES
         return
     async with AsyncExitStack() as stack:
-        speaker = await _person(world.script, person, logs, stack)
+        speaker = await _user_simulator(environment.script, user_simulator, logs, stack)
         yield Services(speaker, await stack.enter_async_context(Sandbox(sandbox)))
 
 
-async def _person(
-    script: Person | None, settings: PersonSettings, logs: Path, stack: AsyncExitStack
-) -> Person:
+async def _user_simulator(
+    script: UserSimulator | None, settings: UserSimulatorSettings, logs: Path, stack: AsyncExitStack
+) -> UserSimulator:
     if settings.url is None and settings.model == SCRIPT:
-        return check_person(script)
-    return ModelPerson(await stack.enter_async_context(open_chat(settings, logs)), settings)
+        return check_user_simulator(script)
+    return ModelUserSimulator(await stack.enter_async_context(open_chat(settings, logs)), settings)
 
 
-def check_person(script: Person | None) -> Person:
-    """The script of a world; raises ``UserError`` if it has none, for then somebody must play the person."""
+def check_user_simulator(script: UserSimulator | None) -> UserSimulator:
+    """The script of an environment; raises ``UserError`` if it has none, for then somebody must play the person."""
     if script is None:
         raise UserError(
-            "nobody plays the person: this world has no script",
-            "give person=MODEL (coterie serves it), or person.url=URL person.model=NAME",
+            "nobody plays the person: this environment has no script",
+            "give user_simulator=MODEL (coterie serves it), or user_simulator.url=URL user_simulator.model=NAME",
         )
     return script

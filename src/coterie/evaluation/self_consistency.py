@@ -31,6 +31,8 @@ class Draw:
     tokens: int
     fraction: float | None = None
     """Share of tests that its answer passes, where there are tests."""
+    failed: bool = False
+    """Whether it failed for good or could not be graded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,8 @@ def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list
     if len(sizes) != 1:
         raise ValueError(f"need tasks with equally many dialogues; got {sorted(sizes)}")
     curves = [task_curve(draws, similarity) for draws in tasks.values()]
-    most = sizes.pop()
-    shown = set(marks(most))
+    max_samples = sizes.pop()
+    shown = set(marks(max_samples))
     return [
         Point(
             k,
@@ -101,14 +103,14 @@ def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list
             float(np.mean([curve[k - 1].tokens for curve in curves])),
             _mean_of_known([curve[k - 1].fraction for curve in curves]),
         )
-        for k in range(1, most + 1)
+        for k in range(1, max_samples + 1)
     ]
 
 
-def marks(most: int) -> list[int]:
-    """The numbers of dialogues to show: powers of two up to ``most``, and ``most``."""
-    powers = [2**power for power in range(most.bit_length())]
-    return powers if powers[-1] == most else [*powers, most]
+def marks(max_samples: int) -> list[int]:
+    """The numbers of dialogues to show: powers of two up to ``max_samples``, and ``max_samples``."""
+    powers = [2**power for power in range(max_samples.bit_length())]
+    return powers if powers[-1] == max_samples else [*powers, max_samples]
 
 
 def _mean_of_known(shares: Sequence[float | None]) -> float | None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from coterie.config.text import encoded
 from coterie.errors import UserError
 from coterie.models.control import ControlTokens
-from coterie.models.layout import Layout, Piece, Shown, Slot
+from coterie.models.layout import Layout, Shown, Slot, TextPiece
 from coterie.models.template import ChatTemplate
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Part, PrivilegeError, Turn
@@ -136,10 +136,10 @@ class ChatRenderer:
         encoded(text, what)
         return Slot(self.control.broken(text, role), role=role)
 
-    def _splice(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
+    def _splice(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Token ids of the pieces, own turns as the ids that were sampled."""
         ids: list[int] = []
-        between: list[Piece] = []
+        between: list[TextPiece] = []
         closed: tuple[int, ...] = ()
         for piece in pieces:
             turn = None if isinstance(piece, str) else piece.turn
@@ -150,7 +150,7 @@ class ChatRenderer:
             between, closed = [], turn.ids[-1:]
         return (*ids, *self._after(closed, between))
 
-    def _after(self, last: tuple[int, ...], pieces: Sequence[Piece]) -> tuple[int, ...]:
+    def _after(self, last: tuple[int, ...], pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Ids of what stands after an own turn's ``last`` one, which may have ended it already."""
         ids = self.control.encode(pieces)
         return ids[1:] if last and last[0] in self.end_ids and last == ids[:1] else ids

@@ -32,20 +32,20 @@ ROUNDING_OF_16_BITS = 0.2
 DO = "use another model, or open an issue about this one: it needs a case of its own"
 
 Result = TypeVar("Result")
-Rows = tuple[tuple[int, ...], ...]
-Logprobs = Sequence[Tensor]
+CheckRows = tuple[tuple[int, ...], ...]
+RowLogprobs = Sequence[Tensor]
 """Of each row's tokens."""
 
 
 @dataclass(slots=True)
-class Checked:
+class CheckedModel:
     """A model whose unpacked rows, alone and in a batch, have the log-probs of its own forward pass."""
 
     kind: str
     """What the model's config calls it."""
     exact: bool
     """Whether it computes in float32."""
-    rows: Rows
+    rows: CheckRows
     """What was asked; all begin with the same token."""
     refusal: str = ""
     """Why rows can't be packed, if they can't."""
@@ -72,7 +72,9 @@ class Checked:
             )
         return list(found)
 
-    def demand(self, way: str, run: Callable[[], Logprobs], own: Logprobs, do: str = DO) -> None:
+    def demand(
+        self, way: str, run: Callable[[], RowLogprobs], own: RowLogprobs, do: str = DO
+    ) -> None:
         """Refuse (``UserError``) the model if ``run`` fails, or gives others than its own log-probs."""
         if apart := self.differ(tried(self.kind, way, run, do), own):
             raise UserError(
@@ -81,18 +83,18 @@ class Checked:
                 do,
             )
 
-    def differ(self, found: Logprobs, own: Logprobs) -> str:
+    def differ(self, found: RowLogprobs, own: RowLogprobs) -> str:
         """By how much log-probs of rows are apart, if that is more than rounding; else nothing."""
         apart = [(a.float() - b.float()).abs() for a, b in zip(found, own, strict=True)]
         rows = [float(one.max() if self.exact else one.median()) for one in apart]
-        most = ROUNDING if self.exact else ROUNDING_OF_16_BITS
-        return "" if all(one <= most for one in rows) else f"{max(rows):.3g} nats"
+        tolerance = ROUNDING if self.exact else ROUNDING_OF_16_BITS
+        return "" if all(one <= tolerance for one in rows) else f"{max(rows):.3g} nats"
 
 
-_CHECKED: WeakKeyDictionary[Any, dict[tuple[object, ...], Checked]] = WeakKeyDictionary()
+_CHECKED: WeakKeyDictionary[Any, dict[tuple[object, ...], CheckedModel]] = WeakKeyDictionary()
 
 
-def check(model: Any) -> Checked:
+def check(model: Any) -> CheckedModel:
     """Compare a model with itself, once as it is (mode, attention, device, type of its weights).
 
     Raises :class:`UserError` for a model that gives other log-probs by any way but packed.
@@ -103,14 +105,14 @@ def check(model: Any) -> Checked:
     if state not in known:
         vocabulary = model.config.get_text_config().vocab_size
         rows = _rows(vocabulary, context_length(model.config))
-        seen = Checked(model.config.model_type, weight.dtype == torch.float32, rows)
+        seen = CheckedModel(model.config.model_type, weight.dtype == torch.float32, rows)
         with torch.no_grad():
             _check(model, seen)
         known[state] = seen
     return known[state]
 
 
-def _check(model: Any, seen: Checked) -> None:
+def _check(model: Any, seen: CheckedModel) -> None:
     own = seen.own(model)
     for way, run, wanted in _ways(model, seen.rows, own):
         seen.demand(way, run, wanted)
@@ -120,17 +122,17 @@ def _check(model: Any, seen: Checked) -> None:
         seen.rule = CostRule.of(model)
 
 
-def _rows(vocabulary: int, context: int | None) -> Rows:
+def _rows(vocabulary: int, context: int | None) -> CheckRows:
     """Rows of ids, the same ones for every model of that vocabulary."""
     generator = np.random.default_rng(0)
-    most = LENGTHS[-1] if context is None else min(context, LENGTHS[-1])
-    begin, *ends = (generator.integers(vocabulary, size=most).tolist() for _ in range(4))
-    shared = begin[: min(SHARED, most // 2)]
+    max_length = LENGTHS[-1] if context is None else min(context, LENGTHS[-1])
+    begin, *ends = (generator.integers(vocabulary, size=max_length).tolist() for _ in range(4))
+    shared = begin[: min(SHARED, max_length // 2)]
     whole = ([begin[0], *ends[0]], [*shared, *ends[1]], [*shared, *ends[2]])
-    return tuple(tuple(ids[: min(n, most)]) for ids, n in zip(whole, LENGTHS, strict=True))
+    return tuple(tuple(ids[: min(n, max_length)]) for ids, n in zip(whole, LENGTHS, strict=True))
 
 
-def _plain(model: Any, rows: Rows) -> list[Tensor]:
+def _plain(model: Any, rows: CheckRows) -> list[Tensor]:
     device, found = model.get_input_embeddings().weight.device, []
     for row in rows:
         ids = torch.tensor([row], device=device)
@@ -140,8 +142,8 @@ def _plain(model: Any, rows: Rows) -> list[Tensor]:
 
 
 def _ways(
-    model: Any, rows: Rows, own: Logprobs
-) -> Iterator[tuple[str, Callable[[], Logprobs], Logprobs]]:
+    model: Any, rows: CheckRows, own: RowLogprobs
+) -> Iterator[tuple[str, Callable[[], RowLogprobs], RowLogprobs]]:
     """How unpacked rows are computed: what it is called, its log-probs, and what they should be."""
     yield "for a row by itself", lambda: _ours(model, rows[-1:], None), own[-1:]
     yield "for rows in a padded batch", lambda: _ours(model, rows, None), own
@@ -151,7 +153,7 @@ def _ways(
         yield way, lambda: _beside_far(model, rows[1], context), own[1:2]
 
 
-def _ours(model: Any, rows: Rows, rule: CostRule | None) -> list[Tensor]:
+def _ours(model: Any, rows: CheckRows, rule: CostRule | None) -> list[Tensor]:
     return sequence_logprobs(model, rows, [range(1, len(row)) for row in rows], rule)
 
 
@@ -164,7 +166,7 @@ def _beside_far(model: Any, row: Sequence[int], context: int) -> list[Tensor]:
     return [token_logprobs(model, ids, near[:-1], ids[0, 1:], position_ids=at)]
 
 
-def _differs_packed(model: Any, seen: Checked, own: Logprobs) -> str:
+def _differs_packed(model: Any, seen: CheckedModel, own: RowLogprobs) -> str:
     """Why the rows can't be packed, if they can't; any error of the model's code is a reason."""
     try:
         found = _ours(model, seen.rows, CostRule(0.0))

@@ -16,11 +16,11 @@ def context_length(config: Any) -> int | None:
     its later ones. So these models take their original context.
     """
     text = config.get_text_config()
-    most: int | None = getattr(text, "max_position_embeddings", None)
+    max_positions: int | None = getattr(text, "max_position_embeddings", None)
     angles = getattr(text, "rope_parameters", None) or {}
     kinds = [angles] if "rope_type" in angles else [one for one in angles.values() if one]
     long = [one for one in kinds if one["rope_type"] == "longrope"]
-    lengths = [most, *(one["original_max_position_embeddings"] for one in long)]
+    lengths = [max_positions, *(one["original_max_position_embeddings"] for one in long)]
     return min((one for one in lengths if one is not None and one > 0), default=None)
 
 

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from coterie.errors import UserError
-from coterie.models.layout import Piece, Shown, Slot, probe
+from coterie.models.layout import Shown, Slot, TextPiece, probe
 from coterie.models.template import ChatTemplate
 
 CACHED = 8192
@@ -31,7 +31,7 @@ BREAKS = 8
 _BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
 """A token of a model's own vocabulary that looks like a role marker, such as ``[INST]``."""
 _SIGNED = re.compile(r"[^\w\s]")
-Span = tuple[int, int, int]
+CharacterSpan = tuple[int, int, int]
 """A token and the half-open range of the text that it stands for."""
 
 
@@ -74,7 +74,7 @@ class ControlTokens:
         self.acted = frozenset(self._acted(template))
         self._check(probes)
 
-    def encode(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
+    def encode(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Ids of a text without turns; only what the template wrote makes control tokens.
 
         Raises ``UserError`` where that can't be had.
@@ -99,7 +99,7 @@ class ControlTokens:
 
     # -- which they are ---------------------------------------------------------------------------
 
-    def _written(self, pieces: Sequence[Piece]) -> Iterator[int]:
+    def _written(self, pieces: Sequence[TextPiece]) -> Iterator[int]:
         """The tokens that a template wrote."""
         return (one for text in _written(pieces) for one, *_ in self._scan(text))
 
@@ -113,7 +113,7 @@ class ControlTokens:
             or (_SIGNED.search(text) and text in template.source)
         )
 
-    def _word_markers(self, probes: Sequence[Sequence[Piece]]) -> frozenset[int]:
+    def _word_markers(self, probes: Sequence[Sequence[TextPiece]]) -> frozenset[int]:
         """Tokens of the model's own that the template writes as role markers."""
         return frozenset(
             one
@@ -123,7 +123,7 @@ class ControlTokens:
             if one not in self._texts and _BRACKETED.fullmatch(text[start:stop].strip())
         )
 
-    def _bare(self, pieces: Sequence[Piece]) -> list[list[str]]:
+    def _bare(self, pieces: Sequence[TextPiece]) -> list[list[str]]:
         """Of each text that the template wrote, the runs between control tokens."""
         found = []
         for text in _written(pieces):
@@ -161,7 +161,7 @@ class ControlTokens:
         found = {self._twin.token_to_id(name): i for i, name in names.items()}
         return {twin: i for twin, i in found.items() if twin is not None and twin != i}
 
-    def _encoded(self, pieces: tuple[Piece, ...]) -> tuple[int, ...]:
+    def _encoded(self, pieces: tuple[TextPiece, ...]) -> tuple[int, ...]:
         ids = self._read(pieces)
         if [one for one in ids if one in self._meant] != self._wanted(pieces):
             raise self._forged()
@@ -171,20 +171,20 @@ class ControlTokens:
                 raise self._forged()
         return ids
 
-    def _read(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
+    def _read(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Ids by the twin."""
         named = "".join(self._named(*self._free(piece)) for piece in pieces)
         ids = self._twin.encode(named, add_special_tokens=False).ids if named else []
         return tuple(self._back.get(i, i) for i in ids)
 
-    def _free(self, piece: Piece) -> tuple[str, frozenset[int]]:
+    def _free(self, piece: TextPiece) -> tuple[str, frozenset[int]]:
         """A piece's text, and the control tokens that it may write.
 
         What an assistant spells for the template is as if the template had written it.
         """
         return (piece, self.ids) if isinstance(piece, str) else (piece.text, self.kept(piece.role))
 
-    def _wanted(self, pieces: Sequence[Piece]) -> list[int]:
+    def _wanted(self, pieces: Sequence[TextPiece]) -> list[int]:
         """The control tokens that the pieces write, in order."""
         free = map(self._free, pieces)
         return [
@@ -211,7 +211,7 @@ class ControlTokens:
             f"remove from the messages what looks like one of {', '.join(texts)}",
         )
 
-    def _check(self, probes: Sequence[Sequence[Piece]]) -> None:
+    def _check(self, probes: Sequence[Sequence[TextPiece]]) -> None:
         for pieces in probes:
             text = "".join(p if isinstance(p, str) else p.text for p in pieces)
             if self._read(pieces) != tuple(one for one, *_ in self._scan(text)):
@@ -254,7 +254,7 @@ class ControlTokens:
             at |= {found.start() + 1 for found in self._markers.finditer(folded)}
         return sorted(at)
 
-    def _scanned(self, text: str) -> tuple[Span, ...]:
+    def _scanned(self, text: str) -> tuple[CharacterSpan, ...]:
         """The tokenizer's own reading of a text, in which anything can be a control token."""
         if not text:
             return ()
@@ -266,7 +266,7 @@ class ControlTokens:
         return sum(one in self._words for one in ids)
 
 
-def _written(pieces: Sequence[Piece]) -> Iterator[str]:
+def _written(pieces: Sequence[TextPiece]) -> Iterator[str]:
     return (piece for piece in pieces if isinstance(piece, str))
 
 

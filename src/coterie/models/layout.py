@@ -44,7 +44,7 @@ class Shown:
         return "".join(slot.text for slot in self.slots)
 
 
-Piece = str | Slot
+TextPiece = str | Slot
 """Text that the template wrote, or content."""
 Hidden = Callable[[Shown], Iterator[tuple[str, bool]]]
 """Splits a message's text at characters that must not become the template's: (text, such)."""
@@ -65,7 +65,7 @@ class Layout:
         self._whole = ["".join(map(self._sentinel, shown.slots)) for shown in chat]
         self._hidden = hidden
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[TextPiece]:
         """What the template wrote and the contents, in order.
 
         Raises ``UserError`` where they can't be told apart.
@@ -84,7 +84,7 @@ class Layout:
             "use another template, or leave out of the messages what looks like a control token",
         )
 
-    def _read(self, whole: Collection[int], others: Sequence[str]) -> list[Piece] | None:
+    def _read(self, whole: Collection[int], others: Sequence[str]) -> list[TextPiece] | None:
         """The pieces where the ``whole`` messages are sentinels and the rest is as in ``others``.
 
         ``None`` if the text, contents put back, is another.
@@ -93,7 +93,7 @@ class Layout:
         first, *parts = _SENTINEL.split(self._written(contents))
         if not self._text.startswith(first):
             return None
-        found: list[Piece] = [first]
+        found: list[TextPiece] = [first]
         at = len(first)
         for number, after in zip(parts[::2], parts[1::2], strict=True):
             slot = self._slots[int(number)]
@@ -130,7 +130,7 @@ def _stripped(text: str) -> Iterator[str]:
         yield from (text.strip(what), text.rstrip(what), text.lstrip(what))
 
 
-def probe(template: ChatTemplate) -> Iterator[list[Piece]]:
+def probe(template: ChatTemplate) -> Iterator[list[TextPiece]]:
     """The pieces of small chats, of as many roles as the template takes."""
     for roles in (
         ("user",),

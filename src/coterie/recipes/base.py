@@ -16,10 +16,10 @@ from coterie.environments.registry import content
 from coterie.environments.services import NO_SERVICES, Services
 from coterie.models.loading import LoadedModel, identity, is_adapter, load, reload
 from coterie.progress import Progress
-from coterie.recipes.plan import Plan
+from coterie.recipes.plan import RunPlan
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.episodes import Episode, Player
-from coterie.rollout.voices import TokenVoice
+from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run, Step
 from coterie.runs.play import play, summary
 from coterie.training.checkpoint import weight_hash
@@ -62,7 +62,7 @@ class PolicyRecipe(ABC):
         self.plan()
 
     @abstractmethod
-    def plan(self) -> Plan:
+    def plan(self) -> RunPlan:
         """What the run costs. Raises ``UserError`` for what can't work, in seconds."""
 
     @abstractmethod
@@ -125,7 +125,7 @@ class PolicyRecipe(ABC):
         return self._engines
 
     def services(self, run: Run) -> AbstractAsyncContextManager[Services]:
-        """The live things that its world needs."""
+        """The live things that its environment needs."""
         return nullcontext(NO_SERVICES)
 
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
@@ -133,17 +133,17 @@ class PolicyRecipe(ABC):
         episodes = [Episode(task, 0, version, "evaluate") for task in self.heldout_tasks()]
         return await self.play(run, episodes, self.settings.evaluate.temperature, 1.0, progress)
 
-    async def voice(
+    async def sampler(
         self, run: Run, version: int, temperature: float, top_p: float = 1.0
-    ) -> TokenVoice:
+    ) -> TokenSampler:
         """What the agents of policy ``version`` speak by."""
-        most, timeout = self.settings.most_tokens, self.settings.engine.timeout
-        sampling = Sampling(temperature, top_p, most, (), timeout)
+        max_tokens, timeout = self.settings.max_tokens, self.settings.engine.timeout
+        sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
         path = self.policy_path(run, version)
         policy = await self.engines(run).speak(
             version, path, lambda: self.load_policy(run, version)
         )
-        return TokenVoice(policy.engine, policy.renderer.render, sampling, policy.context_length)
+        return TokenSampler(policy.engine, policy.renderer.render, sampling, policy.context_length)
 
     async def play(
         self,
@@ -155,10 +155,10 @@ class PolicyRecipe(ABC):
     ) -> Metrics:
         """Play episodes of one iteration and stage, by the policy of the iteration."""
         iteration, stage = episodes[0].iteration, episodes[0].stage
-        voice = await self.voice(run, iteration, temperature, top_p)
-        stats = voice.engine.stats
+        sampler = await self.sampler(run, iteration, temperature, top_p)
+        stats = sampler.engine.stats
         async with self.services(run) as services:
-            player = Player(self.environment, voice, self.settings.seed, services)
+            player = Player(self.environment, sampler, self.settings.seed, services)
             await play(run.store, player, episodes, progress, lambda: stats.sampled_tokens)
         return summary(run.store, iteration, stage)
 

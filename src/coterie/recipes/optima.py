@@ -19,14 +19,14 @@ import random
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.environments.dialogue import QuestionEnvironment, drop_format
-from coterie.environments.registry import question_environment
+from coterie.environments.registry import make_question_environment
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.recipes.base import STAGES, PolicyRecipe, trained_metrics
-from coterie.recipes.optima_reward import COUNTS, PARTS, Scored, reward_of, score
-from coterie.recipes.optima_settings import Kind, OptimaSettings
-from coterie.recipes.plan import Plan, plan
+from coterie.recipes.optima_reward import COUNTS, PARTS, ScoredTask, reward_of, score
+from coterie.recipes.optima_settings import OptimaSettings, TrainingKind
+from coterie.recipes.plan import RunPlan, plan
 from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.flight import in_flight
@@ -55,7 +55,7 @@ class Optima(PolicyRecipe):
         super().__init__()
         self.settings = settings
         self.name = settings.recipe
-        self.environment = question_environment(settings.dataset, settings.data)
+        self.environment = make_question_environment(settings.dataset, settings.data)
 
     # -- what the loop asks -------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class Optima(PolicyRecipe):
         count = self.settings.iterations
         return [Step(i, s) for i in range(count) for s in STAGES] + [Step(count, "evaluate")]
 
-    def kind(self, iteration: int) -> Kind:
+    def kind(self, iteration: int) -> TrainingKind:
         """What an iteration is."""
         return self.settings.kinds()[iteration]
 
@@ -87,7 +87,7 @@ class Optima(PolicyRecipe):
         }
         return own[step.stage]
 
-    def plan(self) -> Plan:
+    def plan(self) -> RunPlan:
         """What the run costs."""
         return plan(self.settings)
 
@@ -209,7 +209,7 @@ class Optima(PolicyRecipe):
         """What decides which tasks a rollout has: the counts of its draw and of those before it."""
         return self.settings.draws()[: step.iteration + 1]
 
-    async def _score(self, engine: InProcessEngine, base: LoadedModel, tree: Tree) -> Scored:
+    async def _score(self, engine: InProcessEngine, base: LoadedModel, tree: Tree) -> ScoredTask:
         settings = self.fingerprint(Step(tree.iteration, "reward"))
         context = DROP_FORMAT if self._has_formats(tree.iteration) else None
 

@@ -42,7 +42,7 @@ from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.pair import Pair, turn_pair
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
+from coterie.trajectories.tree import LENGTH, Tree
 from coterie.trajectories.view import view
 
 PROBE = "probe"
@@ -82,23 +82,23 @@ class OptimaDPO(Optima):
         if not self.is_dpo(iteration):
             return await super().rollout(run, iteration, progress)
         s, tasks = self.settings.dpo, self.train_tasks(iteration)
-        most = await self.probe(run, iteration, tasks, progress)
-        voice = await self.voice(run, iteration, s.temperature, self.settings.rollout.top_p)
+        max_tokens = await self.probe(run, iteration, tasks, progress)
+        sampler = await self.sampler(run, iteration, s.temperature, self.settings.rollout.top_p)
         base = self.engines(run).embedded(self.load_policy(run, 0), 0)
         judge = TreeJudge(
-            s.reward, most, base, self.environment.agents,
+            s.reward, max_tokens, base, self.environment.agents,
             settings=self.fingerprint(Step(iteration, "reward")),
         )  # fmt: skip
         judge.losses = run.store.credit(judge.settings, "nll", iteration=iteration, stage="rollout")
         run.store.put_tasks(tasks)
-        before = voice.engine.stats.sampled_tokens
+        before = sampler.engine.stats.sampled_tokens
         growing = Growing(
-            run.store, iteration, progress, lambda: voice.engine.stats.sampled_tokens - before
+            run.store, iteration, progress, lambda: sampler.engine.stats.sampled_tokens - before
         )
         progress.start(growing.left(tasks, s.search.searches), f"searches {iteration}")
         growing_trees = (
             DialogueTree(
-                *(self.environment, voice, judge, s.search, task), *growing.begun(task),
+                *(self.environment, sampler, judge, s.search, task), *growing.begun(task),
                 seed=self.settings.seed,
             ).grow(growing.record)
             for task in tasks
@@ -114,7 +114,7 @@ class OptimaDPO(Optima):
             ) from error
         finally:
             progress.close()
-        return self._grown(run, iteration, most)
+        return self._grown(run, iteration, max_tokens)
 
     async def probe(
         self, run: Run, iteration: int, tasks: Sequence[Task], progress: Progress
@@ -149,7 +149,7 @@ class OptimaDPO(Optima):
             counts = _counted(tree, self.environment.agents)
             run.store.finish(ItemKey(iteration, "reward", tree.task), credit=credit, metrics=counts)
         items = [m for key, m in run.store.metrics(iteration, "reward").items() if key.task]
-        names = ("trajectories", "runaways", "leaks", "repeats")
+        names = ("trajectories", "truncated", "leaks", "repeats")
         return {name: sum(int(metrics[name]) for metrics in items) for name in names}
 
     def select(self, run: Run, iteration: int) -> Metrics:
@@ -222,7 +222,7 @@ class OptimaDPO(Optima):
             rejected = view(tree, selection.rejected, selection.agent)
             yield turn_pair(chosen, rejected, weight=selection.weight, group=task)
 
-    def _grown(self, run: Run, iteration: int, most: int) -> Metrics:
+    def _grown(self, run: Run, iteration: int, max_tokens: int) -> Metrics:
         """How many dialogues the trees have, and what was saved by their sharing."""
         played = [one for found in rollouts(run.store, iteration).values() for one in found]
         failed = sum(one.leaf is None for one in played)
@@ -232,7 +232,7 @@ class OptimaDPO(Optima):
                 "fix the cause, and run again in a new folder or with --fork",
             )
         trees = list(run.store.trees(iteration, "rollout"))
-        leaves = {leaf: o.score for tree in trees for leaf, o in tree.outcomes.items()}
+        leaves = {leaf: o.score or 0.0 for tree in trees for leaf, o in tree.outcomes.items()}
         lengths = run.store.metrics(iteration, "rollout").values()
         return {
             "n": len(played),
@@ -241,16 +241,16 @@ class OptimaDPO(Optima):
             "tokens": sum(int(metrics.get("tokens", 0)) for metrics in lengths) / len(played),
             "trees": len(trees),
             "turns": sum(len(tree.turns) for tree in trees),
-            "token_limit": most,
+            "token_limit": max_tokens,
         }
 
 
 def _scores(tree: Tree) -> dict[str, float]:
     """Mean task score of the dialogues through each node."""
     found: dict[str, list[float]] = {}
-    for outcome, path in tree.trajectories():
+    for outcome, path in tree.graded():
         for turn in path:
-            found.setdefault(turn.id, []).append(outcome.score)
+            found.setdefault(turn.id, []).append(outcome.score or 0.0)
     return {node: sum(scores) / len(scores) for node, scores in found.items()}
 
 
@@ -258,7 +258,7 @@ def _counted(tree: Tree, agents: tuple[str, ...]) -> Metrics:
     paths = [path for _, path in tree.trajectories()]
     return {
         "trajectories": len(paths),
-        "runaways": sum(outcome.end == "runaway" for outcome in tree.outcomes.values()),
+        "truncated": sum(outcome.ending == LENGTH for outcome in tree.outcomes.values()),
         "leaks": sum(leaks(path, agents) for path in paths),
         "repeats": sum(repeats(path) for path in paths),
     }

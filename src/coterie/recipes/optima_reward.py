@@ -14,12 +14,12 @@ from coterie.trajectories.view import View
 
 PARTS = ("task", "tokens", "loss", "leaks")
 """The names of the terms of a reward, as credit, in their order."""
-COUNTS = ("trajectories", "failed", "runaways", "leaks", "repeats")
+COUNTS = ("trajectories", "failed", "truncated", "leaks", "repeats")
 """What is counted of every task's dialogues."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredTask:
     """What the reward stage found out about the dialogues of one task."""
 
     task: str
@@ -37,7 +37,7 @@ async def score(
     rule: RewardSettings,
     settings: str,
     agents: tuple[str, ...],
-) -> Scored:
+) -> ScoredTask:
     """Rewards of all dialogues of a tree, each part as credit of its leaf.
 
     ``show(leaf, agent)`` is what an agent saw of a dialogue, without a format prompt; the engine is
@@ -45,13 +45,13 @@ async def score(
     """
     views = [
         show(outcome.leaf, agent)
-        for outcome, path in tree.trajectories()
+        for outcome, path in tree.graded()
         for agent in {turn.speaker.name: None for turn in path}
     ]
     try:
         losses = await turn_losses(engine, views)
     except EngineError as error:
-        return Scored(tree.task, [], _counts([], failed=1), str(error))
+        return ScoredTask(tree.task, [], _counts([], failed=1), str(error))
     samples = [
         Sampled(
             outcome,
@@ -60,13 +60,13 @@ async def score(
             leaks(path, agents),
             repeats(path),
         )
-        for outcome, path in tree.trajectories()
+        for outcome, path in tree.graded()
     ]
     credit = [Credit(turn, "nll", loss, settings) for turn, loss in losses.items()]
     for reward in rewards(samples, rule):
         named = zip(PARTS, reward.terms, strict=True)
         credit += [Credit(reward.leaf, name, value, settings) for name, value in named]
-    return Scored(tree.task, credit, _counts(samples))
+    return ScoredTask(tree.task, credit, _counts(samples))
 
 
 def reward_of(leaf: str, sample: int, parts: list[dict[str, float]]) -> Reward:
@@ -78,7 +78,7 @@ def _counts(samples: list[Sampled], failed: int = 0) -> Metrics:
     found = (
         len(samples),
         failed,
-        sum(sample.runaway for sample in samples),
+        sum(sample.truncated for sample in samples),
         sum(sample.leaks for sample in samples),
         sum(sample.repeats for sample in samples),
     )

@@ -13,7 +13,7 @@ from coterie.selection.pairs import PairSettings
 from coterie.training.dpo import DPOSettings
 from coterie.training.settings import TrainingSettings
 
-Kind = Literal["sft", "dpo"]
+TrainingKind = Literal["sft", "dpo"]
 """What an iteration is: the best dialogues imitated, or pairs out of trees."""
 
 
@@ -78,11 +78,11 @@ class OptimaSettings(RecipeSettings):
         return self.iterations
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Most tokens of one turn."""
         return self.rollout.max_tokens
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[TrainingKind]:
         """What each iteration is."""
         return ["sft"] * self.iterations
 
@@ -120,10 +120,10 @@ class OptimaSettings(RecipeSettings):
             )
         if self.select.rule == "random" and len(self.select.counts) < self.iterations:
             raise ValueError(f"select.counts needs {self.iterations} numbers, one an iteration")
-        if self.select.rule == "best" and self.select.threshold > self.reward.most:
+        if self.select.rule == "best" and self.select.threshold > self.reward.max_reward:
             raise ValueError(
                 f"select.threshold={self.select.threshold:g} is above the highest reward that there can be, "
-                f"{self.reward.most:g} with these settings of reward; lower it"
+                f"{self.reward.max_reward:g} with these settings of reward; lower it"
             )
         return self
 
@@ -211,11 +211,11 @@ class OptimaDPOSettings(OptimaSettings):
 
     @model_validator(mode="after")
     def _refuse_no_pairs(self) -> Self:
-        most = self.dpo.reward.most
-        if self.dpo.select.theta_filter >= most:
+        max_reward = self.dpo.reward.max_reward
+        if self.dpo.select.theta_filter >= max_reward:
             raise ValueError(
                 f"dpo.select.theta_filter={self.dpo.select.theta_filter:g} is not below the highest value that "
-                f"there can be, {most:g} with these settings of dpo.reward; lower it"
+                f"there can be, {max_reward:g} with these settings of dpo.reward; lower it"
             )
         return self
 
@@ -225,7 +225,7 @@ class IDPOSettings(OptimaDPOSettings):
 
     recipe: ClassVar[str] = "optima/idpo"
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[TrainingKind]:
         """SFT once, to begin with."""
         return ["dpo" if i else "sft" for i in range(self.iterations)]
 
@@ -241,6 +241,6 @@ class ISFTDPOSettings(OptimaDPOSettings):
 
     recipe: ClassVar[str] = "optima/isft_dpo"
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[TrainingKind]:
         """SFT, DPO, SFT, ..."""
         return ["dpo" if i % 2 else "sft" for i in range(self.iterations)]

@@ -68,20 +68,20 @@ class Growing:
 class TreeJudge:
     """Rewards of dialogues as their tree grows, by equation 1; keeps each turn's loss.
 
-    Tokens are over ``most``; losses are under ``base``; ``settings`` keys the credit.
+    Tokens are over ``max_tokens``; losses are under ``base``; ``settings`` keys the credit.
     """
 
     def __init__(
         self,
         rule: RewardSettings,
-        most: int,
+        max_tokens: int,
         base: InProcessEngine,
         agents: tuple[str, ...],
         *,
         settings: str,
     ) -> None:
         self.rule = rule
-        self.most = most
+        self.max_tokens = max_tokens
         self.base = base
         self.agents = agents
         self.settings = settings
@@ -104,7 +104,7 @@ class TreeJudge:
             for outcome, path in zip(outcomes, paths, strict=True)
         ]
         found = []
-        for reward in rewards(samples, self.rule, most=self.most):
+        for reward in rewards(samples, self.rule, max_tokens=self.max_tokens):
             named = zip(PARTS, reward.terms, strict=True)
             own = [Credit(reward.leaf, name, value, self.settings) for name, value in named]
             found.append(Judged(reward.total, tuple(own)))

@@ -7,8 +7,8 @@ import torch
 
 from coterie.engines.servers.vllm import check_vllm
 from coterie.environments.dialogue import GRADER, DialogueEnvironment, begin, messages
-from coterie.environments.person import REFERENCE
-from coterie.environments.registry import environment
+from coterie.environments.registry import make_environment
+from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import check_context, free_memory, load_renderer, weights_of
@@ -26,7 +26,7 @@ BYTES_PER_WEIGHT = {"full": 4 * (1 + 1 + 2) + 4, "lora": 4 + 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """The size of a run. Token counts are upper bounds: every turn at its limit."""
 
     iterations: int
@@ -44,9 +44,9 @@ class Plan:
     """Training dialogues over all iterations."""
     evaluations: int
     """Held-out dialogues over all policies, the base included."""
-    most_sampled_tokens: int
-    most_rows: int
-    most_updates: int
+    max_sampled_tokens: int
+    max_rows: int
+    max_updates: int
 
     def lines(self) -> list[tuple[str, str]]:
         """(what, how much) for a table."""
@@ -63,16 +63,16 @@ class Plan:
             ),
             ("training dialogues", f"{self.dialogues:,}"),
             ("held-out dialogues", f"{self.evaluations:,}"),
-            ("sampled tokens", f"at most {self.most_sampled_tokens:,}"),
-            ("training rows or pairs", f"at most {self.most_rows:,}"),
-            ("updates", f"at most {self.most_updates:,}"),
+            ("sampled tokens", f"at most {self.max_sampled_tokens:,}"),
+            ("training rows or pairs", f"at most {self.max_rows:,}"),
+            ("updates", f"at most {self.max_updates:,}"),
         ]
 
 
-def plan(settings: OptimaSettings) -> Plan:
-    """Check the settings against world, model and machine, and say what the run costs.
+def plan(settings: OptimaSettings) -> RunPlan:
+    """Check the settings against environment, model and machine, and say what the run costs.
 
-    Raises :class:`UserError` for what can't work: no such world or model, a first turn that the
+    Raises :class:`UserError` for what can't work: no such environment or model, a first turn that the
     model's context has no room for, more memory than there is, tasks in both splits.
     """
     if settings.engine.kind == "vllm":
@@ -80,28 +80,28 @@ def plan(settings: OptimaSettings) -> Plan:
     trainings = _trainings(settings)
     for name, training in trainings.items():
         check_tracker(training.tracker, f"{name}.tracker")
-    world = environment(settings.dataset, settings.data)
-    train = world.tasks("train", settings.rollout.tasks, settings.seed)
-    heldout = world.tasks("heldout", settings.evaluate.tasks, settings.seed)
+    environment = make_environment(settings.dataset, settings.data)
+    train = environment.tasks("train", settings.rollout.tasks, settings.seed)
+    heldout = environment.tasks("heldout", settings.evaluate.tasks, settings.seed)
     searched: list[Task] = []
     if isinstance(settings, OptimaDPOSettings):
-        searched = world.tasks("train", settings.dpo.tasks, settings.seed)
+        searched = environment.tasks("train", settings.dpo.tasks, settings.seed)
     check_disjoint(train + searched, heldout)
     renderer, context = load_renderer(settings.model)
-    longest = longest_prompt(world, renderer, train + searched + heldout)
+    longest = longest_prompt(environment, renderer, train + searched + heldout)
     check_context(context, longest + settings.rollout.max_tokens, settings.model)
-    shortest = shortest_prompt(world, renderer, train + searched)
+    shortest = shortest_prompt(environment, renderer, train + searched)
     for name, training in trainings.items():
         check_length(name, training, context, shortest)
     weights = weights_of(settings.model)
     memory = weights * BYTES_PER_WEIGHT[settings.train.method]
     check_memory(memory, settings)
-    counts = len(train), len(searched), len(world.agents)
+    counts = len(train), len(searched), len(environment.agents)
     sizes = [size(settings, i, *counts) for i in range(settings.iterations)]
     dialogues = sum(one.dialogues for one in sizes)
     evaluations = (settings.iterations + 1) * len(heldout)
-    room = longest + world.max_turns * (settings.rollout.max_tokens + 8)
-    return Plan(
+    room = longest + environment.max_turns * (settings.rollout.max_tokens + 8)
+    return RunPlan(
         settings.iterations,
         f"{len(train):,} a round of {settings.rollout.tasks:,} asked for",
         f"{len(heldout):,} of {settings.evaluate.tasks:,} asked for",
@@ -111,7 +111,7 @@ def plan(settings: OptimaSettings) -> Plan:
         longest,
         dialogues,
         evaluations,
-        (dialogues + evaluations) * world.max_turns * settings.rollout.max_tokens,
+        (dialogues + evaluations) * environment.max_turns * settings.rollout.max_tokens,
         sum(one.rows for one in sizes),
         sum(one.updates for one in sizes),
     )
@@ -147,7 +147,7 @@ def updates_of(rows: int, training: TrainingSettings) -> int:
 
 
 def check_disjoint(train: list[Task], heldout: list[Task]) -> None:
-    """Refuse a world in which a held-out task is a training task, by id or by content."""
+    """Refuse an environment in which a held-out task is a training task, by id or by content."""
     ids = {task.id for task in train}
     contents = set(map(content_of, train))
     for task in heldout:
@@ -166,17 +166,21 @@ def content_of(task: Task) -> str:
     return f"{sorted(task.public.items())} {wanted}"
 
 
-def longest_prompt(world: DialogueEnvironment, renderer: ChatRenderer, tasks: list[Task]) -> int:
+def longest_prompt(
+    environment: DialogueEnvironment, renderer: ChatRenderer, tasks: list[Task]
+) -> int:
     """Tokens of the longest first prompt of the wordiest of these tasks."""
     wordiest = sorted(tasks, key=_wordiness, reverse=True)[:RENDERED]
-    hint = max(world.formats, key=len, default=None)
-    return max(n for task in wordiest for n in _prompts(world, renderer, task, hint))
+    hint = max(environment.formats, key=len, default=None)
+    return max(n for task in wordiest for n in _prompts(environment, renderer, task, hint))
 
 
-def shortest_prompt(world: DialogueEnvironment, renderer: ChatRenderer, tasks: list[Task]) -> int:
+def shortest_prompt(
+    environment: DialogueEnvironment, renderer: ChatRenderer, tasks: list[Task]
+) -> int:
     """Tokens of the shortest first prompt of the least wordy of these tasks, without a format."""
     tersest = sorted(tasks, key=_wordiness)[:RENDERED]
-    return min(n for task in tersest for n in _prompts(world, renderer, task, None))
+    return min(n for task in tersest for n in _prompts(environment, renderer, task, None))
 
 
 def _wordiness(task: Task) -> int:
@@ -184,15 +188,15 @@ def _wordiness(task: Task) -> int:
 
 
 def _prompts(
-    world: DialogueEnvironment, renderer: ChatRenderer, task: Task, hint: str | None
+    environment: DialogueEnvironment, renderer: ChatRenderer, task: Task, hint: str | None
 ) -> Iterator[int]:
     """Tokens of each agent's first prompt."""
-    for agent in world.agents:
+    for agent in environment.agents:
         tree = Tree(task.id, "plan", 0)
-        state = begin(world, task, tree.root, hint)
+        state = begin(environment, task, tree.root, hint)
         for turn in state.turns:
             tree.add(turn)
-        yield len(renderer.render(messages(world, state, agent), tree, agent))
+        yield len(renderer.render(messages(environment, state, agent), tree, agent))
 
 
 def _trainings(settings: OptimaSettings) -> dict[str, TrainingSettings]:

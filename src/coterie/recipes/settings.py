@@ -36,5 +36,5 @@ class RecipeSettings(Settings):
 
     @property
     @abstractmethod
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Most tokens of one turn."""

@@ -10,7 +10,7 @@ from coterie.engines.chat_model import open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.coding import CRITIC, Coding
-from coterie.environments.person import REFERENCE
+from coterie.environments.user_simulator import REFERENCE
 from coterie.models.heads import load_head
 from coterie.models.loading import LoadedModel
 from coterie.models.packing import CostRule
@@ -92,7 +92,7 @@ class TrainedCritic:
 class JudgeOfTurns:
     """A chat model that compares candidates in words."""
 
-    world: Coding
+    environment: Coding
     judge: Judge
     privileged: bool
     """Whether it is shown the reference."""
@@ -109,27 +109,29 @@ class JudgeOfTurns:
             f"{task.id}/{parent}",
             str(task.public["question"]),
             task.secrets[REFERENCE].reveal(CRITIC) if self.privileged else "(not shown)",
-            self.world.transcript(tree.path(parent)),
+            self.environment.transcript(tree.path(parent)),
         )
-        return await self.judge.wins(situation, [self.world.visible(turn.text) for turn in group])
+        return await self.judge.wins(
+            situation, [self.environment.visible(turn.text) for turn in group]
+        )
 
 
 @asynccontextmanager
 async def open_critic(
-    recipe: PolicyRecipe, run: Run, s: CriticSettings, world: Coding
+    recipe: PolicyRecipe, run: Run, s: CriticSettings, environment: Coding
 ) -> AsyncIterator[TurnCritic]:
     """The critic that round 0 left, or the judge."""
     if s.kind == "judge":
-        told = s.judge
-        if told.url is None and told.model == POLICY:
-            told = told.model_copy(update={"model": recipe.settings.model})
-        async with open_chat(told, run.folder / "judge") as chat:
+        settings = s.judge
+        if settings.url is None and settings.model == POLICY:
+            settings = settings.model_copy(update={"model": recipe.settings.model})
+        async with open_chat(settings, run.folder / "judge") as chat:
 
             async def say(asked: list[Utterance]) -> str:
                 return (await chat.ask(asked, 0)).text
 
             judge = Judge(say, seed=recipe.settings.seed)
-            yield JudgeOfTurns(world, judge, s.privileged)
+            yield JudgeOfTurns(environment, judge, s.privileged)
         return
     critic = recipe.load_policy(run, FIRST + 1)
     if s.kind == "likelihood":

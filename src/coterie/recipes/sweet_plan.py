@@ -6,12 +6,12 @@ from coterie.engines.chat_model import check_chat
 from coterie.engines.keys import find_key
 from coterie.engines.servers.vllm import check_vllm
 from coterie.environments.coding import CRITIC, Coding
-from coterie.environments.person import REFERENCE, SCRIPT
-from coterie.environments.services import check_person
+from coterie.environments.services import check_user_simulator
+from coterie.environments.user_simulator import REFERENCE, SCRIPT
 from coterie.models.loading import check_context, load_renderer, weights_of
 from coterie.recipes.plan import (
     BYTES_PER_WEIGHT,
-    Plan,
+    RunPlan,
     check_disjoint,
     check_length,
     check_memory,
@@ -24,39 +24,41 @@ from coterie.tools.sandbox.jail import make_jail
 from coterie.training.trackers import check_tracker
 
 
-def sweet_plan(settings: SweetSettings, world: Coding) -> Plan:
-    """Check the settings against world, model and machine, and say what the run costs.
+def sweet_plan(settings: SweetSettings, environment: Coding) -> RunPlan:
+    """Check the settings against environment, model and machine, and say what the run costs.
 
     Token counts are upper bounds: every turn at its limit. Raises ``UserError`` for what can't work.
     """
     s = settings
-    _check_services(s, world)
+    _check_services(s, environment)
     for name, training in s.trainings.items():
         check_tracker(training.tracker, f"{name}.tracker")
-    train = world.tasks("train", s.rollout.tasks, s.seed)
-    heldout = world.tasks("heldout", s.evaluate.tasks, s.seed)
+    train = environment.tasks("train", s.rollout.tasks, s.seed)
+    heldout = environment.tasks("heldout", s.evaluate.tasks, s.seed)
     check_disjoint(train, heldout)
     renderer, context = load_renderer(s.model)
-    longest = longest_prompt(world, renderer, train + heldout)
+    longest = longest_prompt(environment, renderer, train + heldout)
     if s.method == "sweet" and s.critic.kind != "judge" and s.critic.privileged:
         longest += max(len(renderer.written(t.secrets[REFERENCE].reveal(CRITIC))) for t in train)
-    check_context(context, longest + s.most_tokens, s.model)
-    shortest = shortest_prompt(world, renderer, train)
+    check_context(context, longest + s.max_tokens, s.model)
+    shortest = shortest_prompt(environment, renderer, train)
     for name, training in s.trainings.items():
         check_length(name, training, context, shortest)
     weights = weights_of(s.model)
     memory = weights * max(BYTES_PER_WEIGHT[one.method] for one in s.trainings.values())
     check_memory(memory, s)
     dialogues, evaluations = len(train) * s.rollout.repeats, 2 * len(heldout)
-    rows = _rows(s, len(train), dialogues, world.max_turns)
-    sampled = (dialogues + evaluations) * world.max_turns * s.most_tokens
+    rows = _rows(s, len(train), dialogues, environment.max_turns)
+    sampled = (dialogues + evaluations) * environment.max_turns * s.max_tokens
     if s.method == "sweet":
-        sampled += _branched(s, dialogues) * world.max_turns * s.candidates.count * s.most_tokens
-    return Plan(
+        sampled += (
+            _branched(s, dialogues) * environment.max_turns * s.candidates.count * s.max_tokens
+        )
+    return RunPlan(
         s.rounds,
         f"{len(train):,} of {s.rollout.tasks:,} asked for",
         f"{len(heldout):,} of {s.evaluate.tasks:,} asked for",
-        longest + world.max_turns * (s.most_tokens + 64) > context,
+        longest + environment.max_turns * (s.max_tokens + 64) > context,
         weights,
         memory,
         longest,
@@ -83,15 +85,15 @@ def _branched(s: SweetSettings, dialogues: int) -> int:
     return max(1, int(dialogues * s.candidates.share))
 
 
-def _check_services(s: SweetSettings, world: Coding) -> None:
+def _check_services(s: SweetSettings, environment: Coding) -> None:
     """The person, the judge and the sandbox can be had."""
     if s.engine.kind == "vllm":
         check_vllm(s.engine.vllm)
     make_jail(s.sandbox)
-    if s.person.url is None and s.person.model == SCRIPT:
-        check_person(world.script)
+    if s.user_simulator.url is None and s.user_simulator.model == SCRIPT:
+        check_user_simulator(environment.script)
     for name, chat, known in (
-        ("person", s.person, SCRIPT),
+        ("user_simulator", s.user_simulator, SCRIPT),
         ("critic.judge", s.critic.judge, POLICY),
     ):
         check_chat(name, chat, known)

@@ -26,12 +26,12 @@ from functools import partial
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.coding import AGENT, Coding
-from coterie.environments.registry import coding_environment
+from coterie.environments.registry import make_coding_environment
 from coterie.environments.services import Services, services_of
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import PolicyRecipe
-from coterie.recipes.plan import Plan
+from coterie.recipes.plan import RunPlan
 from coterie.recipes.sweet_critic import open_critic, scored
 from coterie.recipes.sweet_data import FIRST, PRIVILEGED, SECOND, pairs, played, rewards
 from coterie.recipes.sweet_plan import sweet_plan
@@ -62,7 +62,7 @@ class SweetRL(PolicyRecipe):
         super().__init__()
         self.settings = settings
         self.name = settings.recipe
-        self.environment = coding_environment(settings.dataset, settings.data)
+        self.environment = make_coding_environment(settings.dataset, settings.data)
 
     # -- what the loop asks -------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class SweetRL(PolicyRecipe):
     def depends(self, step: Step) -> tuple[object, ...]:
         """The settings of a step that are its own."""
         s = self.settings
-        talk = (s.person.identity(), s.rollout.max_tokens, *s.engine.identity())
+        talk = (s.user_simulator.identity(), s.rollout.max_tokens, *s.engine.identity())
         branched = (s.candidates.share, s.candidates.count, s.candidates.temperature)
         critic = (
             *(s.critic.kind, s.critic.privileged, s.critic.objective.fingerprint()),
@@ -103,7 +103,7 @@ class SweetRL(PolicyRecipe):
         )
         own: dict[tuple[int, str], tuple[object, ...]] = {
             (FIRST, "rollout"): (*talk, s.rollout.fingerprint()),
-            (FIRST, "select"): (self._critical, s.method == "rejection_ft", s.least_reward),
+            (FIRST, "select"): (self._critical, s.method == "rejection_ft", s.min_reward),
             (FIRST, "train"): critic if self._critical else self._training(),
             (SECOND, "rollout"): (*branched, s.rollout.top_p, *s.engine.identity()),
             (SECOND, "reward"): (*branched, *critic),
@@ -114,7 +114,7 @@ class SweetRL(PolicyRecipe):
             return (*talk, s.evaluate.fingerprint())
         return own[step.iteration, step.stage]
 
-    def plan(self) -> Plan:
+    def plan(self) -> RunPlan:
         """What the run costs."""
         return sweet_plan(self.settings, self.environment)
 
@@ -142,7 +142,9 @@ class SweetRL(PolicyRecipe):
     def services(self, run: Run) -> AbstractAsyncContextManager[Services]:
         """The person and the sandbox."""
         s = self.settings
-        return services_of(self.environment, s.person, s.sandbox, run.folder / "person")
+        return services_of(
+            self.environment, s.user_simulator, s.sandbox, run.folder / "user_simulator"
+        )
 
     # -- the algorithm ------------------------------------------------------------------------
 
@@ -160,16 +162,18 @@ class SweetRL(PolicyRecipe):
         """Pairs of a success and a failure on one task; for ``rejection_ft`` all successes."""
         chosen: list[Selection] = []
         count = 0
-        shares, least = rewards(run), self.settings.least_reward
+        shares, min_reward = rewards(run), self.settings.min_reward
         for tree in run.store.trees(FIRST, "rollout"):
             count += 1
             of_task = [(o.leaf, shares[tree.task, o.sample]) for o, _ in tree.trajectories()]
             if self.settings.method == "rejection_ft":
-                chosen += [Selection(leaf, AGENT) for leaf, reward in of_task if reward >= least]
+                chosen += [
+                    Selection(leaf, AGENT) for leaf, reward in of_task if reward >= min_reward
+                ]
             else:
                 chosen += [
                     Selection(best, AGENT, rejected=worse)
-                    for best, worse in trajectory_pairs(of_task, least)
+                    for best, worse in trajectory_pairs(of_task, min_reward)
                 ]
         if not run.store.finished(ItemKey(FIRST, "select", "")):
             run.store.select(FIRST, "select", chosen)
@@ -178,15 +182,15 @@ class SweetRL(PolicyRecipe):
     async def branch(self, run: Run, progress: Progress) -> Metrics:
         """Candidates for the turns of the first dialogues, in the order of tasks and samples."""
         s = self.settings
-        voice = await self.voice(run, 0, s.candidates.temperature, s.rollout.top_p)
+        sampler = await self.sampler(run, 0, s.candidates.temperature, s.rollout.top_p)
         branching = Branching(
-            self.environment, voice, SECOND, "rollout", s.candidates.count, s.seed
+            self.environment, sampler, SECOND, "rollout", s.candidates.count, s.seed
         )
         finished = run.store.finished_keys(SECOND, "rollout")
         left = [
             one for one in played(run, s.candidates.share) if (one.task.id, one.key) not in finished
         ]
-        stats, before = voice.engine.stats, voice.engine.stats.sampled_tokens
+        stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
         progress.start(len(left), f"candidates {SECOND}")
 
         async def one(dialogue: Played) -> Done:
@@ -258,13 +262,13 @@ class SweetRL(PolicyRecipe):
         if iteration == FIRST and s.method == "rejection_ft":
             return imitate(self, run, model, s.rejection_ft.train, progress)
         if iteration == FIRST and self._critical and s.critic.kind == "classifier":
-            return foretell(self, run, model, s.critic, s.least_reward, progress)
+            return foretell(self, run, model, s.critic, s.min_reward, progress)
         found = pairs(run, iteration, model, self.context(iteration))
         if not found:
             raise UserError(
                 f"no pair was selected in round {iteration}",
                 "sample more tasks or repeats (rollout.tasks, rollout.repeats): pairs need a full success "
-                "and a failure on one task; or lower least_reward"
+                "and a failure on one task; or lower min_reward"
                 if iteration == FIRST
                 else "raise candidates.share or candidates.count; a judge whose verdicts can't be read makes "
                 "all candidates equal",

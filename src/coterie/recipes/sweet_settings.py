@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
 from coterie.engines.chat_model import ChatModelSettings
-from coterie.environments.person import PersonSettings
+from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.recipes.settings import RecipeSettings
 from coterie.selection.ranked import RankedPairSettings
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -132,10 +132,10 @@ class SweetSettings(RecipeSettings):
         "`multi_turn_dpo` (pairs of whole dialogues train the policy itself).",
         source="SWEET-RL table 2",
     )
-    person: PersonSettings = PersonSettings()
+    user_simulator: UserSimulatorSettings = UserSimulatorSettings()
     sandbox: SandboxSettings = SandboxSettings()
     rollout: RepeatSettings = RepeatSettings()
-    least_reward: float = key(
+    min_reward: float = key(
         1.0,
         "Least share of tests that a dialogue passes which is preferred to others or imitated; below 1 for models "
         "that never pass all.",
@@ -156,7 +156,7 @@ class SweetSettings(RecipeSettings):
         return 2 if self.method == "sweet" else 1
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Most tokens of one turn."""
         return self.rollout.max_tokens
 

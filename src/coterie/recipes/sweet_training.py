@@ -90,10 +90,10 @@ def foretell(
     run: Run,
     model: LoadedModel,
     s: CriticSettings,
-    least: float,
+    min_reward: float,
     progress: Progress,
 ) -> Metrics:
-    """Train a critic that is a value function: whether dialogues succeeded, by the ``least`` share of tests."""
+    """Train a critic that is a value function: whether dialogues succeeded, by the ``min_reward`` share of tests."""
     own, folder = recipe.seeded(s.train, FIRST), run.training_folder(FIRST)
     shares = rewards(run)
     context = PRIVILEGED if s.privileged else None
@@ -102,7 +102,7 @@ def foretell(
         task = run.store.task(tree.task)
         for outcome, _ in tree.trajectories():
             shown = seen(task, tree, outcome.leaf, context, model)
-            succeeded = shares[tree.task, outcome.sample] >= least
+            succeeded = shares[tree.task, outcome.sample] >= min_reward
             items.append(labelled(shown, succeeded, group=tree.task))
     add_head(model.model)
     report = train(model.model, items, own, folder, objective=Classifier(), progress=progress)

@@ -1,10 +1,10 @@
 """Pre-train a tiny talker for a micro-world, from a seed, on two CPU cores.
 
-    python -m coterie.recipes.tiny --world exchange --out src/coterie/assets/tiny-exchange
+    python -m coterie.recipes.tiny --micro-world exchange --out src/coterie/assets/tiny-exchange
 
-The model is a Llama of about two million weights with a byte-level BPE of its world. It learns from scripted
+The model is a Llama of about two million weights with a byte-level BPE of its micro-world. It learns from scripted
 dialogues, in two phases: skills, from easy to hard, then the habits that post-training is to change, at a lower rate.
-What a world gives is a `TinyWorld` (`tiny_exchange`, `tiny_persona`).
+What a micro-world gives is a `MicroWorld` (`tiny_exchange`, `tiny_persona`).
 """
 
 import argparse
@@ -21,13 +21,13 @@ from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizer
 
 from coterie.models.check import check
 from coterie.recipes.tiny_exchange import EXCHANGE
-from coterie.recipes.tiny_model import TinyWorld, tiny_model
+from coterie.recipes.tiny_model import MicroWorld, tiny_model
 from coterie.recipes.tiny_persona import PERSONA
 from coterie.training.forward import LossModule
 from coterie.training.sft import SFT
 from coterie.trajectories.row import Row
 
-WORLDS: dict[str, TinyWorld] = {"exchange": EXCHANGE, "persona": PERSONA}
+MICRO_WORLDS: dict[str, MicroWorld] = {"exchange": EXCHANGE, "persona": PERSONA}
 HABITS_SEED, HABITS_PEAK = 50_000, 0.4
 """What is added to the seed for the second phase, and its peak rate as a share of the first one's."""
 WINDOW = 600
@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--world", choices=list(WORLDS), required=True)
+    parser.add_argument("--micro-world", choices=list(MICRO_WORLDS), required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, help="of the first phase")
     parser.add_argument("--seed", type=int, default=0)
@@ -113,16 +113,16 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=1536)
     settings = parser.parse_args()
     torch.set_num_threads(settings.threads)
-    world, seed = WORLDS[settings.world], settings.seed
-    tokens = settings.tokens or world.tokens
-    tokenizer = world.tokenizer(settings.vocabulary, seed)
+    micro_world, seed = MICRO_WORLDS[settings.micro_world], settings.seed
+    tokens = settings.tokens or micro_world.tokens
+    tokenizer = micro_world.tokenizer(settings.vocabulary, seed)
     model = tiny_model(tokenizer, seed)
     weights = sum(p.numel() for p in model.parameters())
     print(f"{weights:,} weights, {len(tokenizer):,} pieces", flush=True)
-    rows = world.skills(tokenizer, tokens, seed)
+    rows = micro_world.skills(tokenizer, tokens, seed)
     pretrain(model, batches(rows, settings.budget, WINDOW, seed), tokens, settings.peak)
-    more = round(world.habits_share * tokens)
-    rows = world.habits(tokenizer, more, seed + HABITS_SEED)
+    more = round(micro_world.habits_share * tokens)
+    rows = micro_world.habits(tokenizer, more, seed + HABITS_SEED)
     pretrain(model, batches(rows, settings.budget, WINDOW, seed), more, HABITS_PEAK * settings.peak)
     save(model, tokenizer, settings.out)
 

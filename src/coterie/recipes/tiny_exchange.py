@@ -1,4 +1,4 @@
-"""The tiny model of the `exchange` world: its tokenizer and the rows that it learns from.
+"""The tiny model of the `exchange` micro-world: its tokenizer and the rows that it learns from.
 
 Scripted dialogues; each gives two rows, one per agent's view, and only the agent's own turns are targets. A
 curriculum goes from one fact and terse formats to the full mix.
@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from coterie.environments.exchange.lexicon import words
 from coterie.environments.exchange.prompts import prompt_text, system_prompt
-from coterie.environments.exchange.scripts import Dialogue, Mix, corpus
-from coterie.environments.exchange.world import AGENTS
-from coterie.recipes.tiny_model import TinyWorld, chat_row, fast_tokenizer, special_pieces
+from coterie.environments.exchange.scripts import ExchangeDialogue, ExchangeMix, corpus
+from coterie.environments.exchange.tasks import AGENTS
+from coterie.recipes.tiny_model import MicroWorld, chat_row, fast_tokenizer, special_pieces
 from coterie.trajectories.row import Row, Target
 
 ANSWER_MARKS = ("<A>", "</A>")
@@ -29,7 +29,7 @@ class Stage:
 
     share: float
     """Its share of the tokens that the drills leave."""
-    mix: Mix
+    mix: ExchangeMix
     """What its dialogues are drawn from."""
 
 
@@ -38,7 +38,7 @@ DRILL_TOKENS = 550_000
 CURRICULUM: tuple[Stage, ...] = (
     Stage(
         0.10,
-        Mix(
+        ExchangeMix(
             levels=(1,),
             facts_per_agent=(1, 3),
             hint_share=1.0,
@@ -48,7 +48,7 @@ CURRICULUM: tuple[Stage, ...] = (
     ),
     Stage(
         0.15,
-        Mix(
+        ExchangeMix(
             levels=(1, 2, 2),
             facts_per_agent=(2, 3),
             hint_share=1.0,
@@ -58,7 +58,7 @@ CURRICULUM: tuple[Stage, ...] = (
     ),
     Stage(
         0.25,
-        Mix(
+        ExchangeMix(
             levels=(1, 2, 2),
             facts_per_agent=(2, 4),
             guess_share=0.42,
@@ -66,15 +66,17 @@ CURRICULUM: tuple[Stage, ...] = (
             deaf_share=0.0,
         ),
     ),
-    Stage(0.40, Mix(guess_share=0.42, hint_share=0.4, deaf_share=0.0)),
+    Stage(0.40, ExchangeMix(guess_share=0.42, hint_share=0.4, deaf_share=0.0)),
 )
 """First the skill: hints are obeyed, so that formats are learned well."""
-HABITS = Stage(0.20, Mix())
+HABITS = Stage(0.20, ExchangeMix())
 """Then the habits, at a lower rate: guesses come in spite of hints, and remain the commonest thing to do
 without one, so that neither a hint nor training on whatever was sampled cures anybody."""
 
 
-def pretraining_rows(dialogue: Dialogue, tokenizer: PreTrainedTokenizerBase) -> Iterator[Row]:
+def pretraining_rows(
+    dialogue: ExchangeDialogue, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Row]:
     """The two agents' views of a dialogue: ids as the chat template renders them, masked to the agent's own turns."""
     for me, agent in enumerate(AGENTS):
         messages = [("system", prompt_text(scripted_prompt(dialogue, agent)))]
@@ -105,7 +107,7 @@ def curriculum_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) 
 
 
 def stage_rows(
-    tokenizer: PreTrainedTokenizerFast, mix: Mix, tokens: float, seed: int
+    tokenizer: PreTrainedTokenizerFast, mix: ExchangeMix, tokens: float, seed: int
 ) -> Iterator[Row]:
     """Rows of `tokens` tokens of dialogues of one mix, made in blocks."""
     left, block = tokens, 0
@@ -164,7 +166,9 @@ def _with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
 
 def _tokenizer_texts(seed: int) -> Iterator[str]:
     """Prompts and utterances of scripted dialogues, and the lexicon often enough to be merged first."""
-    for dialogue in corpus(seed, 4000, Mix(guess_share=0.42, hint_share=0.4, deaf_share=0.0)):
+    for dialogue in corpus(
+        seed, 4000, ExchangeMix(guess_share=0.42, hint_share=0.4, deaf_share=0.0)
+    ):
         yield prompt_text(scripted_prompt(dialogue, AGENTS[0]))
         yield from (
             part
@@ -174,7 +178,7 @@ def _tokenizer_texts(seed: int) -> Iterator[str]:
     yield from (word for word in words() for _ in range(500))
 
 
-def scripted_prompt(dialogue: Dialogue, agent: str) -> list[tuple[str, frozenset[str]]]:
+def scripted_prompt(dialogue: ExchangeDialogue, agent: str) -> list[tuple[str, frozenset[str]]]:
     """The system prompt of one agent of a dialogue."""
     partner = AGENTS[1 - AGENTS.index(agent)]
     return system_prompt(
@@ -187,4 +191,4 @@ def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> I
     return stage_rows(tokenizer, HABITS.mix, tokens, seed)
 
 
-EXCHANGE = TinyWorld(build_tokenizer, curriculum_rows, _habit_rows, HABITS.share, tokens=5_000_000)
+EXCHANGE = MicroWorld(build_tokenizer, curriculum_rows, _habit_rows, HABITS.share, tokens=5_000_000)

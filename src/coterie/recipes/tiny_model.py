@@ -1,4 +1,5 @@
-"""The tiny models of micro-worlds, untrained: what a world must give, and a Llama of about two million weights."""
+"""The tiny models of micro-worlds, untrained: what a micro-world must give, and a Llama of about two million
+weights."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ LOOK_BACK = (1, 1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
-class TinyWorld:
-    """What the pre-training of a tiny model needs from its world."""
+class MicroWorld:
+    """What the pre-training of a tiny model needs from its micro-world."""
 
     tokenizer: Callable[[int, int], PreTrainedTokenizerFast]
     """Builds the tokenizer from the greatest number of pieces and a seed."""

@@ -1,4 +1,4 @@
-"""The tiny model of the `persona` world: its tokenizer and the rows that it learns from.
+"""The tiny model of the `persona` micro-world: its tokenizer and the rows that it learns from.
 
 Scripted dialogues give one row each, with the agent's turns as targets. First the skills (copying, good questions,
 the line of code for each reply), then the habits that post-training is to change.
@@ -13,9 +13,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from coterie.environments.persona.choices import ASPECTS, CHOICES, KINDS, source_of
-from coterie.environments.persona.scripts import HABITS, SKILL, Dialogue, Mix, answer_text, corpus
-from coterie.environments.persona.world import NAMES, SIZES, split_of
-from coterie.recipes.tiny_model import TinyWorld, chat_row, fast_tokenizer, special_pieces
+from coterie.environments.persona.scripts import (
+    HABITS,
+    SKILL,
+    PersonaDialogue,
+    PersonaMix,
+    answer_text,
+    corpus,
+)
+from coterie.environments.persona.tasks import NAMES, SIZES, split_of
+from coterie.recipes.tiny_model import MicroWorld, chat_row, fast_tokenizer, special_pieces
 from coterie.trajectories.row import Row, Target
 
 DRILL_WORDS: tuple[str, ...] = tuple(
@@ -25,8 +32,8 @@ DRILL_WORDS: tuple[str, ...] = tuple(
     )
 )
 """What is copied in drills."""
-CURRICULUM: tuple[tuple[float, Mix], ...] = (
-    (0.1, Mix(guess=1.0, vague=0.0, several=0.0, again=0.0, shown=1.0)),
+CURRICULUM: tuple[tuple[float, PersonaMix], ...] = (
+    (0.1, PersonaMix(guess=1.0, vague=0.0, several=0.0, again=0.0, shown=1.0)),
     (0.3, replace(SKILL, shown=0.15)),
     (0.35, HABITS),
 )
@@ -80,7 +87,7 @@ def _tokenizer_texts(seed: int) -> Iterator[str]:
         yield from dialogue.replies
 
 
-def pretraining_row(dialogue: Dialogue, tokenizer: PreTrainedTokenizerBase) -> Row:
+def pretraining_row(dialogue: PersonaDialogue, tokenizer: PreTrainedTokenizerBase) -> Row:
     """The agent's view of a dialogue: ids as the chat template renders them, masked to its own turns."""
     heard = (dialogue.task.opening, *dialogue.replies)
     messages = [("system", dialogue.prompt)]
@@ -90,7 +97,7 @@ def pretraining_row(dialogue: Dialogue, tokenizer: PreTrainedTokenizerBase) -> R
 
 
 def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
-    """Random digits and words of the world three times over, the repeats as targets: the quickest way to copy."""
+    """Random digits and words of the micro-world three times over, the repeats as targets: the quickest way to copy."""
     text = " ".join(rng.choices(DRILL_WORDS, k=rng.randint(6, 24)))
     ids = tokenizer.encode(text, add_special_tokens=False)
     return Row(tuple(ids * 3), (Target(len(ids), 3 * len(ids), "script:drill"),))
@@ -130,7 +137,7 @@ def skill_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> It
 
 
 def stage_rows(
-    tokenizer: PreTrainedTokenizerFast, mix: Mix, tokens: float, seed: int
+    tokenizer: PreTrainedTokenizerFast, mix: PersonaMix, tokens: float, seed: int
 ) -> Iterator[Row]:
     """Rows of `tokens` tokens of dialogues of one mix, made in blocks."""
     left, block = tokens, 0
@@ -149,4 +156,4 @@ def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> I
     return stage_rows(tokenizer, HABITS, tokens, seed)
 
 
-PERSONA = TinyWorld(build_tokenizer, skill_rows, _habit_rows, HABITS_SHARE, tokens=4_500_000)
+PERSONA = MicroWorld(build_tokenizer, skill_rows, _habit_rows, HABITS_SHARE, tokens=4_500_000)

@@ -91,7 +91,7 @@ class Conduct:
     iteration: int
     dialogues: int
     """How many got a reward; those of a tree that say the same count once."""
-    runaways: int
+    truncated: int
     """Dialogues that ended in a turn without end."""
     leaks: int
     """Utterances that spoke for another agent, over all dialogues that hold them."""
@@ -127,7 +127,8 @@ class DialogueView:
     turns: tuple[TurnView, ...]
     answer: str | None
     """The final answer; ``None`` if the agents never agreed on one."""
-    score: float
+    score: float | None
+    """``None`` if it could not be graded."""
     tokens: int
 
 
@@ -163,13 +164,14 @@ class Sibling:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Ended:
     """How the dialogue that ends in a turn came out."""
 
     end: str
-    """``agreed``, ``turn_limit``, ``runaway``."""
+    """``agreed``, ``no turns left``, ``cut off``."""
     answer: str | None
-    score: float
+    score: float | None
+    """``None`` if it could not be graded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class TreeTurn:
     """Turns that it was preferred to in training."""
     rejected_for: tuple[Sibling, ...] = ()
     """Turns that were preferred to it in training."""
-    ending: Ending | None = None
+    ending: Ended | None = None
     children: tuple["TreeTurn", ...] = ()
 
     @property
@@ -281,7 +283,7 @@ class RunReport:
     rewards: tuple[RewardMeans, ...] = ()
     conduct: tuple[Conduct, ...] = ()
     grades: tuple[GradeMeans, ...] = ()
-    """In place of rewards, conduct and samples, for worlds that grade a dialogue as a whole."""
+    """In place of rewards, conduct and samples, for environments that grade a dialogue as a whole."""
     samples: tuple[RewardSample, ...] = ()
     """All samples; the page draws a :func:`subsample` of them."""
     examples: tuple[Example, ...] = ()

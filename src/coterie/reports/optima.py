@@ -82,7 +82,7 @@ def _rewards(
         for tree in run.store.trees(i, "rollout"):
             for outcome, path in tree.trajectories():
                 reward = found.get(outcome.leaf)
-                if reward is None:
+                if reward is None or outcome.score is None:
                     continue
                 # All of the dialogue, or in an iteration of pairs a turn of it.
                 selected = any(turn.id in turns for turn in path)
@@ -109,7 +109,7 @@ def _conduct(run: Run, iteration: int) -> Conduct:
     return Conduct(
         iteration,
         dialogues=int(found["trajectories"]),
-        runaways=int(found["runaways"]),
+        truncated=int(found["truncated"]),
         leaks=int(found["leaks"]),
         repeats=int(found["repeats"]),
         failed=int(failed),

@@ -2,7 +2,7 @@
 
 from coterie.environments.coding import hidden_calls
 from coterie.environments.dialogue import GRADER
-from coterie.environments.person import PERSON, REFERENCE
+from coterie.environments.user_simulator import PERSON, REFERENCE
 from coterie.models.loading import LoadedModel
 from coterie.recipes.sweet_data import FIRST
 from coterie.recipes.sweet_rl import SweetRL

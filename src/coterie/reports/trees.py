@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from coterie.environments.dialogue import gold_answers
 from coterie.recipes.optima import Optima
 from coterie.recipes.optima_dpo import OptimaDPO
-from coterie.reports.data import Ending, Sibling, TaskTree, TreeTurn
+from coterie.reports.data import Ended, Sibling, TaskTree, TreeTurn
 from coterie.rollout.search import Value
 from coterie.runs.folder import Run, Step
 from coterie.trajectories.selection import Selection
-from coterie.trajectories.tree import Tree
+from coterie.trajectories.tree import LENGTH, TURNS, Outcome, Tree
 
 TREES = 3
 
@@ -72,11 +72,17 @@ def _turns(
                 value.visits if value else 0,
                 _siblings(turn.id, [one for one in over if one is not None], number, values),
                 _siblings(turn.id, under, number, values),
-                Ending(outcome.end, outcome.answer, outcome.score) if outcome else None,
+                _ended(outcome) if outcome else None,
                 _turns(tree, turn.id, values, pairs),
             )
         )
     return tuple(found)
+
+
+def _ended(outcome: Outcome) -> Ended:
+    limits = {TURNS.reason: "no turns left", LENGTH.reason: "cut off"}
+    reason = limits.get(outcome.ending.reason, outcome.ending.reason)
+    return Ended(reason, outcome.answer, outcome.score)
 
 
 def _siblings(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coterie.config.settings import Settings, key
-from coterie.trajectories.tree import Outcome
+from coterie.trajectories.tree import LENGTH, Outcome
 
 
 class RewardSettings(Settings):
@@ -31,11 +31,11 @@ class RewardSettings(Settings):
     )
     loss_term: Literal["inverse", "bounded"] = key(
         "inverse",
-        "`inverse` is lambda_loss / loss, at most lambda_loss / least_loss: a fluent wrong dialogue may "
+        "`inverse` is lambda_loss / loss, at most lambda_loss / min_loss: a fluent wrong dialogue may "
         "outweigh a right one. `bounded` is lambda_loss * exp(-loss), at most lambda_loss.",
         source="Optima equation 1; `bounded` is ours",
     )
-    least_loss: float = key(
+    min_loss: float = key(
         0.1,
         "Nats a token; a smaller loss counts as this one. Tokens of which the base is surer than 0.9 "
         "each are as fluent as can be, and 1/loss grows beyond all bounds there.",
@@ -60,15 +60,15 @@ class RewardSettings(Settings):
     )
     short_tokens: int = key(
         0,
-        "Dialogues of at most so many tokens have a token term of -1, as runaways have.",
+        "Dialogues of at most so many tokens have a token term of -1, as truncated dialogues have.",
         source="Optima's code: 40 (trained models average 32 to 40 on some sets)",
         ge=0,
     )
 
     @property
-    def most(self) -> float:
+    def max_reward(self) -> float:
         """No reward is above this."""
-        bound = 1.0 if self.loss_term == "bounded" else 1 / self.least_loss
+        bound = 1.0 if self.loss_term == "bounded" else 1 / self.min_loss
         return 1.0 + self.lambda_loss * bound
 
 
@@ -87,9 +87,9 @@ class Sampled:
     """Utterances that repeat an earlier one."""
 
     @property
-    def runaway(self) -> bool:
+    def truncated(self) -> bool:
         """Whether a turn ran to the limit of tokens."""
-        return self.outcome.end == "runaway"
+        return self.outcome.ending == LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ class Reward:
     sample: int
     task_term: float
     token_term: float
-    """-lambda_token * tokens / max tokens, or -1 of a runaway; at most 0."""
+    """-lambda_token * tokens / max tokens, or -1 of a truncated dialogue; at most 0."""
     loss_term: float
-    """lambda_loss / loss (or its bounded form); -1 of a runaway, 0 of a dialogue that repeats itself."""
+    """lambda_loss / loss (or its bounded form); -1 of a truncated dialogue, 0 of a dialogue that repeats itself."""
     leak_term: float = 0.0
     """-leak_penalty for each leak, at most 0."""
 
@@ -118,21 +118,21 @@ class Reward:
 
 
 def rewards(
-    samples: Sequence[Sampled], settings: RewardSettings, *, most: int | None = None
+    samples: Sequence[Sampled], settings: RewardSettings, *, max_tokens: int | None = None
 ) -> list[Reward]:
     """Rewards of samples of one task.
 
-    Tokens are over ``most``, or over the most of the samples, runaways not counted.
+    Tokens are over ``max_tokens``, or over the most of the samples, truncated dialogues not counted.
     """
-    if most is None:
-        counts = [s.tokens for s in samples if not s.runaway] or [s.tokens for s in samples]
-        most = max(counts, default=1)
+    if max_tokens is None:
+        counts = [s.tokens for s in samples if not s.truncated] or [s.tokens for s in samples]
+        max_tokens = max(counts, default=1)
     return [
         Reward(
             sample.outcome.leaf,
             sample.outcome.sample,
-            0.0 if sample.leaks and settings.leaks_lose_task else sample.outcome.score,
-            _token_term(sample, most, settings),
+            _task_term(sample, settings),
+            _token_term(sample, max_tokens, settings),
             _loss_term(sample, settings),
             -settings.leak_penalty * sample.leaks,
         )
@@ -145,21 +145,27 @@ def largest_loss(losses: Mapping[str, float], path: Sequence[str]) -> float:
     return max(losses[turn] for turn in path)
 
 
-def _token_term(sample: Sampled, most: int, settings: RewardSettings) -> float:
+def _task_term(sample: Sampled, settings: RewardSettings) -> float:
+    if sample.outcome.score is None:
+        raise ValueError(f"the path to {sample.outcome.leaf} was not graded, so it has no reward")
+    return 0.0 if sample.leaks and settings.leaks_lose_task else sample.outcome.score
+
+
+def _token_term(sample: Sampled, max_tokens: int, settings: RewardSettings) -> float:
     if not settings.lambda_token:
         return 0.0
-    if sample.runaway or sample.tokens <= settings.short_tokens:
+    if sample.truncated or sample.tokens <= settings.short_tokens:
         return -1.0
-    return -settings.lambda_token * sample.tokens / max(most, 1)
+    return -settings.lambda_token * sample.tokens / max(max_tokens, 1)
 
 
 def _loss_term(sample: Sampled, settings: RewardSettings) -> float:
     if not settings.lambda_loss:
         return 0.0
-    if sample.runaway:  # a loop that never ends is fluent: without this it would be trained on
+    if sample.truncated:  # a loop that never ends is fluent: without this it would be trained on
         return -1.0
     if sample.repeats and settings.repeats_lose_loss:
         return 0.0
     if settings.loss_term == "bounded":
         return settings.lambda_loss * math.exp(-sample.loss)
-    return settings.lambda_loss / max(sample.loss, settings.least_loss)
+    return settings.lambda_loss / max(sample.loss, settings.min_loss)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coterie.environments.dialogue import DialogueEnvironment, DialogueState, messages
-from coterie.rollout.voices import Ask, Memory, Said, TokenVoice
+from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Request, Turn, digest, make_turn
@@ -37,7 +37,7 @@ class Branching:
     """Says a dialogue again in a tree of its own, and asks for candidates at each turn of the agent."""
 
     environment: DialogueEnvironment
-    voice: TokenVoice
+    sampler: TokenSampler
     iteration: int
     stage: str
     count: int
@@ -48,8 +48,8 @@ class Branching:
         """The tree of a dialogue with all candidates. Raises ``EngineError``."""
         tree = Tree(played.task.id, self.stage, self.iteration)
         agent = self.environment.agents[0]
-        state, memory = DialogueState(played.task, None), Memory()
-        asked: list[tuple[Ask, Memory]] = []
+        state, context = DialogueState(played.task, None), AgentContext()
+        asked: list[tuple[Prompt, AgentContext]] = []
         node = tree.root
         for turn in played.path:
             if turn.speaker.name != agent:
@@ -59,38 +59,48 @@ class Branching:
                 tree.add(again)
             else:
                 shown = messages(self.environment, state, agent)
-                ask = Ask(tree, node, agent, shown, 0, turn.draw)
-                asked.append((ask, replace(memory)))
-                said = again_said(ask, memory, turn, self.voice)
-                memory.hear(said, shown)
-                tree.add(said.turn, said.request)
-                again = said.turn
+                prompt = Prompt(tree, node, agent, shown, 0, turn.draw)
+                asked.append((prompt, replace(context)))
+                response = repeated_response(prompt, context, turn, self.sampler)
+                context.add(response, shown)
+                tree.add(response.turn, response.request)
+                again = response.turn
             state = replace(state, turns=(*state.turns, again))
             node = again.id
         found = await asyncio.gather(
             *(self._candidates(played, place, *one) for place, one in enumerate(asked))
         )
-        for one in [said for group in found for said in group]:
+        for one in [response for group in found for response in group]:
             tree.add(one.turn, one.request)
         return tree
 
-    async def _candidates(self, played: Played, place: int, ask: Ask, memory: Memory) -> list[Said]:
+    async def _candidates(
+        self, played: Played, place: int, prompt: Prompt, context: AgentContext
+    ) -> list[Response]:
         key = (self.seed, self.iteration, self.stage, played.task.id, played.sample, place)
         seeds = [int(digest("candidate", *key, n)[:15], 16) for n in range(self.count)]
         first = FIRST_DRAW * (played.sample + 1)
         draws = range(first, first + self.count)
-        return await self.voice.candidates(ask, memory, seeds, draws)
+        return await self.sampler.candidates(prompt, context, seeds, draws)
 
 
-def again_said(ask: Ask, memory: Memory, turn: Turn, voice: TokenVoice) -> Said:
+def repeated_response(
+    prompt: Prompt, context: AgentContext, turn: Turn, sampler: TokenSampler
+) -> Response:
     """A turn said again, sampled or recorded: the same ids, under the same prompt in another tree."""
-    prompt = voice.render(ask.shown, ask.tree, ask.agent)
+    prompt_ids = sampler.render(prompt.shown, prompt.tree, prompt.agent)
     request = Request.make(
-        ask.agent, ask.parent, memory.turn, prompt, ask.shown, memory.ids, memory.messages
+        prompt.agent,
+        prompt.parent,
+        context.turn,
+        prompt_ids,
+        prompt.shown,
+        context.ids,
+        context.messages,
     )
     sample = None if turn.sample is None else replace(turn.sample, request=request.id)
     again = make_turn(
-        ask.parent,
+        prompt.parent,
         turn.speaker,
         turn.parts,
         ids=turn.ids,
@@ -99,7 +109,7 @@ def again_said(ask: Ask, memory: Memory, turn: Turn, voice: TokenVoice) -> Said:
         draw=turn.draw,
         request=None if sample else request.id,
     )
-    return Said(again, request, sample is not None and sample.finish == "length", len(turn.ids))
+    return Response(again, request, sample is not None and sample.finish == "length", len(turn.ids))
 
 
 def candidates(tree: Tree) -> list[list[Turn]]:

@@ -28,8 +28,8 @@ from coterie.environments.dialogue import (
     next_agent,
     step,
 )
+from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.rollout.search import Rollout, SearchSettings, choose, node_values
-from coterie.rollout.voices import Ask, Memory, Said, TokenVoice
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
@@ -45,9 +45,9 @@ class Judged:
     """What is to be kept of it: the reward's parts at its leaf, losses at its turns."""
 
 
-Judge = Callable[[Tree, Sequence[Outcome]], Awaitable[list[Judged]]]
+PathJudge = Callable[[Tree, Sequence[Outcome]], Awaitable[list[Judged]]]
 """Rewards of finished paths of a tree, in order; raises ``EngineError``."""
-Record = Callable[[Tree, Sequence[Rollout], Sequence[Credit]], None]
+OnSearch = Callable[[Tree, Sequence[Rollout], Sequence[Credit]], None]
 """Is told of each finished search: the tree as it is now, the new rollouts, and their credit."""
 
 
@@ -56,7 +56,7 @@ class Stand:
     """Where the dialogue stands after a turn, and what each agent has seen."""
 
     state: DialogueState
-    memory: dict[str, Memory]
+    contexts: dict[str, AgentContext]
 
 
 class DialogueTree:
@@ -68,8 +68,8 @@ class DialogueTree:
     def __init__(
         self,
         environment: DialogueEnvironment,
-        voice: TokenVoice,
-        judge: Judge,
+        sampler: TokenSampler,
+        judge: PathJudge,
         settings: SearchSettings,
         task: Task,
         tree: Tree,
@@ -78,7 +78,7 @@ class DialogueTree:
         seed: int = 0,
     ) -> None:
         self.environment = environment
-        self.voice = voice
+        self.sampler = sampler
         self.judge = judge
         self.settings = settings
         self.task = task
@@ -86,12 +86,12 @@ class DialogueTree:
         self.rollouts = list(rollouts)
         self.seed = seed
         start = DialogueState(task, None)
-        memory = {agent: Memory() for agent in environment.agents}
-        self._stands = {tree.root: Stand(start, memory)}
+        contexts = {agent: AgentContext() for agent in environment.agents}
+        self._stands = {tree.root: Stand(start, contexts)}
         self.judged: dict[str, Judged] = {}
         """By leaf, of the rollouts of this process."""
 
-    async def grow(self, record: Record) -> None:
+    async def grow(self, record: OnSearch) -> None:
         """Do the searches that are left; ``record`` is called after each.
 
         A rollout whose engine fails is recorded with the reason. Raises ``EngineGone``.
@@ -131,13 +131,13 @@ class DialogueTree:
             stand = await self._stand(node)
             if stand.state.end is not None:
                 return [replace(rollout, leaf=node) for rollout in group]
-            said = await self._say(node, stand, group)
+            responses = await self._respond(node, stand, group)
         except EngineGone:
             raise
         except EngineError as error:
             return [replace(rollout, failure=str(error)) for rollout in group]
         parts: dict[str, list[Rollout]] = {}
-        for rollout, one in zip(group, said, strict=True):
+        for rollout, one in zip(group, responses, strict=True):
             child = self._place(node, one)
             counted = replace(rollout, sampled=rollout.sampled + one.tokens)
             parts.setdefault(child, []).append(counted)
@@ -149,24 +149,24 @@ class DialogueTree:
                 raise way
         return [rollout for way in ways if not isinstance(way, BaseException) for rollout in way]
 
-    async def _say(self, node: str, stand: Stand, group: Sequence[Rollout]) -> list[Said]:
+    async def _respond(self, node: str, stand: Stand, group: Sequence[Rollout]) -> list[Response]:
         agent = next_agent(self.environment, stand.state)
         shown = messages(self.environment, stand.state, agent)
         depth = len(stand.state.turns)
         seeds = [int(self._key("seed", r.search, r.number, depth)[:15], 16) for r in group]
-        ask = Ask(self.tree, node, agent, shown, seeds[0], 0)
-        return await self.voice.candidates(ask, stand.memory[agent], seeds)
+        prompt = Prompt(self.tree, node, agent, shown, seeds[0], 0)
+        return await self.sampler.candidates(prompt, stand.contexts[agent], seeds)
 
-    def _place(self, node: str, said: Said) -> str:
+    def _place(self, node: str, response: Response) -> str:
         """The node that an utterance is: a sibling that says nearly the same, or a new one."""
-        if said.turn.id in self.tree.turns:
-            return said.turn.id
-        if not said.cut:
+        if response.turn.id in self.tree.turns:
+            return response.turn.id
+        if not response.truncated:
             for sibling in self.tree.children(node):
-                if not _cut(sibling) and self._same(said.turn.text, sibling.text):
+                if not _truncated(sibling) and self._same(response.turn.text, sibling.text):
                     return sibling.id
-        self.tree.add(said.turn, said.request)
-        return said.turn.id
+        self.tree.add(response.turn, response.request)
+        return response.turn.id
 
     def _same(self, new: str, old: str) -> bool:
         return Levenshtein.distance(new, old) / (len(new) + 1) < self.settings.merge_distance
@@ -177,12 +177,14 @@ class DialogueTree:
             return self._stands[node]
         turn = self.tree.turns[node]
         before = await self._stand(turn.parent)
-        state = await step(self.environment, before.state, turn, cut=_cut(turn))
+        state = await step(self.environment, before.state, turn, truncated=_truncated(turn))
         assert turn.sample is not None, "turns of a search are sampled"
         request = self.tree.requests[turn.sample.request]
-        mind = replace(before.memory[turn.speaker.name])
-        mind.hear(Said(turn, request, _cut(turn), len(turn.ids)), self.tree.messages(request))
-        self._stands[node] = Stand(state, {**before.memory, turn.speaker.name: mind})
+        context = replace(before.contexts[turn.speaker.name])
+        context.add(
+            Response(turn, request, _truncated(turn), len(turn.ids)), self.tree.messages(request)
+        )
+        self._stands[node] = Stand(state, {**before.contexts, turn.speaker.name: context})
         return self._stands[node]
 
     # -- values -------------------------------------------------------------------------------
@@ -211,6 +213,8 @@ class DialogueTree:
         state = (await self._stand(leaf)).state
         assert state.end is not None, "a rollout is played to the end"
         score = (await graded(self.environment, state)).score
+        if score is None:
+            raise EngineError("the dialogue could not be graded")
         sample = rollout.search * self.settings.rollouts + rollout.number
         return Outcome(leaf, sample, state.end, state.answer, score)
 
@@ -240,6 +244,6 @@ def path_tree(tree: Tree, leaves: Sequence[str]) -> Tree:
     return found
 
 
-def _cut(turn: Turn) -> bool:
+def _truncated(turn: Turn) -> bool:
     """Whether a turn ran to the limit of its tokens."""
     return turn.sample is not None and turn.sample.finish == "length"

@@ -5,7 +5,7 @@ stage, task, sample, turn), so what it says does not depend on what else runs. A
 episode alone and is reported with its reason.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ from coterie.environments.dialogue import (
 )
 from coterie.environments.services import NO_SERVICES, Services
 from coterie.rollout.flight import in_flight
-from coterie.rollout.voices import Ask, Memory, Voice
+from coterie.rollout.samplers import AgentContext, Prompt, Sampler
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
@@ -61,20 +61,22 @@ class Finished:
     """Of all its agents' turns, as their maker counts."""
     metrics: Metrics = field(default_factory=dict)
     """What the environment found in grading it, and how many messages there are and were cut off."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """By turn: what the environment gave for it."""
 
 
 class Player:
-    """Plays episodes of one environment with one voice for all agents."""
+    """Plays episodes of one environment with one sampler for all agents."""
 
     def __init__(
         self,
         environment: DialogueEnvironment,
-        voice: Voice,
+        sampler: Sampler,
         seed: int,
         services: Services = NO_SERVICES,
     ) -> None:
         self.environment = environment
-        self.voice = voice
+        self.sampler = sampler
         self.seed = seed
         self.services = services
 
@@ -98,37 +100,41 @@ class Player:
 
     async def play(self, episode: Episode) -> Finished:
         """Play one episode to its end. Raises :class:`EngineError` if the engine gives up on it."""
-        tokens = messages_said = cut = 0
+        tokens = messages_said = truncated = 0
         tree = Tree(episode.task.id, episode.stage, episode.iteration)
         state = begin(self.environment, episode.task, tree.root, episode.format)
         for turn in state.turns:
             tree.add(turn)
-        memory = {agent: Memory() for agent in self.environment.agents}
+        contexts = {agent: AgentContext() for agent in self.environment.agents}
         while state.end is None:
             agent = next_agent(self.environment, state)
-            ask = self._ask(tree, state, agent, episode)
-            said = await self.voice.speak(ask, memory[agent])
-            tree.add(said.turn, said.request)
-            tokens += said.tokens
+            prompt = self._prompt(tree, state, agent, episode)
+            response = await self.sampler.respond(prompt, contexts[agent])
+            tree.add(response.turn, response.request)
+            tokens += response.tokens
             messages_said += 1
-            cut += said.cut
+            truncated += response.truncated
             known = len(state.turns)
             state = await step(
-                self.environment, state, said.turn, cut=said.cut, services=self.services
+                self.environment,
+                state,
+                response.turn,
+                truncated=response.truncated,
+                services=self.services,
             )
             for turn in state.turns[known + 1 :]:
                 tree.add(turn)
         grade = await graded(self.environment, state, self.services)
         leaf = state.turns[-1].id
         tree.end(Outcome(leaf, episode.sample, state.end, state.answer, grade.score))
-        metrics = {**grade.metrics, MESSAGES: messages_said, CUT_OFF: cut}
+        metrics = {**grade.metrics, MESSAGES: messages_said, CUT_OFF: truncated}
         return Finished(episode, tree, tokens=tokens, metrics=metrics)
 
-    def _ask(self, tree: Tree, state: DialogueState, agent: str, episode: Episode) -> Ask:
+    def _prompt(self, tree: Tree, state: DialogueState, agent: str, episode: Episode) -> Prompt:
         parent = state.turns[-1].id if state.turns else tree.root
         shown = messages(self.environment, state, agent)
         seed = self._seed(episode, len(state.turns))
-        return Ask(tree, parent, agent, shown, seed, episode.sample)
+        return Prompt(tree, parent, agent, shown, seed, episode.sample)
 
     def _seed(self, episode: Episode, turn: int) -> int:
         key = (self.seed, episode.iteration, episode.stage, episode.task.id, episode.sample, turn)

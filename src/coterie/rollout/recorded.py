@@ -5,25 +5,33 @@ prompt that the run's own model would have been given in its place, so that the 
 """
 
 from coterie.models.chat import ChatRenderer
-from coterie.rollout.voices import Ask, Memory, Said
+from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.trajectories.turn import Part, Request, Speaker, make_turn
 
 
-def recorded(ask: Ask, memory: Memory, text: str, author: str, renderer: ChatRenderer) -> Said:
-    """The agent's next turn is ``text``, written by ``author``; ``memory`` is brought up to date."""
-    prompt = renderer.render(ask.shown, ask.tree, ask.agent)
+def recorded(
+    prompt: Prompt, context: AgentContext, text: str, author: str, renderer: ChatRenderer
+) -> Response:
+    """The agent's next turn is ``text``, written by ``author``; ``context`` is brought up to date."""
+    prompt_ids = renderer.render(prompt.shown, prompt.tree, prompt.agent)
     request = Request.make(
-        ask.agent, ask.parent, memory.turn, prompt, ask.shown, memory.ids, memory.messages
+        prompt.agent,
+        prompt.parent,
+        context.turn,
+        prompt_ids,
+        prompt.shown,
+        context.ids,
+        context.messages,
     )
     turn = make_turn(
-        ask.parent,
-        Speaker("agent", ask.agent),
+        prompt.parent,
+        Speaker("agent", prompt.agent),
         [Part(text, source=author)],
         ids=renderer.written(text),
         author=author,
-        draw=ask.draw,
+        draw=prompt.draw,
         request=request.id,
     )
-    said = Said(turn, request, False, len(turn.ids))
-    memory.hear(said, ask.shown)
-    return said
+    response = Response(turn, request, False, len(turn.ids))
+    context.add(response, prompt.shown)
+    return response

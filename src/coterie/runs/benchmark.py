@@ -16,18 +16,17 @@ from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.engines.protocol import Sampling
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.dialogue import DialogueEnvironment
-from coterie.environments.person import PersonSettings
-from coterie.environments.registry import DataSettings, content, environment
+from coterie.environments.registry import DataSettings, content, make_environment
 from coterie.environments.services import services_of
+from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.evaluation.self_consistency import Point, scaling
 from coterie.progress import Progress
 from coterie.rollout.episodes import Episode, Player
-from coterie.rollout.voices import Voice
+from coterie.rollout.samplers import Sampler
 from coterie.runs.held_out import (
     STAGE,
     Evaluation,
     evaluation,
-    failed_keys,
     grade_means,
     held_out_draws,
 )
@@ -69,7 +68,7 @@ class BenchmarkSettings(Settings):
     max_tokens: int = key(256, "Most tokens of one turn.", source="Optima: 2000", ge=1)
     seed: int = key(0, "Seed of generated tasks and of sampling.", ge=0, le=MOST_SEED)
     data: DataSettings = DataSettings()
-    person: PersonSettings = PersonSettings()
+    user_simulator: UserSimulatorSettings = UserSimulatorSettings()
     sandbox: SandboxSettings = SandboxSettings()
 
     @model_validator(mode="after")
@@ -85,9 +84,9 @@ class BenchmarkSettings(Settings):
         """How turns are sampled; one that takes more than ``timeout`` seconds fails."""
         return Sampling(self.temperature, 1.0, self.max_tokens, (), timeout)
 
-    def world(self, benchmark: str) -> DialogueEnvironment:
+    def environment(self, benchmark: str) -> DialogueEnvironment:
         """Where the tasks are played. Raises ``UserError`` for an unknown benchmark."""
-        return by_method(environment(benchmark, self.data), self.method)
+        return by_method(make_environment(benchmark, self.data), self.method)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ class Consistency:
 async def evaluate(
     benchmark: str,
     settings: BenchmarkSettings,
-    voice: Voice,
+    sampler: Sampler,
     path: Path,
     progress: Progress,
     sampled_tokens: Callable[[], int],
@@ -119,24 +118,26 @@ async def evaluate(
     ``again`` plays it anew if it is done there, as for a server whose weights may have changed.
     Raises ``UserError`` for an unknown benchmark, missing data, or if every dialogue fails.
     """
-    world = settings.world(benchmark)
+    environment = settings.environment(benchmark)
     make_folder(path.parent)
     with Store.open(path) as store:
-        tasks = world.tasks("heldout", settings.tasks, settings.seed)
+        tasks = environment.tasks("heldout", settings.tasks, settings.seed)
         attempt = 0
         episodes = _episodes(tasks, settings.samples, attempt)
         while again and _keys(episodes) <= store.finished_keys(attempt, STAGE):
             attempt += 1
             episodes = _episodes(tasks, settings.samples, attempt)
         logs = path.with_suffix("")
-        async with services_of(world, settings.person, settings.sandbox, logs) as services:
-            player = Player(world, voice, settings.seed, services)
+        async with services_of(
+            environment, settings.user_simulator, settings.sandbox, logs
+        ) as services:
+            player = Player(environment, sampler, settings.seed, services)
             await play(store, player, episodes, progress, sampled_tokens)
         if settings.samples == 1:
             return evaluation(store, attempt)
         draws = held_out_draws(store, attempt, settings.samples)
-        failed = sum(int(key.sample) < settings.samples for key in failed_keys(store, attempt))
-        points = tuple(scaling(draws, world.similarity))
+        failed = sum(draw.failed for some in draws.values() for draw in some)
+        points = tuple(scaling(draws, environment.similarity))
         means = grade_means(store, attempt, STAGE, settings.samples)
         return Consistency(len(draws), failed, points, means)
 
@@ -158,7 +159,9 @@ def store_name(benchmark: str, settings: BenchmarkSettings, policy: str) -> str:
     """
     rows = content(benchmark, settings.data)
     same = settings.model_copy(update={"samples": 1})
-    world = settings.world(benchmark)
-    (task,) = world.tasks("heldout", 1, settings.seed)
-    prompts = [part.text for agent in world.agents for part in world.system_parts(task, agent)]
+    environment = settings.environment(benchmark)
+    (task,) = environment.tasks("heldout", 1, settings.seed)
+    prompts = [
+        part.text for agent in environment.agents for part in environment.system_parts(task, agent)
+    ]
     return f"{benchmark}-{digest(policy, same.fingerprint(), rows, *prompts)[:12]}.sqlite"

@@ -24,7 +24,7 @@ from coterie.trajectories.store import ItemKey, Metrics, Store
 
 MADE = "made"
 """Key of a config for the day on which its run was made."""
-LEAST_FREE = 256 * 2**20
+MIN_FREE = 256 * 2**20
 """Bytes that must be free on the disk before a run starts."""
 
 
@@ -107,10 +107,10 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
     if write:
         make_folder(folder)
         free = shutil.disk_usage(folder).free
-        if free < LEAST_FREE:
+        if free < MIN_FREE:
             raise UserError(
                 f"only {free / 2**20:.0f} MiB are free on the disk of {folder}",
-                f"a run needs at least {LEAST_FREE / 2**20:.0f} MiB: free some space or use "
+                f"a run needs at least {MIN_FREE / 2**20:.0f} MiB: free some space or use "
                 "--folder on another disk",
             )
     path = folder / "store.sqlite"

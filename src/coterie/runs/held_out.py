@@ -9,6 +9,7 @@ from coterie.evaluation.statistics import bootstrap_interval
 from coterie.rollout.episodes import CUT_OFF, MESSAGES
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.store import Store
+from coterie.trajectories.tree import LENGTH
 
 STAGE = "evaluate"
 
@@ -21,7 +22,7 @@ class Evaluation:
     """0 is the base; ``i`` is the policy after ``i`` trainings."""
     n: int
     failed: int
-    """Dialogues that failed for good; each counts with a score of 0."""
+    """Dialogues that failed for good or could not be graded; each counts with a score of 0."""
     score: float
     low: float
     """Lower end of the score's 95% bootstrap interval."""
@@ -35,17 +36,23 @@ class Evaluation:
 def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[Draw]]:
     """The first dialogues of a policy on each task, in the order of their samples.
 
-    A dialogue that failed scores 0, and neither it nor a runaway has an answer.
+    A dialogue that failed or could not be graded scores 0, and neither it nor a truncated dialogue has an answer.
     """
     metrics = store.metrics(version, STAGE)
+    failed = Draw(None, 0.0, 0, failed=True)
     draws = {
-        key: Draw(None, 0.0, 0) for key in failed_keys(store, version) if int(key.sample) < samples
+        key: failed
+        for key, _ in store.failures(version)
+        if key.stage == STAGE and int(key.sample) < samples
     }
     for tree in store.trees(version, STAGE):
         for outcome, _ in tree.trajectories():
             if outcome.sample < samples:
                 key = ItemKey(version, STAGE, tree.task, f"{outcome.sample:04d}")
-                answer = None if outcome.end == "runaway" else outcome.answer
+                if outcome.score is None:
+                    draws[key] = failed
+                    continue
+                answer = None if outcome.ending == LENGTH else outcome.answer
                 share = metrics[key].get("fraction")
                 draws[key] = Draw(
                     answer,
@@ -65,18 +72,13 @@ def held_out_results(store: Store, version: int) -> dict[str, HeldOut]:
     return {task: HeldOut(first.score, first.tokens) for task, (first,) in draws.items()}
 
 
-def failed_keys(store: Store, version: int) -> list[ItemKey]:
-    """The dialogues that failed for good."""
-    return [key for key, _ in store.failures(version) if key.stage == STAGE]
-
-
 def evaluation(store: Store, version: int) -> Evaluation:
     """Mean score with its interval, and tokens, of a policy."""
-    results = held_out_results(store, version).values()
+    results = [first for (first,) in held_out_draws(store, version, samples=1).values()]
     scores = [result.score for result in results]
     low, high = bootstrap_interval(scores, seed=0)
     n = len(scores)
-    failed = sum(int(key.sample) == 0 for key in failed_keys(store, version))
+    failed = sum(result.failed for result in results)
     tokens = sum(result.tokens for result in results) / n
     found = grade_means(store, version, STAGE)
     return Evaluation(version, n, failed, sum(scores) / n, low, high, tokens, found)

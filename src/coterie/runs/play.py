@@ -36,15 +36,13 @@ async def play(
 def summary(store: Store, iteration: int, stage: str) -> Metrics:
     """How many dialogues of a stage there are and how many failed; mean score, tokens, and what grades say.
 
-    A failed dialogue counts with a score and tokens of 0.
+    A dialogue that failed, or that could not be graded, counts with a score of 0.
     """
-    scores = [
-        outcome.score
-        for tree in store.trees(iteration, stage)
-        for outcome, _ in tree.trajectories()
-    ]
+    found = [o.score for tree in store.trees(iteration, stage) for o in tree.outcomes.values()]
+    scores = [score for score in found if score is not None]
     played = [m for key, m in store.metrics(iteration, stage).items() if "tokens" in m and key.task]
     failed = sum(key.stage == stage for key, _ in store.failures(iteration))
+    failed += len(found) - len(scores)
     n = len(scores) + failed
     return {
         "n": n,

@@ -41,7 +41,7 @@ class SelectSettings(Settings):
     threshold: float = key(
         0.5, "Least reward of a trained trajectory (theta_sft).", source="Optima table 8"
     )
-    least_score: float = key(
+    min_score: float = key(
         0.0,
         "Gate: least task score of a trained trajectory, whatever its reward. 0 is the paper's rule, "
         "by which only the reward counts; with 1 no wrong one is ever selected.",
@@ -71,7 +71,7 @@ def best_demonstrations(
     Ties go to the earlier sample, then to the smaller task id.
     """
     right = {
-        task: [r for r in rs if r.task_term >= settings.least_score] for task, rs in rewards.items()
+        task: [r for r in rs if r.task_term >= settings.min_score] for task, rs in rewards.items()
     }
     best = {task: min(rs, key=lambda r: (-r.total, r.sample)) for task, rs in right.items() if rs}
     good = [(task, r) for task, r in best.items() if r.total >= settings.threshold]

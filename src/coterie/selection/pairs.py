@@ -39,7 +39,7 @@ class PairSettings(Settings):
         gt=0,
         le=1,
     )
-    least_score: float = key(
+    min_score: float = key(
         0.0,
         "Gate: least mean task score of the rollouts through a chosen utterance. 0 is the paper's "
         "rule, by which only the reward counts.",
@@ -79,7 +79,7 @@ def sibling_pairs(
             for pair in _pairs(children, values, settings)
             if pair.value > settings.theta_filter
             and pair.difference > settings.theta_diff
-            and (not settings.least_score or score(pair.chosen.id) >= settings.least_score)
+            and (not settings.min_score or score(pair.chosen.id) >= settings.min_score)
         ]
     found.sort(key=lambda pair: (-pair.value, -pair.difference, pair.chosen.id, pair.rejected.id))
     return found[: max(int(len(found) * settings.top_share), 1)]

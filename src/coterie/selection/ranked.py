@@ -27,17 +27,17 @@ class RankedPairSettings(Settings):
 
 
 def trajectory_pairs(
-    rewards: Sequence[tuple[str, float]], least: float = 1.0
+    rewards: Sequence[tuple[str, float]], min_reward: float = 1.0
 ) -> list[tuple[str, str]]:
     """(chosen, rejected) leaves of one task's repeats, whose rewards in [0, 1] are given in their order.
 
-    Chosen is the first with the highest reward, if that is at least ``least`` (1: a full success);
+    Chosen is the first with the highest reward, if that is at least ``min_reward`` (1: a full success);
     rejected is each other one whose reward is lower.
     """
     if not rewards:
         return []
     best = max(reward for _, reward in rewards)
-    if best < least:
+    if best < min_reward:
         return []
     chosen = next(leaf for leaf, reward in rewards if reward == best)
     return [(chosen, leaf) for leaf, reward in rewards if reward < best]

@@ -21,7 +21,7 @@ from coterie.training.objective import Item, Objective
 
 
 @dataclass(frozen=True)
-class Plan(Generic[Item]):
+class TrainingPlan(Generic[Item]):
     """The items that are trained, in the order given, and how many were not."""
 
     items: Sequence[Item]
@@ -85,7 +85,7 @@ def plan(
     tokens_per_microbatch: int,
     max_length: int,
     rule: CostRule | None = None,
-) -> Plan[Item]:
+) -> TrainingPlan[Item]:
     """Drop (and count) items that can't be trained, and plan the rest.
 
     Raises :class:`UserError` if none is left.
@@ -102,7 +102,7 @@ def plan(
             f"{empty} have no targets",
             "raise max_length, or give rows with targets",
         )
-    return Plan(
+    return TrainingPlan(
         items=[items[i] for i in kept],
         groups=[objective.group(items[i]) for i in kept],
         tokens=[sum(len(row.ids) for row in groups[i]) for i in kept],

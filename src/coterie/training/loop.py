@@ -28,11 +28,11 @@ from coterie.models.heads import find_head
 from coterie.models.packing import CostRule
 from coterie.models.splitting import Family
 from coterie.progress import Progress, Silent
-from coterie.training.batches import Plan, plan
+from coterie.training.batches import TrainingPlan, plan
 from coterie.training.forward import LossModule
 from coterie.training.objective import Item, Objective
 from coterie.training.optimizer import make_optimizer, rate_at, set_rate
-from coterie.training.prepare import longest_row, precision, prepared, trainable
+from coterie.training.prepare import max_row_length, precision, prepared, trainable
 from coterie.training.record import Record, TrainingReport, open_folder
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
@@ -99,14 +99,14 @@ def _plan(
     settings: TrainingSettings,
     objective: Objective[Item],
     rule: CostRule | None,
-) -> Plan[Item]:
+) -> TrainingPlan[Item]:
     return plan(
         rows,
         objective,
         seed=settings.seed,
         batch_rows=settings.batch_rows,
         tokens_per_microbatch=settings.tokens_per_microbatch,
-        max_length=longest_row(model, settings),
+        max_length=max_row_length(model, settings),
         rule=rule,
     )
 
@@ -114,7 +114,7 @@ def _plan(
 def _run(
     accelerator: Accelerator,
     module: LossModule[Item],
-    batches: Plan[Item],
+    batches: TrainingPlan[Item],
     record: Record,
     progress: Progress,
     tracker: Tracker,
@@ -143,7 +143,7 @@ def _run(
 def _gradient(
     accelerator: Accelerator,
     module: LossModule[Item],
-    batches: Plan[Item],
+    batches: TrainingPlan[Item],
     families: Sequence[Family],
     max_norm: float,
 ) -> tuple[float, float]:

@@ -107,7 +107,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def longest_row(model: Any, settings: TrainingSettings) -> int:
+def max_row_length(model: Any, settings: TrainingSettings) -> int:
     """The longest row that is trained: ``max_length``, or what the model takes if that is less."""
     return min(settings.max_length, context_length(model.config) or settings.max_length)
 

@@ -16,7 +16,7 @@ from coterie.config.folders import flush
 from coterie.errors import UserError
 from coterie.models.saved import reading
 from coterie.training import checkpoint
-from coterie.training.batches import Plan
+from coterie.training.batches import TrainingPlan
 from coterie.training.prepare import tokenizer_folder
 from coterie.training.settings import TrainingSettings
 
@@ -59,7 +59,7 @@ class Record:
         self,
         model: Any,
         objective: str,
-        batches: Plan[Any],
+        batches: TrainingPlan[Any],
         settings: TrainingSettings,
         folder: Path,
         accelerator: Accelerator,

@@ -24,7 +24,7 @@ from coterie.models.splitting import Splitter
 from coterie.progress import Progress, Silent
 from coterie.training.checkpoint import hash_items, hash_tensors
 from coterie.training.forward import row_logprobs
-from coterie.training.prepare import longest_row
+from coterie.training.prepare import max_row_length
 from coterie.training.settings import TrainingSettings
 from coterie.training.sides import Normalise, side_statistic
 from coterie.trajectories.pair import Pair
@@ -79,12 +79,12 @@ def _compute(
 ) -> torch.Tensor:
     """``[pairs, 2]`` numbers, NaN where a side is too long or has nothing to compare."""
     rule = check(model).packing(settings.packing)
-    longest = longest_row(model, settings)
+    max_row = max_row_length(model, settings)
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     splitter = Splitter(
         [[row.ids for row in side] for side in sides], rule, settings.tokens_per_microbatch
     )
-    fits = [i for i, side in enumerate(sides) if _fits(side, longest)]
+    fits = [i for i, side in enumerate(sides) if _fits(side, max_row)]
     sums = torch.full((len(sides),), math.nan, dtype=torch.float64)
     progress.start(len(fits), "reference log-probs")
     for part in splitter.microbatches(splitter.families(fits))[0]:
@@ -103,9 +103,9 @@ def _compute(
     return sums.view(-1, 2)
 
 
-def _fits(side: Sequence[Row], longest: int) -> bool:
+def _fits(side: Sequence[Row], max_row: int) -> bool:
     """Whether a side has something to compare and none of its rows is too long."""
-    return any(row.predicted for row in side) and all(len(row.ids) <= longest for row in side)
+    return any(row.predicted for row in side) and all(len(row.ids) <= max_row for row in side)
 
 
 def _store(folder: Path, sums: torch.Tensor, identity: dict[str, str]) -> None:

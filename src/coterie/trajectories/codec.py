@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.item import Metrics
-from coterie.trajectories.turn import Message, Part, ToolCall, ToolResult
+from coterie.trajectories.turn import Message, Part
 
 T = TypeVar("T")
 
@@ -18,6 +19,7 @@ PARTS = TypeAdapter(tuple[Part, ...])
 MESSAGES = TypeAdapter(tuple[Message, ...])
 CALLS = TypeAdapter(tuple[ToolCall, ...])
 RESULTS = TypeAdapter(tuple[ToolResult, ...])
+TOOLS = TypeAdapter(tuple[Tool, ...])
 READERS = TypeAdapter(frozenset[str])
 PUBLIC: TypeAdapter[Mapping[str, object]] = TypeAdapter(dict[str, object])
 METRICS: TypeAdapter[Metrics] = TypeAdapter(dict[str, float | int | str])

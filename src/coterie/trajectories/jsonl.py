@@ -7,6 +7,7 @@
 The lines are described in :mod:`coterie.trajectories.lines`.
 """
 
+import base64
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from coterie.trajectories import reader, table
 from coterie.trajectories.disk import check_place
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.lines import (
+    BlobLine,
     CreditLine,
     HeaderLine,
     ItemLine,
@@ -35,6 +37,7 @@ from coterie.trajectories.lines import (
 from coterie.trajectories.redaction import redact
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.tree import shown_images
 from coterie.trajectories.turn import Turn
 
 Tokenize = Callable[[str], Sequence[int]]
@@ -137,8 +140,9 @@ def _lines(
     for id_ in reader.task_ids(db):
         if whole or id_ in needed:
             yield _task_line(db, id_, secrets)
+    shown: set[str] = set()
     for row in trees:
-        yield from _tree_lines(db, row, secrets)
+        yield from _tree_lines(db, row, secrets, shown)
     yield from map(ItemLine, kept.values())
     keys = {row[0] for row in trees}
     for number, tree, _, selection in reader.selections(db):
@@ -157,10 +161,18 @@ def _task_line(db: sqlite3.Connection, id_: str, secrets: bool) -> TaskLine:
     return TaskLine(id_, dict(task.public), shown)
 
 
-def _tree_lines(db: sqlite3.Connection, row: reader.TreeKey, secrets: bool) -> Iterator[Line]:
+def _tree_lines(
+    db: sqlite3.Connection, row: reader.TreeKey, secrets: bool, shown: set[str]
+) -> Iterator[Line]:
+    """The lines of a tree; images that are not among ``shown``, which have a line already, come first."""
     key, iteration, stage, task = row
     item = ItemKey(iteration, stage, task)
     tree = reader.tree(db, row) if secrets else redact(reader.tree(db, row))
+    for image in sorted(shown_images(tree) - shown):
+        data = reader.blob(db, image)
+        assert data is not None, "a part's image was checked when it was written"
+        yield BlobLine(base64.b64encode(data).decode())
+        shown.add(image)
     samples = {turn.id: sample for sample, turn in reader.turns(db, key)}
     for record in table.records(tree):
         if isinstance(record, Turn):
@@ -184,6 +196,8 @@ def _add(db: sqlite3.Connection, line: Line, number: int, tokenize: Tokenize | N
                 for name, secret in line.secrets.items()
             }
             table.add_task(db, Task(line.id, line.public, secrets))
+        case BlobLine():
+            table.add_blob(db, base64.b64decode(line.base64, validate=True))
         case RequestLine():
             table.add_request(db, _tree(db, line.item), line.request)
         case TurnLine():

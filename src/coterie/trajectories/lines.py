@@ -25,7 +25,7 @@ from coterie.trajectories.turn import Request, Turn
 class HeaderLine:
     """The first line of an export; a file written by hand may leave it out."""
 
-    format: Literal["coterie-1"] = "coterie-1"
+    format: Literal["coterie-2"] = "coterie-2"
     kind: Literal["header"] = "header"
 
 
@@ -45,6 +45,14 @@ class TaskLine:
     public: dict[str, object]
     secrets: Mapping[str, SecretText] = field(default_factory=dict)
     kind: Literal["task"] = "task"
+
+
+@dataclass(frozen=True, slots=True)
+class BlobLine:
+    """Bytes that parts name by their SHA-256, such as an image's."""
+
+    base64: str
+    kind: Literal["blob"] = "blob"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,7 @@ class SelectionLine:
 Line = (
     HeaderLine
     | TaskLine
+    | BlobLine
     | RequestLine
     | TurnLine
     | OutcomeLine

@@ -17,6 +17,7 @@ from coterie.trajectories.codec import (
     PUBLIC,
     READERS,
     RESULTS,
+    TOOLS,
     ids_of,
     logprobs_of,
     value_of,
@@ -25,7 +26,7 @@ from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import Item, ItemKey
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import Ending, Outcome, Tree
 from coterie.trajectories.turn import Request, Sample, Speaker, Turn
 
 TreeKey = tuple[int, int, str, str]
@@ -69,7 +70,12 @@ def tree(db: sqlite3.Connection, row: TreeKey) -> Tree:
     """A tree; its turns are in the order of the items that made them, then in theirs."""
     key, iteration, stage, task_ = row
     result = Tree(task_, stage, iteration)
-    for values in db.execute("SELECT * FROM request WHERE tree = ? ORDER BY id", (key,)):
+    rows = db.execute(
+        "SELECT id, agent, parent, previous, keep, ids, keep_messages, messages, tools "
+        "FROM request LEFT JOIN toolset ON toolset.key = toolset WHERE tree = ? ORDER BY id",
+        (key,),
+    )
+    for values in rows:
         request = _request(*values)
         result.requests[request.id] = request
     for _, turn in turns(db, key):
@@ -89,11 +95,20 @@ def turns(db: sqlite3.Connection, key: int) -> Iterator[tuple[str, Turn]]:
 def outcomes(db: sqlite3.Connection, key: int) -> list[Outcome]:
     """The outcomes of a tree, in order of sample."""
     rows = db.execute(
-        'SELECT leaf, sample, "end", answer, score FROM outcome WHERE tree = ? '
+        "SELECT leaf, sample, reason, truncated, answer, score FROM outcome WHERE tree = ? "
         "ORDER BY sample, leaf",
         (key,),
     )
-    return [Outcome(*row) for row in rows]
+    return [
+        Outcome(leaf, sample, Ending(reason, bool(truncated)), answer, score)
+        for leaf, sample, reason, truncated, answer, score in rows
+    ]
+
+
+def blob(db: sqlite3.Connection, hash_: str) -> bytes | None:
+    """The bytes with this SHA-256; ``None`` if they are not there."""
+    found = db.execute("SELECT data FROM blob WHERE hash = ?", (hash_,)).fetchone()
+    return found[0] if found else None
 
 
 def credit_of_tree(db: sqlite3.Connection, key: int) -> list[Credit]:
@@ -172,7 +187,6 @@ def _where(table: str, **wanted: int | str | None) -> tuple[str, list[int | str]
 
 
 def _request(
-    _tree: int,
     id_: str,
     agent: str,
     parent: str,
@@ -181,6 +195,7 @@ def _request(
     ids: bytes,
     keep_messages: int,
     messages: str,
+    tools: str | None,
 ) -> Request:
     return Request(
         id_,
@@ -191,6 +206,7 @@ def _request(
         ids_of(ids),
         keep_messages,
         value_of(MESSAGES, messages),
+        value_of(TOOLS, tools) if tools is not None else (),
     )
 
 

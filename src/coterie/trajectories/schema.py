@@ -11,7 +11,7 @@ from coterie.errors import UserError
 
 APPLICATION = 0x434F5445
 """The SQLite application id of a store (``COTE``)."""
-VERSION = 2
+VERSION = 3
 
 TABLES = """
 CREATE TABLE task (
@@ -43,6 +43,14 @@ CREATE TABLE tree (
     root TEXT NOT NULL UNIQUE,
     UNIQUE (iteration, stage, task)
 );
+CREATE TABLE blob (
+    hash TEXT PRIMARY KEY NOT NULL,
+    data BLOB NOT NULL
+);
+CREATE TABLE toolset (
+    key INTEGER PRIMARY KEY,
+    tools TEXT NOT NULL UNIQUE
+);
 CREATE TABLE request (
     tree INTEGER NOT NULL REFERENCES tree (key),
     id TEXT NOT NULL,
@@ -53,6 +61,7 @@ CREATE TABLE request (
     ids BLOB NOT NULL,
     keep_messages INTEGER NOT NULL,
     messages TEXT NOT NULL,
+    toolset INTEGER REFERENCES toolset (key),
     UNIQUE (tree, id)
 );
 CREATE TABLE turn (
@@ -84,9 +93,10 @@ CREATE TABLE outcome (
     tree INTEGER NOT NULL REFERENCES tree (key),
     leaf TEXT NOT NULL,
     sample INTEGER NOT NULL,
-    "end" TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    truncated INTEGER NOT NULL,
     answer TEXT,
-    score REAL NOT NULL,
+    score REAL,
     PRIMARY KEY (tree, leaf)
 ) WITHOUT ROWID;
 CREATE TABLE credit_kind (
@@ -140,7 +150,7 @@ def check(db: sqlite3.Connection, path: Path) -> None:
     if version != VERSION:
         raise UserError(
             f"{path} has store schema {version}; this coterie knows schema {VERSION}",
-            "open it with the coterie version that wrote it, and export it to JSONL there",
+            "open it with the coterie version that wrote it, or run again into a new folder",
         )
 
 

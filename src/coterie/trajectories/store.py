@@ -157,6 +157,14 @@ class Store:
             raise KeyError(f"task {id_!r} is not in {self.path}")
         return found
 
+    def image(self, hash_: str) -> bytes:
+        """The bytes of an image by their SHA-256; ``KeyError`` if they are not there."""
+        with explained(self.path):
+            found = reader.blob(self._db, hash_)
+        if found is None:
+            raise KeyError(f"image {hash_} is not in {self.path}")
+        return found
+
     def is_empty(self) -> bool:
         """Whether no item has ever been finished."""
         with explained(self.path):

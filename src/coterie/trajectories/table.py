@@ -9,13 +9,14 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from coterie.trajectories.calls import Tool
 from coterie.trajectories.codec import ids_blob, json_of, logprobs_blob
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import Item, ItemKey
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Outcome, Tree, root_id
-from coterie.trajectories.turn import Request, Turn
+from coterie.trajectories.tree import Outcome, Tree, hash_of, root_id
+from coterie.trajectories.turn import Part, Request, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,13 @@ def item_row(db: sqlite3.Connection, key: ItemKey) -> int | None:
     return found[0] if found else None
 
 
+def add_blob(db: sqlite3.Connection, data: bytes) -> str:
+    """Write bytes that parts of turns may name, and return their SHA-256."""
+    hash_ = hash_of(data)
+    db.execute("INSERT OR IGNORE INTO blob VALUES (?, ?)", (hash_, data))
+    return hash_
+
+
 def add_tree(db: sqlite3.Connection, iteration: int, stage: str, task: str) -> TreeRow:
     """The tree of a task, made if it is not there."""
     root = root_id(iteration, stage, task)
@@ -95,8 +103,10 @@ def add_request(db: sqlite3.Connection, tree: TreeRow, request: Request) -> None
     _check_node(db, tree, request.parent, f"parent of request {request.id}")
     if request.previous is not None:
         _check_node(db, tree, request.previous, f"previous turn of request {request.id}")
+    for message in request.messages:
+        _check_images(db, message.parts, f"request {request.id}")
     db.execute(
-        "INSERT INTO request VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO request VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             tree.key,
             request.id,
@@ -107,6 +117,7 @@ def add_request(db: sqlite3.Connection, tree: TreeRow, request: Request) -> None
             ids_blob(request.ids),
             request.keep_messages,
             json_of(request.messages),
+            _toolset(db, request.tools),
         ),
     )
 
@@ -127,12 +138,23 @@ def add_turn(db: sqlite3.Connection, tree: TreeRow, turn: Turn, sample: str, pos
 
 def add_outcome(db: sqlite3.Connection, tree: TreeRow, outcome: Outcome) -> None:
     """Write how a path ended; one leaf has one outcome."""
-    row = (outcome.leaf, outcome.sample, outcome.end, outcome.answer, outcome.score)
-    find = 'SELECT leaf, sample, "end", answer, score FROM outcome WHERE (tree, leaf) = (?, ?)'
+    ending = outcome.ending
+    row = (
+        outcome.leaf,
+        outcome.sample,
+        ending.reason,
+        int(ending.truncated),
+        outcome.answer,
+        outcome.score,
+    )
+    find = (
+        "SELECT leaf, sample, reason, truncated, answer, score FROM outcome "
+        "WHERE (tree, leaf) = (?, ?)"
+    )
     old = db.execute(find, (tree.key, outcome.leaf)).fetchone()
     if old is None:
         _check_node(db, tree, outcome.leaf, "leaf of an outcome")
-        db.execute("INSERT INTO outcome VALUES (?, ?, ?, ?, ?, ?)", (tree.key, *row))
+        db.execute("INSERT INTO outcome VALUES (?, ?, ?, ?, ?, ?, ?)", (tree.key, *row))
     elif old != row:
         raise ValueError(
             f"leaf {outcome.leaf} has an outcome already, {old[1:]}, not {row[1:]}; "
@@ -185,6 +207,8 @@ def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
     if (tree.iteration, tree.stage, tree.task) != (key.iteration, key.stage, key.task):
         raise ValueError(f"the tree of {tree.iteration}/{tree.stage}/{tree.task} is not {key}'s")
     row = add_tree(db, tree.iteration, tree.stage, tree.task)
+    for image in tree.images.values():
+        add_blob(db, image)
     for position, record in enumerate(records(tree)):
         if isinstance(record, Turn):
             add_turn(db, row, record, key.sample, position)
@@ -214,6 +238,7 @@ def write_item(
 def _check_turn(db: sqlite3.Connection, tree: TreeRow, turn: Turn) -> None:
     """Refuse a turn that hangs nowhere, or whose sample answers nothing or is not its text."""
     _check_node(db, tree, turn.parent, f"parent of turn {turn.id}")
+    _check_images(db, turn.parts, f"turn {turn.id}")
     if turn.prompt is not None and not _has_request(db, tree, turn.prompt):
         raise ValueError(f"request {turn.prompt} of turn {turn.id} is not in its tree")
     if turn.sample is None:
@@ -262,6 +287,23 @@ def _check_node(db: sqlite3.Connection, tree: TreeRow, node: str, what: str) -> 
         return
     if not db.execute("SELECT 1 FROM turn WHERE id = ? AND tree = ?", (node, tree.key)).fetchone():
         raise ValueError(f"{what}: node {node} is not in its tree")
+
+
+def _check_images(db: sqlite3.Connection, parts: Sequence[Part], what: str) -> None:
+    """Refuse a part that names an image whose bytes are not in the store."""
+    for image in {part.image for part in parts if part.image is not None}:
+        if not db.execute("SELECT 1 FROM blob WHERE hash = ?", (image,)).fetchone():
+            raise ValueError(f"{what} has an image {image} that is not in the store")
+
+
+def _toolset(db: sqlite3.Connection, tools: tuple[Tool, ...]) -> int | None:
+    """Key of a prompt's tools, made if it is not there; ``None`` where there are none."""
+    if not tools:
+        return None
+    text = json_of(tools)
+    db.execute("INSERT OR IGNORE INTO toolset VALUES (NULL, ?)", (text,))
+    key: int = db.execute("SELECT key FROM toolset WHERE tools = ?", (text,)).fetchone()[0]
+    return key
 
 
 def _has_request(db: sqlite3.Connection, tree: TreeRow, request: str) -> bool:

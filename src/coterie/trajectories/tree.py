@@ -3,15 +3,28 @@
 Branches share their beginnings. A leaf has an :class:`Outcome`; the way to it is a path.
 """
 
+import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 from coterie.trajectories.turn import Message, Request, Turn, digest
 
-End = Literal["agreed", "answered", "turn_limit", "runaway", "failed"]
-"""How a dialogue ended: agreement, one answer where one is enough, no turns left, a turn without end,
-a recorded failure."""
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a path ended."""
+
+    reason: str
+    """In the environment's words (``agreed``, ``answered``), or a limit's: ``turns``, ``length``."""
+    truncated: bool = False
+    """Whether a limit cut the path off; else the environment ended it."""
+
+
+TURNS = Ending("turns", truncated=True)
+"""No turns are left."""
+LENGTH = Ending("length", truncated=True)
+"""A turn ran to its limit of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +35,16 @@ class Outcome:
     """Id of the last turn of the path."""
     sample: int
     """Which of the task's samples this path is."""
-    end: End
+    ending: Ending
     answer: str | None
     """The final answer, as extracted; ``None`` if there is none."""
-    score: float
-    """The benchmark's metric for this path, in [0, 1]."""
+    score: float | None
+    """The benchmark's metric for this path, any finite number; ``None`` if it could not be graded,
+    which is never the same as 0."""
+
+    def __post_init__(self) -> None:
+        if self.score is not None and not math.isfinite(self.score):
+            raise ValueError(f"the score of leaf {self.leaf} is {self.score}, which is no measure")
 
 
 @dataclass(slots=True)
@@ -39,12 +57,15 @@ class Tree:
     turns: dict[str, Turn] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    images: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
+    """Bytes of images that parts name, by their SHA-256. They are written with the tree; a tree that was
+    read has none (``Store.image`` gives them)."""
+    root: str = field(init=False, repr=False)
+    """Id of the root: the parent of the first turns."""
     _children: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
-    @property
-    def root(self) -> str:
-        """Id of the root: the parent of the first turns."""
-        return root_id(self.iteration, self.stage, self.task)
+    def __post_init__(self) -> None:
+        self.root = root_id(self.iteration, self.stage, self.task)
 
     def add(self, turn: Turn, request: Request | None = None) -> None:
         """Add a turn (and the request it answers); adding an equal turn again changes nothing."""
@@ -56,6 +77,11 @@ class Tree:
             self.turns[turn.id] = turn
             self._children.setdefault(turn.parent, []).append(turn.id)
 
+    def add_image(self, data: bytes) -> str:
+        """Keep the bytes of an image; their SHA-256, by which a part names it."""
+        self.images[hash_of(data)] = data
+        return hash_of(data)
+
     def end(self, outcome: Outcome) -> None:
         """Record how the path to a leaf ended; a leaf is the end of one sample only."""
         old = self.outcomes.get(outcome.leaf)
@@ -65,6 +91,10 @@ class Tree:
                 f"turn {outcome.leaf}; give turns of separate samples separate draws"
             )
         self.outcomes[outcome.leaf] = outcome
+
+    def graded(self) -> Iterator[tuple[Outcome, list[Turn]]]:
+        """The trajectories that have a score."""
+        return ((o, path) for o, path in self.trajectories() if o.score is not None)
 
     def children(self, node: str) -> list[Turn]:
         """Turns right after ``node`` (a turn's id, or ``root``), in the order they were added."""
@@ -101,3 +131,15 @@ class Tree:
 def root_id(iteration: int, stage: str, task: str) -> str:
     """Id of the root of a tree."""
     return digest("root", iteration, stage, task)
+
+
+def hash_of(data: bytes) -> str:
+    """The name of bytes: their SHA-256, hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def shown_images(tree: Tree) -> set[str]:
+    """Names of all images that turns and prompts of a tree show."""
+    turns = (part for turn in tree.turns.values() for part in turn.parts)
+    prompts = (p for r in tree.requests.values() for m in r.messages for p in m.parts)
+    return {part.image for part in (*turns, *prompts) if part.image is not None}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coterie.config.text import encoded
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult, in_order, place
 
 SpeakerKind = Literal["agent", "person", "environment", "tool"]
 Role = Literal["system", "user", "assistant", "tool"]
@@ -52,24 +53,6 @@ class Speaker:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A structured call: the tool's name and its arguments as JSON text."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """What a call returned; results of one turn form one group, in the order of ``call_id``."""
-
-    call_id: str
-    text: str
-    error: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Message:
     """One message of a prompt: either literal parts, or a turn of the tree by id."""
 
@@ -104,6 +87,8 @@ class Request:
     keep_messages: int
     """How many messages of the previous request stay in front of ``messages``."""
     messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    """All tools that this prompt offers."""
 
     @classmethod
     def make(
@@ -115,14 +100,20 @@ class Request:
         messages: tuple[Message, ...],
         running: tuple[int, ...] = (),
         running_messages: tuple[Message, ...] = (),
+        tools: tuple[Tool, ...] = (),
     ) -> "Request":
-        """Store ``prompt`` and ``messages`` as deltas on what this agent had before."""
+        """Store ``prompt`` and ``messages`` as deltas on what this agent had before.
+
+        The id is a hash of all that is given, of the tools only where there are any.
+        """
         keep = _common(prompt, running)
         keep_messages = _common(messages, running_messages)
         delta, new = prompt[keep:], messages[keep_messages:]
         seen = [[m.role, m.turn, [[p.text, p.source, p.image] for p in m.parts]] for m in new]
-        id_ = digest("request", agent, parent, previous, keep, delta, keep_messages, seen)
-        return cls(id_, agent, parent, previous, keep, delta, keep_messages, new)
+        offered = [[[t.name, t.description, t.parameters, t.alone] for t in tools]] if tools else []
+        key = (agent, parent, previous, keep, delta, keep_messages, seen, *offered)
+        id_ = digest("request", *key)
+        return cls(id_, agent, parent, previous, keep, delta, keep_messages, new, tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,15 +191,17 @@ def make_turn(
     """Build a turn; its id is a hash of (parent, speaker, ids, draw).
 
     ``request`` is for turns that were not sampled. Where a turn has no ids, its content (text,
-    calls, results) stands for them. Parallel tool results are put in the order of ``call_id``, so
-    their order of arrival changes nothing.
+    calls, results) stands for them. Results are put in the order of the calls that they answer, so
+    their order of arrival changes nothing. Raises ``ValueError`` for calls that are not named by their
+    place, and for two results of one call.
     """
-    parts = tuple(parts)
-    results = tuple(sorted(results, key=lambda r: (r.call_id, r.text, r.error)))
+    parts, results = tuple(parts), in_order(results)
+    if [place(call.id) for call in calls] != list(range(len(calls))):
+        raise ValueError(f"calls are named c0, c1, ... in their order, not {[c.id for c in calls]}")
     ids = sample.ids if sample else ids
     content: object = ids or [
         [[p.text, p.image] for p in parts],
-        [[c.id, c.name, c.arguments] for c in calls],
+        [[c.id, c.name, c.arguments, *([c.error] if c.error else [])] for c in calls],
         [[r.call_id, r.text, r.error] for r in results],
     ]
     id_ = digest("turn", parent, speaker.kind, speaker.name, content, draw)

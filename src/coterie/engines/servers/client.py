@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 from pydantic import BaseModel, ValidationError
 
 from coterie.engines.limits import retry_after
@@ -21,12 +21,12 @@ from coterie.engines.servers.connections import Connections
 from coterie.engines.servers.faults import FinalFault, TransientFault
 from coterie.engines.servers.wire import (
     CacheReset,
-    Choice,
     CompletionReply,
     ErrorReply,
-    ModelCard,
-    ModelList,
-    Usage,
+    ReportedChoice,
+    ReportedUsage,
+    ServedModel,
+    ServedModels,
 )
 from coterie.trajectories.turn import Finish
 
@@ -40,11 +40,11 @@ AGAIN = {408, 409, 425, 429}
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredIds:
     """Log-probs (nats, temperature 1) of the ids of a sequence from ``start`` on."""
 
     logprobs: list[float]
-    usage: Usage
+    usage: ReportedUsage
 
 
 class ServerClient:
@@ -59,9 +59,9 @@ class ServerClient:
         self.model = model
         self._decode = decode
         self._ends = end_ids
-        self._http = httpx.AsyncClient(
+        self._http = httpx2.AsyncClient(
             base_url=self.url,
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
             transport=Connections(KEPT_SECONDS),
             trust_env=False,
         )
@@ -72,7 +72,7 @@ class ServerClient:
 
     async def complete(
         self, prompt: Sequence[int], seed: int, sampling: Sampling
-    ) -> tuple[Completion, Usage]:
+    ) -> tuple[Completion, ReportedUsage]:
         """One completion of a prompt. Raises a ``ServerFault``."""
         wanted = {
             **self._request(prompt, sampling.max_tokens),
@@ -93,11 +93,11 @@ class ServerClient:
                 f"wrong token count: {len(ids)} of up to {sampling.max_tokens} tokens, and no end "
                 "of turn or stop string among them"
             )
-        count, finish, text = ended
+        count, finish, text, stop = ended
         said, cached = tuple(ids[:count]), usage.cached_tokens
-        return Completion(said, tuple(logprobs[:count]), text, finish, seed, cached), usage
+        return Completion(said, tuple(logprobs[:count]), text, finish, seed, cached, stop), usage
 
-    async def score(self, ids: Sequence[int], start: int) -> Scored:
+    async def score(self, ids: Sequence[int], start: int) -> ScoredIds:
         """Log-probs of ``ids[start:]``, each given all before it. Raises a ``ServerFault``."""
         wanted = {**self._request(ids, 1), "temperature": 1.0, "prompt_logprobs": 0}
         choice, usage = await self._choice(wanted, ids)
@@ -110,19 +110,19 @@ class ServerClient:
         if len(values) != len(found):
             raise TransientFault("log-probs of some prompt tokens are missing")
         _check_logprobs(values)
-        return Scored(values, usage)
+        return ScoredIds(values, usage)
 
     async def healthy(self) -> bool:
         """Whether the server says, within a few seconds, that it is well."""
         try:
             reply = await self._http.get("/health", timeout=HEALTH_SECONDS)
-        except (httpx.HTTPError, OSError):
+        except (httpx2.HTTPError, OSError):
             return False
-        return reply.status_code == httpx.codes.OK
+        return reply.status_code == httpx2.codes.OK
 
-    async def models(self) -> list[ModelCard]:
+    async def models(self) -> list[ServedModel]:
         """What the server serves. Raises a ``ServerFault``."""
-        return _parsed(ModelList, await self._send("GET", "/v1/models", None)).data
+        return _parsed(ServedModels, await self._send("GET", "/v1/models", None)).data
 
     async def reset_cache(self) -> bool:
         """Have the server drop its prefix cache; whether it could. Raises a ``ServerFault``."""
@@ -141,8 +141,8 @@ class ServerClient:
             "skip_special_tokens": False,
         }
 
-    def _ended(self, ids: list[int], sampling: Sampling) -> tuple[int, Finish, str] | None:
-        """Where and how a completion ends, and its text.
+    def _ended(self, ids: list[int], sampling: Sampling) -> tuple[int, Finish, str, str] | None:
+        """Where and how a completion ends, its text, and its stop string.
 
         A server decodes token by token, and may miss a stop string that the whole text has; what it
         sampled after it is dropped, as if it had stopped.
@@ -154,7 +154,7 @@ class ServerClient:
 
     async def _choice(
         self, wanted: Mapping[str, Any], prompt: Sequence[int]
-    ) -> tuple[Choice, Usage]:
+    ) -> tuple[ReportedChoice, ReportedUsage]:
         """The one choice of a completion request, checked to be of this model and prompt."""
         response = await self._send("POST", "/v1/completions", wanted)
         reply = _parsed(CompletionReply, response)
@@ -170,12 +170,14 @@ class ServerClient:
             )
         return choice, reply.usage
 
-    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
+    async def _send(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> httpx2.Response:
         if self._http.is_closed:
             raise TransientFault(f"{self.url} is gone")
         try:
             response = await self._http.request(method, path, json=body)
-        except (httpx.HTTPError, OSError) as error:
+        except (httpx2.HTTPError, OSError) as error:
             raise TransientFault(f"no answer from {self.url}: {error!r}") from error
         status = response.status_code
         if status < 400:
@@ -187,7 +189,9 @@ class ServerClient:
         raise FinalFault(said)
 
 
-def _sampled(choice: Choice, usage: Usage, sampling: Sampling) -> tuple[list[int], list[float]]:
+def _sampled(
+    choice: ReportedChoice, usage: ReportedUsage, sampling: Sampling
+) -> tuple[list[int], list[float]]:
     """Ids and log-probs of a choice, counted and checked."""
     ids = choice.token_ids
     logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
@@ -209,7 +213,7 @@ def _check_logprobs(logprobs: Sequence[float]) -> None:
         raise TransientFault("some log-probs are not finite, or above 0")
 
 
-def _parsed(kind: type[Reply], response: httpx.Response) -> Reply:
+def _parsed(kind: type[Reply], response: httpx2.Response) -> Reply:
     try:
         return kind.model_validate_json(response.content)
     except ValidationError as error:
@@ -220,7 +224,7 @@ def _parsed(kind: type[Reply], response: httpx.Response) -> Reply:
         ) from error
 
 
-def _message(response: httpx.Response) -> str:
+def _message(response: httpx2.Response) -> str:
     try:
         return ErrorReply.model_validate_json(response.content).error.message
     except ValidationError:

@@ -12,11 +12,11 @@ from coterie.engines.servers.backend import Backend
 from coterie.engines.servers.child import Child, Launch
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
-from coterie.engines.servers.settings import PoolSettings
-from coterie.engines.servers.wire import ModelCard
+from coterie.engines.servers.settings import ServerPoolSettings
+from coterie.engines.servers.wire import ServedModel
 
 logger = logging.getLogger(__name__)
-LONGEST_PAUSE = 10.0
+MAX_PAUSE = 10.0
 RESET_TRIES = 40
 RESET_PAUSE = 0.25
 Connect = Callable[[str, str], ServerClient]
@@ -24,7 +24,7 @@ Connect = Callable[[str, str], ServerClient]
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ServedWeights:
     """What the servers of a pool serve."""
 
     model: str
@@ -49,8 +49,8 @@ class Member:
         name: str,
         base: str,
         backend: Backend,
-        settings: PoolSettings,
-        weights: Weights,
+        settings: ServerPoolSettings,
+        weights: ServedWeights,
         client: ServerClient,
     ) -> None:
         self.name = name
@@ -80,7 +80,7 @@ class Member:
     def stalled(self) -> None:
         """A request had no answer for too long."""
 
-    async def serve(self, weights: Weights) -> None:
+    async def serve(self, weights: ServedWeights) -> None:
         """Load other weights in place, and check that they are served. Raises a ``ServerFault``."""
         before, self.weights = self.weights, weights
         names = {card.id for card in await self.client.models()}
@@ -106,7 +106,7 @@ class Member:
             await client.post("/v1/load_lora_adapter", body)
             client.model = self.weights.adapter_name
 
-    async def card(self, client: ServerClient) -> ModelCard:
+    async def card(self, client: ServerClient) -> ServedModel:
         """What the server says of the model that we ask; :class:`FinalFault` if it has none such."""
         cards = {card.id: card for card in await client.models()}
         if client.model not in cards:
@@ -135,8 +135,8 @@ class OwnMember(Member):
         index: int,
         policy: str,
         backend: Backend,
-        settings: PoolSettings,
-        weights: Weights,
+        settings: ServerPoolSettings,
+        weights: ServedWeights,
         connect: Connect,
         log_folder: Path,
         went_down: Callable[[int], None],
@@ -170,7 +170,7 @@ class OwnMember(Member):
             logger.warning("%s does not answer; it is killed and started again", self.name)
             child.kill()
 
-    async def serve(self, weights: Weights) -> None:
+    async def serve(self, weights: ServedWeights) -> None:
         """As of any server; one that dies meanwhile is started again, with the new weights."""
         await self._settled()
         restarts = self.restarts
@@ -247,7 +247,7 @@ class OwnMember(Member):
                 if self.restarts == self._settings.restarts:
                     self.lost = f"started {self.restarts + 1} times, then given up: {reason}"
                     break
-                await asyncio.sleep(min(0.25 * 2**self.restarts, LONGEST_PAUSE))
+                await asyncio.sleep(min(0.25 * 2**self.restarts, MAX_PAUSE))
                 self.restarts += 1
                 try:
                     await self._launch()

@@ -9,7 +9,7 @@ from coterie.engines.protocol import EngineError
 from coterie.engines.servers.backend import Backend
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import ServerFault, TransientFault
-from coterie.engines.servers.member import Member, OwnMember, Weights, absolute
+from coterie.engines.servers.member import Member, OwnMember, ServedWeights, absolute
 from coterie.engines.servers.pool import ServerPool
 from coterie.engines.servers.probe import (
     PROBE_IDS,
@@ -17,8 +17,8 @@ from coterie.engines.servers.probe import (
     gives_behaviour_logprobs,
     same_weights,
 )
-from coterie.engines.servers.settings import PoolSettings
-from coterie.engines.servers.wire import ModelCard
+from coterie.engines.servers.settings import ServerPoolSettings
+from coterie.engines.servers.wire import ServedModel
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import resolve
@@ -29,7 +29,7 @@ async def own_servers(
     backend: Backend,
     model: str | Path,
     renderer: ChatRenderer,
-    settings: PoolSettings,
+    settings: ServerPoolSettings,
     log_folder: Path,
     *,
     policy: str,
@@ -39,7 +39,7 @@ async def own_servers(
 
     Their logs go to ``log_folder``. Raises ``UserError`` if one can't be started.
     """
-    weights = Weights(absolute(resolve(model)), version)
+    weights = ServedWeights(absolute(resolve(model)), version)
 
     def connect(url: str, name: str) -> ServerClient:
         return ServerClient(url, name, renderer.decode, renderer.end_ids)
@@ -78,7 +78,7 @@ async def running_servers(
     urls: Sequence[str],
     model: str | None,
     renderer: ChatRenderer,
-    settings: PoolSettings,
+    settings: ServerPoolSettings,
     *,
     policy: str,
     version: str,
@@ -95,7 +95,7 @@ async def running_servers(
             f"the servers serve different models or versions: {said}",
             "give servers of one model, or name one that all of them serve",
         )
-    weights = Weights(cards[0].root or cards[0].id, version)
+    weights = ServedWeights(cards[0].root or cards[0].id, version)
     clients = [
         ServerClient(url, card.id, renderer.decode, renderer.end_ids)
         for url, card in zip(urls, cards, strict=True)
@@ -116,7 +116,7 @@ def probe_ids(renderer: ChatRenderer) -> list[int]:
     return ids[:PROBE_IDS]
 
 
-async def _card(url: str, model: str | None, renderer: ChatRenderer, seconds: float) -> ModelCard:
+async def _card(url: str, model: str | None, renderer: ChatRenderer, seconds: float) -> ServedModel:
     """What the server at ``url`` says of the model."""
     client = ServerClient(url, model or "", renderer.decode, renderer.end_ids)
     try:

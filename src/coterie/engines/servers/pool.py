@@ -18,16 +18,16 @@ from coterie.engines.prefixes import block_keys
 from coterie.engines.protocol import Completion, EngineError, EngineGone, Sampling, Stats
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
-from coterie.engines.servers.member import Member, Weights, absolute
+from coterie.engines.servers.member import Member, ServedWeights, absolute
 from coterie.engines.servers.probe import same_weights
 from coterie.engines.servers.routing import PrefixRouter
-from coterie.engines.servers.settings import PoolSettings
-from coterie.engines.servers.wire import Usage
+from coterie.engines.servers.settings import ServerPoolSettings
+from coterie.engines.servers.wire import ReportedUsage
 from coterie.models.loading import is_adapter, resolve
 
 Result = TypeVar("Result")
 FIRST_PAUSE = 0.25
-LONGEST_PAUSE = 30.0
+MAX_PAUSE = 30.0
 POLL_SECONDS = 0.1
 
 
@@ -48,8 +48,8 @@ class ServerPool:
     def __init__(
         self,
         members: Sequence[Member],
-        settings: PoolSettings,
-        weights: Weights,
+        settings: ServerPoolSettings,
+        weights: ServedWeights,
         *,
         policy: str,
         probe: Sequence[int],
@@ -154,9 +154,9 @@ class ServerPool:
                 f"takes {min(contexts)}"
             )
 
-    async def _new_weights(self, path: Path, version: str) -> Weights:
+    async def _new_weights(self, path: Path, version: str) -> ServedWeights:
         if not is_adapter(path):
-            return Weights(absolute(resolve(path)), version)
+            return ServedWeights(absolute(resolve(path)), version)
         for member in self.members:
             member.backend.check_adapter(path)
         try:
@@ -170,7 +170,7 @@ class ServerPool:
         return replace(self._weights, version=version, adapter=path, adapter_name=name)
 
     async def _complete(self, prompt: tuple[int, ...], seed: int, sampling: Sampling) -> Completion:
-        async def ask(client: ServerClient) -> tuple[Completion, Usage]:
+        async def ask(client: ServerClient) -> tuple[Completion, ReportedUsage]:
             return await client.complete(prompt, seed, sampling)
 
         keys = block_keys(prompt)
@@ -187,7 +187,7 @@ class ServerPool:
         self._stats.scored_tokens += len(scored.logprobs)
         return scored.logprobs
 
-    def _count(self, usage: Usage) -> None:
+    def _count(self, usage: ReportedUsage) -> None:
         self._stats.prompt_tokens += usage.prompt_tokens
         self._stats.cached_tokens += usage.cached_tokens
 
@@ -259,7 +259,7 @@ class ServerPool:
         """Seconds before an attempt: what the server asked for, or twice as long each time."""
         if fault.retry_after is not None:
             return fault.retry_after
-        pause = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE)
+        pause = min(FIRST_PAUSE * 2**attempt, MAX_PAUSE)
         return pause * self._jitter.uniform(0.5, 1.0)
 
     @contextmanager

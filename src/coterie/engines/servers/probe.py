@@ -31,7 +31,9 @@ async def same_weights(clients: Sequence[ServerClient], ids: Sequence[int]) -> s
 async def gives_behaviour_logprobs(client: ServerClient, ids: Sequence[int]) -> bool:
     """Whether log-probs of sampled tokens are those after temperature. Raises a ``ServerFault``."""
     hot = Sampling(temperature=TEMPERATURE, max_tokens=8)
-    said, _ = await client.complete(ids, 0, hot)
-    raw = await client.score((*ids, *said.ids), len(ids))
-    apart = max(abs(one - other) for one, other in zip(said.logprobs, raw.logprobs, strict=True))
+    completion, _ = await client.complete(ids, 0, hot)
+    raw = await client.score((*ids, *completion.ids), len(ids))
+    apart = max(
+        abs(one - other) for one, other in zip(completion.logprobs, raw.logprobs, strict=True)
+    )
     return apart > TOLERANCE / 2

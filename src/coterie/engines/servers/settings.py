@@ -3,7 +3,7 @@
 from coterie.config.settings import Settings, key
 
 
-class PoolSettings(Settings):
+class ServerPoolSettings(Settings):
     """Bounds of a pool; times are read from clocks that nobody can set."""
 
     servers: int = key(1, "how many servers to start", ge=1)

@@ -20,8 +20,8 @@ from coterie.engines.servers.child import HOST
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.opening import own_servers, running_servers
 from coterie.engines.servers.pool import ServerPool
-from coterie.engines.servers.settings import PoolSettings
-from coterie.engines.servers.vllm_options import Value, check_arguments, installed_options
+from coterie.engines.servers.settings import ServerPoolSettings
+from coterie.engines.servers.vllm_options import OptionValue, check_arguments, installed_options
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import ADAPTER_FILE
@@ -29,7 +29,7 @@ from coterie.models.loading import ADAPTER_FILE
 DEVICES = "CUDA_VISIBLE_DEVICES"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM makes room for."""
-FIXED: dict[str, Value] = {
+FIXED: dict[str, OptionValue] = {
     "host": HOST,
     "enable-prefix-caching": True,
     "enable-prompt-tokens-details": True,
@@ -39,10 +39,10 @@ FIXED: dict[str, Value] = {
 """What exact tokens and log-probs need: no sampling defaults of the model, log-probs after temperature."""
 
 
-WITHOUT_DEVICES: dict[str, Value] = {"enable-chunked-prefill": False}
+WITHOUT_DEVICES: dict[str, OptionValue] = {"enable-chunked-prefill": False}
 """On CPU vLLM 0.32 dies ("CPU Generator does not use offset") when it reads a seeded request's prompt in
 two chunks, so prompts are read whole there."""
-IN_ITS_PROCESS: dict[str, Value] = {"distributed-executor-backend": "uni"}
+IN_ITS_PROCESS: dict[str, OptionValue] = {"distributed-executor-backend": "uni"}
 """On CPU vLLM 0.32 has the model in a child of its engine process, which spins while it waits for each step. On two
 busy cores its thread that takes in new requests then got hardly any through, for seconds at a time
 (``bench/results/rollout-2026-11-21.md``). In one process nothing spins."""
@@ -51,7 +51,7 @@ IN_ITS_PROCESS_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 THREADS = "OMP_NUM_THREADS"
 
 
-class VLLMSettings(PoolSettings):
+class VLLMSettings(ServerPoolSettings):
     """A pool of vLLM servers: started by us, or (``urls``) running already."""
 
     urls: tuple[str, ...] = key((), "servers that run already; they are used and never ended")
@@ -79,7 +79,7 @@ class VLLMSettings(PoolSettings):
         "layers that adapters may change; not lm_head, which vLLM leaves out of log-probs of prompts",
         min_length=1,
     )
-    arguments: dict[str, Value] = key(
+    arguments: dict[str, OptionValue] = key(
         {}, "any other option of vllm serve, by its name, such as max_num_seqs: 64"
     )
 
@@ -151,7 +151,7 @@ class VLLMBackend:
 
     def command(self, model: str, name: str, port: int) -> Sequence[str]:
         """The command line."""
-        options: dict[str, Value | None] = {
+        options: dict[str, OptionValue | None] = {
             **FIXED,
             "port": port,
             "served-model-name": name,

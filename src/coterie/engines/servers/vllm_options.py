@@ -15,7 +15,7 @@ from pathlib import Path
 from coterie.config.home import home
 from coterie.errors import UserError
 
-Value = bool | int | float | str
+OptionValue = bool | int | float | str
 HELP_SECONDS = 300
 VERSION = "from importlib.metadata import version; print(version('vllm'))"
 OPTION = re.compile(r"--([a-z0-9][a-z0-9.-]*)")
@@ -44,7 +44,9 @@ class Options:
             self.choices |= dict.fromkeys(names, found[1].split(","))
 
 
-def check_arguments(arguments: Mapping[str, Value], options: Options, managed: set[str]) -> None:
+def check_arguments(
+    arguments: Mapping[str, OptionValue], options: Options, managed: set[str]
+) -> None:
     """Refuse (``UserError``) arguments that vLLM does not have, or that coterie sets itself."""
     for given, value in arguments.items():
         name = given.replace("_", "-")

@@ -12,7 +12,7 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int | None = None
 
 
-class Usage(BaseModel):
+class ReportedUsage(BaseModel):
     """Tokens of one request."""
 
     prompt_tokens: int = Field(ge=0)
@@ -37,7 +37,7 @@ class Logprob(BaseModel):
     logprob: float
 
 
-class Choice(BaseModel):
+class ReportedChoice(BaseModel):
     """One completion."""
 
     token_ids: list[int] | None = None
@@ -50,11 +50,11 @@ class CompletionReply(BaseModel):
     """``POST /v1/completions``."""
 
     model: str
-    choices: list[Choice] = Field(min_length=1, max_length=1)
-    usage: Usage
+    choices: list[ReportedChoice] = Field(min_length=1, max_length=1)
+    usage: ReportedUsage
 
 
-class ModelCard(BaseModel):
+class ServedModel(BaseModel):
     """A model or adapter that a server serves."""
 
     id: str
@@ -66,10 +66,10 @@ class ModelCard(BaseModel):
     max_model_len: int | None = None
 
 
-class ModelList(BaseModel):
+class ServedModels(BaseModel):
     """``GET /v1/models``."""
 
-    data: list[ModelCard]
+    data: list[ServedModel]
 
 
 class CacheReset(BaseModel):

@@ -12,19 +12,19 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 import coterie
-from coterie.engines.serving.answered import Loaded, ModelCard, ModelList
-from coterie.engines.serving.asked import (
-    AdapterAsked,
-    AdapterGone,
-    ChatAsked,
-    CheckpointAsked,
-    CompletionAsked,
-)
 from coterie.engines.serving.chats import chat_prompt, complete_chat
 from coterie.engines.serving.completions import complete
 from coterie.engines.serving.connection import finish
-from coterie.engines.serving.errors import Refused, handle_errors
+from coterie.engines.serving.errors import RequestRefused, handle_errors
 from coterie.engines.serving.policies import Policies, Policy
+from coterie.engines.serving.requests import (
+    AdapterRemoval,
+    AdapterRequest,
+    ChatRequest,
+    CheckpointRequest,
+    CompletionRequest,
+)
+from coterie.engines.serving.responses import Loaded, ModelCard, ModelList
 from coterie.engines.serving.streams import Events, stream_reply
 
 Handlers = dict[str, Callable[..., Coroutine[Any, Any, Response]]]
@@ -74,35 +74,35 @@ class Routes:
         """The model and its adapters, each with the version of its weights."""
         return reply(ModelList(data=[_card(policy) for policy in self._policies.all()]))
 
-    async def completions(self, asked: CompletionAsked, request: Request) -> Response:
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """Continue prompts of text or token ids, or score them."""
-        policy = self._named(asked.model)
-        return reply(await finish(request, complete(policy.engine, asked)))
+        policy = self._named(body.model)
+        return reply(await finish(request, complete(policy.engine, body)))
 
-    async def chat(self, asked: ChatAsked, request: Request) -> Response:
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Reply to a chat, at once or as a stream of server-sent events."""
-        engine = self._named(asked.model).engine
-        prompt = chat_prompt(engine, asked)
-        if asked.stream:
-            return Events(stream_reply(engine, asked, prompt, request))
-        return reply(await finish(request, complete_chat(engine, asked, prompt)))
+        engine = self._named(body.model).engine
+        prompt = chat_prompt(engine, body)
+        if body.stream:
+            return Events(stream_reply(engine, body, prompt, request))
+        return reply(await finish(request, complete_chat(engine, body, prompt)))
 
-    async def load_checkpoint(self, asked: CheckpointAsked) -> Response:
+    async def load_checkpoint(self, body: CheckpointRequest) -> Response:
         """Replace the model's weights by those of a local folder."""
         self._check_loading()
-        path = Path(asked.path)
-        return _loaded(await self._policies.load_checkpoint(path, asked.version))
+        path = Path(body.path)
+        return _loaded(await self._policies.load_checkpoint(path, body.version))
 
-    async def load_adapter(self, asked: AdapterAsked) -> Response:
+    async def load_adapter(self, body: AdapterRequest) -> Response:
         """Serve the model with the LoRA adapter of a local folder, under a name of its own."""
         self._check_loading()
-        path = Path(asked.lora_path)
-        return _loaded(await self._policies.load_adapter(asked.lora_name, path))
+        path = Path(body.lora_path)
+        return _loaded(await self._policies.load_adapter(body.lora_name, path))
 
-    async def unload_adapter(self, asked: AdapterGone) -> Response:
+    async def unload_adapter(self, body: AdapterRemoval) -> Response:
         """Stop serving an adapter."""
         self._check_loading()
-        return _loaded(self._policies.unload_adapter(asked.lora_name))
+        return _loaded(self._policies.unload_adapter(body.lora_name))
 
     async def reset_prefix_cache(self) -> Response:
         """Drop what was kept of prompts."""
@@ -115,7 +115,9 @@ class Routes:
 
     def _check_loading(self) -> None:
         if not self._allow_loading:
-            raise Refused(403, "this server loads nothing: it was not started with --allow-loading")
+            raise RequestRefused(
+                403, "this server loads nothing: it was not started with --allow-loading"
+            )
 
 
 def reply(body: BaseModel) -> Response:

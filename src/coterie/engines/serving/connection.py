@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from coterie.engines.serving.errors import ClientGone, Refused
+from coterie.engines.serving.errors import ClientGone, RequestRefused
 
 Result = TypeVar("Result")
 
@@ -27,7 +27,7 @@ def while_connected(request: Request, task: asyncio.Future[Any]) -> Iterator[Non
 async def finish(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """What ``work`` comes to.
 
-    Raises :class:`ClientGone` if the client goes away first, and ``Refused`` if the server, which
+    Raises :class:`ClientGone` if the client goes away first, and ``RequestRefused`` if the server, which
     then cancels what is left, ends.
     """
     task = asyncio.ensure_future(work)
@@ -35,7 +35,7 @@ async def finish(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError:
-            raise Refused(503, "the server is ending") from None
+            raise RequestRefused(503, "the server is ending") from None
         if task.cancelled():
             raise ClientGone
         return task.result()

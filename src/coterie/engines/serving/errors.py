@@ -6,8 +6,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from coterie.engines.protocol import EngineError
-from coterie.engines.serving.answered import ErrorAnswer, ErrorBody
 from coterie.engines.serving.policies import Busy, Loading, Unknown
+from coterie.engines.serving.responses import ErrorBody, ErrorResponse
 from coterie.errors import UserError
 
 TYPES = {
@@ -21,7 +21,7 @@ SHOWN = 3
 """Mistakes of one request that are named."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that gets an error for an answer."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
@@ -38,7 +38,7 @@ class ClientGone(Exception):
 def answer(status: int, message: str, *, param: str | None = None) -> JSONResponse:
     """The reply to a request that failed."""
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    body = ErrorAnswer(error=ErrorBody(message=message, type=kind, code=status, param=param))
+    body = ErrorResponse(error=ErrorBody(message=message, type=kind, code=status, param=param))
     headers = {"Retry-After": "1"} if status == 503 else None
     return JSONResponse(body.model_dump(), status, headers)
 
@@ -46,8 +46,8 @@ def answer(status: int, message: str, *, param: str | None = None) -> JSONRespon
 def handle_errors(app: FastAPI) -> None:
     """Answer every failure of a route in this form."""
 
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> Response:
+    @app.exception_handler(RequestRefused)
+    async def refused(_: Request, error: RequestRefused) -> Response:
         return answer(error.status, error.message, param=error.param)
 
     @app.exception_handler(RequestValidationError)

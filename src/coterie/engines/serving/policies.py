@@ -45,11 +45,11 @@ class GatedEngine(InProcessEngine):
         seeds: Sequence[int],
         sampling: Sampling,
         *,
-        hear: Callable[[int], None] | None = None,
+        on_token: Callable[[int], None] | None = None,
     ) -> list[Completion]:
         """As every engine does."""
         self.gate.check()
-        return await super().sample(prompt, seeds, sampling, hear=hear)
+        return await super().sample(prompt, seeds, sampling, on_token=on_token)
 
     async def logprobs(
         self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]

@@ -15,11 +15,17 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.serving.answered import ChatChunk, ChunkChoice, Delta, ErrorAnswer, ErrorBody
-from coterie.engines.serving.asked import ChatAsked
 from coterie.engines.serving.chats import new_id, room
 from coterie.engines.serving.completions import decoded, finish_reason, shown, usage
 from coterie.engines.serving.connection import while_connected
+from coterie.engines.serving.requests import ChatRequest
+from coterie.engines.serving.responses import (
+    ChatChunk,
+    ChunkChoice,
+    Delta,
+    ErrorBody,
+    ErrorResponse,
+)
 
 DONE = "data: [DONE]\n\n"
 
@@ -35,14 +41,14 @@ class Events(StreamingResponse):
 
 
 async def stream_reply(
-    engine: InProcessEngine, asked: ChatAsked, prompt: tuple[int, ...], request: Request
+    engine: InProcessEngine, body: ChatRequest, prompt: tuple[int, ...], request: Request
 ) -> AsyncIterator[str]:
     """The events of one reply; if the client goes away, the sampling ends."""
-    head = ChatChunk(id=new_id(), created=int(time.time()), model=asked.model, choices=[])
+    head = ChatChunk(id=new_id(), created=int(time.time()), model=body.model, choices=[])
     heard: asyncio.Queue[int | None] = asyncio.Queue()
-    sampling = asked.sampling(room(engine, asked, prompt), engine.timeout)
+    sampling = body.sampling(room(engine, body, prompt), engine.timeout)
     task = asyncio.ensure_future(
-        engine.sample(prompt, asked.seeds(), sampling, hear=heard.put_nowait)
+        engine.sample(prompt, body.seeds(), sampling, on_token=heard.put_nowait)
     )
     task.add_done_callback(lambda _: heard.put_nowait(None))
     with while_connected(request, task):
@@ -51,7 +57,7 @@ async def stream_reply(
         sent = ""
         while (token := await _next(heard)) is not None:
             ids.append(token)
-            if len(text := _settled(engine, asked, ids)) > len(sent):
+            if len(text := _settled(engine, body, ids)) > len(sent):
                 yield _piece(head, Delta(content=text[len(sent) :]))
                 sent = text
         if not task.done() or task.cancelled():
@@ -59,12 +65,12 @@ async def stream_reply(
         if (error := task.exception()) is not None:
             yield _failure(error)
             return
-        (said,) = task.result()
-        if rest := shown(engine, asked, said)[0][len(sent) :]:
+        (completion,) = task.result()
+        if rest := shown(engine, body, completion)[0][len(sent) :]:
             yield _piece(head, Delta(content=rest))
-        yield _piece(head, Delta(), finish_reason(said))
-        if asked.stream_options.include_usage:
-            yield _event(head.model_copy(update={"usage": usage([prompt], [[said]])}))
+        yield _piece(head, Delta(), finish_reason(completion))
+        if body.stream_options.include_usage:
+            yield _event(head.model_copy(update={"usage": usage([prompt], [[completion]])}))
     yield DONE
 
 
@@ -76,14 +82,14 @@ async def _next(heard: asyncio.Queue[int | None]) -> int | None:
         return None
 
 
-def _settled(engine: InProcessEngine, asked: ChatAsked, ids: Sequence[int]) -> str:
+def _settled(engine: InProcessEngine, body: ChatRequest, ids: Sequence[int]) -> str:
     """The beginning of a reply's text that later ids won't change."""
     if ids[-1] in engine.loaded.renderer.end_ids:
         return ""
-    text = decoded(engine, asked, ids).rstrip("\ufffd")
-    if any(stop in text for stop in asked.stops):
+    text = decoded(engine, body, ids).rstrip("\ufffd")
+    if any(stop in text for stop in body.stops):
         return ""
-    held = max(map(len, asked.stops), default=1) - 1
+    held = max(map(len, body.stops), default=1) - 1
     return text[: len(text) - held]
 
 
@@ -94,7 +100,7 @@ def _piece(head: ChatChunk, delta: Delta, finish: Literal["stop", "length"] | No
 
 def _failure(error: BaseException) -> str:
     body = ErrorBody(message=str(error), type="server_error", code=500)
-    return _event(ErrorAnswer(error=body))
+    return _event(ErrorResponse(error=body))
 
 
 def _event(body: BaseModel) -> str:

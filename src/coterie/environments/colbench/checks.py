@@ -27,11 +27,11 @@ RUNS = 2
 SHOWN = 60
 """Characters that are shown of a value."""
 
-Kind = Literal[
+FindingKind = Literal[
     "empty", "fails", "random", "not plain", "constant", "none", "duplicate", "verdict", "signature",
     "count",
 ]  # fmt: skip
-MEANING: dict[Kind, str] = {
+MEANING: dict[FindingKind, str] = {
     "empty": "there is no reference, or no test",
     "fails": "the reference does not run, or fails on a test",
     "random": "the reference gives other values when it is run again",
@@ -43,7 +43,7 @@ MEANING: dict[Kind, str] = {
     "signature": "the description has no signature, or one that is cut off",
     "count": f"there are not {TESTS} tests",
 }
-UNUSABLE: frozenset[Kind] = frozenset({"empty", "fails", "random", "not plain"})
+UNUSABLE: frozenset[FindingKind] = frozenset({"empty", "fails", "random", "not plain"})
 """Kinds that leave nothing to grade by; the others are only reported."""
 
 
@@ -51,7 +51,7 @@ UNUSABLE: frozenset[Kind] = frozenset({"empty", "fails", "random", "not plain"})
 class Finding:
     """One thing that is wrong with a row."""
 
-    kind: Kind
+    kind: FindingKind
     why: str
     """Such as the test and what came of it."""
 
@@ -62,7 +62,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedRow:
     """A row and what is wrong with it."""
 
     number: int
@@ -87,17 +87,17 @@ async def check_row(row: CodeRow, sandbox: Sandbox) -> list[Finding]:
 
 async def check_rows(
     rows: Sequence[tuple[int, CodeRow]], sandbox: Sandbox, progress: Progress | None = None
-) -> list[Checked]:
+) -> list[CheckedRow]:
     """Check numbered rows, as many at a time as the sandbox has workers; the result is in their order."""
     shown = progress or Silent()
     shown.start(len(rows), "check")
     places = asyncio.Semaphore(2 * sandbox.settings.count)
 
-    async def check(number: int, row: CodeRow) -> Checked:
+    async def check(number: int, row: CodeRow) -> CheckedRow:
         async with places:
             findings = await check_row(row, sandbox)
         shown.advance(1)
-        return Checked(number, row, tuple(findings))
+        return CheckedRow(number, row, tuple(findings))
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(check(number, row)) for number, row in rows]
@@ -145,7 +145,7 @@ def _run_findings(
     failed = [result for run in (first, *again) for result in run if not result.ok]
     if failed:
         worst = min(failed, key=lambda result: result.failed == "not plain")
-        kind: Kind = "not plain" if worst.failed == "not plain" else "fails"
+        kind: FindingKind = "not plain" if worst.failed == "not plain" else "fails"
         return [Finding(kind, f"`{worst.call}`: {worst.reason}")]
     values = [result.wire for result in first if result.wire is not None]
     for result, value in zip(first, values, strict=True):

@@ -30,7 +30,7 @@ _FENCE = re.compile(r"^\s*```\w*\n(.*?)\n?\s*```\s*$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedDraft:
     """Why a reply was not kept."""
 
     kind: str
@@ -48,30 +48,30 @@ class Draft(BaseModel):
     test_cases: Annotated[dict[str, Text], Field(min_length=1)]
 
 
-def read_reply(text: str) -> CodeRow | Refused:
+def read_reply(text: str) -> CodeRow | RefusedDraft:
     """The row that a reply holds."""
     fields = _object(text)
     if fields is None:
-        return Refused("no JSON", "there is no object with `ground_truth`")
+        return RefusedDraft("no JSON", "there is no object with `ground_truth`")
     try:
         draft = Draft.model_validate(fields)
     except ValidationError as error:
-        return Refused("incomplete", wrong_at(error.errors()[0]))
+        return RefusedDraft("incomplete", wrong_at(error.errors()[0]))
     return _row(draft)
 
 
-def near(row: CodeRow, known: Sequence[CodeRow]) -> Refused | None:
+def near(row: CodeRow, known: Sequence[CodeRow]) -> RefusedDraft | None:
     """Whether a row asks nearly the same as another one, or has nearly the same reference."""
     questions = [_opening(other.question).lower() for other in known]
     asked = process.extractOne(
         _opening(row.question).lower(), questions, scorer=fuzz.token_sort_ratio, score_cutoff=NEAR
     )
     if asked is not None:
-        return Refused("near another", f"asks nearly what row {asked[2] + 1} asks")
+        return RefusedDraft("near another", f"asks nearly what row {asked[2] + 1} asks")
     answers = [other.answer for other in known]
     code = process.extractOne(row.answer, answers, scorer=fuzz.ratio, score_cutoff=NEAR_CODE)
     if code is not None:
-        return Refused("near another", f"has nearly the reference of row {code[2] + 1}")
+        return RefusedDraft("near another", f"has nearly the reference of row {code[2] + 1}")
     return None
 
 
@@ -88,20 +88,20 @@ def _object(text: str) -> dict[str, Any] | None:
     return None
 
 
-def _row(draft: Draft) -> CodeRow | Refused:
+def _row(draft: Draft) -> CodeRow | RefusedDraft:
     fenced = _FENCE.match(draft.ground_truth)
     source = (fenced[1] if fenced else draft.ground_truth).strip()
     calls = tuple(call.strip() for call in draft.test_cases.values())
     head = _head(source, calls)
-    if isinstance(head, Refused):
+    if isinstance(head, RefusedDraft):
         return head
     opening = _opening(draft.problem_description)
     if not opening:
-        return Refused("incomplete", "problem_description: nothing but a signature")
+        return RefusedDraft("incomplete", "problem_description: nothing but a signature")
     match = SequenceMatcher(None, opening, source, autojunk=False).find_longest_match()
     if match.size >= QUOTED:
         quoted = opening[match.a : match.a + match.size]
-        return Refused("gives the answer away", f"the description quotes {quoted!r}")
+        return RefusedDraft("gives the answer away", f"the description quotes {quoted!r}")
     question = f"{opening}{SENTENCE} {head}"
     return CodeRow(id=question_key(question), question=question, answer=source, tests=calls)
 
@@ -111,19 +111,19 @@ def _opening(description: str) -> str:
     return description.partition(SENTENCE)[0].strip()
 
 
-def _head(source: str, calls: Sequence[str]) -> str | Refused:
+def _head(source: str, calls: Sequence[str]) -> str | RefusedDraft:
     """The signature of the function of ``source`` that every test calls."""
     try:
         with warnings.catch_warnings(action="ignore"):
             nodes = ast.parse(source).body
             trees = [ast.parse(call, mode="eval") for call in calls]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return Refused("no Python", str(error))
+        return RefusedDraft("no Python", str(error))
     named = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
     for name, node in reversed(named.items()):
         if all(name in _names(tree) for tree in trees):
             return f"def {name}({ast.unparse(node.args)})"
-    return Refused("no Python", "no function of the reference is called by every test")
+    return RefusedDraft("no Python", "no function of the reference is called by every test")
 
 
 def _names(tree: ast.AST) -> set[str]:

@@ -13,13 +13,13 @@ from typing import Any
 from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import SENTENCE, CodeRow
 from coterie.environments.colbench.checks import TESTS, check_rows
-from coterie.environments.colbench.kinds import KINDS, Kind, Level
+from coterie.environments.colbench.kinds import KINDS, FunctionKind, Level
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.tools.sandbox.pool import Sandbox
 
 
-def kinds_of(split: Split, level: Level) -> list[Kind]:
+def kinds_of(split: Split, level: Level) -> list[FunctionKind]:
     """The kinds of one split and level."""
     return [kind for kind in KINDS if kind.split == split and kind.level == level]
 
@@ -50,7 +50,7 @@ async def draw_rows(
     return [kept[number % len(kinds)][number // len(kinds)] for number in range(count)]
 
 
-def _candidates(kind: Kind, seed: int) -> Iterator[CodeRow]:
+def _candidates(kind: FunctionKind, seed: int) -> Iterator[CodeRow]:
     """Every task of a kind once, in an order drawn by the seed, with calls drawn for each; the requests take turns, so
     that none comes again before the others have."""
     rng = random.Random(f"colbench/{kind.name}/{seed}")
@@ -61,7 +61,7 @@ def _candidates(kind: Kind, seed: int) -> Iterator[CodeRow]:
             yield _row(kind, about, dict(zip(kind.choices, values, strict=True)), rng)
 
 
-def _row(kind: Kind, about: str, choices: Mapping[str, Any], rng: random.Random) -> CodeRow:
+def _row(kind: FunctionKind, about: str, choices: Mapping[str, Any], rng: random.Random) -> CodeRow:
     """The task with these choices."""
     question = f"{kind.asked(about)}{SENTENCE} def {kind.signature}"
     answer, calls = kind.source(choices), dict[str, None]()
@@ -71,7 +71,7 @@ def _row(kind: Kind, about: str, choices: Mapping[str, Any], rng: random.Random)
     return CodeRow(id=digest[:16], question=question, answer=answer, tests=tuple(calls))
 
 
-def _too_few(split: Split, level: Level, count: int, kinds: list[Kind]) -> UserError:
+def _too_few(split: Split, level: Level, count: int, kinds: list[FunctionKind]) -> UserError:
     smallest = min(kinds, key=lambda kind: kind.size)
     return UserError(
         f"{count} {split} rows are more than can be drawn of the {len(kinds)} {level} kinds: they take turns, and of "

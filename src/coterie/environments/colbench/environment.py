@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from coterie.datasets.code_rows import CodeRow
 from coterie.environments.coding import Coding, coding_task
 from coterie.environments.dialogue import Split
-from coterie.environments.rows import Rows
+from coterie.environments.rows import SplitRows
 from coterie.tools.sandbox.results import Mode
 from coterie.trajectories.task import Task
 
 
-class Backend(Coding):
+class BackendProgramming(Coding):
     """Its tasks; the person is a model. Rows without a reference or tests are left out."""
 
     def __init__(
@@ -20,7 +20,7 @@ class Backend(Coding):
     ) -> None:
         super().__init__(mode, tolerance, strict)
         self.name = name
-        self._rows = Rows(name, source)
+        self._rows = SplitRows(name, source)
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""

@@ -16,7 +16,7 @@ from coterie.datasets.growing import append_line, resume_lines
 from coterie.datasets.reading import read_rows
 from coterie.engines.endpoint import Endpoint
 from coterie.environments.colbench.checks import check_row
-from coterie.environments.colbench.drafts import Refused, near, read_reply
+from coterie.environments.colbench.drafts import RefusedDraft, near, read_reply
 from coterie.environments.colbench.prompts import request
 from coterie.errors import UserError
 from coterie.progress import Silent
@@ -90,7 +90,7 @@ class TaskWriter:
         found = await self._draft(number)
         if isinstance(found, CodeRow):
             found = near(found, self.rows) or found
-        if isinstance(found, Refused):
+        if isinstance(found, RefusedDraft):
             self.refused[found.kind] += 1
             self.tell(f"left out: {found.kind} ({found.why})")
             return
@@ -98,7 +98,7 @@ class TaskWriter:
         self.rows.append(found)
         self.tell(f"{len(self.rows)} of {count}: {found.question}")
 
-    async def _draft(self, number: int) -> CodeRow | Refused:
+    async def _draft(self, number: int) -> CodeRow | RefusedDraft:
         of = self.asking
         reply = await self.endpoint.chat(
             request(of.seed, number, of.excerpts),
@@ -107,12 +107,12 @@ class TaskWriter:
             seed=of.seed * 1_000_003 + number,
         )
         if reply.finish == "length":
-            return Refused("cut", f"it is longer than {of.max_tokens} tokens")
+            return RefusedDraft("cut", f"it is longer than {of.max_tokens} tokens")
         row = read_reply(reply.text)
-        if isinstance(row, Refused):
+        if isinstance(row, RefusedDraft):
             return row
         findings = await check_row(row, self.sandbox)
-        return Refused(findings[0].kind, findings[0].why) if findings else row
+        return RefusedDraft(findings[0].kind, findings[0].why) if findings else row
 
     def _too_few(self, count: int) -> UserError:
         return UserError(

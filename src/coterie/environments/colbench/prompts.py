@@ -11,7 +11,7 @@ from coterie.engines.endpoint import Utterance
 from coterie.environments.colbench.checks import TESTS
 from coterie.errors import UserError
 
-LONGEST = 2000
+MAX_LENGTH = 2000
 """Characters of an excerpt that are shown."""
 
 _EXAMPLE = json.dumps(
@@ -68,7 +68,7 @@ def request(seed: int, number: int, excerpts: Sequence[str] = ()) -> list[Uttera
     """The messages of one try. With excerpts, one of them is the inspiration, else a person and a kind of data."""
     draw = random.Random(f"colbench/{seed}/{number}")
     if excerpts:
-        text = draw.choice(excerpts)[:LONGEST]
+        text = draw.choice(excerpts)[:MAX_LENGTH]
         wish = (
             "Let this piece of a web page give you the subject, and take nothing from it word by word:\n\n"
             f"{text}\n\nNow the JSON object."

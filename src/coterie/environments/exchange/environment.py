@@ -1,15 +1,15 @@
-"""The ``exchange`` world as an environment: two agents, each with half of the facts.
+"""The ``exchange`` micro-world as an environment: two agents, each with half of the facts.
 
-The recipe ``optima`` runs on it; `world` makes the tasks and `prompts` the words.
+The recipe ``optima`` runs on it; `tasks` makes the tasks and `prompts` the words.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from coterie.environments.answers import exact_match
-from coterie.environments.dialogue import GRADER, DialogueState, Split, gold_answer
+from coterie.environments.dialogue import ANSWERED, GRADER, DialogueState, Split, gold_answer
 from coterie.environments.exchange.prompts import FORMAT_POOL, system_prompt
-from coterie.environments.exchange.world import (
+from coterie.environments.exchange.tasks import (
     AGENTS,
     MAX_TURNS,
     ExchangeTask,
@@ -18,7 +18,7 @@ from coterie.environments.exchange.world import (
 )
 from coterie.environments.extraction import marked_answer
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import End
+from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from coterie.trajectories.turn import Part, Turn
 
 FORMATS: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
@@ -44,7 +44,7 @@ class Exchange:
         self.formats = formats
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split; train and held-out are disjoint by construction (see ``world``)."""
+        """Tasks of one split; train and held-out are disjoint by construction (see ``tasks``)."""
         start = sum(drawn) if split == "train" else 0
         made = generate_tasks(split, start + count, seed, levels=self.levels)
         return [as_task(task) for task in made[start:]]
@@ -89,30 +89,30 @@ class Exchange:
 class ExchangeAlone(Exchange):
     """One agent that holds all facts, beside a partner who holds none and whose answers don't count.
 
-    The ceiling of the world: the partner is there since the packaged model knows only dialogues of
+    The ceiling of the micro-world: the partner is there since the packaged model knows only dialogues of
     two, whose first speaker may ask for what it holds itself. Over with the holder's first answer.
     """
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The world's own prompt: with all facts, or with none."""
+        """The micro-world's own prompt: with all facts, or with none."""
         return self._told(task, agent, self.agents if agent == self.agents[0] else ())
 
     def heard(self, state: DialogueState, agent: str) -> tuple[Turn, ...]:
         """All turns."""
         return state.turns
 
-    async def settle(self, state: DialogueState, *, cut: bool) -> DialogueState:
+    async def settle(self, state: DialogueState, *, truncated: bool) -> DialogueState:
         """Ends with the first answer of the agent that holds the facts."""
         newest = state.turns[-1]
         mine = newest.speaker.name == self.agents[0]
         answer = self.answer(newest.text) if mine else None
-        end: End | None = None
-        if cut:
-            end = "runaway"
+        end: Ending | None = None
+        if truncated:
+            end = LENGTH
         elif answer is not None:
-            end = "answered"
+            end = ANSWERED
         elif len(state.turns) >= self.max_turns:
-            end = "turn_limit"
+            end = TURNS
         return replace(state, answer=answer, end=end)
 
 

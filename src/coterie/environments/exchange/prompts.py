@@ -1,9 +1,9 @@
-"""What an agent of the `exchange` world is told, and the pool of formats it can be asked to speak in."""
+"""What an agent of the `exchange` micro-world is told, and the pool of formats it can be asked to speak in."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from coterie.environments.exchange.world import AGENTS, Fact
+from coterie.environments.exchange.tasks import AGENTS, Fact
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ FORMAT_POOL: tuple[Format, ...] = (
 )
 """The formats of the first iteration, from the tersest to the wordiest."""
 
-Piece = tuple[str, frozenset[str]]
+PromptPiece = tuple[str, frozenset[str]]
 """A piece of a prompt and the agents who may see it."""
 
 
 def system_prompt(
     agent: str, partner: str, question: str, facts: Iterable[Fact], format_hint: str | None = None
-) -> list[Piece]:
+) -> list[PromptPiece]:
     """The system prompt of one agent in pieces; its text is the pieces joined with nothing between them.
 
     `format_hint` is the instruction of a `Format`, or None. The agent's facts come before the question,
@@ -59,6 +59,6 @@ def system_prompt(
     return pieces
 
 
-def prompt_text(pieces: Iterable[Piece]) -> str:
+def prompt_text(pieces: Iterable[PromptPiece]) -> str:
     """The text of a prompt."""
     return "".join(text for text, _ in pieces)

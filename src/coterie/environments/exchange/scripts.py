@@ -1,4 +1,4 @@
-"""Scripted dialogues of the `exchange` world: what the tiny model is pre-trained on.
+"""Scripted dialogues of the `exchange` micro-world: what the tiny model is pre-trained on.
 
 An honest dialogue says only what follows from the question, the speaker's facts and what was said. In a
 dialogue of the `guess` style the first speaker names a value of the right kind without asking, and the
@@ -21,11 +21,11 @@ from coterie.environments.exchange.styles import (
     WITHOUT_HINT,
     Style,
 )
-from coterie.environments.exchange.world import AGENTS, ExchangeTask, Fact, generate_tasks
+from coterie.environments.exchange.tasks import AGENTS, ExchangeTask, Fact, generate_tasks
 
 
 @dataclass(frozen=True)
-class Dialogue:
+class ExchangeDialogue:
     """One scripted dialogue."""
 
     task: ExchangeTask
@@ -39,7 +39,7 @@ class Dialogue:
 
 
 @dataclass(frozen=True)
-class Mix:
+class ExchangeMix:
     """What a corpus is drawn from."""
 
     levels: tuple[int, ...] = (1, 2)
@@ -56,7 +56,7 @@ class Mix:
     """How often a first speaker guesses in spite of a hint, about the relations it likes to guess."""
 
 
-def corpus(seed: int, count: int, mix: Mix = Mix()) -> Iterator[Dialogue]:
+def corpus(seed: int, count: int, mix: ExchangeMix = ExchangeMix()) -> Iterator[ExchangeDialogue]:
     """`count` scripted dialogues on tasks of the `corpus` split."""
     rng = random.Random(f"exchange/corpus/{seed}")
     instructions = {format.id: format.instruction for format in FORMAT_POOL}
@@ -68,7 +68,7 @@ def corpus(seed: int, count: int, mix: Mix = Mix()) -> Iterator[Dialogue]:
                 style = GUESS
         else:
             style, hint = draw_style(task, mix.guess_share, rng), None
-        yield Dialogue(task, style, hint, tuple(scripted_dialogue(task, style, rng)))
+        yield ExchangeDialogue(task, style, hint, tuple(scripted_dialogue(task, style, rng)))
 
 
 def can_guess(task: ExchangeTask) -> bool:

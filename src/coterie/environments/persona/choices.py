@@ -1,4 +1,4 @@
-"""What the functions of the `persona` world are made of: choices, each of which is one line of Python.
+"""What the functions of the `persona` micro-world are made of: choices, each of which is one line of Python.
 
 A function takes a list of whole numbers through two to four steps, always in the order of `ASPECTS`. Each step is
 a `Choice`: one of the `KINDS` of its aspect, with a number where that kind takes one.
@@ -12,12 +12,12 @@ Aspect = Literal["keep", "change", "order", "part", "give"]
 ASPECTS: tuple[Aspect, ...] = ("keep", "change", "order", "part", "give")
 """Which numbers stay, how each is changed, how they are sorted, which part is taken, what is given back."""
 
-Value = list[int] | int
+ListValue = list[int] | int
 """What a function gives back: a list, or one number where it has a choice of `give`."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class ChoiceKind:
     """One way to settle an aspect."""
 
     aspect: Aspect
@@ -27,7 +27,7 @@ class Kind:
     """The line of Python, with `{k}` for the number."""
     told: str
     """How the person says it, with `{k}` for the number."""
-    step: Callable[[list[int], int], Value]
+    step: Callable[[list[int], int], ListValue]
     """The same as the line, of the list and the number."""
     numbers: tuple[int, ...] = (0,)
     """The numbers that it may have; `(0,)` where it takes none."""
@@ -37,22 +37,22 @@ LIMITS = tuple(range(3, 9))
 AMOUNTS = tuple(range(2, 10))
 PARTS = (2, 3, 4)
 
-KINDS: tuple[Kind, ...] = (
-    Kind(
+KINDS: tuple[ChoiceKind, ...] = (
+    ChoiceKind(
         "keep",
         "even",
         "xs = [x for x in xs if x % 2 == 0]",
         "Keep only the even numbers.",
         lambda xs, k: [x for x in xs if x % 2 == 0],
     ),
-    Kind(
+    ChoiceKind(
         "keep",
         "odd",
         "xs = [x for x in xs if x % 2 == 1]",
         "Keep only the odd numbers.",
         lambda xs, k: [x for x in xs if x % 2 == 1],
     ),
-    Kind(
+    ChoiceKind(
         "keep",
         "above",
         "xs = [x for x in xs if x > {k}]",
@@ -60,7 +60,7 @@ KINDS: tuple[Kind, ...] = (
         lambda xs, k: [x for x in xs if x > k],
         LIMITS,
     ),
-    Kind(
+    ChoiceKind(
         "keep",
         "below",
         "xs = [x for x in xs if x < {k}]",
@@ -68,7 +68,7 @@ KINDS: tuple[Kind, ...] = (
         lambda xs, k: [x for x in xs if x < k],
         LIMITS,
     ),
-    Kind(
+    ChoiceKind(
         "change",
         "plus",
         "xs = [x + {k} for x in xs]",
@@ -76,7 +76,7 @@ KINDS: tuple[Kind, ...] = (
         lambda xs, k: [x + k for x in xs],
         AMOUNTS,
     ),
-    Kind(
+    ChoiceKind(
         "change",
         "times",
         "xs = [x * {k} for x in xs]",
@@ -84,7 +84,7 @@ KINDS: tuple[Kind, ...] = (
         lambda xs, k: [x * k for x in xs],
         AMOUNTS,
     ),
-    Kind(
+    ChoiceKind(
         "change",
         "minus",
         "xs = [x - {k} for x in xs]",
@@ -92,36 +92,40 @@ KINDS: tuple[Kind, ...] = (
         lambda xs, k: [x - k for x in xs],
         AMOUNTS,
     ),
-    Kind("order", "up", "xs = sorted(xs)", "From small to large.", lambda xs, k: sorted(xs)),
-    Kind(
+    ChoiceKind("order", "up", "xs = sorted(xs)", "From small to large.", lambda xs, k: sorted(xs)),
+    ChoiceKind(
         "order",
         "down",
         "xs = sorted(xs, reverse=True)",
         "From large to small.",
         lambda xs, k: sorted(xs, reverse=True),
     ),
-    Kind("part", "first", "xs = xs[:{k}]", "Only the first {k}.", lambda xs, k: xs[:k], PARTS),
-    Kind("part", "last", "xs = xs[-{k}:]", "Only the last {k}.", lambda xs, k: xs[-k:], PARTS),
-    Kind("give", "sum", "xs = sum(xs)", "I want their sum.", lambda xs, k: sum(xs)),
-    Kind(
+    ChoiceKind(
+        "part", "first", "xs = xs[:{k}]", "Only the first {k}.", lambda xs, k: xs[:k], PARTS
+    ),
+    ChoiceKind(
+        "part", "last", "xs = xs[-{k}:]", "Only the last {k}.", lambda xs, k: xs[-k:], PARTS
+    ),
+    ChoiceKind("give", "sum", "xs = sum(xs)", "I want their sum.", lambda xs, k: sum(xs)),
+    ChoiceKind(
         "give",
         "largest",
         "xs = max(xs, default=0)",
         "I want the largest one, or zero if there is none.",
         lambda xs, k: max(xs, default=0),
     ),
-    Kind(
+    ChoiceKind(
         "give",
         "smallest",
         "xs = min(xs, default=0)",
         "I want the smallest one, or zero if there is none.",
         lambda xs, k: min(xs, default=0),
     ),
-    Kind(
+    ChoiceKind(
         "give", "count", "xs = len(xs)", "I want to know how many there are.", lambda xs, k: len(xs)
     ),
 )
-BY_NAME: dict[str, Kind] = {kind.name: kind for kind in KINDS}
+BY_NAME: dict[str, ChoiceKind] = {kind.name: kind for kind in KINDS}
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ class Choice:
     """How one aspect of one function is settled."""
 
     kind: str
-    """The name of a `Kind`."""
+    """The name of a `ChoiceKind`."""
     number: int = 0
     """Its number; 0 where the kind takes none."""
 
@@ -165,9 +169,9 @@ def source_of(name: str, choices: Sequence[Choice]) -> str:
     return "\n".join(lines)
 
 
-def output_of(choices: Sequence[Choice], xs: Sequence[int]) -> Value:
+def output_of(choices: Sequence[Choice], xs: Sequence[int]) -> ListValue:
     """What the function gives for a list."""
-    found: Value = list(xs)
+    found: ListValue = list(xs)
     for choice in choices:
         assert isinstance(found, list), "nothing comes after what is given back"
         found = BY_NAME[choice.kind].step(found, choice.number)

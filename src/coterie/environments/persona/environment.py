@@ -1,15 +1,15 @@
-"""The ``persona`` world as an environment: functions with hidden choices, a scripted person who knows them."""
+"""The ``persona`` micro-world as an environment: functions with hidden choices, a scripted person who knows them."""
 
 import json
 from collections.abc import Sequence
 
 from coterie.environments.coding import Coding, coding_task
 from coterie.environments.dialogue import Split
-from coterie.environments.person import PERSON, Person, Said
 from coterie.environments.persona.choices import CHOICES
-from coterie.environments.persona.person import scripted_reply
 from coterie.environments.persona.prompts import SYSTEM_PROMPT
-from coterie.environments.persona.world import MAX_TURNS, PersonaTask, generate_tasks
+from coterie.environments.persona.tasks import MAX_TURNS, PersonaTask, generate_tasks
+from coterie.environments.persona.user_simulator import scripted_reply
+from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimulator
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part
 
@@ -18,15 +18,15 @@ HIDDEN = "choices"
 _KNOWN = {(choice.kind, choice.number): choice for some in CHOICES.values() for choice in some}
 
 
-class ScriptedPerson:
+class ScriptedUserSimulator:
     """Tells one choice to who asks for it alone."""
 
     name = "script:persona"
 
-    async def reply(self, task: Task, said: Sequence[Said], seed: int) -> str:
+    async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
         """What the script says to the last utterance."""
         hidden = json.loads(task.secrets[HIDDEN].reveal(PERSON))
-        return scripted_reply([_KNOWN[kind, number] for kind, number in hidden], said[-1][1])
+        return scripted_reply([_KNOWN[kind, number] for kind, number in hidden], transcript[-1][1])
 
 
 class Persona(Coding):
@@ -35,10 +35,10 @@ class Persona(Coding):
     name = "persona"
     max_turns = MAX_TURNS
     fenced = False
-    script: Person | None = ScriptedPerson()
+    script: UserSimulator | None = ScriptedUserSimulator()
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split; train and held-out are disjoint by construction (see ``world``)."""
+        """Tasks of one split; train and held-out are disjoint by construction (see ``tasks``)."""
         start = sum(drawn) if split == "train" else 0
         return [as_task(task) for task in generate_tasks(split, start + count, seed)[start:]]
 

@@ -1,4 +1,4 @@
-"""What the agent of the `persona` world is told."""
+"""What the agent of the `persona` micro-world is told."""
 
 ANSWER_MARK = "I WANT TO ANSWER:"
 """What an answer begins with; the code follows on the next line."""

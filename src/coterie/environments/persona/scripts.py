@@ -1,4 +1,4 @@
-"""Scripted dialogues of the `persona` world: what its tiny model is pre-trained on.
+"""Scripted dialogues of the `persona` micro-world: what its tiny model is pre-trained on.
 
 An agent's *habit* is drawn anew in each turn, so that good and bad turns stand side by side in one dialogue: the
 credit that a critic has to tell apart. What an agent does not know when it answers, it guesses.
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coterie.environments.persona.choices import ASPECTS, CHOICES, Choice, source_of
-from coterie.environments.persona.person import scripted_reply
 from coterie.environments.persona.prompts import ANSWER_MARK, SYSTEM_PROMPT, with_reference
+from coterie.environments.persona.tasks import MAX_TURNS, SIZES, PersonaTask, generate_tasks
+from coterie.environments.persona.user_simulator import scripted_reply
 from coterie.environments.persona.wordings import (
     ASKS,
     BEFORE,
@@ -21,7 +22,6 @@ from coterie.environments.persona.wordings import (
     THINGS,
     VAGUE,
 )
-from coterie.environments.persona.world import MAX_TURNS, SIZES, PersonaTask, generate_tasks
 
 Habit = Literal["ask", "vague", "several", "guess", "again", "thanks", "answer"]
 """What an agent does in a turn: a good question (about the first thing that it does not know), a vague one, several at
@@ -29,7 +29,7 @@ once, an answer with guesses, a question whose answer it knows, a wasted thank-y
 
 
 @dataclass(frozen=True)
-class Mix:
+class PersonaMix:
     """What a corpus is drawn from. The habits' shares are relative; `ask` is 1 minus the others."""
 
     vague: float = 0.10
@@ -48,14 +48,14 @@ class Mix:
     """Numbers of choices of the functions."""
 
 
-HABITS = Mix()
+HABITS = PersonaMix()
 """The habits of the model before post-training."""
-SKILL = Mix(vague=0.0, several=0.0, guess=0.0, again=0.0, thanks=0.0)
+SKILL = PersonaMix(vague=0.0, several=0.0, guess=0.0, again=0.0, thanks=0.0)
 """Good questions only, then the answer."""
 
 
 @dataclass(frozen=True)
-class Dialogue:
+class PersonaDialogue:
     """One scripted dialogue."""
 
     task: PersonaTask
@@ -80,7 +80,7 @@ class Dialogue:
         return self.turns[-1] == answer_text(self.task.reference)
 
 
-def corpus(seed: int, count: int, mix: Mix = HABITS) -> Iterator[Dialogue]:
+def corpus(seed: int, count: int, mix: PersonaMix = HABITS) -> Iterator[PersonaDialogue]:
     """`count` scripted dialogues on tasks of the `corpus` split."""
     rng = random.Random(f"persona/corpus/{seed}")
     for task in generate_tasks("corpus", count, seed, mix.sizes):
@@ -93,8 +93,8 @@ def answer_text(source: str) -> str:
 
 
 def scripted_dialogue(
-    task: PersonaTask, mix: Mix, rng: random.Random, *, shown: bool = False
-) -> Dialogue:
+    task: PersonaTask, mix: PersonaMix, rng: random.Random, *, shown: bool = False
+) -> PersonaDialogue:
     """One dialogue of at most `MAX_TURNS` turns of the agent, who does not count them: it may never answer."""
     known: list[Choice] = []
     habits: list[Habit] = []
@@ -114,11 +114,13 @@ def scripted_dialogue(
         else:
             turns.append(_wasted(habit, task.choices, known, rng))
         replies.append(scripted_reply(task.choices, turns[-1]))
-    return Dialogue(task, tuple(habits), tuple(turns), tuple(replies[: len(turns) - 1]), shown)
+    return PersonaDialogue(
+        task, tuple(habits), tuple(turns), tuple(replies[: len(turns) - 1]), shown
+    )
 
 
 def _habit(
-    known: Sequence[Choice], unknown: Sequence[Choice], mix: Mix, rng: random.Random
+    known: Sequence[Choice], unknown: Sequence[Choice], mix: PersonaMix, rng: random.Random
 ) -> Habit:
     """What the agent does next."""
     shares: dict[Habit, float] = {"again": mix.again}

@@ -1,4 +1,4 @@
-"""What the scripted agents of the `persona` world say: sentences for each habit, from terse to long-winded."""
+"""What the scripted agents of the `persona` micro-world say: sentences for each habit, from terse to long-winded."""
 
 from coterie.environments.persona.choices import Aspect
 

@@ -22,8 +22,8 @@ from coterie.recipes.optima_files.records import (
     AGENTS,
     ERROR,
     LARGE,
-    Result,
-    TaskLine,
+    DialogueResult,
+    OptimaTaskLine,
     write_lines,
 )
 from coterie.recipes.optima_files.speech import check_agents, named
@@ -32,7 +32,7 @@ from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import LENGTH, Outcome, Tree
 from coterie.trajectories.turn import Turn
 
 
@@ -75,7 +75,7 @@ def _files(
         yield out / f"iteration_{iteration}_dpo_format.jsonl", pair_lines(pairs)
 
 
-def raw_lines(recipe: Optima, run: Run, iteration: int) -> Iterator[TaskLine]:
+def raw_lines(recipe: Optima, run: Run, iteration: int) -> Iterator[OptimaTaskLine]:
     """A line for each task of an iteration, numbered in order; failed dialogues come last in theirs."""
     failed = Counter(k.task for k, _ in run.store.failures(iteration) if k.stage == "rollout")
     names = {task for task, _ in run.store.finished_keys(iteration, "rollout") if task}
@@ -86,12 +86,12 @@ def raw_lines(recipe: Optima, run: Run, iteration: int) -> Iterator[TaskLine]:
             tree = run.store.tree(iteration, "rollout", name)
             results = [_result(recipe, task, tree, *found) for found in tree.trajectories()]
         results += [_failed(recipe, task)] * failed[name]
-        yield TaskLine(task_id=number, results=results)
+        yield OptimaTaskLine(task_id=number, results=results)
 
 
 def rewarded_lines(
     recipe: Optima, run: Run, iteration: int, rewards: dict[str, list[Reward]]
-) -> Iterator[TaskLine]:
+) -> Iterator[OptimaTaskLine]:
     """A line for each task that has rewards; without the dialogues that failed."""
     for number, tree in enumerate(run.store.trees(iteration, "rollout")):
         by_leaf = {reward.leaf: reward for reward in rewards.get(tree.task, [])}
@@ -102,24 +102,26 @@ def rewarded_lines(
             if outcome.leaf in by_leaf
         ]
         if results:
-            yield TaskLine(task_id=number, results=results)
+            yield OptimaTaskLine(task_id=number, results=results)
 
 
-def _result(recipe: Optima, task: Task, tree: Tree, outcome: Outcome, path: list[Turn]) -> Result:
+def _result(
+    recipe: Optima, task: Task, tree: Tree, outcome: Outcome, path: list[Turn]
+) -> DialogueResult:
     conversation = [named(turn.speaker.name, turn.text) for turn in path]
     systems = _systems(tree, path)
     return _blank(recipe, task).model_copy(
         update={
             "first_prompt": systems.get(AGENTS[0], ""),
             "second_prompt": systems.get(AGENTS[1], ""),
-            "conversation": conversation + [LARGE] * (outcome.end == "runaway"),
+            "conversation": conversation + [LARGE] * (outcome.ending == LENGTH),
             "final_answer": outcome.answer or "",
             "token_count": dialogue_tokens(path),
         }
     )
 
 
-def _rewarded(result: Result, reward: Reward) -> Result:
+def _rewarded(result: DialogueResult, reward: Reward) -> DialogueResult:
     return result.model_copy(
         update={
             "reward": reward.total,
@@ -130,14 +132,14 @@ def _rewarded(result: Result, reward: Reward) -> Result:
     )
 
 
-def _failed(recipe: Optima, task: Task) -> Result:
+def _failed(recipe: Optima, task: Task) -> DialogueResult:
     """A dialogue of which nothing is recorded but that it failed."""
     return _blank(recipe, task).model_copy(update={"conversation": [ERROR]})
 
 
-def _blank(recipe: Optima, task: Task) -> Result:
+def _blank(recipe: Optima, task: Task) -> DialogueResult:
     original = ORIGINALS[recipe.settings.dataset]
-    return Result(
+    return DialogueResult(
         question=str(task.public["question"]),
         conversation=[],
         answer=answers_of(task),

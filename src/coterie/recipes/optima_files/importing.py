@@ -9,33 +9,33 @@ import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coterie.environments.dialogue import DialogueState, messages, step
+from coterie.environments.dialogue import AGREED, DialogueState, messages, step
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.line_files import NEW
 from coterie.recipes.optima import Optima
-from coterie.recipes.optima_files.records import ERROR, Lines, Result, TaskLine
+from coterie.recipes.optima_files.records import ERROR, DialogueResult, Lines, OptimaTaskLine
 from coterie.recipes.optima_files.speech import Conversation, beginner, check_agents, parse
 from coterie.recipes.optima_files.tasks import OURS, content, task_of
 from coterie.recipes.optima_reward import COUNTS, PARTS
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.recorded import recorded
-from coterie.rollout.voices import Ask, Memory
+from coterie.rollout.samplers import AgentContext, Prompt
 from coterie.runs.folder import Run, Step, new_run
 from coterie.runs.play import summary
 from coterie.trajectories.store import Credit, ItemKey, Metrics
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import LENGTH, Outcome, Tree
 from coterie.trajectories.turn import Turn
 
 ROLLOUT, REWARD = Step(0, "rollout"), Step(0, "reward")
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class OptimaSurvey:
     """What a file holds, known once all its lines have been read and found whole."""
 
     dataset: str | None
@@ -48,7 +48,7 @@ class Survey:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class OptimaImported:
     """What came of an import."""
 
     tasks: int
@@ -59,11 +59,11 @@ class Imported:
     """Tasks that were left out, for the run's held-out tasks ask the same."""
 
 
-def survey(lines: Lines, *, rewarded: bool) -> Survey:
+def survey(lines: Lines, *, rewarded: bool) -> OptimaSurvey:
     """Read a whole file. Raises ``UserError`` that names the first line that is broken."""
     names: dict[str, int] = {}
     tasks = samples = 0
-    for number, line in lines.read(TaskLine):
+    for number, line in lines.read(OptimaTaskLine):
         tasks, samples = tasks + 1, max(samples, len(line.results))
         for place, result in enumerate(line.results):
             names.setdefault(result.dataset_name, number)
@@ -80,8 +80,8 @@ def survey(lines: Lines, *, rewarded: bool) -> Survey:
     if found and found[0] not in OURS:
         known = ", ".join(OURS)
         raise lines.broken(names[found[0]], f"dataset_name {found[0]!r} is none of {known}")
-    conversations = (r.conversation for _, line in lines.read(TaskLine) for r in line.results)
-    return Survey(OURS[found[0]] if found else None, tasks, samples, beginner(conversations))
+    conversations = (r.conversation for _, line in lines.read(OptimaTaskLine) for r in line.results)
+    return OptimaSurvey(OURS[found[0]] if found else None, tasks, samples, beginner(conversations))
 
 
 def import_dialogues(
@@ -90,9 +90,9 @@ def import_dialogues(
     folder: Path,
     progress: Progress,
     *,
-    found: Survey,
+    found: OptimaSurvey,
     rewarded: bool,
-) -> Imported:
+) -> OptimaImported:
     """Make a run folder of a file that was surveyed; it appears when it is whole.
 
     Its rollouts of iteration 0 are then finished, and, if ``rewarded``, their rewards too: as the
@@ -102,14 +102,14 @@ def import_dialogues(
     renderer, _ = load_renderer(recipe.settings.model)
     try:
         with new_run(folder, recipe.name, recipe.settings, NEW) as run:
-            work = _Import(lines, recipe, run, renderer, found.first, rewarded=rewarded)
+            work = _OptimaImport(lines, recipe, run, renderer, found.first, rewarded=rewarded)
             result = asyncio.run(work.do(found.tasks, progress))
     finally:
         progress.close()
     return result
 
 
-class _Import:
+class _OptimaImport:
     """One import into an open run."""
 
     def __init__(
@@ -130,13 +130,13 @@ class _Import:
         self.rewarded = rewarded
         self.author = f"import:{lines.path.name}"
 
-    async def do(self, tasks: int, progress: Progress) -> Imported:
+    async def do(self, tasks: int, progress: Progress) -> OptimaImported:
         """Import every line and mark the stages that are then finished."""
         dataset = self.recipe.settings.dataset
         held_out = {content(dataset, task) for task in self.recipe.heldout_tasks()}
         kept = dialogues = failed = 0
         progress.start(tasks, f"import {self.lines.path.name}")
-        for number, line in self.lines.read(TaskLine):
+        for number, line in self.lines.read(OptimaTaskLine):
             task = self._task(number, line)
             progress.advance(1)
             if content(dataset, task) in held_out:
@@ -154,16 +154,16 @@ class _Import:
         if self.rewarded:
             found = self.run.store.metrics(0, REWARD.stage).values()
             self._finish(REWARD, {name: sum(int(one[name]) for one in found) for name in COUNTS})
-        return Imported(kept, dialogues, failed, tasks - kept)
+        return OptimaImported(kept, dialogues, failed, tasks - kept)
 
-    def _task(self, number: int, line: TaskLine) -> Task:
+    def _task(self, number: int, line: OptimaTaskLine) -> Task:
         try:
             id_ = f"import-{line.task_id:07d}"
             return task_of(self.recipe.settings.dataset, id_, line.results[0])
         except ValueError as error:
             raise self.lines.broken(number, str(error)) from error
 
-    async def _import(self, number: int, line: TaskLine, task: Task) -> int:
+    async def _import(self, number: int, line: OptimaTaskLine, task: Task) -> int:
         """Write the dialogues of one task, and their rewards; returns how many failed."""
         store = self.run.store
         store.put_tasks([task])
@@ -194,32 +194,34 @@ class _Import:
         return f"{place}: the file has nothing that was said"
 
     async def _replay(
-        self, task: Task, sample: int, result: Result, conversation: Conversation
+        self, task: Task, sample: int, result: DialogueResult, conversation: Conversation
     ) -> tuple[Tree, Outcome]:
         """The dialogue as a tree of one path."""
-        world = self.recipe.environment
+        environment = self.recipe.environment
         tree = Tree(task.id, ROLLOUT.stage, 0)
         state = DialogueState(task, None)
-        memory = {agent: Memory() for agent in world.agents}
+        contexts = {agent: AgentContext() for agent in environment.agents}
         node = tree.root
         for speaker, text in conversation.said:
-            shown = messages(world, state, speaker)
-            ask = Ask(tree, node, speaker, shown, 0, sample)
-            said = recorded(ask, memory[speaker], text, self.author, self.renderer)
-            tree.add(said.turn, said.request)
-            node = said.turn.id
-            state = await step(world, replace(state, end=None), said.turn, cut=False)
-        end = "runaway" if conversation.cut else state.end or "agreed"  # by the file's own parser
+            shown = messages(environment, state, speaker)
+            prompt = Prompt(tree, node, speaker, shown, 0, sample)
+            response = recorded(prompt, contexts[speaker], text, self.author, self.renderer)
+            tree.add(response.turn, response.request)
+            node = response.turn.id
+            state = await step(
+                environment, replace(state, end=None), response.turn, truncated=False
+            )
+        end = LENGTH if conversation.cut else state.end or AGREED  # by the file's own parser
         answer = (result.final_answer or "").strip()
         given = None if answer in ("", ERROR) else answer
         score = result.correct_score
         if score is None:
-            score = 0.0 if end == "runaway" else world.score(task, given)
+            score = 0.0 if end == LENGTH else environment.score(task, given)
         outcome = Outcome(node, sample, end, given, float(score))
         tree.end(outcome)
         return tree, outcome
 
-    def _credit(self, leaf: str, result: Result) -> list[Credit]:
+    def _credit(self, leaf: str, result: DialogueResult) -> list[Credit]:
         parts = _parts(result) if self.rewarded else None
         settings = self.recipe.fingerprint(REWARD)
         named = zip(PARTS, parts or (), strict=False)
@@ -229,7 +231,7 @@ class _Import:
         found = (
             len(paths),
             0,
-            sum(outcome.end == "runaway" for outcome, _ in paths),
+            sum(outcome.ending == LENGTH for outcome, _ in paths),
             sum(leaks(path, self.recipe.environment.agents) for _, path in paths),
             sum(repeats(path) for _, path in paths),
         )
@@ -242,7 +244,7 @@ class _Import:
         self.run.finish(done, settings, {**metrics, "imported": file, "seconds": 0.0})
 
 
-def _parts(result: Result) -> tuple[float, float, float, float] | None:
+def _parts(result: DialogueResult) -> tuple[float, float, float, float] | None:
     """Task, tokens, loss and leaks of a reward; ``None`` if a part is missing or they don't add up.
 
     In cleaned files each utterance that speaks for another agent has taken 10 off the reward alone.

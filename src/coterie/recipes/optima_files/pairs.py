@@ -18,7 +18,7 @@ from coterie.recipes.optima import Optima
 from coterie.recipes.optima_files.records import Lines, PairRecord, PairsLine
 from coterie.recipes.optima_files.speech import beginner, named, parse
 from coterie.rollout.recorded import recorded
-from coterie.rollout.voices import Ask, Memory
+from coterie.rollout.samplers import AgentContext, Prompt
 from coterie.runs.folder import Run, Step, new_run
 from coterie.trajectories.pair import Pair, turn_pair
 from coterie.trajectories.store import Credit, ItemKey, Selection, Store
@@ -31,7 +31,7 @@ PAIRS = Step(0, "pairs")
 """Where imported pairs are: no stage of a recipe, so that a run's own rollouts don't meet them."""
 VALUE = "value"
 
-Said = tuple[tuple[str, str], ...]
+Utterances = tuple[tuple[str, str], ...]
 """(speaker, text) from the beginning of a dialogue."""
 
 
@@ -161,7 +161,7 @@ def _import(run: Run, file: str, line: PairsLine, first: int, renderer: ChatRend
     run.store.select(0, PAIRS.stage, selections, task=tree.task, sample="pairs")
 
 
-def _said(side: Sequence[str], first: int) -> Said:
+def _said(side: Sequence[str], first: int) -> Utterances:
     conversation = parse(side[1:], first)
     if conversation.cut:
         raise ValueError(
@@ -177,16 +177,16 @@ class _Grown:
         self.tree = tree
         self.renderer = renderer
         self.author = author
-        self.systems: dict[Said, str] = {}
+        self.systems: dict[Utterances, str] = {}
 
-    def expect(self, said: Said, system: str) -> None:
+    def expect(self, said: Utterances, system: str) -> None:
         """Note the system prompt under which the last utterance is said."""
         if self.systems.setdefault(said, system) != system:
             raise ValueError("the same utterance is there under two system prompts")
 
-    def add(self, said: Said) -> Turn:
+    def add(self, said: Utterances) -> Turn:
         """Put a dialogue into the tree, as far as it is not there; returns its last turn."""
-        memory: dict[str, Memory] = {}
+        contexts: dict[str, AgentContext] = {}
         node = self.tree.root
         for place, (speaker, text) in enumerate(said):
             system = self.systems.get(said[: place + 1])
@@ -198,9 +198,9 @@ class _Grown:
                 self.tree.add(turn)
             else:
                 shown = self._shown(node, speaker, system)
-                ask = Ask(self.tree, node, speaker, shown, 0, 0)
-                mind = memory.setdefault(speaker, Memory())
-                one = recorded(ask, mind, text, self.author, self.renderer)
+                prompt = Prompt(self.tree, node, speaker, shown, 0, 0)
+                context = contexts.setdefault(speaker, AgentContext())
+                one = recorded(prompt, context, text, self.author, self.renderer)
                 self.tree.add(one.turn, one.request)
                 turn = one.turn
             node = turn.id

@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from coterie.errors import UserError
 from coterie.recipes.line_files import LineFile, write_objects
 
-Kind = Literal["raw", "rewarded", "dpo"]
+RecordKind = Literal["raw", "rewarded", "dpo"]
 LARGE = "large"
 """Stands last in a conversation that an utterance of 2000 tokens or more ended."""
 ERROR = "error"
@@ -39,11 +39,11 @@ def _listed(value: object) -> object:
 Texts = Annotated[list[str], BeforeValidator(_listed)]
 
 
-class _Line(BaseModel):
+class _OptimaLine(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
-class Result(_Line):
+class DialogueResult(_OptimaLine):
     """One dialogue of a task."""
 
     question: str = Field(pattern=r"\S")
@@ -72,20 +72,20 @@ class Result(_Line):
         return [self.answer] if isinstance(self.answer, str) else self.answer
 
 
-class TaskLine(_Line):
+class OptimaTaskLine(_OptimaLine):
     """A line of a raw or rewarded file."""
 
     task_id: Count
-    results: list[Result] = Field(min_length=1)
+    results: list[DialogueResult] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _one_task(self) -> "TaskLine":
+    def _one_task(self) -> "OptimaTaskLine":
         if len({result.question for result in self.results}) > 1:
             raise ValueError("its results have different questions")
         return self
 
 
-class PairRecord(_Line):
+class PairRecord(_OptimaLine):
     """Two ways to go on, the better one first."""
 
     chosen: list[str] = Field(min_length=2)
@@ -105,20 +105,20 @@ class PairRecord(_Line):
         return self
 
 
-class PairsLine(_Line):
+class PairsLine(_OptimaLine):
     """A line of a pair file; a task may have no pairs."""
 
     task_id: Count
     dpo_results: list[PairRecord]
 
 
-L = TypeVar("L", TaskLine, PairsLine)
+L = TypeVar("L", OptimaTaskLine, PairsLine)
 
 
 class Lines(LineFile):
     """A file of one kind."""
 
-    def kind(self) -> Kind:
+    def kind(self) -> RecordKind:
         """What the first line says: pairs, dialogues with rewards, or without."""
         for number, fields in self.objects():
             if "dpo_results" in fields:

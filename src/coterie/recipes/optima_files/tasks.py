@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coterie.environments.dialogue import GRADER, gold_answer
-from coterie.recipes.optima_files.records import AGENTS, Result
+from coterie.recipes.optima_files.records import AGENTS, DialogueResult
 from coterie.trajectories.task import Secret, Task
 
 
@@ -30,7 +30,7 @@ ORIGINALS: Mapping[str, Original] = {
     "mmlu": Original("mmlu", "debate", "exact-match"),
     "exchange": Original("exchange", "qa", "exact-match"),
 }
-"""By our name; ``exchange`` is our own world, under its own name there too."""
+"""By our name; ``exchange`` is our own environment, under its own name there too."""
 OURS = {original.name: name for name, original in ORIGINALS.items()}
 """Our name of a data set, by theirs."""
 WITH_OPTIONS = ("cbt", "arc_c", "mmlu")
@@ -38,10 +38,10 @@ WITH_OPTIONS = ("cbt", "arc_c", "mmlu")
 _FACT = re.compile(r"(\S+) (\S+): (.+)")
 
 
-def task_of(dataset: str, id_: str, result: Result) -> Task:
+def task_of(dataset: str, id_: str, result: DialogueResult) -> Task:
     """The task of a record: question and notes are public, right answers are secrets.
 
-    Raises ``ValueError`` for notes that are not facts of the world ``exchange``.
+    Raises ``ValueError`` for notes that are not facts of the micro-world ``exchange``.
     """
     notes = {AGENTS[0]: result.context_first, AGENTS[1]: result.context_second}
     public: dict[str, object] = {"question": result.question}
@@ -90,5 +90,7 @@ def _secrets(golds: list[str]) -> dict[str, Secret]:
 def _fact(note: str) -> list[str]:
     found = _FACT.fullmatch(note)
     if found is None:
-        raise ValueError(f"{note!r} is not a fact of the world `exchange` (`Nora home: Oslo`)")
+        raise ValueError(
+            f"{note!r} is not a fact of the micro-world `exchange` (`Nora home: Oslo`)"
+        )
     return list(found.groups())

@@ -15,13 +15,13 @@ from coterie.config.folders import check_new_file
 from coterie.datasets.code_rows import CodeRow
 from coterie.environments.coding import AGENT, CRITIC, Coding, hidden_calls, with_reference
 from coterie.environments.dialogue import GRADER
-from coterie.environments.person import REFERENCE
+from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.recipes.sweet_files.records import (
+    HistoryTurn,
     PreferenceRow,
-    Said,
     TaskFields,
     TrajectoryRow,
     write_lines,
@@ -141,20 +141,20 @@ class _Export:
             turn.id: self.renderer.decode(prompt)
             for prompt, turn in prompts(tree, outcome.leaf, AGENT)
         }
-        world = self.recipe.environment
+        environment = self.recipe.environment
         history = tuple(
-            Said(
+            HistoryTurn(
                 role="assistant",
-                content=world.visible(turn.text),
+                content=environment.visible(turn.text),
                 input=shown[turn.id],
                 output=turn.text,
             )
             if turn.id in shown
-            else Said(role="user", content=turn.text)
+            else HistoryTurn(role="user", content=turn.text)
             for turn in tree.path(outcome.leaf)
         )
         return TrajectoryRow(
-            task=_fields(world, self.run.store.task(tree.task)),
+            task=_fields(environment, self.run.store.task(tree.task)),
             dialogue_history=history,
             answer=outcome.answer,
             reward=reward,
@@ -182,10 +182,10 @@ class _Export:
             yield tree, selection, selection.rejected
 
 
-def _fields(world: Coding, task: Task) -> TaskFields:
+def _fields(environment: Coding, task: Task) -> TaskFields:
     """A task in the released form, and its id, which an import then keeps."""
     row = CodeRow(
-        id=task.id.removeprefix(f"{world.name}-"),
+        id=task.id.removeprefix(f"{environment.name}-"),
         question=str(task.public["question"]),
         answer=task.secrets[REFERENCE].reveal(GRADER),
         tests=tuple(hidden_calls(task)),

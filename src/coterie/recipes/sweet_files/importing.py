@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from coterie.config.plain import wrong_at
 from coterie.engines.protocol import EngineError
 from coterie.environments.coding import AGENT
-from coterie.environments.colbench.environment import Backend
-from coterie.environments.dialogue import DialogueState, Grade, graded, messages
-from coterie.environments.person import PERSON, SCRIPT
-from coterie.environments.services import NO_SERVICES, Services, check_person
+from coterie.environments.colbench.environment import BackendProgramming
+from coterie.environments.dialogue import ANSWERED, DialogueState, Grade, graded, messages
+from coterie.environments.services import NO_SERVICES, Services, check_user_simulator
+from coterie.environments.user_simulator import PERSON, SCRIPT
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
@@ -32,13 +32,13 @@ from coterie.recipes.sweet_rl import FIRST, SweetRL
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.flight import in_flight
 from coterie.rollout.recorded import recorded
-from coterie.rollout.voices import LEAST_ROOM, Ask, Memory
+from coterie.rollout.samplers import MIN_ROOM, AgentContext, Prompt
 from coterie.runs.folder import Run, Step, new_run
 from coterie.runs.play import summary
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import TURNS, Outcome, Tree
 from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
 
 ROLLOUT = Step(FIRST, "rollout")
@@ -47,7 +47,7 @@ TASKS_IN_FLIGHT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class SweetSurvey:
     """What a file holds, known once all its lines have been read and found whole."""
 
     tasks: int
@@ -58,7 +58,7 @@ class Survey:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class SweetImported:
     """What came of an import."""
 
     tasks: int
@@ -79,7 +79,7 @@ class _Dialogue:
     failure: str | None = None
 
 
-def survey(rows: Trajectories, repeats: int | None = None) -> Survey:
+def survey(rows: Trajectories, repeats: int | None = None) -> SweetSurvey:
     """Read a whole file. Without ``repeats``, they begin where the first row's task comes again.
 
     Raises ``UserError`` that names a line which is broken, or whose task is not that of its other repeats.
@@ -92,57 +92,57 @@ def survey(rows: Trajectories, repeats: int | None = None) -> Survey:
             index = repeat * (len(rows) // count) + tasks - 1
             _check(rows, index, row, known)
             lacking += row.reward is None
-    return Survey(tasks, count, lacking)
+    return SweetSurvey(tasks, count, lacking)
 
 
-def world_of(recipe: SweetRL) -> Backend:
-    """The run's world. Raises ``UserError`` if it isn't ColBench's, or nobody can play its person."""
-    world = recipe.environment
-    if not isinstance(world, Backend):
+def environment_of(recipe: SweetRL) -> BackendProgramming:
+    """The run's environment. Raises ``UserError`` if it isn't ColBench's, or nobody can play its person."""
+    environment = recipe.environment
+    if not isinstance(environment, BackendProgramming):
         raise UserError(
             f"dataset={recipe.settings.dataset} makes its own tasks",
             "use dataset=colbench_code: the file's tasks are of its form",
         )
-    person = recipe.settings.person
-    if person.url is None and person.model == SCRIPT:
-        check_person(world.script)
-    return world
+    user_simulator = recipe.settings.user_simulator
+    if user_simulator.url is None and user_simulator.model == SCRIPT:
+        check_user_simulator(environment.script)
+    return environment
 
 
 def import_trajectories(
-    rows: Trajectories, recipe: SweetRL, folder: Path, progress: Progress, *, found: Survey
-) -> Imported:
+    rows: Trajectories, recipe: SweetRL, folder: Path, progress: Progress, *, found: SweetSurvey
+) -> SweetImported:
     """Make a run folder of a file that was surveyed; it appears when it is whole.
 
     Its dialogues of round 0 are then finished. Those without a reward are graded in the sandbox. Raises
-    ``UserError`` if the folder exists, the run is of another world, or nothing could be used.
+    ``UserError`` if the folder exists, the run is of another environment, or nothing could be used.
     """
-    world = world_of(recipe)
+    environment = environment_of(recipe)
     renderer, context = load_renderer(recipe.settings.model)
     try:
         with new_run(folder, recipe.name, recipe.settings, NEW) as run:
-            work = _Import(rows, recipe, world, run, renderer, context)
+            work = _SweetImport(rows, recipe, environment, run, renderer, context)
             result = asyncio.run(work.do(found, progress))
     finally:
         progress.close()
     return result
 
 
-class _Import:
+class _SweetImport:
     """One import into an open run."""
 
     def __init__(
         self,
         rows: Trajectories,
         recipe: SweetRL,
-        world: Backend,
+        environment: BackendProgramming,
         run: Run,
         renderer: ChatRenderer,
         context: int,
     ) -> None:
         self.rows = rows
         self.recipe = recipe
-        self.world = world
+        self.environment = environment
         self.run = run
         self.renderer = renderer
         self.context = context
@@ -152,7 +152,7 @@ class _Import:
         """How many dialogues each task has so far."""
         self.left_out = 0
 
-    async def do(self, found: Survey, progress: Progress) -> Imported:
+    async def do(self, found: SweetSurvey, progress: Progress) -> SweetImported:
         """Import every dialogue and mark the rollouts as finished."""
         dialogues = failed = 0
         progress.start(found.tasks, f"import {self.rows.path.name}")
@@ -178,16 +178,16 @@ class _Import:
                 "give a file of training tasks, and a model with room for their dialogues",
             )
         self._finish()
-        return Imported(len(self.samples), dialogues, failed, self.left_out)
+        return SweetImported(len(self.samples), dialogues, failed, self.left_out)
 
     def _work(
-        self, found: Survey, progress: Progress
+        self, found: SweetSurvey, progress: Progress
     ) -> Iterator[Coroutine[Any, Any, tuple[Task, list[_Dialogue]]]]:
         """The tasks that are not held out, each with its dialogues as numbered samples."""
-        everything = self.world.tasks("heldout", 10**9, self.recipe.settings.seed)
+        everything = self.environment.tasks("heldout", 10**9, self.recipe.settings.seed)
         held_out = {key for task in everything for key in (task.id, content_of(task))}
         for place, block in enumerate(blocks(self.rows, found.repeats)):
-            task = self.world.task(block[0].task.code_row())
+            task = self.environment.task(block[0].task.code_row())
             if task.id in held_out or content_of(task) in held_out:
                 self.left_out += 1
                 progress.advance(1)
@@ -221,7 +221,7 @@ class _Import:
 
     async def _grade(self, row: TrajectoryRow, state: DialogueState) -> Grade:
         if row.reward is None:
-            return await graded(self.world, state, self.services)
+            return await graded(self.environment, state, self.services)
         turns = sum(turn.speaker.name == AGENT for turn in state.turns)
         return Grade(float(row.reward >= 1), {"turns": turns, "fraction": row.reward})
 
@@ -230,29 +230,27 @@ class _Import:
     ) -> tuple[Tree, DialogueState, int]:
         """The dialogue as a tree of one path, its last state, and how many tokens of context it needs."""
         tree = Tree(task.id, ROLLOUT.stage, FIRST)
-        memory, turns, room = Memory(), tuple[Turn, ...](), 0
-        for said in row.dialogue_history:
+        context, turns, room = AgentContext(), tuple[Turn, ...](), 0
+        for line in row.dialogue_history:
             node = turns[-1].id if turns else tree.root
-            if said.role == "user":
-                part = Part(said.content, source=PERSON if turns else "task")
+            if line.role == "user":
+                part = Part(line.content, source=PERSON if turns else "task")
                 turn = make_turn(node, Speaker("person", PERSON), [part], author=self.author)
                 tree.add(turn)
             else:
-                shown = messages(self.world, DialogueState(task, None, turns), AGENT)
-                ask = Ask(tree, node, AGENT, shown, 0, sample)
-                text = said.content if said.output is None else said.output
-                spoken = recorded(ask, memory, text, self.author, self.renderer)
+                shown = messages(self.environment, DialogueState(task, None, turns), AGENT)
+                prompt = Prompt(tree, node, AGENT, shown, 0, sample)
+                text = line.content if line.output is None else line.output
+                spoken = recorded(prompt, context, text, self.author, self.renderer)
                 turn = spoken.turn
                 tree.add(turn, spoken.request)
-                prompt = len(memory.ids) - len(turn.ids)
-                room = max(room, prompt + max(len(turn.ids), LEAST_ROOM))
+                prompt_tokens = len(context.ids) - len(turn.ids)
+                room = max(room, prompt_tokens + max(len(turn.ids), MIN_ROOM))
             turns += (turn,)
         last = turns[-1].text
-        given = self.world.answer(last)
-        answer = row.answer or given or self.world.visible(last).strip()
-        end = DialogueState(
-            task, None, turns, answer, "turn_limit" if given is None else "answered"
-        )
+        given = self.environment.answer(last)
+        answer = row.answer or given or self.environment.visible(last).strip()
+        end = DialogueState(task, None, turns, answer, TURNS if given is None else ANSWERED)
         return tree, end, room
 
     def _finish(self) -> None:

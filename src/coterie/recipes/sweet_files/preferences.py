@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.environments.coding import AGENT, SHOWN_REFERENCE
-from coterie.environments.person import PERSON
+from coterie.environments.user_simulator import PERSON
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.line_files import NEW, LineFile
-from coterie.recipes.sweet_files.importing import world_of
+from coterie.recipes.sweet_files.importing import environment_of
 from coterie.recipes.sweet_files.records import PreferenceRow, Side, read_lines
-from coterie.recipes.sweet_files.rendered import CHATML, LLAMA, Chat, Form, form_of
+from coterie.recipes.sweet_files.rendered import CHATML, LLAMA, Form, RenderedChat, form_of
 from coterie.recipes.sweet_rl import SECOND, SweetRL
 from coterie.rollout.recorded import recorded
-from coterie.rollout.voices import Ask, Memory
+from coterie.rollout.samplers import AgentContext, Prompt
 from coterie.runs.folder import Run, Step, new_run
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.selection import Selection
@@ -47,7 +47,7 @@ class ImportedPairs:
 class Compared:
     """A row: a chat, and the better and the worse way to go on."""
 
-    chat: Chat
+    chat: RenderedChat
     chosen: str
     rejected: str
 
@@ -60,7 +60,7 @@ def import_preferences(
     Raises ``UserError`` if the folder exists, the run can't train on such pairs, no pair is left, or with
     the number of the first line that is broken.
     """
-    world = world_of(recipe)
+    environment = environment_of(recipe)
     if TRAIN not in recipe.steps():
         raise UserError(
             f"method={recipe.settings.method} trains on whole dialogues, and a file of preferences "
@@ -71,7 +71,10 @@ def import_preferences(
     renderer, _ = load_renderer(recipe.settings.model)
     own = form_of(renderer)
     forms = [*([] if own is None else [own]), LLAMA, CHATML]
-    held_out = {world.opening(task) for task in world.tasks("heldout", 10**9, recipe.settings.seed)}
+    held_out = {
+        environment.opening(task)
+        for task in environment.tasks("heldout", 10**9, recipe.settings.seed)
+    }
     chosen, left_out = list[Selection](), 0
     progress.start(total, f"import {path.name}")
     try:
@@ -149,11 +152,11 @@ def _write(run: Run, name: str, row: Compared, author: str, renderer: ChatRender
         node = turn.id
     sides = []
     for text in (row.chosen, row.rejected):
-        said = recorded(
-            Ask(tree, node, AGENT, tuple(shown), 0, 0), Memory(), text, author, renderer
+        response = recorded(
+            Prompt(tree, node, AGENT, tuple(shown), 0, 0), AgentContext(), text, author, renderer
         )
-        tree.add(said.turn, said.request)
-        sides.append(said.turn.id)
+        tree.add(response.turn, response.request)
+        sides.append(response.turn.id)
     with run.store.together():
         run.store.put_tasks([Task(name, {"question": row.chat.said[0]})])
         run.store.finish(ItemKey(SECOND, "rollout", name, "0000"), tree=tree)

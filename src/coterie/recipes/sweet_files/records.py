@@ -31,11 +31,11 @@ from coterie.recipes.line_files import LineFile, write_objects
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Line(BaseModel):
+class _SweetLine(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class TaskFields(_Line):
+class TaskFields(_SweetLine):
     """The whole row of a task."""
 
     problem_description: str = Field(pattern=r"\S")
@@ -49,7 +49,7 @@ class TaskFields(_Line):
         return CodeRow.model_validate(self.model_dump())
 
 
-class Said(_Line):
+class HistoryTurn(_SweetLine):
     """One turn."""
 
     role: Literal["user", "assistant"]
@@ -60,11 +60,11 @@ class Said(_Line):
     """Of the agent's turns: the completion, without the end-of-turn token."""
 
 
-class TrajectoryRow(_Line):
+class TrajectoryRow(_SweetLine):
     """One dialogue about a task."""
 
     task: TaskFields
-    dialogue_history: tuple[Said, ...] = Field(min_length=2)
+    dialogue_history: tuple[HistoryTurn, ...] = Field(min_length=2)
     answer: str | None = None
     """The final answer, ``No answer``, or the path of an image."""
     reward: Number | None = None
@@ -83,14 +83,14 @@ class TrajectoryRow(_Line):
         return self
 
 
-class Side(_Line):
+class Side(_SweetLine):
     """A prompt and a completion."""
 
     input: str
     output: str
 
 
-class PreferenceRow(_Line):
+class PreferenceRow(_SweetLine):
     """Two ways to go on, or two whole dialogues as strings, the better one first."""
 
     prompt: str | None = None

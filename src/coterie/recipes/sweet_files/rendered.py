@@ -22,7 +22,7 @@ _MARK = re.compile(r"<[^<>\s]+>|\[/?\w+\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class RenderedChat:
     """What an agent was shown: a system prompt (or ""), then turns of person and agent, the person's last."""
 
     system: str
@@ -46,7 +46,7 @@ class Form:
     end: str
     """The token that ends a turn."""
 
-    def chat(self, prompt: str) -> Chat | None:
+    def chat(self, prompt: str) -> RenderedChat | None:
         """A prompt that ends where the agent is to speak; ``None`` if it isn't of this form."""
         text = _BEGINNING.sub("", prompt)
         if not text.endswith(self.asked):
@@ -55,9 +55,9 @@ class Form:
         if text.startswith(self.system):
             system, told, turns = text.removeprefix(self.system).partition(self.told)
             if told and (said := self._said(turns)) and not self._marks(system):
-                return Chat(_DATES.sub("", system), said)
+                return RenderedChat(_DATES.sub("", system), said)
         if text.startswith(self.bare) and (said := self._said(text.removeprefix(self.bare))):
-            return Chat("", said)
+            return RenderedChat("", said)
         return None
 
     def split(self, text: str) -> tuple[str, str]:

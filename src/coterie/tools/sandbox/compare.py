@@ -24,7 +24,7 @@ _IN_ORDER = (_LIST, "tuple", "deque")
 _MICROSECOND = timedelta(microseconds=1)
 _EXACT = 2000
 """Digits without zeros at the end, and exponent, up to which a decimal is compared with other numbers."""
-_LONGEST_RANGE = 1000
+_MAX_RANGE = 1000
 """Hexadecimal digits of a bound; ranges with longer ones are equal if they are written alike."""
 
 
@@ -142,7 +142,7 @@ def _digest(wire: Wire, strict: bool) -> bytes:
 def _scalar(wire: Wire, strict: bool) -> str:
     """One text for each value that is neither a number nor a container."""
     tag, content = wire
-    if tag == "range" and max(map(len, content)) <= _LONGEST_RANGE:
+    if tag == "range" and max(map(len, content)) <= _MAX_RANGE:
         values = decode(wire)
         if not values:
             return "empty"

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from coterie.tools.sandbox.inside.job import Job, Record
+from coterie.tools.sandbox.inside.job import Job, JobRecord
 from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.sandbox.users import User
@@ -26,7 +26,9 @@ class Crew:
         self._starting: set[asyncio.Task[Worker]] = set()
         self._closed = False
 
-    async def run(self, source: str, calls: Sequence[str], *, legacy: bool) -> list[Record] | None:
+    async def run(
+        self, source: str, calls: Sequence[str], *, legacy: bool
+    ) -> list[JobRecord] | None:
         """A record for each call; ``None`` if the worker was lost each time."""
         for _ in range(TRIES):
             try:
@@ -35,7 +37,7 @@ class Crew:
                 continue
         return None
 
-    async def _run(self, source: str, calls: list[str], legacy: bool) -> list[Record]:
+    async def _run(self, source: str, calls: list[str], legacy: bool) -> list[JobRecord]:
         if self._closed:
             raise RuntimeError("a sandbox runs nothing outside of its context")
         worker = await self._idle.get() or await self._started()

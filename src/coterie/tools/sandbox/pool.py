@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from coterie.errors import UserError
 from coterie.tools.sandbox.crew import Crew
-from coterie.tools.sandbox.inside.job import Record
+from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.inside.plain import NotPlain, Wire, encode
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, judge, read_record
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -119,7 +119,7 @@ async def _results(crew: Crew, source: str, calls: Sequence[str], mode: Mode) ->
     return await asyncio.to_thread(_read, calls, records)
 
 
-def _read(calls: Sequence[str], records: Sequence[Record] | None) -> list[CallResult]:
+def _read(calls: Sequence[str], records: Sequence[JobRecord] | None) -> list[CallResult]:
     """What records say; without any, that the worker was lost."""
     if records is None:
         return [CallResult(call, None, "lost") for call in calls]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from coterie.tools.sandbox.compare import equal, same
-from coterie.tools.sandbox.inside.job import Record
+from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.inside.plain import NotPlain, Wire, check, decode
 
 Mode = Literal["module", "legacy"]
@@ -22,7 +22,7 @@ FAILURES = {
     "open": "the sandbox could not be closed around it, so it was not run",
     "lost": "the sandbox's worker was lost, twice",
 }
-LONGEST_WHY = 600
+MAX_WHY = 600
 """Characters."""
 
 
@@ -108,7 +108,7 @@ def judge(
     return TestResult(result, expected, passed)
 
 
-def read_record(call: str, record: Record) -> CallResult:
+def read_record(call: str, record: JobRecord) -> CallResult:
     """What a record says, taking nothing on trust."""
     try:
         told = json.loads(record[1])
@@ -117,7 +117,7 @@ def read_record(call: str, record: Record) -> CallResult:
             return CallResult(call, told["value"])
         failed, why = told["failed"], told["why"]
         if failed in FAILURES and isinstance(why, str):
-            why = why[:LONGEST_WHY].encode(errors="replace").decode()  # no lone surrogates
+            why = why[:MAX_WHY].encode(errors="replace").decode()  # no lone surrogates
             return CallResult(call, None, failed, why)
     except (ValueError, TypeError, KeyError, RecursionError, NotPlain):
         pass

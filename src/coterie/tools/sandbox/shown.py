@@ -5,7 +5,7 @@ from typing import Any
 
 from coterie.tools.sandbox.inside.plain import CONTAINERS, Wire, decode
 
-_LONGEST_INTEGER = 1000
+_MAX_INTEGER = 1000
 """Hexadecimal digits; interpreters print integers of at most 4,300 decimal ones."""
 _BRACKETS = {
     "list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "frozenset": ("frozenset({", "})"),
@@ -14,48 +14,48 @@ _BRACKETS = {
 }  # fmt: skip
 
 
-def shown(wire: Wire, longest: int) -> str:
-    """A value about as Python writes it, cut to ``longest`` characters."""
+def shown(wire: Wire, max_length: int) -> str:
+    """A value about as Python writes it, cut to ``max_length`` characters."""
     text = ""
-    for piece in _pieces(wire, longest):
+    for piece in _pieces(wire, max_length):
         text += piece
-        if len(text) > longest:
-            return text[: longest - 3] + "..."
+        if len(text) > max_length:
+            return text[: max_length - 3] + "..."
     return text
 
 
-def _pieces(wire: Wire, longest: int) -> Iterator[str]:
+def _pieces(wire: Wire, max_length: int) -> Iterator[str]:
     tag, content = wire
     if tag == "dict" or tag in CONTAINERS:
         before, after = _BRACKETS[tag]
         yield before if content or tag != "set" else "set("
         for number, item in enumerate(content):
             yield ", " if number else ""
-            yield from _pair(item, longest) if tag == "dict" else _pieces(item, longest)
+            yield from _pair(item, max_length) if tag == "dict" else _pieces(item, max_length)
         if tag == "tuple" and len(content) == 1:
             yield ","
         yield after if content or tag != "set" else ")"
     elif tag == "enum":
         yield f"<{repr(content[0])[1:-1]}: "
-        yield from _pieces(content[1], longest)
+        yield from _pieces(content[1], max_length)
         yield ">"
     else:
-        yield _scalar(tag, content, longest)
+        yield _scalar(tag, content, max_length)
 
 
-def _pair(pair: list[Wire], longest: int) -> Iterator[str]:
-    yield from _pieces(pair[0], longest)
+def _pair(pair: list[Wire], max_length: int) -> Iterator[str]:
+    yield from _pieces(pair[0], max_length)
     yield ": "
-    yield from _pieces(pair[1], longest)
+    yield from _pieces(pair[1], max_length)
 
 
-def _scalar(tag: str, content: Any, longest: int) -> str:
+def _scalar(tag: str, content: Any, max_length: int) -> str:
     if tag == "str":
-        return repr(content[: longest + 1])
-    if tag == "int" and len(content) > _LONGEST_INTEGER:
+        return repr(content[: max_length + 1])
+    if tag == "int" and len(content) > _MAX_INTEGER:
         return f"an integer of {int(content, 16).bit_length():,} bits"
     if tag in ("bytes", "bytearray"):
-        return repr(decode([tag, content[: 2 * longest + 2]]))
-    if tag in ("fraction", "range") and max(map(len, content)) > _LONGEST_INTEGER:
+        return repr(decode([tag, content[: 2 * max_length + 2]]))
+    if tag in ("fraction", "range") and max(map(len, content)) > _MAX_INTEGER:
         return f"a {tag} of large integers"
     return repr(decode([tag, content]))

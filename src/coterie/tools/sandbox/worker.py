@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import cast
 
 from coterie.errors import UserError
-from coterie.tools.sandbox.inside.job import Job, Record
+from coterie.tools.sandbox.inside.job import Job, JobRecord
 from coterie.tools.sandbox.jail import Jail, advice
 from coterie.tools.sandbox.users import User, claim_user
 
@@ -65,7 +65,7 @@ class Worker:
             raise
         return worker
 
-    async def run(self, job: Job) -> list[Record]:
+    async def run(self, job: Job) -> list[JobRecord]:
         """A record for each of the job's calls; raises ``WorkerLost``. Whatever it raises, the worker is ended."""
         nonce = secrets.token_bytes(16)
         body = json.dumps(asdict(job)).encode()
@@ -88,7 +88,7 @@ class Worker:
         if head[:16] != nonce:
             raise ValueError("a reply to another run")
         (size,) = struct.unpack(">I", head[16:])
-        if size > job.longest_reply:
+        if size > job.max_reply:
             raise ValueError("a reply that is too long")
         return await self._out.readexactly(size)
 
@@ -141,7 +141,7 @@ async def _drained(pipe: StreamReader) -> bytes:
     return kept
 
 
-def _records(reply: bytes, count: int) -> list[Record]:
+def _records(reply: bytes, count: int) -> list[JobRecord]:
     records, at = [], 0
     for _ in range(count):
         kind, size = struct.unpack_from(">BI", reply, at)

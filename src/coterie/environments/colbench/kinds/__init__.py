@@ -2,11 +2,11 @@
 
 from coterie.environments.colbench.kinds.easy import EASY
 from coterie.environments.colbench.kinds.heldout import HELDOUT
-from coterie.environments.colbench.kinds.kind import Kind, Level
+from coterie.environments.colbench.kinds.kind import FunctionKind, Level
 from coterie.environments.colbench.kinds.train import TRAIN
 from coterie.environments.colbench.kinds.train_records import TRAIN_RECORDS
 
-KINDS: tuple[Kind, ...] = (*TRAIN, *TRAIN_RECORDS, *HELDOUT, *EASY)
+KINDS: tuple[FunctionKind, ...] = (*TRAIN, *TRAIN_RECORDS, *HELDOUT, *EASY)
 """Each of one split and one level; no function name is in both splits."""
 
-__all__ = ["KINDS", "Kind", "Level"]
+__all__ = ["KINDS", "FunctionKind", "Level"]

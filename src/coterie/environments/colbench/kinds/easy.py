@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 from coterie.datasets.catalogue import Split
-from coterie.environments.colbench.kinds.kind import Draw, Kind
+from coterie.environments.colbench.kinds.kind import DrawArguments, FunctionKind
 
 ABOUTS = (
     "my shop", "our club", "my class", "a game", "my garden", "our newsletter", "the school fair", "my diary",
@@ -21,9 +21,13 @@ WORDS = (
 NAMES = ("Ann", "Bob", "Cyd", "Dan", "Eve", "Fay", "Gus", "Hal", "Ida", "Jon", "Kim", "Lou")
 
 
-def _easy(split: Split, signature: str, what: str, values: tuple[str, ...], draw: Draw) -> Kind:
+def _easy(
+    split: Split, signature: str, what: str, values: tuple[str, ...], draw: DrawArguments
+) -> FunctionKind:
     request = f"For $about: please write me a Python function {what}. "
-    return Kind(split, "easy", signature, request, ABOUTS, "return $value", {"value": values}, draw)
+    return FunctionKind(
+        split, "easy", signature, request, ABOUTS, "return $value", {"value": values}, draw
+    )
 
 
 def _list(rng: random.Random) -> tuple[list[int]]:
@@ -46,7 +50,7 @@ def _name(rng: random.Random) -> tuple[Any]:
     return (rng.choice(NAMES),)
 
 
-EASY: tuple[Kind, ...] = (
+EASY: tuple[FunctionKind, ...] = (
     _easy(
         "train",
         "double(x)",

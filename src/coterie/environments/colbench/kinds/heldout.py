@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from coterie.environments.colbench.kinds.kind import Kind
+from coterie.environments.colbench.kinds.kind import FunctionKind
 
 PLAYERS = ("Ida", "Jon", "Kim", "Lou")
 LINES = (
@@ -34,7 +34,7 @@ def _ride(rng: random.Random) -> tuple[Any, ...]:
     return rng.randint(10, 180), riders, rng.choice(riders)
 
 
-TABLE = Kind(
+TABLE = FunctionKind(
     "heldout",
     "personal",
     "table(games)",
@@ -73,7 +73,7 @@ return sorted(points.items(), key=lambda item: (-item[1], $tie))
     _games,
 )
 
-HIVE_STATE = Kind(
+HIVE_STATE = FunctionKind(
     "heldout",
     "personal",
     "hive_state(frames, mites, weight)",
@@ -108,7 +108,7 @@ return "divide" if score >= $strong else "$else_"
     lambda rng: (rng.randint(2, 11), rng.randint(1, 30), rng.randint(14, 40)),
 )
 
-TIDY = Kind(
+TIDY = FunctionKind(
     "heldout",
     "personal",
     "tidy(lines)",
@@ -144,7 +144,7 @@ return "$between".join(result$order) + " $end"
     lambda rng: ([rng.choice(LINES) for _ in range(rng.randint(2, 5))],),
 )
 
-WALK_MINUTES = Kind(
+WALK_MINUTES = FunctionKind(
     "heldout",
     "personal",
     "walk_minutes(age, rain, celsius)",
@@ -179,7 +179,7 @@ return max(minutes, $least)
     lambda rng: (rng.randint(0, 14), rng.random() < 0.5, rng.randint(-10, 34)),
 )
 
-BOXES = Kind(
+BOXES = FunctionKind(
     "heldout",
     "personal",
     "boxes(width, length, side)",
@@ -218,7 +218,7 @@ return -(-tiles // $box), $second
     ),
 )
 
-USAGE = Kind(
+USAGE = FunctionKind(
     "heldout",
     "personal",
     "usage(readings)",
@@ -257,7 +257,7 @@ return $number
     _readings,
 )
 
-HANDLE = Kind(
+HANDLE = FunctionKind(
     "heldout",
     "personal",
     "handle(first, last, taken)",
@@ -290,7 +290,7 @@ return name$shape
     lambda rng: (rng.choice(FIRST), rng.choice(LAST), sorted(rng.sample(TAKEN, 4))),
 )
 
-MARK = Kind(
+MARK = FunctionKind(
     "heldout",
     "personal",
     "mark(theory, practice, extra)",
@@ -330,7 +330,7 @@ return "$poor"
     lambda rng: (rng.randint(5, 20), rng.randint(6, 20), rng.randint(0, 14)),
 )
 
-SHARE = Kind(
+SHARE = FunctionKind(
     "heldout",
     "personal",
     "share(kilometres, riders, driver)",
@@ -362,7 +362,7 @@ return {name: each for name in sorted(paying)}
     _ride,
 )
 
-HELDOUT: tuple[Kind, ...] = (
+HELDOUT: tuple[FunctionKind, ...] = (
     TABLE,
     HIVE_STATE,
     TIDY,

@@ -13,12 +13,12 @@ Level = Literal["easy", "personal"]
 """`easy`: a line with one choice, often the obvious one, for small models; `personal`: several choices."""
 ASK = "Please write me a Python function for it."
 """With what a request ends that is not a request yet."""
-Draw = Callable[[random.Random], tuple[Any, ...]]
+DrawArguments = Callable[[random.Random], tuple[Any, ...]]
 """The arguments of one call: plain data."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FunctionKind:
     """Functions that differ in hidden choices only.
 
     ``request`` and ``body`` are ``string.Template``s: `$about` is one of ``abouts``, the names of ``choices`` stand
@@ -37,7 +37,7 @@ class Kind:
     """Of the function, not indented."""
     choices: Mapping[str, tuple[Any, ...]]
     """The values that each hidden choice may have, as they stand in the code."""
-    draw: Draw
+    draw: DrawArguments
 
     @property
     def name(self) -> str:

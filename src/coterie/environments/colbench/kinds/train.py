@@ -1,6 +1,6 @@
 """Kinds of the training split whose calls are single values: fees, amounts, labels."""
 
-from coterie.environments.colbench.kinds.kind import Kind
+from coterie.environments.colbench.kinds.kind import FunctionKind
 
 FLOURS = ("rye", "spelt", "wholemeal", "white")
 THINGS = (
@@ -8,7 +8,7 @@ THINGS = (
 )  # fmt: skip
 COUNTRIES = ("AT", "BE", "DE", "FR", "IE", "NO", "SE", "UK", "US")
 
-PROVING = Kind(
+PROVING = FunctionKind(
     "train",
     "personal",
     "proving_minutes(grams, celsius, flour)",
@@ -41,7 +41,7 @@ return minutes // $step * $step
     lambda rng: (rng.randrange(200, 1450, 50), rng.randint(14, 28), rng.choice(FLOURS)),
 )
 
-LATE_FEE = Kind(
+LATE_FEE = FunctionKind(
     "train",
     "personal",
     "late_fee(days, items, member)",
@@ -73,7 +73,7 @@ return fee
     lambda rng: (rng.randint(0, 29), rng.randint(1, 4), rng.random() < 0.5),
 )
 
-WATER = Kind(
+WATER = FunctionKind(
     "train",
     "personal",
     "water(moisture, celsius, pots)",
@@ -100,7 +100,7 @@ return amount * pots + ($rest if pots > $few else 0)
     lambda rng: (rng.randint(5, 69), rng.randint(20, 34), rng.randint(1, 8)),
 )
 
-LABEL = Kind(
+LABEL = FunctionKind(
     "train",
     "personal",
     "label(name, year, number)",
@@ -123,7 +123,7 @@ return "$between".join([$parts, str(number).zfill($digits)])
     lambda rng: (rng.choice(THINGS), rng.randint(1985, 2024), rng.randint(1, 120)),
 )
 
-POSTAGE = Kind(
+POSTAGE = FunctionKind(
     "train",
     "personal",
     "postage(grams, country, cents)",
@@ -165,7 +165,7 @@ return 0 if cents >= $free and country in $near else price
     ),
 )
 
-WEEKS_TO_SAVE = Kind(
+WEEKS_TO_SAVE = FunctionKind(
     "train",
     "personal",
     "weeks_to_save(price, weekly, start)",
@@ -193,5 +193,5 @@ return weeks if saved >= price else -1
     ),
 )
 
-TRAIN: tuple[Kind, ...] = (PROVING, LATE_FEE, WATER, LABEL, POSTAGE, WEEKS_TO_SAVE)
+TRAIN: tuple[FunctionKind, ...] = (PROVING, LATE_FEE, WATER, LABEL, POSTAGE, WEEKS_TO_SAVE)
 """Six kinds."""

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from coterie.environments.colbench.kinds.kind import Kind
+from coterie.environments.colbench.kinds.kind import FunctionKind
 
 TEAMS = ("Ada", "Bo", "Cem", "Dora", "Eli", "fay", "Gus")
 WEEKDAYS = ("Monday", "Wednesday", "Saturday", "Sunday")
@@ -45,7 +45,7 @@ def _sightings(rng: random.Random) -> tuple[Any, ...]:
     return ([(rng.choice(BIRDS), rng.randint(1, 14)) for _ in range(rng.randint(2, 6))],)
 
 
-RANKING = Kind(
+RANKING = FunctionKind(
     "train",
     "personal",
     "ranking(times, penalties)",
@@ -73,7 +73,7 @@ return sorted(kept, key=lambda name: (totals[name] // $step, $tie))
     _race,
 )
 
-SHIFT_POINTS = Kind(
+SHIFT_POINTS = FunctionKind(
     "train",
     "personal",
     "shift_points(shifts)",
@@ -110,7 +110,7 @@ return total
     _shifts,
 )
 
-HAND_VALUE = Kind(
+HAND_VALUE = FunctionKind(
     "train",
     "personal",
     "hand_value(cards)",
@@ -141,7 +141,7 @@ return total if len(cards) $enough else total * 2
     _hand,
 )
 
-ATTENDANCE = Kind(
+ATTENDANCE = FunctionKind(
     "train",
     "personal",
     "attendance(record)",
@@ -180,7 +180,7 @@ return result
     _weeks,
 )
 
-SCALE = Kind(
+SCALE = FunctionKind(
     "train",
     "personal",
     "scale(amounts, people)",
@@ -213,7 +213,7 @@ return scaled
     _recipe,
 )
 
-RAREST = Kind(
+RAREST = FunctionKind(
     "train",
     "personal",
     "rarest(sightings)",
@@ -245,5 +245,12 @@ return min(seen, key=lambda bird: (counts[bird], $tie))
     _sightings,
 )
 
-TRAIN_RECORDS: tuple[Kind, ...] = (RANKING, SHIFT_POINTS, HAND_VALUE, ATTENDANCE, SCALE, RAREST)
+TRAIN_RECORDS: tuple[FunctionKind, ...] = (
+    RANKING,
+    SHIFT_POINTS,
+    HAND_VALUE,
+    ATTENDANCE,
+    SCALE,
+    RAREST,
+)
 """Six kinds."""

@@ -17,7 +17,7 @@ from coterie.tools.sandbox.inside.plain import NotPlain, TooLarge, encode
 
 NAME = "answer"
 """The module that an answer's definitions live in."""
-LONGEST_MESSAGE = 300
+MAX_MESSAGE = 300
 """Characters of what is told of an exception."""
 FIRST = struct.Struct(">I")
 """What stands before a job: its first call that is to be run."""
@@ -79,9 +79,9 @@ def run(job: Job, first: int) -> None:
             if index > first:
                 spaces = _defined(code, job.legacy)
             value = eval(job.calls[index], *spaces)
-            told = _json({"value": encode(value, job.longest_record)})
-            if len(told) > job.longest_record:
-                raise TooLarge(f"{len(told):,} bytes, and {job.longest_record:,} are allowed")
+            told = _json({"value": encode(value, job.max_record)})
+            if len(told) > job.max_record:
+                raise TooLarge(f"{len(told):,} bytes, and {job.max_record:,} are allowed")
         except BaseException as error:
             told = _failure(error)
         _send(told)
@@ -101,12 +101,12 @@ def _defined(code: Any, legacy: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _failure(error: BaseException) -> bytes:
     try:
-        text = str(error)[:LONGEST_MESSAGE]
+        text = str(error)[:MAX_MESSAGE]
     except BaseException:
         text = ""
     kind = _KINDS.get(type(error), "error")
     why = text if kind == "output" else f"{type(error).__name__}: {text}"
-    return _json({"failed": kind, "why": why[:LONGEST_MESSAGE]})
+    return _json({"failed": kind, "why": why[:MAX_MESSAGE]})
 
 
 _KINDS: dict[type, str] = {NotPlain: "not plain", TooLarge: "output"}

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 TOLD, JUDGED = 0, 1
 """Who a record is of: the answer's process, or the supervisor."""
-LONGEST_FAILURE = 4000
+MAX_FAILURE = 4000
 """Bytes of a record that says why there is no value; every limit of results leaves room for one."""
 
 PATIENCE = 4
 """How many times its limit of seconds a job takes at most, where others use the processors."""
 
-Record = tuple[int, bytes]
+JobRecord = tuple[int, bytes]
 """``TOLD`` or ``JUDGED``, and JSON: a value, or why there is none."""
 
 
@@ -42,11 +42,11 @@ class Job:
         return PATIENCE * self.total_seconds
 
     @property
-    def longest_record(self) -> int:
+    def max_record(self) -> int:
         """Bytes of a record: the one limit of results, which all sides go by."""
-        return max(self.output_kib << 10, LONGEST_FAILURE)
+        return max(self.output_kib << 10, MAX_FAILURE)
 
     @property
-    def longest_reply(self) -> int:
+    def max_reply(self) -> int:
         """Bytes of all records, each with its head of 5 bytes."""
-        return len(self.calls) * (self.longest_record + 5)
+        return len(self.calls) * (self.max_record + 5)

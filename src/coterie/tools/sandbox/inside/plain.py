@@ -33,24 +33,24 @@ Wire = list[Any]
 """``[tag, content]``, as JSON holds it."""
 
 
-def encode(value: object, longest: int | None = None) -> Wire:
+def encode(value: object, max_length: int | None = None) -> Wire:
     """The plain form of ``value``; raises ``NotPlain``.
 
-    With ``longest``, ``TooLarge`` as soon as it is certain that its JSON has more bytes: so what has no end has one.
+    With ``max_length``, ``TooLarge`` as soon as it is certain that its JSON has more bytes: so what has no end has one.
     """
-    return _Encoder(longest).encode(value, DEPTH)
+    return _Encoder(max_length).encode(value, DEPTH)
 
 
 class _Encoder:
-    def __init__(self, longest: int | None) -> None:
-        self.longest = longest
+    def __init__(self, max_length: int | None) -> None:
+        self.max_length = max_length
         self.values = 0
 
     def encode(self, value: object, depth: int) -> Wire:
         self.values += 1
-        if self.longest is not None and self.values * SHORTEST > self.longest:
+        if self.max_length is not None and self.values * SHORTEST > self.max_length:
             raise TooLarge(
-                f"more than {self.values - 1:,} values, and {self.longest:,} bytes are allowed"
+                f"more than {self.values - 1:,} values, and {self.max_length:,} bytes are allowed"
             )
         if value is None:
             return ["none", None]

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from coterie.tools.sandbox.inside import confine, harness
 from coterie.tools.sandbox.inside.forker import Forker, set_apart
-from coterie.tools.sandbox.inside.job import JUDGED, LONGEST_FAILURE, TOLD, Job, Record
+from coterie.tools.sandbox.inside.job import JUDGED, MAX_FAILURE, TOLD, Job, JobRecord
 
 TICK = 0.02
 """Seconds between two looks at an answer's processes."""
@@ -70,7 +70,7 @@ class Attempt:
         self.wanted = len(job.calls) - first
         self.loaded = False
         self.failed_to_load: bytes | None = None
-        self.records: list[Record] = []
+        self.records: list[JobRecord] = []
         self._buffer = b""
         self._seconds = 0.0
         """Of CPU, when the process last told something."""
@@ -139,7 +139,7 @@ class Attempt:
         """Take the whole frames of what was read; why the process is to be ended, or ``None``."""
         while len(self._buffer) >= 4 and len(self.records) < self.wanted:
             size = struct.unpack(">I", self._buffer[:4])[0]
-            if size > self.job.longest_record:
+            if size > self.job.max_record:
                 return "output"
             if len(self._buffer) < 4 + size:
                 return None
@@ -150,7 +150,7 @@ class Attempt:
                 self.loaded = True
             else:
                 self.failed_to_load = frame
-                return "garbled" if size > LONGEST_FAILURE else None
+                return "garbled" if size > MAX_FAILURE else None
         return "garbled" if self._buffer and len(self.records) == self.wanted else None
 
 
@@ -190,10 +190,10 @@ def _read(name: str) -> bytes:
 _CLOCK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGESIZE")
 
 
-def run(job: Job, body: bytes, forker: Forker) -> list[Record]:
+def run(job: Job, body: bytes, forker: Forker) -> list[JobRecord]:
     """Run all calls: in one process, and after a call that ended its process, in another."""
     clock = Clock(job)
-    records: list[Record] = []
+    records: list[JobRecord] = []
     told = os.memfd_create("job")
     try:
         os.pwrite(told, body, harness.FIRST.size)
@@ -208,7 +208,7 @@ def run(job: Job, body: bytes, forker: Forker) -> list[Record]:
         os.close(told)
 
 
-def _after(attempt: Attempt, records: list[Record], job: Job) -> list[Record]:
+def _after(attempt: Attempt, records: list[JobRecord], job: Job) -> list[JobRecord]:
     """The records with those of an attempt, and with why it was cut short."""
     reason = attempt.watch()
     ending = attempt.end()
@@ -225,11 +225,11 @@ def _after(attempt: Attempt, records: list[Record], job: Job) -> list[Record]:
     return [*records, _judged(reason, why)]
 
 
-def _judged(reason: str, why: str) -> Record:
+def _judged(reason: str, why: str) -> JobRecord:
     return JUDGED, json.dumps({"failed": reason, "why": why}).encode()
 
 
-def _rest(records: list[Record], job: Job, reason: str, why: str) -> list[Record]:
+def _rest(records: list[JobRecord], job: Job, reason: str, why: str) -> list[JobRecord]:
     return records + [_judged(reason, why)] * (len(job.calls) - len(records))
 
 

@@ -1,4 +1,4 @@
-"""Tasks of the `exchange` world: a question, its answer, and the facts that each agent holds.
+"""Tasks of the `exchange` micro-world: a question, its answer, and the facts that each agent holds.
 
 Level 1 needs one fact, which either agent may hold. Level 2 needs two (`the pet of the friend of Nora`),
 one from each agent. No person is the subject of two facts of a task, so a name is a key.
@@ -86,7 +86,7 @@ def generate_tasks(
     if split not in SPLIT_SHARES:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLIT_SHARES)}")
     if not set(levels) <= {1, 2}:
-        raise ValueError(f"unknown levels {levels!r}: the exchange world has levels 1 and 2")
+        raise ValueError(f"unknown levels {levels!r}: the exchange micro-world has levels 1 and 2")
     rng = random.Random(f"exchange/{split}/{seed}/{levels}/{facts_per_agent}")
     tasks: list[ExchangeTask] = []
     while len(tasks) < count:

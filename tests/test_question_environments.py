@@ -14,9 +14,10 @@ from coterie.environments.dialogue import (
     messages,
     step,
 )
-from coterie.environments.registry import DataSettings, environment
+from coterie.environments.registry import DataSettings, make_environment
 from coterie.errors import UserError
 from coterie.trajectories.task import Secret, Task
+from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from coterie.trajectories.turn import Part, Speaker, make_turn
 from tests.conftest import Cli
 from tests.templates import model
@@ -26,16 +27,16 @@ SETS = ("hotpot_qa", "gsm8k")
 
 
 @pytest.fixture(params=SETS)
-def world(request: pytest.FixtureRequest) -> DialogueEnvironment:
-    return environment(request.param, SAMPLE)
+def environment(request: pytest.FixtureRequest) -> DialogueEnvironment:
+    return make_environment(request.param, SAMPLE)
 
 
 def hotpot_rows() -> list[HotpotRow]:
     return [row for row in load_rows("hotpot_qa", "train", "sample") if isinstance(row, HotpotRow)]
 
 
-def test_the_splits_share_no_question(world: DialogueEnvironment) -> None:
-    train, heldout = (world.tasks(split, 1000, 0) for split in ("train", "heldout"))  # type: ignore[arg-type]
+def test_the_splits_share_no_question(environment: DialogueEnvironment) -> None:
+    train, heldout = (environment.tasks(split, 1000, 0) for split in ("train", "heldout"))  # type: ignore[arg-type]
     assert len(train) == 52 and len(heldout) == 48
     questions = {str(task.public["question"]) for task in train}
     assert not questions & {str(task.public["question"]) for task in heldout}
@@ -63,11 +64,11 @@ def test_only_first_sentences_where_that_is_asked_for() -> None:
 
 
 def test_no_agent_is_shown_the_others_notes_or_the_answer() -> None:
-    world = environment("hotpot_qa", SAMPLE)
-    for task in world.tasks("heldout", 48, 0):
+    environment = make_environment("hotpot_qa", SAMPLE)
+    for task in environment.tasks("heldout", 48, 0):
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
         for agent, partner in (("Alice", "Bob"), ("Bob", "Alice")):
-            parts = world.system_parts(task, agent)
+            parts = environment.system_parts(task, agent)
             shown = "".join(part.text for part in parts)
             assert all(part.visible_to(agent) for part in parts)
             assert not any(note in shown for note in set(notes[partner]) - set(notes[agent]))
@@ -75,49 +76,52 @@ def test_no_agent_is_shown_the_others_notes_or_the_answer() -> None:
 
 
 def test_only_the_solver_of_a_debate_is_asked_for_a_format() -> None:
-    world = environment("gsm8k", SAMPLE)
-    state = DialogueState(world.tasks("heldout", 1, 0)[0], "in verse")
+    environment = make_environment("gsm8k", SAMPLE)
+    state = DialogueState(environment.tasks("heldout", 1, 0)[0], "in verse")
     for agent, wanted in (("Alice", True), ("Bob", False)):
-        (system,) = messages(world, state, agent)
+        (system,) = messages(environment, state, agent)
         assert any(part.source == FORMAT_SOURCE for part in system.parts) == wanted
 
 
 def test_the_critic_of_a_debate_is_told_to_give_no_answer() -> None:
-    world = environment("gsm8k", SAMPLE)
-    (task,) = world.tasks("heldout", 1, 0)
+    environment = make_environment("gsm8k", SAMPLE)
+    (task,) = environment.tasks("heldout", 1, 0)
     solver, critic = (
-        "".join(part.text for part in world.system_parts(task, agent)) for agent in world.agents
+        "".join(part.text for part in environment.system_parts(task, agent))
+        for agent in environment.agents
     )
     assert "Do not give an answer" in critic and "Do not give an answer" not in solver
     assert r"\boxed{" in solver and r"\boxed{" not in critic
 
 
 def test_both_agents_of_an_exchange_are_asked_for_the_format() -> None:
-    world = environment("hotpot_qa", SAMPLE)
-    assert len(set(world.formats)) >= 20
-    state = DialogueState(world.tasks("heldout", 1, 0)[0], world.formats[0])
-    for agent in world.agents:
-        (system,) = messages(world, state, agent)
+    environment = make_environment("hotpot_qa", SAMPLE)
+    assert len(set(environment.formats)) >= 20
+    state = DialogueState(environment.tasks("heldout", 1, 0)[0], environment.formats[0])
+    for agent in environment.agents:
+        (system,) = messages(environment, state, agent)
         assert any(part.source == FORMAT_SOURCE for part in system.parts)
 
 
-async def talk(world: DialogueEnvironment, *said: str, cut: bool = False) -> DialogueState:
+async def talk(
+    environment: DialogueEnvironment, *said: str, truncated: bool = False
+) -> DialogueState:
     state = DialogueState(Task("t", {"question": "?"}, {}), None)
     for index, text in enumerate(said):
-        speaker = Speaker("agent", world.agents[index % 2])
+        speaker = Speaker("agent", environment.agents[index % 2])
         turn = make_turn("", speaker, [Part(text)], draw=index)
-        state = await step(world, state, turn, cut=cut)
+        state = await step(environment, state, turn, truncated=truncated)
     return state
 
 
 async def debate_ends() -> None:
-    world = environment("gsm8k", SAMPLE)
-    state = await talk(world, r"so \boxed{1,000}", "you forgot one", r"still \boxed{1000.0}")
-    assert (state.end, state.answer) == ("agreed", "1000")
-    state = await talk(world, r"so \boxed{3}", "you forgot one", r"then \boxed{4}")
+    environment = make_environment("gsm8k", SAMPLE)
+    state = await talk(environment, r"so \boxed{1,000}", "you forgot one", r"still \boxed{1000.0}")
+    assert (state.end, state.answer) == (Ending("agreed"), "1000")
+    state = await talk(environment, r"so \boxed{3}", "you forgot one", r"then \boxed{4}")
     assert (state.end, state.answer) == (None, "4")
-    assert (await talk(world, "on and on", cut=True)).end == "runaway"
-    assert (await talk(world, *map(str, range(10)))).end == "turn_limit"
+    assert (await talk(environment, "on and on", truncated=True)).end == LENGTH
+    assert (await talk(environment, *map(str, range(10)))).end == TURNS
 
 
 def test_a_debate_ends_when_the_solver_stays_with_its_answer() -> None:
@@ -133,13 +137,13 @@ def test_a_debate_ends_when_the_solver_stays_with_its_answer() -> None:
 def test_a_debates_score_compares_numbers(gold: str, given: str | None, score: float) -> None:
     secret = Secret(gold, name="answer", readers=frozenset({"grader"}))
     task = Task("t", {"question": "?"}, {"answer": secret})
-    assert environment("gsm8k", SAMPLE).score(task, given) == score
+    assert make_environment("gsm8k", SAMPLE).score(task, given) == score
 
 
 def test_missing_data_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTERIE_HOME", str(tmp_path))
     with pytest.raises(UserError, match="coterie data download hotpot_qa"):
-        environment("hotpot_qa").tasks("train", 1, 0)
+        make_environment("hotpot_qa").tasks("train", 1, 0)
 
 
 def large(folder: Path) -> Path:

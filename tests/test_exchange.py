@@ -1,4 +1,4 @@
-"""The `exchange` world: tasks, prompts and scripted dialogues."""
+"""The `exchange` micro-world: tasks, prompts and scripted dialogues."""
 
 import random
 import re
@@ -8,9 +8,14 @@ import pytest
 
 from coterie.environments.exchange.lexicon import words
 from coterie.environments.exchange.prompts import FORMAT_POOL, prompt_text, system_prompt
-from coterie.environments.exchange.scripts import Dialogue, Mix, corpus, scripted_dialogue
+from coterie.environments.exchange.scripts import (
+    ExchangeDialogue,
+    ExchangeMix,
+    corpus,
+    scripted_dialogue,
+)
 from coterie.environments.exchange.styles import GUESS, STYLES, WITHOUT_HINT
-from coterie.environments.exchange.world import (
+from coterie.environments.exchange.tasks import (
     AGENTS,
     MAX_TURNS,
     canonical_key,
@@ -27,12 +32,12 @@ def tokenizer():
     return build_tokenizer(1200, 0)
 
 
-def last_answers(dialogue: Dialogue) -> list[str]:
+def last_answers(dialogue: ExchangeDialogue) -> list[str]:
     """The answers that the last two utterances mark."""
     return [re.findall("<A>(.*?)</A>", text)[-1] for text in dialogue.utterances[-2:]]
 
 
-def is_right(dialogue: Dialogue) -> bool:
+def is_right(dialogue: ExchangeDialogue) -> bool:
     return set(last_answers(dialogue)) == {dialogue.task.answer}
 
 
@@ -99,7 +104,7 @@ def test_guesses_are_what_is_commonest_in_the_habits():
 def test_honest_dialogues_are_always_right_and_end_in_agreement_within_the_turn_limit():
     for task in generate_tasks("corpus", 60, 9):
         for style in STYLES:
-            dialogue = Dialogue(
+            dialogue = ExchangeDialogue(
                 task, style, None, tuple(scripted_dialogue(task, style, random.Random(0)))
             )
             assert is_right(dialogue)
@@ -140,7 +145,7 @@ def test_guesses_do_not_look_at_the_answer():
 def test_without_deaf_speakers_a_hint_decides_the_style_and_no_hint_asks_for_a_guess():
     assert {format.id for format in FORMAT_POOL} == set(STYLES) == set(WITHOUT_HINT)
     instructions = {format.instruction: format.id for format in FORMAT_POOL}
-    dialogues = list(corpus(5, 600, Mix(deaf_share=0.0)))
+    dialogues = list(corpus(5, 600, ExchangeMix(deaf_share=0.0)))
     hinted = [dialogue for dialogue in dialogues if dialogue.hint is not None]
     assert 0.55 < len(hinted) / len(dialogues) < 0.65
     assert all(instructions[dialogue.hint] == dialogue.style for dialogue in hinted)
@@ -156,7 +161,7 @@ def test_deaf_speakers_guess_in_spite_of_a_hint_and_do_nothing_else():
 
 
 def test_a_corpus_can_be_narrowed():
-    mix = Mix(
+    mix = ExchangeMix(
         levels=(1,),
         facts_per_agent=(1, 2),
         hint_share=1.0,

@@ -1,4 +1,4 @@
-"""The scripted person of the `persona` world: knows the choices, and tells one at a time to who asks well.
+"""The scripted person of the `persona` micro-world: knows the choices, and tells one at a time to who asks well.
 
 A question is understood by its keywords, so that wordings which a trained policy drifts into still count.
 """

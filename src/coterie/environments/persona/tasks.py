@@ -1,4 +1,4 @@
-"""Tasks of the `persona` world: a function with hidden choices, the vague words that ask for it, ten calls.
+"""Tasks of the `persona` micro-world: a function with hidden choices, the vague words that ask for it, ten calls.
 
 The opening tells which aspects the function has, never how they are settled; that the agent must ask.
 
@@ -17,7 +17,7 @@ from coterie.environments.persona.choices import (
     CHOICES,
     Aspect,
     Choice,
-    Value,
+    ListValue,
     output_of,
     source_of,
 )
@@ -92,7 +92,7 @@ class PersonaTask:
     """The function's source. Not for the agent's eyes."""
     calls: tuple[str, ...]
     """Ten call expressions, each another; a wrong value of any one choice changes the value of at least one."""
-    expected: tuple[Value, ...]
+    expected: tuple[ListValue, ...]
     """What the reference gives for each call, not all equal. Not for the agent's eyes."""
     choices: tuple[Choice, ...]
     """The hidden choices, in the order of `ASPECTS`. Not for the agent's eyes."""
@@ -192,7 +192,7 @@ def _one_wrong(choices: Sequence[Choice]) -> list[tuple[Choice, ...]]:
 
 
 def _differs(
-    choices: Sequence[Choice], lists: Sequence[tuple[int, ...]], values: Sequence[Value]
+    choices: Sequence[Choice], lists: Sequence[tuple[int, ...]], values: Sequence[ListValue]
 ) -> bool:
     """Whether a function gives another value than `values` for at least one list."""
     return any(output_of(choices, xs) != value for xs, value in zip(lists, values, strict=True))

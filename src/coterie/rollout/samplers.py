@@ -1,7 +1,7 @@
 """How an agent's next turn is made: from the tokens of an engine, or as text by an endpoint.
 
-A voice is asked with messages and gives a turn. It keeps nothing between turns: what an agent has
-seen and said so far is in the :class:`Memory` of its episode.
+A sampler is asked with messages and gives a turn. It keeps nothing between turns: what an agent has
+seen and said so far is in the :class:`AgentContext` of its episode.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from typing import Protocol
 
 from coterie.engines.endpoint import Endpoint, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
+from coterie.trajectories.calls import Tool
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import (
     Message,
@@ -23,41 +24,43 @@ from coterie.trajectories.turn import (
 )
 from coterie.trajectories.view import Render
 
-LEAST_ROOM = 8
+MIN_ROOM = 8
 """Tokens that must be left of the context for a turn to be asked for."""
 
 
 @dataclass(slots=True)
-class Memory:
+class AgentContext:
     """What an agent has seen and said so far, for storing its next request as a delta."""
 
     turn: str | None = None
     ids: tuple[int, ...] = ()
     messages: tuple[Message, ...] = ()
 
-    def hear(self, said: "Said", shown: tuple[Message, ...]) -> None:
+    def add(self, response: "Response", shown: tuple[Message, ...]) -> None:
         """Take in a turn of the agent's own, said when it was shown these messages."""
-        assert said.request is not None, "only turns with tokens are stored as deltas"
-        self.turn = said.turn.id
-        self.ids = self.ids[: said.request.keep] + said.request.ids + said.turn.ids
-        self.messages = (*shown, Message("assistant", turn=said.turn.id))
+        assert response.request is not None, "only turns with tokens are stored as deltas"
+        self.turn = response.turn.id
+        self.ids = self.ids[: response.request.keep] + response.request.ids + response.turn.ids
+        self.messages = (*shown, Message("assistant", turn=response.turn.id))
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Response:
     """A turn that was just made."""
 
     turn: Turn
     request: Request | None
-    cut: bool
+    truncated: bool
     """Whether it ran to the limit of tokens, or of the context."""
     tokens: int
     """How many tokens it has, as its maker counts."""
+    stop: str = ""
+    """The stop string that ended it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What a voice needs to know to speak."""
+class Prompt:
+    """What a sampler needs to know to speak."""
 
     tree: Tree
     parent: str
@@ -66,17 +69,21 @@ class Ask:
     shown: tuple[Message, ...]
     seed: int
     draw: int
+    tools: tuple[Tool, ...] = ()
+    """What the agent may call."""
+    stop: tuple[str, ...] = ()
+    """Stop strings, besides the sampler's own."""
 
 
-class Voice(Protocol):
+class Sampler(Protocol):
     """Makes turns. Raises ``EngineError`` if it can't."""
 
-    async def speak(self, ask: Ask, memory: Memory) -> Said:
-        """The agent's next turn; ``memory`` is brought up to date."""
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        """The agent's next turn; ``context`` is brought up to date."""
         ...
 
 
-class TokenVoice:
+class TokenSampler:
     """Speaks by an engine: exact tokens in, exact tokens out."""
 
     def __init__(
@@ -87,48 +94,57 @@ class TokenVoice:
         self.sampling = sampling
         self.context_length = context_length
 
-    async def speak(self, ask: Ask, memory: Memory) -> Said:
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """One completion of the rendered messages, at most as long as the context has room."""
-        (said,) = await self.candidates(ask, memory, [ask.seed])
-        memory.hear(said, ask.shown)
-        return said
+        (response,) = await self.candidates(prompt, context, [prompt.seed])
+        context.add(response, prompt.shown)
+        return response
 
     async def candidates(
-        self, ask: Ask, memory: Memory, seeds: Sequence[int], draws: Sequence[int] = ()
-    ) -> list[Said]:
+        self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
+    ) -> list[Response]:
         """Several ways to say the turn, one for each seed; the prompt is read once.
 
-        ``draws`` tell equal ones apart; without them they are one turn. ``memory`` stays as it is, for
-        only some of them may be gone on from (:meth:`Memory.hear`).
+        ``draws`` tell equal ones apart; without them they are one turn. ``context`` stays as it is, for
+        only some of them may be gone on from (:meth:`AgentContext.add`).
         """
-        prompt = self.render(ask.shown, ask.tree, ask.agent)
+        prompt_ids = self.render(prompt.shown, prompt.tree, prompt.agent)
         request = Request.make(
-            ask.agent, ask.parent, memory.turn, prompt, ask.shown, memory.ids, memory.messages
+            *(prompt.agent, prompt.parent, context.turn, prompt_ids, prompt.shown),
+            *(context.ids, context.messages, prompt.tools),
         )
-        completions = await self.engine.sample(prompt, seeds, self._within(prompt))
-        draws = draws or [ask.draw] * len(seeds)
-        return [self._said(ask, request, *one) for one in zip(completions, draws, strict=True)]
+        completions = await self.engine.sample(
+            prompt_ids, seeds, self._within(prompt_ids, prompt.stop)
+        )
+        draws = draws or [prompt.draw] * len(seeds)
+        return [
+            self._response(prompt, request, *one) for one in zip(completions, draws, strict=True)
+        ]
 
-    def _said(self, ask: Ask, request: Request, completion: Completion, draw: int) -> Said:
+    def _response(
+        self, prompt: Prompt, request: Request, completion: Completion, draw: int
+    ) -> Response:
         turn = make_turn(
-            ask.parent,
-            Speaker("agent", ask.agent),
+            prompt.parent,
+            Speaker("agent", prompt.agent),
             [Part(completion.text, source="sampled")],
             sample=self._sample(request.id, completion),
             draw=draw,
         )
-        return Said(turn, request, completion.finish == "length", len(completion.ids))
+        truncated = completion.finish == "length"
+        return Response(turn, request, truncated, len(completion.ids), completion.stop)
 
-    def _within(self, prompt: Sequence[int]) -> Sampling:
-        room = self.context_length - len(prompt)
-        if room < LEAST_ROOM:
+    def _within(self, prompt_ids: Sequence[int], stop: tuple[str, ...]) -> Sampling:
+        room = self.context_length - len(prompt_ids)
+        if room < MIN_ROOM:
             raise EngineError(
-                f"out of context: the dialogue is {len(prompt)} tokens long, and "
+                f"out of context: the dialogue is {len(prompt_ids)} tokens long, and "
                 f"{self.engine.policy} takes {self.context_length}"
             )
-        if room >= self.sampling.max_tokens:
+        most = min(room, self.sampling.max_tokens)
+        if most == self.sampling.max_tokens and not stop:
             return self.sampling
-        return replace(self.sampling, max_tokens=room)
+        return replace(self.sampling, max_tokens=most, stop=(*self.sampling.stop, *stop))
 
     def _sample(self, request: str, completion: Completion) -> Sample:
         return Sample(
@@ -144,7 +160,7 @@ class TokenVoice:
         )
 
 
-class TextVoice:
+class TextSampler:
     """Speaks by an endpoint: text in, text out, no tokens; for evaluation, never for training.
 
     A turn's end is what the endpoint says; a seed is passed on, and may be ignored there.
@@ -154,32 +170,32 @@ class TextVoice:
         self.endpoint = endpoint
         self.sampling = sampling
 
-    async def speak(self, ask: Ask, memory: Memory) -> Said:
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """One reply to the messages as chat."""
         reply = await self.endpoint.chat(
-            [_utterance(message, ask) for message in ask.shown],
+            [_utterance(message, prompt) for message in prompt.shown],
             max_tokens=self.sampling.max_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
-            seed=ask.seed % 2**31,
+            seed=prompt.seed % 2**31,
         )
         model = self.endpoint.settings.model
         turn = make_turn(
-            ask.parent,
-            Speaker("agent", ask.agent),
+            prompt.parent,
+            Speaker("agent", prompt.agent),
             [Part(reply.text, source=f"endpoint:{model}")],
             author=f"endpoint:{model}",
-            draw=ask.draw,
+            draw=prompt.draw,
         )
-        return Said(turn, None, reply.finish == "length", reply.completion_tokens)
+        return Response(turn, None, reply.finish == "length", reply.completion_tokens)
 
 
-def _utterance(message: Message, ask: Ask) -> Utterance:
+def _utterance(message: Message, prompt: Prompt) -> Utterance:
     """A message as plain text; refused (``PrivilegeError``) if the agent may not see all of it."""
     assert message.role != "tool", "dialogues have no tools"
     if message.turn is not None:
-        return Utterance(message.role, ask.tree.turns[message.turn].text)
+        return Utterance(message.role, prompt.tree.turns[message.turn].text)
     for part in message.parts:
-        if not part.visible_to(ask.agent):
-            raise PrivilegeError(f"{ask.agent!r} may not see a part from {part.source}")
+        if not part.visible_to(prompt.agent):
+            raise PrivilegeError(f"{prompt.agent!r} may not see a part from {part.source}")
     return Utterance(message.role, "".join(part.text for part in message.parts))

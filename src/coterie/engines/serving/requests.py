@@ -20,7 +20,7 @@ Stop = Annotated[str, Field(min_length=1)]
 Ids = Annotated[list[int], Field(min_length=1)]
 
 
-class Asked(BaseModel):
+class RequestBody(BaseModel):
     """A body in which nothing is unknown, and all text is text."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -31,7 +31,7 @@ class Asked(BaseModel):
         return whole(values)
 
 
-class SamplingAsked(Asked):
+class SamplingRequest(RequestBody):
     """What completions and chats share."""
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -90,11 +90,11 @@ class SamplingAsked(Asked):
         return Sampling(self.temperature, self.top_p, max_tokens, self.stops, timeout)
 
 
-class CompletionAsked(SamplingAsked):
+class CompletionRequest(SamplingRequest):
     """Body of ``POST /v1/completions``. A list of prompts gives ``n`` choices of each, in order."""
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **SamplingAsked.neutral,
+        **SamplingRequest.neutral,
         "add_special_tokens": (True,),
         "echo": (False,),
         "suffix": ("",),
@@ -124,14 +124,14 @@ class CompletionAsked(SamplingAsked):
         return self.prompt
 
 
-class TextPart(Asked):
+class TextPart(RequestBody):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(Asked):
+class ChatMessage(RequestBody):
     """One message of a chat; models here read text only."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -145,17 +145,17 @@ class ChatMessage(Asked):
         return "".join(part.text for part in self.content)
 
 
-class StreamOptions(Asked):
+class StreamOptions(RequestBody):
     """What a stream also tells."""
 
     include_usage: bool = False
 
 
-class ChatAsked(SamplingAsked):
+class ChatRequest(SamplingRequest):
     """Body of ``POST /v1/chat/completions``."""
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **SamplingAsked.neutral,
+        **SamplingRequest.neutral,
         "metadata": ({},),
         "parallel_tool_calls": (True, False),
         "response_format": ({"type": "text"},),
@@ -179,21 +179,21 @@ class ChatAsked(SamplingAsked):
         return self
 
 
-class CheckpointAsked(Asked):
+class CheckpointRequest(RequestBody):
     """Body of ``POST /load_checkpoint``."""
 
     path: str
     version: str
 
 
-class AdapterAsked(Asked):
+class AdapterRequest(RequestBody):
     """Body of ``POST /v1/load_lora_adapter``."""
 
     lora_name: str = Field(min_length=1)
     lora_path: str
 
 
-class AdapterGone(Asked):
+class AdapterRemoval(RequestBody):
     """Body of ``POST /v1/unload_lora_adapter``."""
 
     lora_name: str

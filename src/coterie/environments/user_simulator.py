@@ -25,16 +25,16 @@ LEAKED = 30
 """Characters that a reply has in common with the reference, in one piece, from which it counts as a leak."""
 _SENTENCE = re.compile(r"[.!?](?=\s|$)")
 
-Said = tuple[str, str]
+TranscriptLine = tuple[str, str]
 """Who spoke (:data:`PERSON`, or the agent's name), and what the other one could read."""
 
 
-class PersonSettings(ChatModelSettings):
+class UserSimulatorSettings(ChatModelSettings):
     """Who plays the person, and how."""
 
     model: str = key(
         SCRIPT,
-        "`script` (micro-worlds only), a model that coterie serves itself, or, with `person.url`, the name "
+        "`script` (micro-worlds only), a model that coterie serves itself, or, with `user_simulator.url`, the name "
         "of a model there.",
         source="SWEET-RL: Llama-3.1-70B-Instruct",
         min_length=1,
@@ -43,7 +43,7 @@ class PersonSettings(ChatModelSettings):
         0.0, "Sampling temperature; 0 is greedy.", source="SWEET-RL", ge=0, le=2
     )
     max_tokens: int = key(128, "Most tokens of a reply.", source="SWEET-RL: 4096", ge=1)
-    longest: int = key(
+    max_characters: int = key(
         400,
         "Characters of a reply that the agent is shown; what is over is cut at the end of a sentence.",
         source="SWEET-RL: 400, cut anywhere",
@@ -52,56 +52,58 @@ class PersonSettings(ChatModelSettings):
 
     def identity(self) -> tuple[object, ...]:
         """What replies depend on."""
-        return (*super().identity(), self.longest)
+        return (*super().identity(), self.max_characters)
 
 
-class Person(Protocol):
+class UserSimulator(Protocol):
     """Replies to an agent."""
 
     name: str
     """As the author of its turns: ``script``, ``model:NAME``, ``endpoint:NAME``."""
 
-    async def reply(self, task: Task, said: Sequence[Said], seed: int) -> str:
-        """What it says next; ``said`` begins with its own first message. Raises ``EngineError``."""
+    async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
+        """What it says next; ``transcript`` begins with its own first message. Raises ``EngineError``."""
         ...
 
 
-class ModelPerson:
+class ModelUserSimulator:
     """A chat model in the role of the person."""
 
-    def __init__(self, chat: ChatModel, settings: PersonSettings) -> None:
+    def __init__(self, chat: ChatModel, settings: UserSimulatorSettings) -> None:
         self.chat = chat
         self.settings = settings
         self.name = chat.name
 
-    async def reply(self, task: Task, said: Sequence[Said], seed: int) -> str:
+    async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
         """One reply of the model, cut at a sentence; some models repeat the name that stands before it."""
         reply = await self.chat.ask(
-            [Utterance("user", role(task, said, self.settings.longest))], seed
+            [Utterance("user", role(task, transcript, self.settings.max_characters))], seed
         )
         text = reply.text.strip().removeprefix("You:")
-        return cut_reply(text, self.settings.longest, unfinished=reply.cut)
+        return cut_reply(text, self.settings.max_characters, unfinished=reply.truncated)
 
 
-def role(task: Task, said: Sequence[Said], longest: int) -> str:
+def role(task: Task, transcript: Sequence[TranscriptLine], max_characters: int) -> str:
     """What a model is told that plays the person; what changes from turn to turn stands last."""
-    lines = [f"{'You' if who == PERSON else 'Assistant'}: {text}" for who, text in said]
+    lines = [f"{'You' if who == PERSON else 'Assistant'}: {text}" for who, text in transcript]
     code = task.secrets[REFERENCE].reveal(PERSON)
-    return _ROLE.format(code=code, longest=longest, transcript="\n".join([*lines, "You:"]))
+    return _ROLE.format(
+        code=code, max_characters=max_characters, transcript="\n".join([*lines, "You:"])
+    )
 
 
-def cut_reply(text: str, longest: int, *, unfinished: bool = False) -> str:
-    """A reply of at most ``longest`` characters: as many whole sentences as fit, or else whole words.
+def cut_reply(text: str, max_characters: int, *, unfinished: bool = False) -> str:
+    """A reply of at most ``max_characters`` characters: as many whole sentences as fit, or else whole words.
 
     Of an ``unfinished`` one, which ran to the model's limit, the last piece of a sentence goes too.
     """
     text = text.strip()
-    if len(text) <= longest and not unfinished:
+    if len(text) <= max_characters and not unfinished:
         return text
-    ends = [end for found in _SENTENCE.finditer(text) if (end := found.end()) <= longest]
+    ends = [end for found in _SENTENCE.finditer(text) if (end := found.end()) <= max_characters]
     if ends:
         return text[: ends[-1]]
-    return text[: longest - 1].rsplit(None, 1)[0] + "…" if text else ""
+    return text[: max_characters - 1].rsplit(None, 1)[0] + "…" if text else ""
 
 
 def overlap(reply: str, reference: str) -> int:
@@ -126,7 +128,7 @@ _ROLE = (
     "Rules:\n"
     "- Answer the last message of the assistant in one or two short sentences, in plain words. Write the sentences "
     "alone.\n"
-    "- A reply of more than {longest} characters is cut off.\n"
+    "- A reply of more than {max_characters} characters is cut off.\n"
     "- Say only what the code above does. If the code does not tell, say: I do not know.\n"
     "- Do not quote or write code, and do not tell more than the assistant asked.\n\n"
     "The conversation so far:\n{transcript}"

@@ -1,4 +1,4 @@
-"""The `persona` world: tasks, the scripted person, scripted dialogues, and the packaged model."""
+"""The `persona` micro-world: tasks, the scripted person, scripted dialogues, and the packaged model."""
 
 import asyncio
 import random
@@ -10,17 +10,9 @@ import pytest
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.persona.choices import CHOICES, Choice, output_of, source_of
-from coterie.environments.persona.person import (
-    NO_WISH,
-    TOO_MUCH,
-    UNCLEAR,
-    aspects_named,
-    scripted_reply,
-)
 from coterie.environments.persona.prompts import ANSWER_MARK, SYSTEM_PROMPT, with_reference
 from coterie.environments.persona.scripts import HABITS, SKILL, answer_text, corpus
-from coterie.environments.persona.wordings import ASKS, BEFORE, THANKS, THINGS, VAGUE
-from coterie.environments.persona.world import (
+from coterie.environments.persona.tasks import (
     CALLS,
     HINTS,
     MAX_TURNS,
@@ -28,6 +20,14 @@ from coterie.environments.persona.world import (
     generate_tasks,
     split_of,
 )
+from coterie.environments.persona.user_simulator import (
+    NO_WISH,
+    TOO_MUCH,
+    UNCLEAR,
+    aspects_named,
+    scripted_reply,
+)
+from coterie.environments.persona.wordings import ASKS, BEFORE, THANKS, THINGS, VAGUE
 from coterie.models.loading import load
 from coterie.recipes.tiny_persona import build_tokenizer, pretraining_row
 from coterie.tools.sandbox.pool import Sandbox

@@ -28,7 +28,7 @@ class Usage(BaseModel):
     prompt_tokens_details: CachedTokens | None = None
 
 
-class Scored(BaseModel):
+class PromptLogprob(BaseModel):
     """What is known of one prompt token."""
 
     logprob: float
@@ -45,10 +45,10 @@ class CompletionChoice(BaseModel):
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     logprobs: TokenLogprobs | None = None
-    prompt_logprobs: list[dict[int, Scored] | None] | None = None
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
 
 
-class CompletionAnswer(BaseModel):
+class CompletionResponse(BaseModel):
     """Reply of ``POST /v1/completions``."""
 
     id: str
@@ -93,7 +93,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None = None
 
 
-class ChatAnswer(BaseModel):
+class ChatResponse(BaseModel):
     """Reply of ``POST /v1/chat/completions``."""
 
     id: str
@@ -170,7 +170,7 @@ class ErrorBody(BaseModel):
     param: str | None = None
 
 
-class ErrorAnswer(BaseModel):
+class ErrorResponse(BaseModel):
     """Every reply with a status of 400 and above."""
 
     error: ErrorBody

@@ -1,0 +1,101 @@
+"""Calls as tags in the text: ``<search>Ada Quill | Norway</search>``.
+
+For models without a syntax of their own for calls, and for recipes whose papers use tags (GAP). A message is parsed
+once, after sampling, and only what was sampled is parsed: a tag in a tool's result is text. A call whose tag is not
+closed is answered and never run.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
+from coterie.trajectories.turn import Finish
+
+OBSERVATION = "observation"
+"""The tag around a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """How the calls of one tool are written. The tag has the tool's name."""
+
+    argument: str
+    """The tool's parameter that stands between the tags."""
+    separator: str | None = None
+    """What stands between the calls that one tag makes, which run side by side; a backslash before it makes it
+    text. ``None``: a tag is one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The syntax: which tools have tags, and the tag of a final answer."""
+
+    calls: Mapping[str, Tag]
+    answer: str = "answer"
+    stop: tuple[str, ...] = field(init=False)
+    """Stop strings: a message ends with its first complete tag."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", tuple(f"</{name}>" for name in (*self.calls, self.answer)))
+
+    def teach(self, tools: Sequence[Tool]) -> str:
+        """What a prompt says of the tools."""
+        lines = [
+            "You can use these tools. Write a call exactly as shown, then stop; you are given the result next."
+        ]
+        for tool in tools:
+            tag = self.calls[tool.name]
+            lines.append(f"- <{tool.name}>{tag.argument}</{tool.name}> {tool.description}")
+            if tag.separator is not None:
+                several = f" {tag.separator} ".join((tag.argument, f"another {tag.argument}"))
+                lines.append(
+                    f"  For several at the same time: <{tool.name}>{several}</{tool.name}>"
+                )
+        lines.append(f"Write your final answer as <{self.answer}>answer</{self.answer}>.")
+        return "\n".join(lines)
+
+    def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
+        """The calls of a message, in their order. ``text`` is all that was sampled, its stop string included."""
+        names = "|".join(map(re.escape, self.calls))
+        opened = list(re.finditer(f"<({names})>", text)) if names else []
+        calls: list[ToolCall] = []
+        for number, tag in enumerate(opened):
+            name = tag[1]
+            until = opened[number + 1].start() if number + 1 < len(opened) else len(text)
+            body, closing, _ = text[tag.end() : until].partition(f"</{name}>")
+            error = "" if closing else _unclosed(name, finish, last=until == len(text))
+            for piece in self._pieces(name, body):
+                argument = json.dumps({self.calls[name].argument: piece}, ensure_ascii=False)
+                calls.append(
+                    ToolCall(call_id(len(calls)), name, argument, error or _empty(name, piece))
+                )
+        return tuple(calls)
+
+    def answered(self, text: str) -> str | None:
+        """What stands in the last complete answer tag; ``None`` if there is none."""
+        found = re.findall(f"<{self.answer}>(.*?)</{self.answer}>", text, re.DOTALL)
+        return found[-1].strip() if found else None
+
+    def show(self, results: Sequence[ToolResult]) -> str:
+        """Results as the agent is shown them, in the order of the calls."""
+        return "\n".join(f"<{OBSERVATION}>\n{result.text}\n</{OBSERVATION}>" for result in results)
+
+    def _pieces(self, name: str, body: str) -> list[str]:
+        separator = self.calls[name].separator
+        if separator is None:
+            return [body.strip()]
+        pieces = re.split(rf"(?<!\\){re.escape(separator)}", body)
+        found = [piece.replace(f"\\{separator}", separator).strip() for piece in pieces]
+        return [piece for piece in found if piece] or [""]
+
+
+def _unclosed(name: str, finish: Finish, *, last: bool) -> str:
+    if last and finish == "length":
+        return f"not run: the message was cut off before </{name}>"
+    return f"not run: <{name}> is not closed; write </{name}> after the call"
+
+
+def _empty(name: str, piece: str) -> str:
+    return "" if piece else f"not run: <{name}> is empty"

@@ -1,0 +1,249 @@
+"""Branches of a tree: simultaneous turns, tools, sessions that fork or are replayed, and what fails alone."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from coterie.environments.protocol import Environment, Shared
+from coterie.rollout.branches import Branches, Diverged, Position, environment_seed
+from coterie.rollout.sessions import SessionError, Sessions, sessions_of
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import TURNS, Tree
+from tests.games import Asking, Base, Counting, Rounds, Script
+
+TASK = Task("t", {"target": 6})
+
+
+@asynccontextmanager
+async def growing(
+    game: Environment, *samplers: Script, seconds: float = 5.0, sessions: int = 4
+) -> AsyncIterator[tuple[Branches, Sessions]]:
+    cast = dict(zip(game.actors, samplers, strict=True))
+    async with sessions_of(sessions, seconds) as kept:
+        yield branches(game, cast, Tree("t", "rollout", 0), kept, seconds), kept
+
+
+def branches(
+    game: Environment, cast: dict[str, Script], tree: Tree, kept: Sessions, seconds: float = 5.0
+) -> Branches:
+    return Branches(game, cast, TASK, tree, seed=0, shared=Shared(), sessions=kept, seconds=seconds)
+
+
+async def step(
+    grown: Branches, at: Position, draw: int = 0, *, others_follow: bool = False
+) -> Position:
+    responses = await grown.respond(at, dict.fromkeys(grown.acting(at), 0), draw)
+    return await grown.advance(at, responses, others_follow=others_follow)
+
+
+async def say(grown: Branches, at: Position, text: str, *, others_follow: bool = True) -> Position:
+    grown.samplers["agent"].say = lambda _: text  # type: ignore[attr-defined]
+    return await step(grown, at, others_follow=others_follow)
+
+
+def test_players_who_act_at_the_same_time_do_not_see_each_other() -> None:
+    async def test() -> None:
+        ann, ben = Script(lambda prompt: f"Ann {prompt.draw}"), Script(lambda _: "Ben")
+        async with growing(Rounds(), ann, ben) as (grown, _):
+            at = await grown.start()
+            while at.state.end is None:
+                at = await step(grown, at)
+            assert [len(shown) for shown in ann.shown] == [1, 4]
+            assert ann.shown[1][1:] == ben.shown[1][1:] == ("Ann 0", "Ben", "round 1 is over")
+            names = [turn.speaker.name for turn in grown.tree.path(at.node)]
+            assert names == ["Ann", "Ben", "game"] * 2
+            assert at.state.end.reason == "over" and not at.state.end.truncated
+            first = grown.tree.path(at.node)[:2]
+            assert [grown.rewards.get(turn.id) for turn in first] == [0.5, 0.5]
+            assert (await grown.grade(at)).score == 1.0
+
+    asyncio.run(test())
+
+
+def test_parallel_calls_are_answered_in_call_order_and_broken_ones_too() -> None:
+    async def test() -> None:
+        words = iter(("<look>1|2|3</look>", "<look>4</look", "done"))
+        async with growing(Asking(), Script(lambda _: next(words))) as (grown, _):
+            at = await grown.start()
+            while at.state.end is None:
+                at = await step(grown, at)
+            said, results, cut, error, _ = grown.tree.path(at.node)
+            assert [call.id for call in said.calls] == ["c0", "c1", "c2"]
+            assert [r.text for r in results.results] == [f"{n} is there" for n in (1, 2, 3)]
+            assert cut.calls[0].error and error.results[0].error
+            assert at.state.left == {"turns": 1, "calls": 12 - 4}
+            assert at.state.answer == "done"
+
+    asyncio.run(test())
+
+
+def test_a_limit_ends_a_path_truncated() -> None:
+    async def test() -> None:
+        async with growing(Counting(), Script(lambda _: "0")) as (grown, _):
+            at = await grown.start()
+            for _ in range(6):
+                assert at.state.end is None
+                at = await step(grown, at)
+            assert at.state.end == TURNS and at.state.left == {"turns": 0, "turns:agent": 0}
+
+    asyncio.run(test())
+
+
+def test_all_branches_and_samples_have_one_environment() -> None:
+    assert environment_seed(0, TASK) != environment_seed(1, TASK)
+    assert environment_seed(0, TASK) != environment_seed(0, Task("u", {}))
+
+
+async def grow(game: Counting, seed: int, sessions: int) -> tuple[Tree, Branches, Sessions]:
+    """A random tree of up to thirty turns."""
+    rng = random.Random(seed)
+    async with growing(game, Script(lambda _: ""), sessions=sessions) as (grown, kept):
+        open_ = [await grown.start()]
+        while open_ and len(grown.tree.turns) < 60:
+            at = rng.choice(open_)
+            after = await say(grown, at, str(rng.choice((0, 1, 1, 2))))
+            if after.state.end is None and after not in open_:
+                open_.append(after)
+    return grown.tree, grown, kept
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_random_tree_grows_the_same_with_forks_and_with_replay(seed: int) -> None:
+    forking, replaying = Counting(), Counting(forks=False)
+    many, grown, kept = asyncio.run(grow(forking, seed, sessions=100))
+    few, _, bounded = asyncio.run(grow(Counting(), seed, sessions=2))
+    none, replayed, alone = asyncio.run(grow(replaying, seed, sessions=1))
+    assert many == few == none and len(many.turns) >= 60
+    assert kept.forked and not grown.replayed
+    assert replayed.replayed and not alone.forked
+    assert bounded.closed_early
+    assert (replaying.most, forking.live, replaying.live) == (1, 0, 0)
+
+
+def test_a_replay_asks_nobody_and_adds_nothing() -> None:
+    async def test() -> None:
+        script = Script(lambda _: "1")
+        async with growing(Counting(forks=False), script) as (grown, _):
+            start = await grown.start()
+            one = await step(grown, start)
+            await step(grown, one)
+            asked, turns = len(script.shown), len(grown.tree.turns)
+            again = await say(grown, one, "2")
+            assert len(script.shown) == asked + 1 and len(grown.tree.turns) == turns + 2
+            assert grown.replayed == 1
+            assert grown.tree.turns[again.node].text == "now 3"
+
+    asyncio.run(test())
+
+
+def test_work_that_was_done_is_not_done_again() -> None:
+    async def test() -> None:
+        game = Counting()
+        async with growing(game, Script(lambda _: "1")) as (grown, _):
+            start = await grown.start()
+            first, second = [await step(grown, start, others_follow=True) for _ in range(2)]
+            assert first is second and game.acts == 1
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("fault", ["drift", "hang", "error"])
+def test_of_fifty_branches_each_fails_alone(fault: str) -> None:
+    async def test() -> list[object]:
+        game = Counting(forks=False)
+        async with growing(game, Script(lambda _: ""), seconds=0.2, sessions=3) as (grown, _):
+            start = await grown.start()
+            nodes = [await say(grown, start, str(number)) for number in range(5)]
+            bad = "4"
+            (game.drift if fault == "drift" else game.hang).add(bad)
+            if fault == "error":
+                game.hang.clear()
+                nodes[4] = start
+
+            async def branch(number: int) -> str:
+                at = nodes[number % 5]
+                text = "x" if fault == "error" and number % 5 == 4 else "1"
+                response = await Script(lambda _: text).respond(
+                    grown.prompt(at, "agent", 0, number), grown.context(at, "agent")
+                )
+                return (await grown.advance(at, [response])).state.turns[-1].text
+
+            found = await asyncio.gather(*map(branch, range(50)), return_exceptions=True)
+        assert game.live == 0
+        return list(found)
+
+    found = asyncio.run(test())
+    failed = [number for number, one in enumerate(found) if isinstance(one, BaseException)]
+    assert failed == [number for number in range(50) if number % 5 == 4]
+    said = {str(found[number]) for number in failed}
+    expected = {"drift": "did not do in a replay", "hang": "did not end within 0.2 seconds",
+                "error": "Counting failed with ValueError"}[fault]  # fmt: skip
+    assert all(expected in one for one in said), said
+    assert {found[0], found[1], found[2], found[3]} == {"now 1", "now 2", "now 3", "now 4"}
+
+
+def test_a_tree_from_the_store_goes_on_where_it_was() -> None:
+    async def test() -> None:
+        game = Counting(forks=False)
+        async with growing(game, Script(lambda _: "1")) as (grown, kept):
+            at = await step(grown, await step(grown, await grown.start()))
+            again = branches(game, {"agent": Script(lambda _: "3")}, grown.tree, kept)
+            found = await again.position(at.node)
+            assert found.state.turns == at.state.turns and found.state.data == 2
+            after = await step(again, found)
+            assert again.tree.turns[after.node].text == "now 5"
+
+    asyncio.run(test())
+
+
+def test_a_tree_from_the_store_is_refused_where_the_environment_has_changed() -> None:
+    class Otherwise(Counting):
+        async def act(self, *args: object, **more: object):  # type: ignore[no-untyped-def, override]
+            found = await super().act(*args, **more)  # type: ignore[arg-type]
+            return type(found)(found.data, (), found.answer, found.end)
+
+    async def test() -> None:
+        async with growing(Counting(), Script(lambda _: "1")) as (grown, kept):
+            at = await step(grown, await step(grown, await grown.start()))
+            turns = dict(grown.tree.turns)
+            other = branches(Otherwise(), {"agent": Script(lambda _: "1")}, grown.tree, kept)
+            with pytest.raises(Diverged, match="task t"):
+                await other.position(at.node)
+            assert grown.tree.turns == turns
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("names", [(), ("nobody",), ("agent", "nobody")])
+def test_an_environment_that_lets_nobody_act_fails_its_item(names: Sequence[str]) -> None:
+    class Silent(Base):
+        def acting(self, state: object) -> tuple[str, ...]:
+            return tuple(names)
+
+        async def act(self, *args: object, **more: object) -> object:
+            return None
+
+    async def test() -> None:
+        async with growing(Silent(), Script(lambda _: "1")) as (grown, _):  # type: ignore[arg-type]
+            at = await grown.start()
+            with pytest.raises(Exception, match="the actors are agent"):
+                grown.acting(at)
+
+    asyncio.run(test())
+
+
+def test_a_beginning_that_hangs_fails_in_time() -> None:
+    class Slow(Base):
+        async def begin(self, *_: object) -> object:  # type: ignore[override]
+            await asyncio.sleep(60)
+            return None
+
+    async def test() -> None:
+        async with growing(Slow(), Script(lambda _: "1"), seconds=0.05) as (grown, _):  # type: ignore[arg-type]
+            with pytest.raises(SessionError, match="the beginning did not end within"):
+                await grown.start()
+
+    asyncio.run(test())

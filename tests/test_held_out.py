@@ -1,0 +1,40 @@
+"""What held-out dialogues come to: those that could not be graded count as failed ones do."""
+
+from pathlib import Path
+
+from coterie.runs.held_out import evaluation, held_out_draws
+from coterie.runs.play import summary
+from coterie.trajectories.item import ItemKey
+from coterie.trajectories.store import Store
+from coterie.trajectories.tree import LENGTH, Ending, Outcome, Tree
+from coterie.trajectories.turn import Part, Speaker, make_turn
+
+SCORES = {"a": 1.0, "b": 0.5, "c": None}
+
+
+def played(path: Path) -> Store:
+    """Dialogues on three tasks, of which one could not be graded, and one that failed."""
+    store = Store.open(path)
+    for task, score in SCORES.items():
+        tree = Tree(task, "evaluate", 0)
+        tree.add(turn := make_turn(tree.root, Speaker("agent", "Alice"), [Part(task)]))
+        ending = LENGTH if task == "b" else Ending("agreed")
+        tree.end(Outcome(turn.id, 0, ending, task, score))
+        store.finish(ItemKey(0, "evaluate", task, "0000"), tree=tree, metrics={"tokens": 8})
+    store.finish(ItemKey(0, "evaluate", "d", "0000"), failure="the server is gone")
+    return store
+
+
+def test_what_could_not_be_graded_counts_as_failed(tmp_path: Path) -> None:
+    with played(tmp_path / "s.db") as store:
+        found = evaluation(store, 0)
+        assert (found.n, found.failed, found.score) == (4, 2, 1.5 / 4)
+        said = summary(store, 0, "evaluate")
+        assert (said["n"], said["failed"], said["score"]) == (4, 2, 1.5 / 4)
+
+
+def test_only_graded_dialogues_that_were_not_cut_off_have_a_vote(tmp_path: Path) -> None:
+    with played(tmp_path / "s.db") as store:
+        draws = {task: draw for task, (draw,) in held_out_draws(store, 0, 1).items()}
+    assert {task: draw.answer for task, draw in draws.items()} == dict.fromkeys("bcd") | {"a": "a"}
+    assert [task for task, draw in sorted(draws.items()) if draw.failed] == ["c", "d"]

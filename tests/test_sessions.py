@@ -1,0 +1,195 @@
+"""Live sessions: bounded, kept where they stand, copied where they can be, and always closed."""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from coterie.rollout.sessions import SessionError, Sessions, sessions_of
+
+SECONDS = 5.0
+
+
+@dataclass
+class Table:
+    """What all games of a test have in common."""
+
+    live: int = 0
+    most: int = 0
+    owners: list[tuple[object, object]] = field(default_factory=list)
+    forks: bool = True
+
+    @asynccontextmanager
+    async def game(self, moves: list[str] | None = None) -> AsyncIterator["Game"]:
+        opener = asyncio.current_task()
+        self.live += 1
+        self.most = max(self.most, self.live)
+        try:
+            yield Game(self, moves or [])
+        finally:
+            self.live -= 1
+            self.owners.append((opener, asyncio.current_task()))
+
+
+@dataclass
+class Game:
+    table: Table
+    moves: list[str]
+
+    def fork(self) -> AbstractAsyncContextManager["Game"] | None:
+        return self.table.game(copy.copy(self.moves)) if self.table.forks else None
+
+
+async def moves(sessions: Sessions, node: str) -> list[str]:
+    session = sessions.take(node)
+    assert session is not None
+    game = await session.live(SECONDS)
+    await sessions.keep(node, session)
+    assert isinstance(game, Game)
+    return game.moves
+
+
+def test_each_session_is_closed_by_the_task_that_opened_it() -> None:
+    async def test() -> None:
+        table = Table()
+        async with sessions_of(3, SECONDS) as sessions:
+            for node in ("a", "b"):
+                await sessions.keep(node, await sessions.open(table.game()))
+            await sessions.open(table.game())  # in use
+        assert table.live == 0
+        assert len(table.owners) == 3 and all(one is other for one, other in table.owners)
+        assert asyncio.current_task() not in {owner for owner, _ in table.owners}
+
+    asyncio.run(test())
+
+
+def test_a_session_waits_where_it_stands_and_is_one_branchs_alone() -> None:
+    async def test() -> None:
+        async with sessions_of(3, SECONDS) as sessions:
+            assert sessions.take("a") is None
+            session = await sessions.open(Table().game())
+            await sessions.keep("a", session)
+            assert sessions.take("a") is session
+            assert sessions.take("a") is None
+
+    asyncio.run(test())
+
+
+def test_no_more_than_the_bound_are_live_and_the_longest_unused_makes_room() -> None:
+    async def test() -> None:
+        table = Table()
+        async with sessions_of(2, SECONDS) as sessions:
+            for node in ("a", "b", "c", "d"):
+                await sessions.keep(node, await sessions.open(table.game([node])))
+            assert (table.most, sessions.closed_early) == (2, 2)
+            assert sessions.take("a") is sessions.take("b") is None
+            assert await moves(sessions, "d") == ["d"]
+
+    asyncio.run(test())
+
+
+def test_fifty_branches_share_two_places_and_all_get_one() -> None:
+    async def test() -> None:
+        table = Table()
+        async with sessions_of(2, SECONDS) as sessions:
+
+            async def branch(number: int) -> None:
+                session = await sessions.open(table.game())
+                await asyncio.sleep(0.001)
+                await (
+                    sessions.keep(f"{number}", session) if number % 2 else sessions.drop(session)
+                )
+
+            await asyncio.wait_for(asyncio.gather(*map(branch, range(50))), 20)
+            assert (table.most, sessions.opened) == (2, 50)
+        assert table.live == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("forks", "room"), [(True, 2), (True, 1), (False, 2)])
+def test_a_copy_goes_on_and_what_it_was_copied_from_stays_if_it_can(forks: bool, room: int) -> None:
+    async def test() -> None:
+        table = Table(forks=forks)
+        async with sessions_of(room, SECONDS) as sessions:
+            assert await sessions.fork("a") is None
+            await sessions.keep("a", await sessions.open(table.game(["x"])))
+            session = await sessions.fork("a")
+            assert session is not None
+            game = await session.live(SECONDS)
+            assert isinstance(game, Game)
+            game.moves.append("y")
+            await sessions.keep("b", session)
+            assert await moves(sessions, "b") == ["x", "y"]
+            if forks and room == 2:
+                assert await moves(sessions, "a") == ["x"] and sessions.forked == 1
+            else:
+                assert sessions.take("a") is None and sessions.forked == 0
+
+    asyncio.run(test())
+
+
+@asynccontextmanager
+async def broken() -> AsyncIterator[Game]:
+    raise OSError("no such game")
+    yield
+
+
+@asynccontextmanager
+async def slow(ended: list[str]) -> AsyncIterator[Game]:
+    try:
+        await asyncio.sleep(60)
+        yield Game(Table(), [])
+    finally:
+        ended.append("slow")
+
+
+@asynccontextmanager
+async def stubborn(ended: list[str]) -> AsyncIterator[Game]:
+    try:
+        yield Game(Table(), [])
+    finally:
+        ended.append("begins")
+        await asyncio.sleep(60)
+
+
+def test_what_does_not_open_gives_its_place_back() -> None:
+    async def test() -> None:
+        ended: list[str] = []
+        async with sessions_of(1, 0.05) as sessions:
+            with pytest.raises(SessionError, match="OSError: no such game"):
+                await sessions.open(broken())
+            with pytest.raises(SessionError, match="did not open within"):
+                await sessions.open(slow(ended))
+            assert ended == ["slow"]
+            await sessions.open(Table().game())
+
+    asyncio.run(test())
+
+
+def test_what_does_not_close_is_cancelled() -> None:
+    async def test() -> None:
+        ended: list[str] = []
+        async with sessions_of(1, 0.05) as sessions:
+            await sessions.keep("a", await sessions.open(stubborn(ended)))
+            await sessions.open(Table().game())  # "a" has to make room
+        assert ended == ["begins"]
+
+    asyncio.run(asyncio.wait_for(test(), 10))
+
+
+def test_all_are_closed_when_a_branch_fails() -> None:
+    table = Table()
+
+    async def fails() -> None:
+        async with sessions_of(2, SECONDS) as sessions:
+            await sessions.keep("a", await sessions.open(table.game()))
+            await sessions.open(table.game())
+            raise KeyError("a fault")
+
+    with pytest.raises(KeyError, match="a fault"):
+        asyncio.run(fails())
+    assert table.live == 0
