@@ -53,10 +53,8 @@ MUTANTS = (
     Mutant(
         "results-as-one-message",
         "models/chat.py",
-        """                if role == "tool":
-""",
-        """                if role == "none":
-""",
+        'if message.role == "tool" and self.has_tool_messages:',
+        'if message.role == "none":',
         "a template's tool messages do not say which call they answer",
         (ONE_EACH,),
     ),
@@ -117,11 +115,11 @@ MUTANTS = (
         (OPEN,),
     ),
     Mutant(
-        "row-trains-the-end-of-turn",
+        "row-trains-the-end-of-a-prompt",
         "trajectories/row.py",
-        "            stop = position + len(piece.ids)\n",
-        "            stop = position + len(piece.ids) + (piece.turn is None)\n",
-        "a target is a token off where a prompt comes before it",
-        ("tests/contract/test_03_observations.py::test_targets_weights_and_counts_are_the_same",),
+        "targets.append(Target(position, stop,",
+        "targets.append(Target(position - 1, stop,",
+        "the last token of what the agent is shown is trained",
+        ("tests/contract/test_03_observations.py::test_no_observation_is_a_target",),
     ),
 )

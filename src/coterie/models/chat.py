@@ -10,9 +10,9 @@ anew; the prompt then no longer extends the running tokens, and the view opens a
 
 A turn that a stop string ended has no end of turn among its ids. The template's follows it, as prompt.
 
-The results of a turn's calls are text where the environment's syntax has made text of them. Otherwise a ``tool``
-message is shown for each, in the order of the calls; one ``user`` message shows them all where that is the
-message's role, or where the template has no tool messages.
+The results of a turn's calls are shown in the order of the calls: in a ``tool`` message each, or as one ``user``
+message where that is the message's role, where the template has no tool messages, or where the environment's syntax
+has made text of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ from coterie.models.control import ControlTokens
 from coterie.models.layout import Layout, Shown, Slot, TextPiece
 from coterie.models.template import ChatTemplate
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, PrivilegeError, Role, Turn
+from coterie.trajectories.turn import Message, Part, PrivilegeError, Turn
 
 PREFILL = "prefill"
 """Source of the parts of a turn that were given to the model and not sampled by it."""
@@ -39,8 +39,8 @@ class ChatRenderer:
 
     end_ids: frozenset[int]
     """Ids that end a turn: the tokenizer's, those given, and the one the template writes."""
-    tool_role: Role
-    """The role in which a ``tool`` message is shown: ``user`` where the template has no tool messages."""
+    has_tool_messages: bool
+    """Whether the template has messages for results, each of one call."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Iterable[int] = ()) -> None:
         self.tokenizer = tokenizer
@@ -49,7 +49,7 @@ class ChatRenderer:
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self._end = self._template_end() or tuple(ends)
         self.end_ids = frozenset([*end_ids, *ends, *self._end])
-        self.tool_role: Role = "tool" if self._shows_results() else "user"
+        self.has_tool_messages = self._shows_results()
 
     def render(
         self,
@@ -110,7 +110,7 @@ class ChatRenderer:
         self, message: Message, tree: Tree, reader: str, eyes: Sequence[str]
     ) -> tuple[Shown, ...]:
         """A message for the template, seen by readers of these names (``eyes``) together."""
-        role = self.tool_role if message.role == "tool" else message.role
+        role = "user" if message.role == "tool" else message.role
         parts: list[Part] = []
         for part in message.parts:
             if not any(map(part.visible_to, eyes)):
@@ -124,7 +124,7 @@ class ChatRenderer:
             turn = tree.turns[message.turn]
             parts += [part for part in turn.parts if any(map(part.visible_to, eyes))]
             if turn.results and not turn.parts:
-                if role == "tool":
+                if message.role == "tool" and self.has_tool_messages:
                     return self._results(tree, turn)
                 text = "\n".join(result.text for result in turn.results)
         if any(part.image for part in parts):
