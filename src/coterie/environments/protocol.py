@@ -29,7 +29,7 @@ class Observation:
     parts: tuple[Part, ...] = ()
     """Each with the actors that may see it."""
     results: tuple[ToolResult, ...] = ()
-    """One for every call of the act."""
+    """One for every call of the act. Without parts they are shown as the environment's syntax shows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,11 @@ class Syntax(Protocol):
     """Stop strings: what ends a message that calls."""
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
-        """The calls of a message; ``text`` is all that was sampled."""
+        """The calls of a message; ``text`` is all that was sampled, its stop string included."""
+        ...
+
+    def show(self, results: Sequence[ToolResult]) -> str:
+        """Results as text, in the order of the calls; empty where the chat template shows them."""
         ...
 
 

@@ -14,13 +14,22 @@ from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError
 from coterie.environments.faults import faults_of
-from coterie.environments.protocol import Environment, Grade, Observation, Shared, State, Transition
+from coterie.environments.protocol import (
+    Environment,
+    Grade,
+    Observation,
+    Shared,
+    State,
+    Syntax,
+    Transition,
+)
 from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler
 from coterie.rollout.sessions import OwnedSession, SessionError, Sessions
 from coterie.tools.checking import checked
+from coterie.trajectories.calls import in_order
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Ending, Tree
-from coterie.trajectories.turn import Turn, digest, make_turn
+from coterie.trajectories.turn import Part, Turn, digest, make_turn
 
 T = TypeVar("T")
 CALLS = Ending("calls", truncated=True)
@@ -198,7 +207,7 @@ class Branches:
         self, node: str, now: State, found: Transition, contexts: Mapping[str, AgentContext]
     ) -> Arrival:
         """The position after a transition, and what the environment said, not yet in the tree."""
-        seen = _observed(node, found.seen)
+        seen = _observed(node, found.seen, self.environment.syntax)
         answer = now.answer if found.answer is None else found.answer
         state = replace(
             now, turns=(*now.turns, *seen), data=found.data, answer=answer, end=found.end
@@ -241,7 +250,7 @@ class Branches:
         if syntax is None or not (tools := self.environment.tools(at.state, turn.speaker.name)):
             return turn
         finish = "length" if response.truncated else turn.sample.finish if turn.sample else "end"
-        calls = syntax.parse(turn.text + response.stop, finish)
+        calls = syntax.parse(turn.text, finish)
         return replace(turn, calls=checked(calls, tools, max_calls=MAX_CALLS))
 
     # -- what was recorded --------------------------------------------------------------------
@@ -358,11 +367,14 @@ def moved(turn: Turn, parent: str) -> Turn:
     return again
 
 
-def _observed(parent: str, seen: Iterable[Observation]) -> tuple[Turn, ...]:
-    """What the environment says, as turns."""
+def _observed(parent: str, seen: Iterable[Observation], syntax: Syntax | None) -> tuple[Turn, ...]:
+    """What the environment says, as turns. Their results are shown as the syntax shows them."""
     turns: list[Turn] = []
     for one in seen:
-        turn = make_turn(parent, one.speaker, one.parts, results=one.results, author="environment")
+        parts, results = one.parts, in_order(one.results)
+        if results and not parts and syntax is not None and (text := syntax.show(results)):
+            parts = (Part(text, source="results"),)
+        turn = make_turn(parent, one.speaker, parts, results=results, author="environment")
         turns.append(turn)
         parent = turn.id
     return tuple(turns)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from coterie.engines.endpoint import Endpoint, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
+from coterie.tools.tags import closing
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import (
@@ -54,8 +55,6 @@ class Response:
     """Whether it ran to the limit of tokens, or of the context."""
     tokens: int
     """How many tokens it has, as its maker counts."""
-    stop: str = ""
-    """The stop string that ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class Prompt:
     tools: tuple[Tool, ...] = ()
     """What the agent may call."""
     stop: tuple[str, ...] = ()
-    """Stop strings, besides the sampler's own."""
+    """Stop strings, besides the sampler's own; the one that ended a turn is part of its text."""
 
 
 class Sampler(Protocol):
@@ -124,15 +123,16 @@ class TokenSampler:
     def _response(
         self, prompt: Prompt, request: Request, completion: Completion, draw: int
     ) -> Response:
+        stop = completion.stop if completion.stop in prompt.stop else ""
         turn = make_turn(
             prompt.parent,
             Speaker("agent", prompt.agent),
-            [Part(completion.text, source="sampled")],
+            [Part(completion.text + stop, source="sampled")],
             sample=self._sample(request.id, completion),
             draw=draw,
         )
         truncated = completion.finish == "length"
-        return Response(turn, request, truncated, len(completion.ids), completion.stop)
+        return Response(turn, request, truncated, len(completion.ids))
 
     def _within(self, prompt_ids: Sequence[int], stop: tuple[str, ...]) -> Sampling:
         room = self.context_length - len(prompt_ids)
@@ -177,13 +177,18 @@ class TextSampler:
             max_tokens=self.sampling.max_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
+            stop=(*self.sampling.stop, *prompt.stop),
             seed=prompt.seed % 2**31,
         )
         model = self.endpoint.settings.model
+        text, stop = reply.text, reply.stop
+        if reply.finish == "stop" and not stop:
+            stop = closing(text, prompt.stop)
+        text += stop if stop in prompt.stop else ""
         turn = make_turn(
             prompt.parent,
             Speaker("agent", prompt.agent),
-            [Part(reply.text, source=f"endpoint:{model}")],
+            [Part(text, source=f"endpoint:{model}")],
             author=f"endpoint:{model}",
             draw=prompt.draw,
         )
@@ -192,10 +197,13 @@ class TextSampler:
 
 def _utterance(message: Message, prompt: Prompt) -> Utterance:
     """A message as plain text; refused (``PrivilegeError``) if the agent may not see all of it."""
-    assert message.role != "tool", "dialogues have no tools"
+    role = "user" if message.role == "tool" else message.role
     if message.turn is not None:
-        return Utterance(message.role, prompt.tree.turns[message.turn].text)
+        turn = prompt.tree.turns[message.turn]
+        text = "".join(part.text for part in turn.parts if part.visible_to(prompt.agent))
+        results = "\n".join(result.text for result in turn.results) if not turn.parts else ""
+        return Utterance(role, text + results)
     for part in message.parts:
         if not part.visible_to(prompt.agent):
             raise PrivilegeError(f"{prompt.agent!r} may not see a part from {part.source}")
-    return Utterance(message.role, "".join(part.text for part in message.parts))
+    return Utterance(role, "".join(part.text for part in message.parts))
