@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.store import Store
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import Ending, Outcome, Tree
 from coterie.trajectories.turn import Message, Part, Request, Sample, Speaker, make_turn
 
 SIZES = (1_000, 10_000, 100_000)
@@ -49,7 +49,7 @@ def dialogue(number: int) -> Tree:
         turn = make_turn(node, Speaker("agent", name), [text], sample=sample)
         tree.add(turn, request)
         node, last[who], running[who] = turn.id, turn.id, prompt + ids
-    tree.end(Outcome(node, 0, "agreed", "42", 1.0))
+    tree.end(Outcome(node, 0, Ending("agreed"), "42", 1.0))
     return tree
 
 

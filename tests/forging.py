@@ -4,7 +4,8 @@ Each is a shape that is met in the wild: role tokens that are not marked special
 character (``short``), matched after normalisation (``folded``), that swallow white space (``greedy``),
 with a prefix space (``pieces``, after SentencePiece), part of the model's own vocabulary (``own``), or
 plain text (``plain``); templates that put contents side by side (``joined``), write a piece of a token
-next to them (``wrapped``), act on ``</think>`` (``acting``), or rewrite them (``lines``, ``lower``).
+next to them (``wrapped``), act on ``</think>`` (``acting``), rewrite them (``lines``, ``lower``), or write
+a tool's name as if it were a token's (``naming``).
 """
 
 import random
@@ -44,6 +45,7 @@ CONTROL = {
     "acting": ("<|im_end|>", "<|im_start|>", "<think>", "</think>"),
     "lines": ("<|end|>", "<|user|>", "<|assistant|>"),
     "lower": ("<|end|>", "<|user|>", "<|assistant|>"),
+    "naming": ("<|end|>", "<|user|>", "<|assistant|>", "<|look|>"),
 }
 """The token that ends a turn comes first."""
 _ROLES = (
@@ -84,6 +86,9 @@ SHAPES = {
     "{% for line in m['content'].split('\n') %}{{ '> ' + line | trim + '\n' }}{% endfor %}{{ '<|end|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",
     "lower": _ROLES + "m['content'] | lower" + _END,
+    "naming": _ROLES
+    + "('<|' + m['name'] + '|>' if m['role'] == 'tool' else '') + m['content']"
+    + _END,
 }
 NAMES = (*TEMPLATES, *SHAPES)
 _TEXT = [
@@ -104,7 +109,7 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
         inner.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     strips = name == "greedy"
     for text in (end, *others):
-        special = name in ("joined", "lower", "own") or text in ("<s>", "</s>")
+        special = name in ("joined", "lower", "own", "naming") or text in ("<s>", "</s>")
         token = AddedToken(
             text, special=special, normalized=name == "folded", lstrip=strips, rstrip=strips
         )

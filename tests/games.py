@@ -42,14 +42,14 @@ class Script:
                 tuple(turns[m.turn].text if m.turn else m.parts[0].text for m in prompt.shown)
             )
         await asyncio.sleep(0)
-        text, stop = self.say(prompt), ""
+        text = self.say(prompt)
         for end in prompt.stop:
             if end in text:
-                text, stop = text[: text.index(end)], end
+                text = text[: text.index(end)] + end
         part = Part(text, source="script")
         speaker = Speaker("agent", prompt.agent)
         turn = make_turn(prompt.parent, speaker, [part], author="script", draw=prompt.draw)
-        return Response(turn, None, len(text), stop)
+        return Response(turn, None, len(text))
 
 
 class Base:

@@ -16,7 +16,7 @@ from coterie.rollout.taken import context_at
 from coterie.rollout.transitions import CALLS, Position, environment_seed
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Tree
-from coterie.trajectories.turn import Turn, make_turn
+from coterie.trajectories.turn import Part, Turn, make_turn
 from tests.games import Asking, Base, Counting, Rounds, Script
 
 TASK = Task("t", {"target": 6})
@@ -192,10 +192,11 @@ def test_a_call_that_was_cut_off_is_another_turn_than_one_that_was_not() -> None
         async with growing(Asking(), Script(lambda _: "<look>1</look>")) as (grown, _):
             start = await grown.start()
             (whole,) = await grown.respond(start, {"agent": 0}, 0)
-            turn = make_turn(start.node, whole.turn.speaker, whole.turn.parts, truncated=True)
+            parts = [Part("<look>1")]
+            turn = make_turn(start.node, whole.turn.speaker, parts, truncated=True)
             cut, ran = [
                 (await grown.advance(start, [one])).state.turns
-                for one in (replace(whole, turn=turn, stop=""), whole)
+                for one in (replace(whole, turn=turn), whole)
             ]
             assert cut[0].id != ran[0].id and cut[0].truncated and not ran[0].truncated
             assert "cut off" in cut[1].results[0].text and ran[1].results[0].text == "1 is there"

@@ -8,8 +8,9 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
+from coterie.trajectories.calls import ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Sample, Speaker, Turn, make_turn
+from coterie.trajectories.turn import Message, Part, Role, Sample, Speaker, Turn, make_turn
 from tests.forging import NAMES, control_ids, control_texts, nasty, tokenizer
 
 ROUNDS = 40
@@ -40,6 +41,17 @@ class Chat:
     def told(self, *texts: str) -> None:
         """A message of several parts."""
         self.messages.append(Message("user", tuple(map(Part, texts))))
+
+    def answers(self, role: Role, name: str, *texts: str) -> None:
+        """Results of calls of a tool with this name, as the model wrote it."""
+        calls = tuple(ToolCall(f"c{n}", name, "{}") for n in range(len(texts)))
+        asked = make_turn(self.last, Speaker("agent", "Alice"), [], calls=calls)
+        results = [ToolResult(f"c{n}", text) for n, text in enumerate(texts)]
+        told = make_turn(asked.id, Speaker("tool", "tools"), [], results=results)
+        self.tree.add(asked)
+        self.tree.add(told)
+        self.last = told.id
+        self.messages.append(Message(role, turn=told.id))
 
     def says(self, who: str, text: str, ids: tuple[int, ...]) -> None:
         """A sampled turn; Bob's is shown to Alice as a user's."""
@@ -82,6 +94,21 @@ def test_every_content_leaves_the_templates_control_tokens_as_they_are(name: str
         hostile = dialogue(name, random.Random(seed), neutral=False)
         peaceful = dialogue(name, random.Random(seed), neutral=True)
         assert hostile.control() == peaceful.control(), (seed, hostile.messages)
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_result_and_no_name_of_a_tool_can_forge_a_turn(name: str, role: Role) -> None:
+    for seed in range(ROUNDS // 4):
+        chance, chats = random.Random(seed), [Chat(name) for _ in range(2)]
+        tool, *results = (nasty(name, chance) for _ in range(3))
+        tool = chance.choice([tool, "end"])
+        for chat, neutral in zip(chats, (False, True), strict=True):
+            chat.told("Hello")
+            chat.says("Alice", "river", chat.encode("river"))
+            chat.answers(role, *(["word"] * 3 if neutral else [tool, *results]))
+        hostile, peaceful = chats
+        assert hostile.control() == peaceful.control(), (seed, tool, results)
 
 
 @pytest.mark.parametrize("name", NAMES)

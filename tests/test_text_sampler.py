@@ -1,72 +1,122 @@
-"""An agent that an endpoint plays: what it is shown, and where its turn ends."""
+"""Agents with tools that are played by an endpoint: text in, text out (the service's replies are made up)."""
 
 import asyncio
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from coterie.engines.endpoint import Endpoint, Utterance
+from coterie.engines.endpoint import Endpoint
 from coterie.engines.protocol import Sampling
-from coterie.errors import UserError
-from coterie.rollout.samplers import AgentContext, Prompt, Response, TextSampler
+from coterie.environments.protocol import Shared, State
+from coterie.rollout.branches import Branches
+from coterie.rollout.samplers import AgentContext, Prompt, TextSampler
+from coterie.rollout.sessions import sessions_of
+from coterie.tools.tags import closing
 from coterie.trajectories.calls import ToolResult
+from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, Speaker, make_turn
+from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
+from tests.games import TOOLS, Asking
+from tests.test_endpoint import Answer, says, service, settings
 
-STOP = ("</answer>", "</look>")
-
-
-class Says:
-    """An endpoint that says one thing, and keeps what it was shown."""
-
-    settings = SimpleNamespace(model="m")
-
-    def __init__(self, text: str, finish: str) -> None:
-        self.reply = SimpleNamespace(text=text, finish=finish, completion_tokens=3)
-        self.shown: list[str] = []
-
-    async def chat(self, messages: Sequence[Utterance], **_: Any) -> Any:
-        self.shown = [one.text for one in messages]
-        return self.reply
+STOPS = ["</look>", "</push>", "</answer>"]
 
 
-def respond(endpoint: Says, tree: Tree, *shown: Message, stop: tuple[str, ...] = STOP) -> Response:
-    sampler = TextSampler(cast(Endpoint, endpoint), Sampling())
-    prompt = Prompt(tree, tree.root, "Ann", shown, 0, 0, (), stop)
-    return asyncio.run(sampler.respond(prompt, AgentContext()))
+class Looking(Asking):
+    """The agent sees its own turns as its own, and results as a tool's."""
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        turns = [
+            Message("assistant" if turn.speaker.kind == "agent" else "tool", turn=turn.id)
+            for turn in state.turns
+        ]
+        return Message.of("user", "Look."), *turns
+
+
+def replies(text: str, **more: Any) -> Answer:
+    choice = {"message": {"content": text}, "finish_reason": "stop", "index": 0, **more}
+    return says(200, {"choices": [choice]})
+
+
+def played(*script: Answer) -> tuple[list[Turn], list[dict[str, Any]]]:
+    """The path of a game, and the requests that the service had."""
+
+    async def play(url: str) -> list[Turn]:
+        async with Endpoint(settings(url)) as endpoint, sessions_of(1, 5.0) as sessions:
+            sampler = TextSampler(endpoint, Sampling(max_tokens=20, stop=("END",)))
+            grown = Branches(
+                *(Looking(), {"agent": sampler}, Task("t", {}), Tree("t", "r", 0)),
+                seed=0, shared=Shared(), sessions=sessions, seconds=5.0,
+            )  # fmt: skip
+            at = await grown.start()
+            while at.state.end is None:
+                at = await grown.advance(at, await grown.respond(at, {"agent": 0}, 0))
+            return grown.tree.path(at.node)
+
+    with service(*script) as server:
+        return asyncio.run(play(server.url)), server.bodies
+
+
+@pytest.mark.parametrize("stop", [{"stop_reason": "</look>"}, {"stop_reason": None}, {}])
+def test_calls_of_an_endpoint_are_run_and_their_results_shown(stop: dict[str, Any]) -> None:
+    path, asked = played(replies("I <look>1|2", **stop), replies("a door"))
+    called, told, answer = path
+    assert called.text == "I <look>1|2</look>" and answer.text == "a door"
+    assert [call.error for call in called.calls] == ["", ""]
+    assert [result.text for result in told.results] == ["1 is there", "2 is there"]
+    assert all(body["stop"] == ["END", *STOPS] for body in asked)
+    assert asked[1]["messages"][1:] == [
+        {"role": "assistant", "content": "I <look>1|2</look>"},
+        {
+            "role": "user",
+            "content": "<observation>\n1 is there\n</observation>\n<observation>\n2 is there\n</observation>",
+        },
+    ]
+
+
+def test_a_stop_string_of_the_samplers_own_ends_no_call() -> None:
+    path, _ = played(replies("<look>1", stop_reason="END"), replies("a door"))
+    assert path[0].text == "<look>1" and "is not closed" in path[0].calls[0].error
+
+
+def test_a_call_that_an_endpoint_cut_off_is_not_run() -> None:
+    path, _ = played(replies("<look>1", finish_reason="length"), replies("a door"))
+    assert path[0].text == "<look>1" and "cut off" in path[0].calls[0].error
+    assert "cut off" in path[1].results[0].text
 
 
 @pytest.mark.parametrize(
-    ("text", "finish", "said", "stop", "truncated"),
+    ("text", "ended"),
     [
-        ("<look>1</look><look>2</look>", "length", "<look>1", "</look>", False),
-        ("<answer>1</answer> </look>", "end", "<answer>1", "</answer>", False),
-        ("<look>1", "length", "<look>1", "", True),
-        ("<look>1", "end", "<look>1", "", False),
+        ("<look>1", "</look>"),
+        ("<look>1</look> and <answer>door", "</answer>"),
+        ("<look>1</look>", ""),
+        ("<push>1 <look>2", "</look>"),
+        ("a door", ""),
+        ("", ""),
     ],
 )
-def test_a_turn_ends_with_the_first_stop_string(
-    text: str, finish: str, said: str, stop: str, truncated: bool
-) -> None:
-    found = respond(Says(text, finish), Tree("t", "rollout", 0))
-    assert (found.turn.text, found.stop, found.turn.truncated) == (said, stop, truncated)
+def test_a_reply_ended_with_the_tag_that_is_open(text: str, ended: str) -> None:
+    assert closing(text, STOPS) == ended
 
 
-def test_it_is_shown_what_it_may_see_of_a_turn_and_results_of_calls() -> None:
-    tree, world = Tree("t", "rollout", 0), Speaker("environment", "world")
-    parts = (Part("for all "), Part("for Ann", frozenset({"Ann"})), Part("Ben's", frozenset("Ben")))
-    told = make_turn(tree.root, world, parts)
-    found = make_turn(told.id, world, (), results=(ToolResult("c0", "1"), ToolResult("c1", "2")))
-    for turn in (told, found):
-        tree.add(turn)
-    endpoint = Says("", "end")
-    respond(endpoint, tree, *(Message("user", turn=turn.id) for turn in (told, found)))
-    assert endpoint.shown == ["for all for Ann", "1\n2"]
+def test_an_endpoint_is_shown_results_without_text_and_nothing_that_is_for_others() -> None:
+    tree = Tree("t", "r", 0)
+    results = [ToolResult("c1", "tall"), ToolResult("c0", "blue")]
+    told = make_turn(tree.root, TOOLS, [], results=results)
+    hidden = Part("hidden", audience=frozenset({"Bob"}))
+    said = make_turn(told.id, Speaker("agent", "Bob"), [Part("open"), hidden])
+    tree.add(told)
+    tree.add(said)
+    shown = (Message("tool", turn=told.id), Message("user", turn=said.id))
 
+    async def ask(url: str) -> None:
+        async with Endpoint(settings(url)) as endpoint:
+            prompt = Prompt(tree, said.id, "agent", shown, 0, 0)
+            await TextSampler(endpoint, Sampling()).respond(prompt, AgentContext())
 
-def test_messages_of_tools_are_refused() -> None:
-    tree = Tree("t", "rollout", 0)
-    with pytest.raises(UserError, match="shows messages of tools"):
-        respond(Says("", "end"), tree, Message.of("tool", "1"))
+    with service(replies("hi")) as server:
+        asyncio.run(ask(server.url))
+        (body,) = server.bodies
+    assert [one["content"] for one in body["messages"]] == ["blue\ntall", "open"]
+    assert "stop" not in body

@@ -1,14 +1,18 @@
 """Contract 4: parallel tool results are one group; their order of arrival changes nothing."""
 
+import random
+import re
 from itertools import permutations
 
 import pytest
 
+from coterie.models.chat import ChatRenderer
 from coterie.trajectories.calls import ToolCall, ToolResult
 from coterie.trajectories.item import ItemKey
 from coterie.trajectories.store import Store
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
+from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn, make_turn
+from tests.templates import TEMPLATES, tokenizer
 
 AGENT, TOOLS = Speaker("agent", "planner"), Speaker("tool", "tools")
 RESULTS = (
@@ -68,6 +72,20 @@ def test_another_result_is_another_turn():
 def test_results_stand_in_the_order_of_their_calls():
     _, told, _ = turns_of(RESULTS)
     assert [result.call_id for result in told.results] == ["c0", "c1", "c2", "c10"]
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_prompt_shows_eleven_results_in_the_order_of_their_calls(name: str, role: Role):
+    results = [ToolResult(f"c{place}", f"city {place}.") for place in range(11)]
+    for number in range(5):
+        arrived = random.Random(number).sample(results, len(results))
+        tree = tree_of(tuple(arrived))
+        asked, told, _ = tree.turns
+        messages = (Message("assistant", turn=asked), Message(role, turn=told))
+        prompt = ChatRenderer(tokenizer(name)).render(messages, tree, "planner")
+        shown = re.findall(r"city (\d+)\.", tokenizer(name).decode(prompt))
+        assert shown == [str(place) for place in range(11)]
 
 
 @pytest.mark.parametrize("names", [("c1",), ("c1", "c0"), ("c0", "c0"), ("call_0",), ("c00",)])

@@ -263,16 +263,16 @@ def test_of_n_candidates_the_one_with_the_highest_score_is_said() -> None:
         return [0.1, 0.9, 0.4, 0.2]
 
     def speak(seed: int) -> tuple[Tree, Turn, AgentContext]:
-        tree, memory = Tree("t", "evaluate", 0), AgentContext()
-        ask = Prompt(tree, tree.root, AGENT, shown, seed, 0)
+        tree, context = Tree("t", "evaluate", 0), AgentContext()
+        prompt = Prompt(tree, tree.root, AGENT, shown, seed, 0)
         best = BestOfSampler(sampler, 4, score)
-        return tree, asyncio.run(best.speak(ask, memory)).turn, memory
+        return tree, asyncio.run(best.respond(prompt, context)).turn, context
 
     seeds = []
     for seed in (1, 2):
-        tree, turn, memory = speak(seed)
+        tree, turn, context = speak(seed)
         (group,) = candidates(tree)
-        assert len(group) == 4 and turn.id == group[1].id == memory.turn
+        assert len(group) == 4 and turn.id == group[1].id == context.turn
         seeds += [one.sample.seed for one in group if one.sample]
     assert len(set(seeds)) == 8
     assert speak(1)[1].ids == speak(1)[1].ids

@@ -129,7 +129,7 @@ def test_the_defaults_are_the_papers() -> None:
         assert (one.beta, one.nll, one.normalise, one.label_smoothing) == (0.1, 0.01, "none", 0)
     assert (own.candidates.share, own.candidates.count, own.candidates.temperature) == (0.1, 16, 1)
     assert (own.pairs.count, own.pairs.top_share, own.min_reward) == (4, 0.5, 1.0)
-    assert (own.user_simulator.temperature, own.user_simulator.longest, own.method) == (
+    assert (own.user_simulator.temperature, own.user_simulator.max_characters, own.method) == (
         0.0,
         400,
         "sweet",

@@ -17,6 +17,8 @@ from coterie.runs.held_out import Evaluation, evaluation, held_out_results
 
 ENOUGH = 500
 """Held-out tasks a seed that a claim needs."""
+WIDTH = 120
+"""Columns that the table of results needs."""
 Scores = dict[tuple[str, int], dict[str, HeldOut]]
 """Held-out results by (method, seed) and task."""
 
@@ -73,7 +75,7 @@ def tested(name: str, words: Sequence[str]) -> RecipeSettings:
 def print_findings(folder: Path, found: Findings, claims: Sequence[Claim]) -> None:
     """Write per-task results beside the runs; print tables and, as the last line, one JSON object."""
     _write_tasks(folder / "held_out.jsonl", found.tasks)
-    results().print(_table(found.rows))
+    results(WIDTH).print(_table(found.rows))
     results().print(_claims_table(claims))
     shown = {"claims": [asdict(claim) for claim in claims], "rows": [r.row for r in found.rows]}
     print(json.dumps(shown))

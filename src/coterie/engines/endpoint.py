@@ -106,6 +106,8 @@ class Reply:
     cached_tokens: int
     estimated: bool
     """Whether the server has not counted, and the tokens are a fourth of the bytes."""
+    stop: str = ""
+    """The stop string that ended it, which its text has no more; empty where the server does not say."""
 
 
 @dataclass(slots=True)
@@ -269,11 +271,14 @@ class Endpoint:
             raise _Passing(f"the answer is not of the protocol: {self._quote(answer.text)}")
         choice = body.choices[0]
         text, finish = choice.message.content or "", _finish(choice.finish_reason)
+        stop = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
         if (usage := body.usage) is None:
-            return Reply(text, finish, prompt, _estimate(text), 0, True)
+            return Reply(text, finish, prompt, _estimate(text), 0, True, stop)
         details = usage.prompt_tokens_details
         cached = (details.cached_tokens if details else None) or 0
-        return Reply(text, finish, usage.prompt_tokens, usage.completion_tokens, cached, False)
+        return Reply(
+            text, finish, usage.prompt_tokens, usage.completion_tokens, cached, False, stop
+        )
 
     def _quote(self, text: str) -> str:
         """What a server said, without the key and cut."""
@@ -299,6 +304,7 @@ class _Message(BaseModel):
 class _Choice(BaseModel):
     message: _Message
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
 
 
 class _Cached(BaseModel):

@@ -29,7 +29,8 @@ class Observation:
     parts: tuple[Part, ...] = ()
     """Each with the actors that may see it."""
     results: tuple[ToolResult, ...] = ()
-    """One for every call of one turn. Where several actors call at the same time, each has its own observation."""
+    """One for every call of one turn. Where several actors call at the same time, each has its own observation.
+    Without parts they are shown as the environment's syntax shows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,11 @@ class Syntax(Protocol):
     """Stop strings: what ends a message that calls."""
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
-        """The calls of a message; ``text`` is all that was sampled."""
+        """The calls of a message; ``text`` is all that was sampled, its stop string included."""
+        ...
+
+    def show(self, results: Sequence[ToolResult]) -> str:
+        """Results as text, in the order of the calls; empty where the chat template shows them."""
         ...
 
 

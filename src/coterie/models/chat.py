@@ -7,6 +7,12 @@ own turns, and what lies between is tokenised so that no content can make a cont
 A template may rewrite history, for example drop earlier thoughts. A turn that the template would
 not show as it was, but for white space at its ends, is shown as the template gives it, tokenised
 anew; the prompt then no longer extends the running tokens, and the view opens a new segment.
+
+A turn that a stop string ended has no end of turn among its ids. The template's follows it, as prompt.
+
+The results of a turn's calls are shown in the order of the calls: in a ``tool`` message each, or as one ``user``
+message where that is the message's role, where the template has no tool messages, or where the environment's syntax
+has made text of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,6 +39,8 @@ class ChatRenderer:
 
     end_ids: frozenset[int]
     """Ids that end a turn: the tokenizer's, those given, and the one the template writes."""
+    has_tool_messages: bool
+    """Whether the template has messages for results, each of one call."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Iterable[int] = ()) -> None:
         self.tokenizer = tokenizer
@@ -41,6 +49,7 @@ class ChatRenderer:
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self._end = self._template_end() or tuple(ends)
         self.end_ids = frozenset([*end_ids, *ends, *self._end])
+        self.has_tool_messages = self._shows_results()
 
     def render(
         self,
@@ -61,7 +70,7 @@ class ChatRenderer:
         what the model or its template can't show.
         """
         eyes = (reader,) if privileges is None else (reader, privileges)
-        chat = [self._shown(message, tree, reader, eyes) for message in messages]
+        chat = [one for m in messages for one in self._shown(m, tree, reader, eyes)]
         pieces = Layout(self.template, chat, generation, self.control.hidden).pieces()
         if generation and prefill:
             pieces.append(self._slot(prefill, "assistant", "the prefill"))
@@ -97,8 +106,11 @@ class ChatRenderer:
         stops = list(accumulate([*settled, len(text)], max))
         return [text[start:stop] for start, stop in pairwise([0, *stops])] if ids else []
 
-    def _shown(self, message: Message, tree: Tree, reader: str, eyes: Sequence[str]) -> Shown:
+    def _shown(
+        self, message: Message, tree: Tree, reader: str, eyes: Sequence[str]
+    ) -> tuple[Shown, ...]:
         """A message for the template, seen by readers of these names (``eyes``) together."""
+        role = "user" if message.role == "tool" else message.role
         parts: list[Part] = []
         for part in message.parts:
             if not any(map(part.visible_to, eyes)):
@@ -111,17 +123,34 @@ class ChatRenderer:
         if message.turn is not None:
             turn = tree.turns[message.turn]
             parts += [part for part in turn.parts if any(map(part.visible_to, eyes))]
-            text = "\n".join(result.text for result in turn.results) if not turn.parts else ""
+            if turn.results and not turn.parts:
+                if message.role == "tool" and self.has_tool_messages:
+                    return self._results(tree, turn)
+                text = "\n".join(result.text for result in turn.results)
         if any(part.image for part in parts):
             raise UserError(
                 f"a {message.role} message has an image, and this model reads only text",
                 "describe the image in words, or use a model that sees",
             )
         if (own := _own_turn(message, tree, reader)) is not None:
-            return Shown("assistant", self._own(own))
+            return (Shown("assistant", self._own(own)),)
         content = "".join(part.text for part in parts) + text
-        slot = self._slot(content, message.role, f"a {message.role} message")
-        return Shown(message.role, (slot,) if content else ())
+        slot = self._slot(content, role, f"a {message.role} message")
+        return (Shown(role, (slot,) if content else ()),)
+
+    def _results(self, tree: Tree, turn: Turn) -> tuple[Shown, ...]:
+        """A message for each result of a turn, in the order of the calls."""
+        before = (one.calls for one in reversed(tree.path(turn.id)) if one.calls)
+        names = {call.id: call.name for call in next(before, ())}
+        return tuple(
+            Shown(
+                "tool",
+                (self._slot(result.text, "tool", "a tool's result"),) if result.text else (),
+                result.call_id,
+                self._slot(names.get(result.call_id, "tool"), "tool", "the name of a tool"),
+            )
+            for result in turn.results
+        )
 
     def _own(self, turn: Turn) -> tuple[Slot, ...]:
         """An own turn: what it was given to begin with, and what was sampled."""
@@ -154,6 +183,17 @@ class ChatRenderer:
         """Ids of what stands after an own turn's ``last`` one, which may have ended it already."""
         ids = self.control.encode(pieces)
         return ids[1:] if last and last[0] in self.end_ids and last == ids[:1] else ids
+
+    def _shows_results(self) -> bool:
+        """Whether the template shows two tool messages that follow each other, with what is in them."""
+        words = [Slot(f"word{number}") for number in range(2)]
+        results = [Shown("tool", (w,), f"c{n}", Slot("name")) for n, w in enumerate(words)]
+        spoken = [Shown(role, (Slot("word"),)) for role in ("user", "assistant")]
+        try:
+            layout = Layout(self.template, [*spoken, *results], True, self.control.hidden)
+            return set(words) <= set(layout.pieces())
+        except UserError:
+            return False
 
     def _template_end(self) -> tuple[int, ...]:
         """The control token that the template writes after an assistant's turn, if it does."""

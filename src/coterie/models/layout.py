@@ -10,7 +10,7 @@ it is, but for the characters with which a control token might begin: these are 
 
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coterie.errors import UserError
@@ -37,11 +37,21 @@ class Shown:
 
     role: str
     slots: tuple[Slot, ...]
+    call_id: str = ""
+    """Of a tool's message: the call that it answers."""
+    name: Slot | None = None
+    """Of a tool's message: the tool."""
 
     @property
     def text(self) -> str:
         """The whole content."""
         return "".join(slot.text for slot in self.slots)
+
+    def message(self, text: str, show: Callable[[Slot], str]) -> Mapping[str, str]:
+        """What the template is given, with this content."""
+        name = {"name": show(self.name)} if self.name else {}
+        call = {"tool_call_id": self.call_id} if self.call_id else {}
+        return {"role": self.role, "content": text, **call, **name}
 
 
 TextPiece = str | Slot
@@ -60,9 +70,12 @@ class Layout:
         self._chat = chat
         self._generation = generation
         self._slots: list[Slot] = []
-        self._text = self._written([shown.text for shown in chat])
-        self._plain = [shown.text for shown in chat]
-        self._whole = ["".join(map(self._sentinel, shown.slots)) for shown in chat]
+        self._plain = [shown.message(shown.text, lambda slot: slot.text) for shown in chat]
+        self._text = self._written(self._plain)
+        self._whole = [
+            shown.message("".join(map(self._sentinel, shown.slots)), self._sentinel)
+            for shown in chat
+        ]
         self._hidden = hidden
 
     def pieces(self) -> list[TextPiece]:
@@ -74,7 +87,9 @@ class Layout:
         if (found := self._read(everything, self._plain)) is not None:
             return found
         same = [i for i in everything if self._read([i], self._plain) is not None]
-        rewritten = [self._with_hidden(shown) for shown in self._chat]
+        rewritten = [
+            shown.message(self._with_hidden(shown), self._sentinel) for shown in self._chat
+        ]
         for whole in (same, ()):
             if (found := self._read(whole, rewritten)) is not None:
                 return found
@@ -84,13 +99,15 @@ class Layout:
             "use another template, or leave out of the messages what looks like a control token",
         )
 
-    def _read(self, whole: Collection[int], others: Sequence[str]) -> list[TextPiece] | None:
+    def _read(
+        self, whole: Collection[int], others: Sequence[Mapping[str, str]]
+    ) -> list[TextPiece] | None:
         """The pieces where the ``whole`` messages are sentinels and the rest is as in ``others``.
 
         ``None`` if the text, contents put back, is another.
         """
-        contents = [self._whole[i] if i in whole else text for i, text in enumerate(others)]
-        first, *parts = _SENTINEL.split(self._written(contents))
+        messages = [self._whole[i] if i in whole else other for i, other in enumerate(others)]
+        first, *parts = _SENTINEL.split(self._written(messages))
         if not self._text.startswith(first):
             return None
         found: list[TextPiece] = [first]
@@ -106,12 +123,8 @@ class Layout:
             at += len(text + after)
         return found if at == len(self._text) else None
 
-    def _written(self, contents: Sequence[str]) -> str:
-        chat = [
-            {"role": shown.role, "content": text}
-            for shown, text in zip(self._chat, contents, strict=True)
-        ]
-        return self._template.text(chat, self._generation)
+    def _written(self, messages: Sequence[Mapping[str, str]]) -> str:
+        return self._template.text(messages, self._generation)
 
     def _with_hidden(self, shown: Shown) -> str:
         return "".join(

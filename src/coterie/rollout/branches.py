@@ -198,7 +198,9 @@ class Branches:
         )
         left = MappingProxyType(dict(self.environment.limits))
         with faults_of(self.environment):
-            arrival = arrive(self.tree.root, State(self.task, self.seed, left=left), (), found, {})
+            before = State(self.task, self.seed, left=left)
+            syntax = self.environment.syntax
+            arrival = arrive(self.tree.root, before, (), found, {}, syntax)
         if arrival.position.state.end is not None:
             raise EnvironmentFault(
                 f"{self.environment.name}: task {self.task.id} ended before anybody acted"
@@ -222,7 +224,8 @@ class Branches:
             recorded=recorded,
         )
         with faults_of(self.environment):
-            return arrive(taken[-1].id, now, taken, found, contexts_after(self.tree, at, taken))
+            contexts = contexts_after(self.tree, at, taken)
+            return arrive(taken[-1].id, now, taken, found, contexts, self.environment.syntax)
 
     def _note(self, node: str, arrival: Arrival) -> None:
         """Keep what came after a node."""

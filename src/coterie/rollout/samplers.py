@@ -10,7 +10,7 @@ from typing import Protocol
 
 from coterie.engines.endpoint import Endpoint, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
-from coterie.errors import UserError
+from coterie.tools.tags import closing
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import (
@@ -53,8 +53,6 @@ class Response:
     request: Request | None
     tokens: int
     """How many tokens it has, as its maker counts."""
-    stop: str = ""
-    """The stop string that ended it."""
 
     @property
     def truncated(self) -> bool:
@@ -76,7 +74,7 @@ class Prompt:
     tools: tuple[Tool, ...] = ()
     """What the agent may call."""
     stop: tuple[str, ...] = ()
-    """Stop strings, besides the sampler's own."""
+    """Stop strings, besides the sampler's own; the one that ended a turn is part of its text."""
 
 
 class Sampler(Protocol):
@@ -128,14 +126,15 @@ class TokenSampler:
     def _response(
         self, prompt: Prompt, request: Request, completion: Completion, draw: int
     ) -> Response:
+        stop = completion.stop if completion.stop in prompt.stop else ""
         turn = make_turn(
             prompt.parent,
             Speaker("agent", prompt.agent),
-            [Part(completion.text, source="sampled")],
+            [Part(completion.text + stop, source="sampled")],
             sample=self._sample(request.id, completion),
             draw=draw,
         )
-        return Response(turn, request, len(completion.ids), completion.stop)
+        return Response(turn, request, len(completion.ids))
 
     def _within(self, prompt_ids: Sequence[int], stop: tuple[str, ...]) -> Sampling:
         room = self.context_length - len(prompt_ids)
@@ -180,10 +179,14 @@ class TextSampler:
             max_tokens=self.sampling.max_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
+            stop=(*self.sampling.stop, *prompt.stop),
             seed=prompt.seed % 2**31,
         )
         model = self.endpoint.settings.model
         text, stop = _until_stop(reply.text, prompt.stop)
+        if not stop and reply.finish == "stop":
+            stop = reply.stop or closing(text, prompt.stop)
+        text += stop if stop in prompt.stop else ""
         turn = make_turn(
             prompt.parent,
             Speaker("agent", prompt.agent),
@@ -192,11 +195,11 @@ class TextSampler:
             draw=prompt.draw,
             truncated=reply.finish == "length" and not stop,
         )
-        return Response(turn, None, reply.completion_tokens, stop)
+        return Response(turn, None, reply.completion_tokens)
 
 
 def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
-    """A text before the first stop string in it, and that string: endpoints do not say which one ended a text."""
+    """A text before the first stop string in it, and that string: some endpoints go on after it."""
     found = [(text.index(stop), stop) for stop in stops if stop in text]
     if not found:
         return text, ""
@@ -213,15 +216,11 @@ def _text_for(reader: str, turn: Turn) -> str:
 
 def _utterance(message: Message, prompt: Prompt) -> Utterance:
     """A message as plain text; refused (``PrivilegeError``) if the agent may not see all of it."""
-    if message.role == "tool":
-        raise UserError(
-            "an endpoint is shown text, and this environment shows messages of tools",
-            "show results as text of a user's message, or play the agent by an engine",
-        )
+    role = "user" if message.role == "tool" else message.role
     if message.turn is not None:
         turn = prompt.tree.turns[message.turn]
-        return Utterance(message.role, _text_for(prompt.agent, turn))
+        return Utterance(role, _text_for(prompt.agent, turn))
     for part in message.parts:
         if not part.visible_to(prompt.agent):
             raise PrivilegeError(f"{prompt.agent!r} may not see a part from {part.source}")
-    return Utterance(message.role, "".join(part.text for part in message.parts))
+    return Utterance(role, "".join(part.text for part in message.parts))

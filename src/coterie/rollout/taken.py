@@ -10,7 +10,7 @@ from coterie.rollout.transitions import Position
 from coterie.tools.checking import checked
 from coterie.trajectories.calls import ToolCall, check_calls
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Finish, Part, Speaker, Turn, make_turn
+from coterie.trajectories.turn import Finish, Speaker, Turn, make_turn
 
 MAX_CALLS = 16
 """Calls of one turn that are run."""
@@ -43,18 +43,18 @@ def _with_calls(
     response: Response,
     max_calls: int,
 ) -> Turn:
-    """A turn as it was said, its stop string included, with its calls: all of them are part of what it is."""
+    """A turn with its calls, which are part of what it is."""
     syntax, turn = environment.syntax, response.turn
     assert syntax is not None, "only turns of environments with tools have calls"
     with faults_of(environment):
         tools = environment.tools(at.state, speaker.name)
         if not tools:
             return _placed(turn, parent, speaker)
-        stop = response.stop if response.stop in syntax.stop else ""
-        finish: Finish = "length" if turn.truncated else "stop_string" if stop else "end"
-        calls = syntax.parse(turn.text + stop, finish)
+        stopped = turn.text.endswith(syntax.stop)
+        finish: Finish = "length" if turn.truncated else "stop_string" if stopped else "end"
+        calls = syntax.parse(turn.text, finish)
         check_calls(calls)
-        return _placed(turn, parent, speaker, stop, checked(calls, tools, max_calls=max_calls))
+        return _placed(turn, parent, speaker, checked(calls, tools, max_calls=max_calls))
 
 
 def context_at(at: Position, actor: str) -> AgentContext:
@@ -74,17 +74,12 @@ def contexts_after(tree: Tree, at: Position, taken: tuple[Turn, ...]) -> dict[st
     return contexts
 
 
-def _placed(
-    turn: Turn, parent: str, speaker: Speaker, stop: str = "", calls: tuple[ToolCall, ...] = ()
-) -> Turn:
-    """A turn after another one, by its actor, with the stop string that ended it and its calls.
-
-    What it answers stays what it was.
-    """
+def _placed(turn: Turn, parent: str, speaker: Speaker, calls: tuple[ToolCall, ...] = ()) -> Turn:
+    """A turn after another one, by its actor, with its calls. What it answers stays what it was."""
     return make_turn(
         parent,
         speaker,
-        (*turn.parts, Part(stop, source="stop")) if stop else turn.parts,
+        turn.parts,
         ids=turn.ids,
         sample=turn.sample,
         calls=calls,

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from coterie.environments.protocol import Grade, Observation, State, Transition
+from coterie.environments.protocol import Grade, Observation, State, Syntax, Transition
 from coterie.errors import UserError
 from coterie.rollout.samplers import AgentContext
+from coterie.trajectories.calls import in_order
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Ending
-from coterie.trajectories.turn import Turn, digest, make_turn
+from coterie.trajectories.turn import Part, Turn, digest, make_turn
 
 CALLS = Ending("calls", truncated=True)
 """No calls are left."""
@@ -52,13 +53,14 @@ def arrive(
     taken: Sequence[Turn],
     found: Transition,
     contexts: Mapping[str, AgentContext],
+    syntax: Syntax | None,
 ) -> Arrival:
     """What comes of a transition after ``node``. Raises ``TypeError`` or ``ValueError`` for one that can't be."""
     if not isinstance(found, Transition):
         raise TypeError(f"it gave {found!r:.80}, which is not a Transition")
     _check_frozen(found.data)
     rewards = _rewards(taken, found.rewards)
-    seen = _observed(node, found.seen)
+    seen = _observed(node, found.seen, syntax)
     end = _limit(now.left) if found.end is None else found.end
     answer = now.answer if found.answer is None else found.answer
     state = replace(now, turns=(*now.turns, *seen), data=found.data, answer=answer, end=end)
@@ -93,14 +95,15 @@ def environment_seed(seed: int, task: Task) -> int:
     return int(digest("environment", seed, task.id)[:15], 16)
 
 
-def _observed(parent: str, seen: Iterable[Observation]) -> tuple[Turn, ...]:
-    """What the environment says, as turns."""
+def _observed(parent: str, seen: Iterable[Observation], syntax: Syntax | None) -> tuple[Turn, ...]:
+    """What the environment says, as turns. Their results are shown as the syntax shows them."""
     turns: list[Turn] = []
     for one in seen:
+        parts, results = one.parts, in_order(one.results)
+        if results and not parts and syntax is not None and (text := syntax.show(results)):
+            parts = (Part(text, source="results"),)
         try:
-            turn = make_turn(
-                parent, one.speaker, one.parts, results=one.results, author="environment"
-            )
+            turn = make_turn(parent, one.speaker, parts, results=results, author="environment")
         except UserError as error:  # of this item alone: the environment said what is not text
             raise ValueError(error.what) from error
         turns.append(turn)

@@ -105,6 +105,15 @@ class Tags:
         return [piece for piece in found if piece] or [""]
 
 
+def closing(text: str, stops: Sequence[str]) -> str:
+    """The closing tag that ended a message, of a server that cuts stop strings off and does not say which; the tag
+    that was opened last and is not closed. Empty if there is none.
+    """
+    opened = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop[:2] == "</"}
+    last = max(opened, default=-1)
+    return opened[last] if last >= 0 and opened[last] not in text[last:] else ""
+
+
 def _unclosed(name: str, finish: Finish, *, last: bool) -> str:
     if last and finish == "length":
         return f"not run: the message was cut off before </{name}>"
