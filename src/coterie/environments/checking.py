@@ -27,7 +27,7 @@ def check_environment(environment: Environment, shared: Shared) -> None:
     for need in environment.needs:
         if need not in shared:
             raise _refused(
-                kind, f"needs a {need.__name__}, which this run has not", "give one in Shared"
+                kind, f"needs a {need.__name__}, which this run does not have", "give one in Shared"
             )
     syntax = environment.syntax
     if syntax is not None and not (
