@@ -96,7 +96,7 @@ async def short(state: State, taken: object) -> Transition:
         ({"limits": {"turns": 0}}, "has a limit of 0 turns"),
         ({"limits": {"turns": True}}, "has a limit of True turns"),
         ({"pure": False, "max_sessions": 0}, "has max_sessions = 0"),
-        ({"needs": (Task,)}, "needs a Task, which this run has not"),
+        ({"needs": (Task,)}, "needs a Task, which this run does not have"),
         ({"syntax": Task("t", {})}, "has a syntax"),
         ({"act": sync}, "has a method act of the wrong sort"),
         ({"act": short}, "has a method act with other parameters"),
