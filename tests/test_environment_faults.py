@@ -102,7 +102,7 @@ async def short(state: State, taken: object) -> Transition:
         ({"act": short}, "has a method act with other parameters"),
         ({"see": "text"}, "has a see that is not a method"),
     ],
-    ids=str,
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
 )
 def test_an_environment_that_cannot_work_is_refused(changed: dict[str, Any], reason: str) -> None:
     game = Fine()
@@ -143,7 +143,7 @@ class Anything:
     """An object without values of its own."""
 
 
-@pytest.mark.parametrize("data", [[1], {"a": 1}, (1, [2]), Board(), Anything()], ids=repr)
+@pytest.mark.parametrize("data", [[1], {"a": 1}, (1, [2]), Board(), Anything()])
 def test_data_that_can_be_changed_fails_its_item(data: object) -> None:
     assert {one.failure for one in play(Mutable((1, frozenset({2}), None)))} == {None}
     for one in play(Mutable(data)):
