@@ -99,6 +99,7 @@ def test_what_is_no_plain_value_is_refused(wire: Any) -> None:
         ({"a": [1]}.items(), {"a": [1]}.items(), True, True), (date(2024, 1, 2), datetime(2024, 1, 2), False, False),
         (datetime(2024, 1, 1, 12, tzinfo=UTC), datetime(2024, 1, 1, 14, tzinfo=EAST), False, True),
         (datetime(2024, 1, 1, 12, tzinfo=UTC), datetime(2024, 1, 1, 12), False, False),
+        ([1, 2], [1, 3], False, False), ((1, "a"), (2, "a"), False, False),
         (time(1, 2), time(1, 2, 0), True, True), (timedelta(days=1), timedelta(hours=24), True, True),
         (frozenset({frozenset({1})}), {frozenset({True})}, False, True), ({(1, 1): 0}, {(1.0, True): 0}, False, True),
     ],
