@@ -21,7 +21,7 @@ from coterie.errors import UserError
 from coterie.models import check as checking
 from coterie.models import logprobs
 from coterie.models.chat import ChatRenderer
-from coterie.models.check import check
+from coterie.models.check import CheckedModel, check
 from coterie.models.context import context_length, partial_attention
 from coterie.models.loading import LoadedModel, load
 from coterie.models.logprobs import body
@@ -181,6 +181,14 @@ def test_every_way_gives_the_models_own_logprobs_or_refuses_it(
             continue
         for ids, found in run(model, rows):
             torch.testing.assert_close(found, own(plain, ids)[-len(found) :], atol=2e-5, rtol=1e-4)
+
+
+def test_one_row_that_differs_is_enough() -> None:
+    seen = CheckedModel("llama", exact=True, rows=[])
+    right, wrong = torch.zeros(3), torch.tensor([0.0, 0.5, 0.0])
+    assert seen.differ([right, right], [right, right]) == ""
+    assert seen.differ([right, wrong], [right, right]) == "0.5 nats"
+    assert seen.differ([wrong, right], [right, right]) == "0.5 nats"
 
 
 # Angles that depend on the longest row.
