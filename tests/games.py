@@ -6,12 +6,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from coterie.datasets.catalogue import Split
 from coterie.environments.protocol import (
     ActorKind,
     Grade,
     Observation,
     Shared,
-    Split,
     State,
     Syntax,
     Transition,

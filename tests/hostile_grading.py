@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from coterie.environments.code_text import MARKER
 from coterie.environments.coding import AGENT, coding_task
-from coterie.environments.dialogue import Grade, begin, graded, step
+from coterie.environments.dialogue import begin, graded, step
 from coterie.environments.persona.environment import Persona
+from coterie.environments.protocol import Grade
 from coterie.environments.services import Services
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import FAILURES

@@ -20,18 +20,11 @@ from coterie.environments.coding import (
     hidden_calls,
 )
 from coterie.environments.colbench.environment import BackendProgramming, compared
-from coterie.environments.dialogue import (
-    WELL_FORMED,
-    DialogueState,
-    Grade,
-    begin,
-    graded,
-    messages,
-    step,
-)
+from coterie.environments.dialogue import WELL_FORMED, DialogueState, begin, graded, messages, step
 from coterie.environments.persona.choices import CHOICES
 from coterie.environments.persona.environment import HIDDEN, Persona
 from coterie.environments.persona.wordings import ASKS
+from coterie.environments.protocol import Grade
 from coterie.environments.registry import DataSettings, make_coding_environment
 from coterie.environments.services import Services
 from coterie.environments.user_simulator import (

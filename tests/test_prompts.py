@@ -22,7 +22,6 @@ from coterie.environments.dialogue import (
     WELL_FORMED,
     DialogueEnvironment,
     DialogueState,
-    Grade,
     begin,
     gold_answer,
     graded,
@@ -32,6 +31,7 @@ from coterie.environments.dialogue import (
 from coterie.environments.format_writer import _request
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.environments.persona.environment import Persona
+from coterie.environments.protocol import Grade
 from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings, make_environment
 from coterie.environments.services import Services
 from coterie.environments.user_simulator import PERSON, REFERENCE, role

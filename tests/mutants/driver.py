@@ -237,7 +237,7 @@ MUTANTS = (
     Mutant(
         "branches-calls-beyond-the-limit",
         "rollout/taken.py",
-        "            left = max(0, left - len(turn.calls))\n",
+        "            left = None if left is None else max(0, left - len(turn.calls))\n",
         "",
         "actors who call at the same time each have all calls that are left",
         (f"{BRANCHES}test_no_more_calls_are_run_than_are_left_to_all_who_act",),

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from coterie.datasets.catalogue import Split
 from coterie.environments.coding import Coding, SingleTurn
 from coterie.environments.dialogue import (
     AGREED,
@@ -24,7 +25,6 @@ from coterie.environments.dialogue import (
     DialogueEnvironment,
     DialogueState,
     QuestionEnvironment,
-    Split,
     answer_of,
 )
 from coterie.environments.exchange.environment import Exchange, ExchangeAlone

@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError
 from coterie.environments.code_form import functions
 from coterie.environments.code_prompts import at_once, work
 from coterie.environments.code_text import MARKER, answer_in, code_of, legacy_code_of, visible
-from coterie.environments.dialogue import ANSWERED, GRADER, WELL_FORMED, DialogueState, Grade, Split
+from coterie.environments.dialogue import ANSWERED, GRADER, WELL_FORMED, DialogueState
+from coterie.environments.protocol import Grade
 from coterie.environments.services import Services
 from coterie.environments.user_simulator import (
     PERSON,

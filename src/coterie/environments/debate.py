@@ -7,10 +7,11 @@ answers; the talk is over when it gives the same answer again after the critics 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from coterie.datasets.catalogue import Split
 from coterie.datasets.problem_rows import ChoiceRow
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.agents import named, others
-from coterie.environments.dialogue import Split, gold_answer, secret_answers
+from coterie.environments.dialogue import gold_answer, secret_answers
 from coterie.environments.equality import option_of, same_text
 from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
 from coterie.environments.mathematics import same_mathematics

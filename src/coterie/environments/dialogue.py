@@ -6,13 +6,15 @@ and when the talk ends. States are frozen, so a branch of a tree is a copy of no
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+from coterie.datasets.catalogue import Split
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.faults import faults_of
+from coterie.environments.protocol import Grade
 from coterie.environments.services import NO_SERVICES, Services
 from coterie.environments.user_simulator import PERSON
 from coterie.trajectories.task import Secret, Task
@@ -28,7 +30,6 @@ WELL_FORMED = "well_formed"
 AGREED = Ending("agreed")
 ANSWERED = Ending("answered")
 """One answer, where one is enough."""
-Split = Literal["train", "heldout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,6 @@ class DialogueState:
     """The most recent answer that anybody gave."""
     end: Ending | None = None
     """How it ended; ``None`` while it goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """What a dialogue that has ended is worth."""
-
-    score: float | None
-    """The benchmark's metric; ``None`` if the dialogue could not be graded, which is never the same as 0."""
-    metrics: Mapping[str, float | int | str] = field(default_factory=dict)
-    """What else was found, such as which tests passed and why the others failed."""
 
 
 class DialogueEnvironment(Protocol):

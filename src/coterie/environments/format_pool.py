@@ -38,7 +38,7 @@ def read_pool(file: Path) -> tuple[str, ...]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the pool of formats {file} can't be read: {error}", _TODO) from error
+        raise UserError(f"the pool of formats {file} can't be read: {error}", _ADVICE) from error
     lines = _jsonl(text, file) if file.suffix == ".jsonl" else _yaml(text, file)
     pool: dict[str, int] = {}
     for number, raw in lines:
@@ -50,18 +50,18 @@ def read_pool(file: Path) -> tuple[str, ...]:
             raise _broken(file, number, f"the same format is in line {pool[one.format]}")
         pool[one.format] = number
     if not pool:
-        raise UserError(f"the pool of formats {file} is empty", _TODO)
+        raise UserError(f"the pool of formats {file} is empty", _ADVICE)
     return tuple(pool)
 
 
-_TODO = (
+_ADVICE = (
     'give a JSONL file with lines such as {"index": 0, "format": "Write key = value pairs."} or a YAML '
     "list of texts; `coterie data prompt-pool` writes one"
 )
 
 
 def _broken(file: Path, line: int, why: object) -> UserError:
-    return UserError(f"{file}, line {line} is broken: {why}", _TODO)
+    return UserError(f"{file}, line {line} is broken: {why}", _ADVICE)
 
 
 def _jsonl(text: str, file: Path) -> Iterator[tuple[int, object]]:
@@ -82,7 +82,7 @@ def _yaml(text: str, file: Path) -> Iterator[tuple[int, object]]:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise _broken(file, line, error.problem or "no YAML") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of a date
-        raise UserError(f"the pool of formats {file} can't be read: {error}", _TODO) from error
+        raise UserError(f"the pool of formats {file} can't be read: {error}", _ADVICE) from error
     if node is None:
         return
     if not isinstance(node, yaml.SequenceNode):

@@ -8,12 +8,13 @@ answer.
 from collections.abc import Sequence
 from typing import Literal
 
+from coterie.datasets.catalogue import Split
 from coterie.datasets.context_rows import BLANK, CbtRow, TriviaRow
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.agents import named, others
 from coterie.environments.answers import f1
 from coterie.environments.contexts import deal
-from coterie.environments.dialogue import Split, gold_answers, secret_answers
+from coterie.environments.dialogue import gold_answers, secret_answers
 from coterie.environments.extraction import marked_answer
 from coterie.environments.rows import SplitRows
 from coterie.environments.rules import LENGTH, answer_rule

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
+from coterie.datasets.catalogue import Split
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending
@@ -17,7 +18,6 @@ from coterie.trajectories.turn import Finish, Message, Part, Speaker, Turn
 
 ActorKind = Literal["agent", "person"]
 """An ``agent`` is played by a policy; a ``person`` by anybody else: a user simulator, a script, an opponent."""
-Split = Literal["train", "heldout"]
 R = TypeVar("R")
 
 

@@ -4,9 +4,9 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
+from coterie.datasets.catalogue import Split
 from coterie.datasets.local import load_splits
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.dialogue import Split
 
 Row = TypeVar("Row")
 

@@ -12,7 +12,7 @@ from coterie.environments.dialogue import DialogueEnvironment, DialogueState, me
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Request, Turn, digest, make_turn
+from coterie.trajectories.turn import Turn, digest, make_turn
 
 FIRST_DRAW = 1000
 """Draws of candidates begin here, those of played turns are below: the number of a sample."""
@@ -89,15 +89,7 @@ def repeated_response(
 ) -> Response:
     """A turn said again, sampled or recorded: the same ids, under the same prompt in another tree."""
     prompt_ids = sampler.render(prompt.shown, prompt.tree, prompt.agent)
-    request = Request.make(
-        prompt.agent,
-        prompt.parent,
-        context.turn,
-        prompt_ids,
-        prompt.shown,
-        context.ids,
-        context.messages,
-    )
+    request = prompt.request(prompt_ids, context)
     sample = None if turn.sample is None else replace(turn.sample, request=request.id)
     again = make_turn(
         prompt.parent,

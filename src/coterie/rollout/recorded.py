@@ -6,7 +6,7 @@ prompt that the run's own model would have been given in its place, so that the 
 
 from coterie.models.chat import ChatRenderer
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.trajectories.turn import Part, Request, Speaker, make_turn
+from coterie.trajectories.turn import Part, Speaker, make_turn
 
 
 def recorded(
@@ -14,15 +14,7 @@ def recorded(
 ) -> Response:
     """The agent's next turn is ``text``, written by ``author``; ``context`` is brought up to date."""
     prompt_ids = renderer.render(prompt.shown, prompt.tree, prompt.agent)
-    request = Request.make(
-        prompt.agent,
-        prompt.parent,
-        context.turn,
-        prompt_ids,
-        prompt.shown,
-        context.ids,
-        context.messages,
-    )
+    request = prompt.request(prompt_ids, context)
     turn = make_turn(
         prompt.parent,
         Speaker("agent", prompt.agent),

@@ -76,6 +76,19 @@ class Prompt:
     stop: tuple[str, ...] = ()
     """Stop strings, besides the sampler's own; the one that ended a turn is part of its text."""
 
+    def request(self, prompt_ids: tuple[int, ...], context: AgentContext) -> Request:
+        """The request of a turn, once the messages are rendered: a delta on what the agent had before."""
+        return Request.make(
+            self.agent,
+            self.parent,
+            context.turn,
+            prompt_ids,
+            self.shown,
+            context.ids,
+            context.messages,
+            self.tools,
+        )
+
 
 class Sampler(Protocol):
     """Makes turns. Raises ``EngineError`` if it can't."""
@@ -111,10 +124,7 @@ class TokenSampler:
         only some of them may be gone on from (:meth:`AgentContext.add`).
         """
         prompt_ids = self.render(prompt.shown, prompt.tree, prompt.agent)
-        request = Request.make(
-            *(prompt.agent, prompt.parent, context.turn, prompt_ids, prompt.shown),
-            *(context.ids, context.messages, prompt.tools),
-        )
+        request = prompt.request(prompt_ids, context)
         completions = await self.engine.sample(
             prompt_ids, seeds, self._within(prompt_ids, prompt.stop)
         )

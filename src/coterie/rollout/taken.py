@@ -12,22 +12,19 @@ from coterie.trajectories.calls import ToolCall, check_calls
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Finish, Speaker, Turn, make_turn
 
-MAX_CALLS = 16
-"""Calls of one turn that are run."""
-
 
 def chain(
     environment: Environment, at: Position, responses: Sequence[Response]
 ) -> tuple[Turn, ...]:
     """Turns taken at the same time, one after the other in the tree, with the calls that they make."""
     taken: list[Turn] = []
-    parent, left = at.node, at.state.left.get("calls", MAX_CALLS)
+    parent, left = at.node, at.state.left.get("calls")
     for one in responses:
         turn = one.turn
         speaker = Speaker(environment.actors[turn.speaker.name], turn.speaker.name)
         if environment.syntax is not None:
-            turn = _with_calls(environment, at, parent, speaker, one, min(left, MAX_CALLS))
-            left = max(0, left - len(turn.calls))
+            turn = _with_calls(environment, at, parent, speaker, one, left)
+            left = None if left is None else max(0, left - len(turn.calls))
         elif (turn.parent, turn.speaker) != (parent, speaker):
             turn = _placed(turn, parent, speaker)
         taken.append(turn)
@@ -41,7 +38,7 @@ def _with_calls(
     parent: str,
     speaker: Speaker,
     response: Response,
-    max_calls: int,
+    max_calls: int | None,
 ) -> Turn:
     """A turn with its calls, which are part of what it is."""
     syntax, turn = environment.syntax, response.turn

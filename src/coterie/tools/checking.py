@@ -72,17 +72,21 @@ def _check_references(tool: Tool) -> None:
 
 
 def checked(
-    calls: Sequence[ToolCall], tools: Sequence[Tool], *, max_calls: int
+    calls: Sequence[ToolCall], tools: Sequence[Tool], *, max_calls: int | None = None
 ) -> tuple[ToolCall, ...]:
-    """The calls with an error on each that can't be run; an error that is there already stays."""
+    """The calls with an error on each that can't be run; an error that is there already stays.
+
+    Of more than ``max_calls`` the last ones can't; without it there is no limit.
+    """
     known = {tool.name: tool for tool in tools}
+
+    def error(place: int, call: ToolCall) -> str:
+        if max_calls is not None and place >= max_calls:
+            return too_many(max_calls)
+        return _fault(call, known)[:MAX_ERROR]
+
     return tuple(
-        call
-        if call.error
-        else replace(
-            call,
-            error=(too_many(max_calls) if place >= max_calls else _fault(call, known))[:MAX_ERROR],
-        )
+        call if call.error else replace(call, error=error(place, call))
         for place, call in enumerate(calls)
     )
 

@@ -4,9 +4,9 @@ import ast
 import builtins
 from collections.abc import Sequence
 
+from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import CodeRow
 from coterie.environments.coding import Coding, coding_task
-from coterie.environments.dialogue import Split
 from coterie.environments.rows import SplitRows
 from coterie.tools.sandbox.results import Mode
 from coterie.trajectories.task import Task

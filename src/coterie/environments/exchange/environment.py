@@ -6,8 +6,9 @@ The recipe ``optima`` runs on it; `tasks` makes the tasks and `prompts` the word
 from collections.abc import Sequence
 from dataclasses import replace
 
+from coterie.datasets.catalogue import Split
 from coterie.environments.answers import exact_match
-from coterie.environments.dialogue import ANSWERED, GRADER, DialogueState, Split, gold_answer
+from coterie.environments.dialogue import ANSWERED, GRADER, DialogueState, gold_answer
 from coterie.environments.exchange.prompts import FORMAT_POOL, system_prompt
 from coterie.environments.exchange.tasks import (
     AGENTS,

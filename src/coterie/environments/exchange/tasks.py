@@ -8,25 +8,16 @@ hop order). A hash of it decides the split, so no task of one split asks a quest
 facts occur together in another. Single facts, words and distractors are shared between the splits.
 """
 
-import hashlib
 import random
 from dataclasses import dataclass
-from typing import Literal
 
 from coterie.environments.exchange.lexicon import BY_NAME, ENDS, LINKS, PEOPLE, RELATIONS
+from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
 
 AGENTS: tuple[str, str] = ("Alice", "Bob")
 """The two agents; Alice always speaks first."""
 MAX_TURNS = 8
 """A dialogue that has not agreed on an answer by now ends."""
-
-Split = Literal["train", "heldout", "corpus"]
-SPLIT_SHARES: dict[Split, range] = {
-    "train": range(30),
-    "heldout": range(30, 55),
-    "corpus": range(55, 100),
-}
-"""Which residues (of the key's hash, modulo 100) belong to which split."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +56,13 @@ def canonical_key(task: ExchangeTask) -> str:
     return f"{task.question}|{task.answer}|{hops}"
 
 
-def split_of(task: ExchangeTask) -> Split:
+def split_of(task: ExchangeTask) -> MicroSplit:
     """The one split that may contain this task, by the hash of its canonical key."""
-    residue = int.from_bytes(hashlib.sha256(canonical_key(task).encode()).digest()[:8]) % 100
-    return next(name for name, residues in SPLIT_SHARES.items() if residue in residues)
+    return split_of_key(canonical_key(task))
 
 
 def generate_tasks(
-    split: Split,
+    split: MicroSplit,
     count: int,
     seed: int,
     levels: tuple[int, ...] = (1, 2),
@@ -83,8 +73,7 @@ def generate_tasks(
     `facts_per_agent` is the least and the greatest number of facts that an agent holds. Equal arguments
     give equal tasks, and a larger count extends a smaller one.
     """
-    if split not in SPLIT_SHARES:
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLIT_SHARES)}")
+    check_split(split)
     if not set(levels) <= {1, 2}:
         raise ValueError(f"unknown levels {levels!r}: the exchange micro-world has levels 1 and 2")
     rng = random.Random(f"exchange/{split}/{seed}/{levels}/{facts_per_agent}")

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Sequence
 
+from coterie.datasets.catalogue import Split
 from coterie.environments.coding import Coding, coding_task
-from coterie.environments.dialogue import Split
 from coterie.environments.persona.choices import CHOICES
 from coterie.environments.persona.prompts import SYSTEM_PROMPT
 from coterie.environments.persona.tasks import MAX_TURNS, PersonaTask, generate_tasks

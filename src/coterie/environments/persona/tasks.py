@@ -6,12 +6,11 @@ What is disjoint between the splits: the *canonical key* of a task, i.e. its cho
 split, so no function of one split is asked for in another. Single choices, names and themes are shared.
 """
 
-import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from coterie.environments.micro_splits import MicroSplit, check_split, split_of_key
 from coterie.environments.persona.choices import (
     ASPECTS,
     CHOICES,
@@ -27,13 +26,6 @@ MAX_TURNS = 5
 CALLS = 10
 """How many calls grade an answer."""
 
-Split = Literal["train", "heldout", "corpus"]
-SPLIT_SHARES: dict[Split, range] = {
-    "train": range(30),
-    "heldout": range(30, 55),
-    "corpus": range(55, 100),
-}
-"""Which residues (of the key's hash, modulo 100) belong to which split."""
 
 NAMES: tuple[str, ...] = (
     "tidy",
@@ -105,23 +97,20 @@ def canonical_key(choices: Sequence[Choice]) -> str:
     return ";".join(f"{choice.kind}|{choice.number}" for choice in choices)
 
 
-def split_of(choices: Sequence[Choice]) -> Split:
+def split_of(choices: Sequence[Choice]) -> MicroSplit:
     """The one split that may contain this function, by the hash of its canonical key."""
-    digest = hashlib.sha256(canonical_key(choices).encode()).digest()
-    residue = int.from_bytes(digest[:8]) % 100
-    return next(name for name, residues in SPLIT_SHARES.items() if residue in residues)
+    return split_of_key(canonical_key(choices))
 
 
 def generate_tasks(
-    split: Split, count: int, seed: int, sizes: tuple[int, ...] = SIZES
+    split: MicroSplit, count: int, seed: int, sizes: tuple[int, ...] = SIZES
 ) -> list[PersonaTask]:
     """`count` tasks of one split; no two have both choices and opening in common.
 
     `sizes` are the numbers of choices that functions have, each entry equally often drawn. Equal arguments give equal
     tasks, and a larger count extends a smaller one. Raises `ValueError` for a split or size that there is not.
     """
-    if split not in SPLIT_SHARES:
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLIT_SHARES)}")
+    check_split(split)
     if not sizes or not set(sizes) <= {2, 3, 4}:
         raise ValueError(f"unknown sizes {sizes!r}: functions have 2, 3 or 4 choices")
     rng = random.Random(f"persona/{split}/{seed}/{sizes}")
@@ -136,7 +125,7 @@ def generate_tasks(
 
 
 def _draw(
-    task_id: str, split: Split, sizes: tuple[int, ...], rng: random.Random
+    task_id: str, split: MicroSplit, sizes: tuple[int, ...], rng: random.Random
 ) -> PersonaTask | None:
     """One task, or None if the draw is of another split or no calls tell its choices apart from others."""
     aspects = rng.sample(ASPECTS, rng.choice(sizes))

@@ -18,7 +18,8 @@ from coterie.config.plain import wrong_at
 from coterie.engines.protocol import EngineError
 from coterie.environments.coding import AGENT
 from coterie.environments.colbench.environment import BackendProgramming
-from coterie.environments.dialogue import ANSWERED, DialogueState, Grade, graded, messages
+from coterie.environments.dialogue import ANSWERED, DialogueState, graded, messages
+from coterie.environments.protocol import Grade
 from coterie.environments.services import NO_SERVICES, Services, check_user_simulator
 from coterie.environments.user_simulator import PERSON, SCRIPT
 from coterie.errors import UserError
