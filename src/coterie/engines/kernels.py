@@ -10,6 +10,7 @@ reads from front to back. :mod:`coterie.engines.llama` packs them and calls. All
 numba keeps what it compiled for as long as the file of the function does not change.
 """
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import llvmlite.binding
@@ -18,6 +19,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from coterie.engines.kernel_cache import drop_stale
 from coterie.engines.prefixes import BLOCK
 
 _WIDE = llvmlite.binding.get_host_cpu_features().get("avx512f", False)
@@ -642,3 +644,6 @@ def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np
             if at > noise * total:
                 ids[row], logprobs[row] = i, np.log(chances[i] / total)
                 break
+
+
+drop_stale(Path(__file__), Path(draw.stats.cache_path))
