@@ -18,7 +18,7 @@ class {name}(NamedTuple):
 def doubled(pair):
     return {factor} * pair.one
 
-drop_stale(Path(__file__), Path(doubled.stats.cache_path))
+drop_stale(Path(__file__), doubled.stats.cache_path)
 print(doubled({name}(3.0)), sum(doubled.stats.cache_hits.values()))
 """
 

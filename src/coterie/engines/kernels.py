@@ -646,4 +646,4 @@ def draw(logits: np.ndarray, settings: np.ndarray, ids: np.ndarray, logprobs: np
                 break
 
 
-drop_stale(Path(__file__), Path(draw.stats.cache_path))
+drop_stale(Path(__file__), draw.stats.cache_path)
