@@ -47,8 +47,8 @@ lint: $(VENV)/.dev
 	$(PY) -m pytest tests/test_floors.py tests/test_docs.py
 
 tiny: $(VENV)/.run
-	$(PY) -m coterie.recipes.tiny --micro-world exchange --out src/coterie/assets/tiny-exchange
-	$(PY) -m coterie.recipes.tiny --micro-world persona --out src/coterie/assets/tiny-persona
+	$(PY) -m coterie.microworlds.tiny --micro-world exchange --out src/coterie/assets/tiny-exchange
+	$(PY) -m coterie.microworlds.tiny --micro-world persona --out src/coterie/assets/tiny-persona
 
 # MICRO_WORLD=exchange or MICRO_WORLD=persona rebuilds one of them.
 tiny-check: $(VENV)/.dev

@@ -46,8 +46,8 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.registry import make_environment
 from coterie.models.loading import LoadedModel, load
-from coterie.recipes.optima_settings import OptimaDPOSettings
-from coterie.recipes.optima_trees import TreeJudge
+from coterie.recipes.optima.settings import OptimaDPOSettings
+from coterie.recipes.optima.trees import TreeJudge
 from coterie.recipes.registry import settings
 from coterie.rollout.dialogue_tree import DialogueTree
 from coterie.rollout.flight import in_flight

@@ -37,12 +37,12 @@ from coterie.engines.protocol import Sampling
 from coterie.engines.run_engines import Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.environments.baselines import Method
-from coterie.environments.colbench.drawn import draw_rows
 from coterie.environments.dialogue import WELL_FORMED, DialogueEnvironment
 from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings
 from coterie.environments.services import Services
 from coterie.environments.user_simulator import ModelUserSimulator, UserSimulatorSettings
 from coterie.errors import UserError
+from coterie.generators.colbench.drawn import draw_rows
 from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, Finished, Player

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from coterie.environments.dialogue import drop_format
 from coterie.models.loading import load
 from coterie.progress import Silent
-from coterie.recipes.optima import NAME, Optima
+from coterie.recipes.optima.recipe import NAME, Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps

@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from coterie.engines.compiled.llama import CompiledLlama
+from coterie.engines.compiled.paged import PagedRows
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.llama import CompiledLlama
 from coterie.engines.padded import PaddedRows
-from coterie.engines.paged import PagedRows
 from coterie.engines.protocol import Sampling
 from coterie.errors import UserError
 from coterie.models import check as checking

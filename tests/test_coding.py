@@ -19,7 +19,7 @@ from coterie.environments.coding import (
     coding_task,
     hidden_calls,
 )
-from coterie.environments.colbench.environment import BackendProgramming, compared
+from coterie.environments.colbench import BackendProgramming, compared
 from coterie.environments.dialogue import WELL_FORMED, DialogueState, begin, graded, messages, step
 from coterie.environments.persona.choices import CHOICES
 from coterie.environments.persona.environment import HIDDEN, Persona

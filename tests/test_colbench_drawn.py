@@ -10,9 +10,9 @@ import pytest
 from coterie.datasets.catalogue import SPLITS, Split
 from coterie.datasets.code_rows import SENTENCE, CodeRow, signature
 from coterie.datasets.local import load_splits, rows_file
-from coterie.environments.colbench.drawn import draw_rows, kinds_of
-from coterie.environments.colbench.kinds import KINDS, Level
 from coterie.errors import UserError
+from coterie.generators.colbench.drawn import draw_rows, kinds_of
+from coterie.generators.colbench.kinds import KINDS, Level
 from coterie.progress import Silent
 from coterie.tools.sandbox.pool import Sandbox
 from tests.conftest import Cli

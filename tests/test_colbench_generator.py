@@ -13,9 +13,9 @@ import pytest
 
 from coterie.datasets.code_rows import SENTENCE, CodeRow
 from coterie.datasets.local import load_rows
-from coterie.environments.colbench.drafts import RefusedDraft, near, read_reply
-from coterie.environments.colbench.prompts import SYSTEM, read_excerpts, request
 from coterie.errors import UserError
+from coterie.generators.colbench.drafts import RefusedDraft, near, read_reply
+from coterie.generators.colbench.prompts import SYSTEM, read_excerpts, request
 from tests.conftest import Cli
 from tests.test_endpoint import says, service
 from tests.test_format_pools import replies

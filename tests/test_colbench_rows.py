@@ -14,8 +14,8 @@ from coterie.datasets.download import download
 from coterie.datasets.local import load_rows
 from coterie.datasets.prepared import folder_of, prepare, read_manifest
 from coterie.datasets.rows import question_key
-from coterie.environments.colbench.checks import CheckedRow, check_rows, is_verdict
 from coterie.errors import UserError
+from coterie.generators.colbench.checks import CheckedRow, check_rows, is_verdict
 from coterie.progress import Silent
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings

@@ -22,7 +22,7 @@ from coterie.environments.exchange.tasks import (
     generate_tasks,
     split_of,
 )
-from coterie.recipes.tiny_exchange import CURRICULUM, HABITS, build_tokenizer, pretraining_rows
+from coterie.microworlds.exchange import CURRICULUM, HABITS, build_tokenizer, pretraining_rows
 
 DIALOGUES = list(corpus(5, 1500))
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.engines.compiled.llama import CompiledLlama
 from coterie.engines.drawing import NONE, draw, draw_by_torch
-from coterie.engines.llama import CompiledLlama
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from tests.engine_models import BOTH, PROMPT, engine_of, loaded, recomputed, sampled
 

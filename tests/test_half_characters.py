@@ -7,13 +7,13 @@ import pytest
 from coterie.config.resolve import resolve
 from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import Gsm8kRow
-from coterie.environments.colbench.drafts import _object
 from coterie.environments.format_pool import read_pool
 from coterie.errors import UserError
+from coterie.generators.colbench.drafts import _object
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.line_files import LineFile
-from coterie.recipes.optima_settings import OptimaSettings
+from coterie.recipes.optima.settings import OptimaSettings
 from coterie.trajectories.jsonl import import_
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Part, Speaker, make_turn

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.engines.compiled.llama import CompiledLlama
 from coterie.engines.drawing import draw, draw_by_torch, uniforms
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.llama import CompiledLlama
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, save_adapter

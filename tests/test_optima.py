@@ -10,7 +10,7 @@ import pytest
 from coterie.environments.dialogue import FORMAT_SOURCE, drop_format
 from coterie.progress import Silent
 from coterie.recipes.base import STAGES
-from coterie.recipes.optima import DROP_FORMAT, NAME, Optima
+from coterie.recipes.optima.recipe import DROP_FORMAT, NAME, Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps

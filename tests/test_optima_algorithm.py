@@ -15,10 +15,11 @@ import torch
 from coterie.environments.dialogue import FORMAT_SOURCE
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
-from coterie.recipes import optima, optima_dpo
 from coterie.recipes.base import PolicyRecipe
-from coterie.recipes.optima_dpo import PROBE, OptimaDPO
-from coterie.recipes.optima_trees import rollouts
+from coterie.recipes.optima import dpo as optima_dpo
+from coterie.recipes.optima import recipe as optima
+from coterie.recipes.optima.dpo import PROBE, OptimaDPO
+from coterie.recipes.optima.trees import rollouts
 from coterie.recipes.registry import recipe, settings
 from coterie.rollout.search import Rollout
 from coterie.runs.folder import Run, Step, open_run

@@ -11,9 +11,9 @@ import pytest
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
-from coterie.recipes.optima_dpo import OptimaDPO
-from coterie.recipes.optima_settings import OptimaDPOSettings
-from coterie.recipes.optima_trees import Growing, rollouts
+from coterie.recipes.optima.dpo import OptimaDPO
+from coterie.recipes.optima.settings import OptimaDPOSettings
+from coterie.recipes.optima.trees import Growing, rollouts
 from coterie.recipes.plan import plan
 from coterie.recipes.registry import recipe, settings
 from coterie.reports.data import TreeTurn

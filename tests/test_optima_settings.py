@@ -6,8 +6,8 @@ import pytest
 
 from coterie.models.loading import load
 from coterie.recipes.base import STAGES
-from coterie.recipes.optima_controls import ScriptedControl
-from coterie.recipes.optima_settings import OptimaSettings
+from coterie.recipes.optima.controls import ScriptedControl
+from coterie.recipes.optima.settings import OptimaSettings
 from coterie.recipes.registry import optima, settings
 from coterie.runs.folder import Run, Step
 

@@ -14,11 +14,11 @@ import pytest
 from coterie.environments.dialogue import gold_answer
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.recipes.optima import Optima
-from coterie.recipes.optima_files.exporting import export_run, raw_lines
-from coterie.recipes.optima_files.importing import OptimaImported, import_dialogues, survey
-from coterie.recipes.optima_files.records import DialogueResult, Lines
-from coterie.recipes.optima_files.tasks import answers_of, content, task_of
+from coterie.recipes.optima.files.exporting import export_run, raw_lines
+from coterie.recipes.optima.files.importing import OptimaImported, import_dialogues, survey
+from coterie.recipes.optima.files.records import DialogueResult, Lines
+from coterie.recipes.optima.files.tasks import answers_of, content, task_of
+from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.recipes.optima_files.speech import Conversation, beginner, named, parse, unnamed
+from coterie.recipes.optima.files.speech import Conversation, beginner, named, parse, unnamed
 from coterie.rewards.conduct import leaks
 from tests.test_original_files import GSM8K_LINE, opened, put_in, raw, wrote
 

@@ -8,9 +8,9 @@ import pytest
 
 from coterie.models.loading import load
 from coterie.progress import Silent
-from coterie.recipes.optima_files.exporting import export_run
-from coterie.recipes.optima_files.pairs import import_pairs, imported, imported_pairs, pair_lines
-from coterie.recipes.optima_files.records import Lines, PairsLine
+from coterie.recipes.optima.files.exporting import export_run
+from coterie.recipes.optima.files.pairs import import_pairs, imported, imported_pairs, pair_lines
+from coterie.recipes.optima.files.records import Lines, PairsLine
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import open_run

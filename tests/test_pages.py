@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coterie.engines.pages import Pages
+from coterie.engines.compiled.pages import Pages
 from coterie.engines.prefixes import BLOCK, PrefixCache
 
 

@@ -28,8 +28,8 @@ from coterie.environments.persona.user_simulator import (
     scripted_reply,
 )
 from coterie.environments.persona.wordings import ASKS, BEFORE, THANKS, THINGS, VAGUE
+from coterie.microworlds.persona import build_tokenizer, pretraining_row
 from coterie.models.loading import load
-from coterie.recipes.tiny_persona import build_tokenizer, pretraining_row
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 

@@ -13,10 +13,7 @@ from coterie.datasets.code_rows import CodeRow
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.code_form import functions
 from coterie.environments.coding import AGENT, MARKER, Coding, SingleTurn, coding_task
-from coterie.environments.colbench.checks import TESTS
-from coterie.environments.colbench.drafts import read_reply
-from coterie.environments.colbench.environment import BackendProgramming
-from coterie.environments.colbench.prompts import SYSTEM
+from coterie.environments.colbench import BackendProgramming
 from coterie.environments.debate import NO_MISTAKE, Debate
 from coterie.environments.dialogue import (
     WELL_FORMED,
@@ -35,6 +32,9 @@ from coterie.environments.protocol import Grade
 from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings, make_environment
 from coterie.environments.services import Services
 from coterie.environments.user_simulator import PERSON, REFERENCE, role
+from coterie.generators.colbench.checks import TESTS
+from coterie.generators.colbench.drafts import read_reply
+from coterie.generators.colbench.prompts import SYSTEM
 from coterie.rewards.judge import Situation, question, read_verdict
 from coterie.runs.benchmark import BenchmarkSettings, store_name
 from coterie.tools.sandbox.pool import Sandbox

@@ -13,7 +13,7 @@ from coterie.environments.registry import make_environment
 from coterie.errors import UserError
 from coterie.models.catalogue import packaged_folder
 from coterie.progress import Silent
-from coterie.recipes.optima import Optima
+from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.registry import settings
 from coterie.rollout.episodes import Episode, Player
 from coterie.rollout.samplers import AgentContext, Prompt, Response

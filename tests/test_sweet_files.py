@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coterie.errors import UserError
-from coterie.recipes.sweet_files.records import (
+from coterie.recipes.sweet_rl.files.records import (
     PreferenceRow,
     Trajectories,
     TrajectoryRow,

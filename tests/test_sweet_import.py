@@ -19,21 +19,21 @@ from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.registry import settings
-from coterie.recipes.sweet_files.exporting import export_run
-from coterie.recipes.sweet_files.importing import (
+from coterie.recipes.sweet_rl.files.exporting import export_run
+from coterie.recipes.sweet_rl.files.importing import (
     SweetImported,
     SweetSurvey,
     import_trajectories,
     survey,
 )
-from coterie.recipes.sweet_files.records import (
+from coterie.recipes.sweet_rl.files.records import (
     PreferenceRow,
     Trajectories,
     TrajectoryRow,
     read_lines,
 )
-from coterie.recipes.sweet_rl import SweetRL
-from coterie.recipes.sweet_settings import SweetSettings
+from coterie.recipes.sweet_rl.recipe import SweetRL
+from coterie.recipes.sweet_rl.settings import SweetSettings
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps

@@ -15,10 +15,10 @@ from coterie.environments.user_simulator import PERSON
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.sweet_files.exporting import export_run
-from coterie.recipes.sweet_files.preferences import compared
-from coterie.recipes.sweet_files.records import PreferenceRow
-from coterie.recipes.sweet_files.rendered import CHATML, LLAMA, Form, RenderedChat, form_of
+from coterie.recipes.sweet_rl.files.exporting import export_run
+from coterie.recipes.sweet_rl.files.preferences import compared
+from coterie.recipes.sweet_rl.files.records import PreferenceRow
+from coterie.recipes.sweet_rl.files.rendered import CHATML, LLAMA, Form, RenderedChat, form_of
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps

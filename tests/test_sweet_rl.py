@@ -10,9 +10,9 @@ import pytest
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe, settings
-from coterie.recipes.sweet_critic import open_critic
-from coterie.recipes.sweet_data import PRIVILEGED, played, seen, selected
-from coterie.recipes.sweet_rl import SweetRL
+from coterie.recipes.sweet_rl.critic import open_critic
+from coterie.recipes.sweet_rl.data import PRIVILEGED, played, seen, selected
+from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.reports.page import write_page
 from coterie.reports.runs import run_report
 from coterie.rollout.candidates import candidates

@@ -32,7 +32,7 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def rebuild(micro_world: str) -> Path:
         folder = tmp_path_factory.mktemp("rebuilt") / f"tiny-{micro_world}"
         subprocess.run(
-            [sys.executable, "-m", "coterie.recipes.tiny", "--micro-world", micro_world,
+            [sys.executable, "-m", "coterie.microworlds.tiny", "--micro-world", micro_world,
              "--out", folder, "--tokens", str(TOKENS)],
             check=True,
         )  # fmt: skip
@@ -61,7 +61,7 @@ def test_the_model_has_the_packaged_shape(rebuilt: Callable[[str], Path], micro_
 
 def test_the_exchange_model_talks_in_form(rebuilt: Callable[[str], Path], tmp_path: Path) -> None:
     from coterie.progress import Silent
-    from coterie.recipes.optima import NAME, Optima
+    from coterie.recipes.optima.recipe import NAME, Optima
     from coterie.runs.folder import Step, open_run
     from coterie.runs.loop import run_steps
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from coterie.progress import Silent
-from coterie.recipes.optima import NAME, Optima
+from coterie.recipes.optima.recipe import NAME, Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps

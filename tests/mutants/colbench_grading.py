@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-one-of-two-comparisons-asked",
-        "environments/colbench/environment.py",
+        "environments/colbench.py",
         "asked[0] if len(asked) == 1 else ast.Tuple(asked, ast.Load())",
         "asked[0]",
         "a test that compares two results tests one of them",
@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-either-of-two-comparisons-is-both",
-        "environments/colbench/environment.py",
+        "environments/colbench.py",
         "if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):",
         "if isinstance(node, ast.BoolOp):",
         "of a test that takes either of two results both are wanted",
@@ -124,7 +124,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-builtin-side-asked",
-        "environments/colbench/environment.py",
+        "environments/colbench.py",
         "not isinstance(one, ast.Name) or not hasattr(builtins, one.id)",
         "isinstance(one, ast.Name)",
         "the expected side of a comparison is what an answer is asked",

@@ -8,7 +8,7 @@ ROWS = "tests/test_colbench_rows.py::"
 GENERATED = "tests/test_colbench_generator.py::"
 PERSONA = "tests/test_persona.py::"
 
-CHECKS = "environments/colbench/checks.py"
+CHECKS = "generators/colbench/checks.py"
 
 FAULTS = f"{ROWS}test_each_fault_is_found_and_says_whether_the_row_can_be_a_task"
 NO_FAULT = f"{DRAWN}test_drawn_rows_are_without_fault_and_differ_by_seed"
@@ -49,7 +49,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-drawn-without-the-seed",
-        "environments/colbench/drawn.py",
+        "generators/colbench/drawn.py",
         'f"colbench/{kind.name}/{seed}"',
         'f"colbench/{kind.name}"',
         "every seed draws the same rows",
@@ -57,7 +57,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-drawn-with-faults",
-        "environments/colbench/drawn.py",
+        "generators/colbench/drawn.py",
         "if not found.findings:",
         "if found.usable:",
         "rows that a constant passes are drawn",
@@ -65,7 +65,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-splits-share-kinds",
-        "environments/colbench/drawn.py",
+        "generators/colbench/drawn.py",
         "if kind.split == split and kind.level == level]",
         "if kind.level == level]",
         "what is held out is trained on",
@@ -73,7 +73,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-drafts-may-give-the-answer-away",
-        "environments/colbench/drafts.py",
+        "generators/colbench/drafts.py",
         "if match.size >= QUOTED:",
         "if match.size >= len(source) + 1:",
         "descriptions that hold the reference are kept",
@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-drafts-far-requests-are-near",
-        "environments/colbench/drafts.py",
+        "generators/colbench/drafts.py",
         "NEAR = 85.0",
         "NEAR = 8.5",
         "every second task is refused as a copy",
@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-drafts-copied-code-is-new",
-        "environments/colbench/drafts.py",
+        "generators/colbench/drafts.py",
         "if code is not None:",
         "if code is not None and asked is not None:",
         "the same function is asked for in other words",
@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     Mutant(
         "colbench-writer-asks-the-same",
-        "environments/colbench/prompts.py",
+        "generators/colbench/prompts.py",
         'f"colbench/{seed}/{number}"',
         'f"colbench/{seed}"',
         "a writer of tasks is given one subject for all",

@@ -23,7 +23,7 @@ GATE = f"{SEEN}test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_
 MUTANTS = (
     Mutant(
         "optima-dpo-from-the-base",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "policy = self.load_policy(run, iteration)",
         "policy = self.load_policy(run, 0)",
         "DPO starts from the base, and what was learned before is lost; its reference is the base too",
@@ -31,7 +31,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-against-the-base",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "        pairs = with_reference(\n            policy.model,\n",
         "        pairs = with_reference(\n            self.load_policy(run, 0).model,\n",
         "the reference of DPO is the base in place of the policy that it starts from",
@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-from-the-base-against-the-last-policy",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "        report = train(\n            policy.model,",
         "        report = train(\n            self.load_policy(run, 0).model,",
         "DPO trains the base, against the last policy",
@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-without-nll",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "objective=DPO(s.objective)",
         'objective=DPO(s.objective.model_copy(update={"nll": 0.0}))',
         "iDPO's pairs may become less likely on both sides",
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-objective-of-defaults",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "objective=DPO(s.objective)",
         "objective=DPO(type(s.objective)())",
         "dpo.objective has no effect",
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-trained-by-the-settings-of-sft",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "own = self.seeded(s.train, iteration)",
         "own = self.seeded(self.settings.train, iteration)",
         "DPO has the learning rate of SFT, a hundred times its own",
@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-sides-swapped",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "yield turn_pair(chosen, rejected,",
         "yield turn_pair(rejected, chosen,",
         "the worse utterance is preferred",
@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-loss-under-the-policy",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "base = self.engines(run).embedded(self.load_policy(run, 0), 0)",
         "base = self.engines(run).embedded(self.load_policy(run, iteration), iteration)",
         "trees are rewarded by the loss under the policy that is trained, which can please itself",
@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-sft-loss-under-the-policy",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         "base = self.load_policy(run, 0)\n        engine = self.engines(run).embedded(base, 0)",
         "base = self.load_policy(run, iteration)\n"
         "        engine = self.engines(run).embedded(base, iteration)",
@@ -96,7 +96,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-tokens-over-the-trees-own",
-        "recipes/optima_trees.py",
+        "recipes/optima/trees.py",
         "rewards(samples, self.rule, max_tokens=self.max_tokens)",
         "rewards(samples, self.rule)",
         "the probe has no effect: each rollout's tokens are over those of its own search",
@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-probe-takes-the-median",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "np.percentile(lengths, s.percentile)",
         "np.percentile(lengths, 50)",
         "dpo.percentile has no effect, and half of all dialogues are too long",
@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-probe-under-the-tasks-count",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "for number in range(s.probe)",
         "for number in range(s.tasks)",
         "dpo.probe has no effect",
@@ -120,7 +120,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-temperature-of-sft",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "sampler = await self.sampler(run, iteration, s.temperature, self.settings.rollout.top_p)",
         "sampler = await self.sampler(\n            run, iteration, self.settings.rollout.temperature, "
         "self.settings.rollout.top_p\n        )",
@@ -129,7 +129,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-trees-by-the-base",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "sampler = await self.sampler(run, iteration, s.temperature",
         "sampler = await self.sampler(run, 0, s.temperature",
         "trees are grown by the base in place of the newest policy",
@@ -137,7 +137,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-gate-not-applied",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "self.settings.dpo.select, _scores(tree).__getitem__",
         "self.settings.dpo.select",
         "dpo.select.min_score has no effect: wrong utterances are chosen",
@@ -145,7 +145,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-dpo-gate-of-the-best-rollout",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "return {node: sum(scores) / len(scores) for node, scores in found.items()}",
         "return {node: max(scores) for node, scores in found.items()}",
         "an utterance that once led to a right answer passes the gate",
@@ -153,7 +153,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-sft-never-from-the-base",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         "0 if self.settings.from_initial else iteration",
         "iteration",
         "from_initial has no effect: debates are trained on and on, and overfit",
@@ -161,7 +161,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-sft-always-from-the-base",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         "0 if self.settings.from_initial else iteration",
         "0",
         "an iteration of information exchange forgets those before it",
@@ -169,7 +169,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-sft-of-one-agent",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         "for _, r in chosen for agent in agents]",
         "for _, r in chosen for agent in agents[:1]]",
         "only Alice learns from what was selected",
@@ -193,7 +193,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-rollout-temperatures-swapped",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         "temperature = s.temperature if iteration else s.first_temperature",
         "temperature = s.first_temperature if iteration else s.temperature",
         "iteration 0 is sampled as the later ones should be, and these too cold",
@@ -209,7 +209,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-rollout-top-p-left-out",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         "return await self.play(run, episodes, temperature, s.top_p, progress)",
         "return await self.play(run, episodes, temperature, 1.0, progress)",
         "rollout.top_p has no effect",
@@ -217,7 +217,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-formats-in-every-iteration",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         "return iteration == 0 and pool",
         "return pool",
         "later policies are told formats again, and what they learned is not what is asked",
@@ -225,7 +225,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-formats-one-for-all",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         'digest("format", self.settings.seed, iteration, task.id, sample)',
         'digest("format", self.settings.seed, iteration)',
         "all dialogues of iteration 0 have one format: no diversity to select from",
@@ -233,7 +233,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-formats-are-trained",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         "        context = DROP_FORMAT if self._has_formats(iteration) else None\n"
         "        agents = self.environment.agents\n",
         "        context = None\n        agents = self.environment.agents\n",
@@ -242,7 +242,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-formats-in-the-loss",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         "context = DROP_FORMAT if self._has_formats(tree.iteration) else None\n\n        def show",
         "context = None\n\n        def show",
         "the base is asked how likely a turn is under the format prompt: oddities seem fluent",

@@ -17,7 +17,7 @@ GOLDS = f"{FILES}test_all_right_answers_are_secrets_and_come_back"
 MUTANTS = (
     Mutant(
         "optima-import-held-out-tasks",
-        "recipes/optima_files/importing.py",
+        "recipes/optima/files/importing.py",
         "            if content(dataset, task) in held_out:\n                continue\n",
         "",
         "a run is trained on the tasks that it is judged by",
@@ -25,7 +25,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-import-leaks-forgiven",
-        "recipes/optima_files/importing.py",
+        "recipes/optima/files/importing.py",
         "return (task, tokens, loss, min(leaked, 0.0)) if leaked <= 0 else None",
         "return (task, tokens, loss, 0.0) if leaked <= 0 else None",
         "the penalties in a rewarded file are lost",
@@ -33,7 +33,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-import-rewards-of-any-sum",
-        "recipes/optima_files/importing.py",
+        "recipes/optima/files/importing.py",
         "return (task, tokens, loss, min(leaked, 0.0)) if leaked <= 0 else None",
         "return (task, tokens, loss, min(leaked, 0.0))",
         "rewards that are not the sum of their parts are taken",
@@ -41,7 +41,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-import-loss-and-tokens-swapped",
-        "recipes/optima_files/importing.py",
+        "recipes/optima/files/importing.py",
         "task, tokens, loss = result.correct_score, result.token_score, result.ppl_score",
         "task, tokens, loss = result.correct_score, result.ppl_score, result.token_score",
         "an imported token term is taken for the loss term",
@@ -49,7 +49,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-import-truncated-agrees",
-        "recipes/optima_files/importing.py",
+        "recipes/optima/files/importing.py",
         "end = LENGTH if conversation.cut else state.end or AGREED",
         "end = state.end or AGREED",
         "a conversation that was cut off counts as one that agreed",
@@ -57,7 +57,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-import-names-stay",
-        "recipes/optima_files/speech.py",
+        "recipes/optima/files/speech.py",
         "said.append((speaker, unnamed(utterance, speaker)))",
         "said.append((speaker, utterance))",
         "agents are trained to begin with their own name",
@@ -65,7 +65,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-import-marker-is-said",
-        "recipes/optima_files/speech.py",
+        "recipes/optima/files/speech.py",
         'return Conversation(tuple(said), "large")',
         "continue",
         "conversations that were cut off seem whole",
@@ -73,7 +73,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-import-speakers-swapped",
-        "recipes/optima_files/speech.py",
+        "recipes/optima/files/speech.py",
         "speaker = AGENTS[(first + place) % 2]",
         "speaker = AGENTS[(first + place + 1) % 2]",
         "each agent is trained on what the other one said",
@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-import-options-in-the-question",
-        "recipes/optima_files/tasks.py",
+        "recipes/optima/files/tasks.py",
         'question = question.rpartition("\\n")[0] or question',
         "pass",
         "held-out questions are not known by their files' other words for options",
@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-import-first-gold-only",
-        "recipes/optima_files/tasks.py",
+        "recipes/optima/files/tasks.py",
         "return Task(id_, public, _secrets([gold.strip() for gold in result.golds]))",
         "return Task(id_, public, _secrets([result.golds[0].strip()]))",
         "aliases of a file are lost",
@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-import-pairs-rejected-is-better",
-        "recipes/optima_files/pairs.py",
+        "recipes/optima/files/pairs.py",
         "(rejected, pair.chosen_value - pair.distance),",
         "(rejected, pair.chosen_value + pair.distance),",
         "the rejected side of an imported pair has the higher value",
@@ -105,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-export-token-sign",
-        "recipes/optima_files/exporting.py",
+        "recipes/optima/files/exporting.py",
         '"token_score": reward.token_term,',
         '"token_score": -reward.token_term,',
         "token scores of an exported file have the wrong sign",

@@ -3,7 +3,7 @@
 from tests.mutation.mutant import Mutant
 
 PUBLISHED = "tests/test_presets.py::test_presets_of_optima_have_the_published_values"
-FOLDER = "recipes/presets/optima/"
+FOLDER = "recipes/optima/presets/"
 
 
 def wrong(method: str, dataset: str, find: str, replace: str, breaks: str) -> Mutant:

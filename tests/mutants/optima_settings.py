@@ -18,7 +18,7 @@ SCRIPTED = (
 MUTANTS = (
     Mutant(
         "optima-tasks-of-the-first-iteration-again",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         "before, count = counts[:iteration], counts[iteration]",
         "before, count = (), counts[iteration]",
         "every iteration has the same tasks",
@@ -26,7 +26,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-tasks-counted-as-if-alike",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         "before, count = counts[:iteration], counts[iteration]",
         "before, count = [counts[iteration]] * iteration, counts[iteration]",
         "iterations of SFT and DPO repeat each other's tasks where their counts differ",
@@ -34,7 +34,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-tasks-of-dpo-as-many-as-of-sft",
-        "recipes/optima_settings.py",
+        "recipes/optima/settings.py",
         '"dpo": self.dpo.tasks}',
         '"dpo": self.rollout.tasks}',
         "dpo.tasks has no effect",
@@ -42,7 +42,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-tasks-before-not-in-the-fingerprint",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         "return self.settings.draws()[: step.iteration + 1]",
         "return self.settings.draws()[step.iteration : step.iteration + 1]",
         "a fork keeps rollouts whose tasks would now be others",
@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-idpo-without-sft",
-        "recipes/optima_settings.py",
+        "recipes/optima/settings.py",
         'return ["dpo" if i else "sft" for i in range(self.iterations)]',
         'return ["dpo" for i in range(self.iterations)]',
         "iDPO has no iteration of SFT to begin with",
@@ -58,7 +58,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-isft-dpo-begins-with-dpo",
-        "recipes/optima_settings.py",
+        "recipes/optima/settings.py",
         '"dpo" if i % 2 else "sft"',
         '"sft" if i % 2 else "dpo"',
         "iSFT-DPO begins with DPO of the untrained base",
@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-trees-kept-under-another-reward",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         "*(s.search.fingerprint(), s.reward.fingerprint(), own.rollout.max_tokens),",
         "*(s.search.fingerprint(), own.rollout.max_tokens),",
         "a fork with another reward keeps trees that were searched by the old one",
@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-fork-keeps-another-reward",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         '"reward": (s.reward.fingerprint(),),',
         '"reward": (),',
         "a fork with another reward keeps the old rewards",
@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-fork-keeps-another-start",
-        "recipes/optima.py",
+        "recipes/optima/recipe.py",
         '"train": (s.train.identity(), s.from_initial),',
         '"train": (s.train.identity(),),',
         "a fork with another from_initial keeps the old trainings",
@@ -90,7 +90,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-fork-keeps-another-objective",
-        "recipes/optima_dpo.py",
+        "recipes/optima/dpo.py",
         '"train": (s.objective.fingerprint(), s.train.identity()),',
         '"train": (s.train.identity(),),',
         "a fork with another beta keeps the old trainings",
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-control-same-dialogues-again",
-        "recipes/optima_controls.py",
+        "recipes/optima/controls.py",
         "seed = CORPUS_SEED + self.settings.seed * 1000 + iteration",
         "seed = CORPUS_SEED + self.settings.seed * 1000",
         "the control of more pre-training sees the same dialogues in every iteration",
@@ -106,7 +106,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-control-counts-of-the-first",
-        "recipes/optima_controls.py",
+        "recipes/optima/controls.py",
         "corpus(seed, self.counts[iteration])",
         "corpus(seed, self.counts[0])",
         "the control trains on other amounts than what it is compared with",

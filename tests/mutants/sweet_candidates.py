@@ -5,8 +5,8 @@ from tests.mutation.mutant import Mutant
 STEPS = "tests/sweet/test_steps.py::"
 RANKED_TURNS = "tests/sweet/test_candidates.py::"
 
-RECIPE = "recipes/sweet_rl.py"
-DATA = "recipes/sweet_data.py"
+RECIPE = "recipes/sweet_rl/recipe.py"
+DATA = "recipes/sweet_rl/data.py"
 
 CANDIDATES = f"{RANKED_TURNS}test_candidates_are_the_base_policys_under_the_prompt_of_the_turn"
 BEST = f"{RANKED_TURNS}test_of_n_candidates_the_one_with_the_highest_score_is_said"

@@ -11,7 +11,7 @@ BECOME = f"{IMPORT}test_trajectories_become_the_finished_dialogues_of_round_0"
 MUTANTS = (
     Mutant(
         "sweet-files-repeats-of-other-tasks",
-        "recipes/sweet_files/records.py",
+        "recipes/sweet_rl/files/records.py",
         "if len({row.task.problem_description for row in block}) > 1:",
         "if len({row.task.problem_description for row in block}) > repeats:",
         "dialogues of different tasks are taken for repeats of one",
@@ -19,7 +19,7 @@ MUTANTS = (
     ),
     Mutant(
         "sweet-files-thoughts-lost",
-        "recipes/sweet_files/importing.py",
+        "recipes/sweet_rl/files/importing.py",
         "line.content if line.output is None else line.output",
         "line.content",
         "what the agent thought is not trained",
@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "sweet-files-part-of-the-tests-is-success",
-        "recipes/sweet_files/importing.py",
+        "recipes/sweet_rl/files/importing.py",
         "Grade(float(row.reward >= 1)",
         "Grade(float(row.reward > 0)",
         "imported failures count as successes",
@@ -35,7 +35,7 @@ MUTANTS = (
     ),
     Mutant(
         "sweet-files-held-out-by-id-only",
-        "recipes/sweet_files/importing.py",
+        "recipes/sweet_rl/files/importing.py",
         "if task.id in held_out or content_of(task) in held_out:",
         "if task.id in held_out:",
         "held-out tasks under another id are trained on",
@@ -43,7 +43,7 @@ MUTANTS = (
     ),
     Mutant(
         "sweet-files-reference-in-exported-policy-prompts",
-        "recipes/sweet_files/exporting.py",
+        "recipes/sweet_rl/files/exporting.py",
         "self._prompt(tree, leaf, self.recipe.context(iteration))",
         "self._prompt(tree, leaf, PRIVILEGED)",
         "others train their policy on the references",
@@ -51,7 +51,7 @@ MUTANTS = (
     ),
     Mutant(
         "sweet-files-exported-sides-swapped",
-        "recipes/sweet_files/exporting.py",
+        "recipes/sweet_rl/files/exporting.py",
         "yield PreferenceRow(chosen=chosen, rejected=other)",
         "yield PreferenceRow(chosen=other, rejected=chosen)",
         "others learn to fail from our file",
@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "sweet-files-imported-sides-swapped",
-        "recipes/sweet_files/preferences.py",
+        "recipes/sweet_rl/files/preferences.py",
         "for text in (row.chosen, row.rejected):",
         "for text in (row.rejected, row.chosen):",
         "the policy learns what a file rejects",
@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         "sweet-files-references-in-imported-prompts",
-        "recipes/sweet_files/preferences.py",
+        "recipes/sweet_rl/files/preferences.py",
         "if SHOWN_REFERENCE in chat.system:",
         "if SHOWN_REFERENCE == chat.system:",
         "the critic's rows train the policy",

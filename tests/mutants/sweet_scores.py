@@ -5,8 +5,8 @@ from tests.mutation.mutant import Mutant
 RANKED_TURNS = "tests/sweet/test_candidates.py::"
 CRITIC = "tests/test_step_critic.py::"
 
-DATA = "recipes/sweet_data.py"
-TURN_CRITIC = "recipes/sweet_critic.py"
+DATA = "recipes/sweet_rl/data.py"
+TURN_CRITIC = "recipes/sweet_rl/critic.py"
 
 REWARD = (
     f"{RANKED_TURNS}test_a_candidates_reward_is_its_mean_log_ratio_where_the_reference_is_shown"

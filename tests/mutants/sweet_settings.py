@@ -4,9 +4,9 @@ from tests.mutation.mutant import Mutant
 
 STEPS = "tests/sweet/test_steps.py::"
 
-RECIPE = "recipes/sweet_rl.py"
-SETTINGS = "recipes/sweet_settings.py"
-PRESET = "recipes/presets/sweet_rl/backend/colbench_code.yaml"
+RECIPE = "recipes/sweet_rl/recipe.py"
+SETTINGS = "recipes/sweet_rl/settings.py"
+PRESET = "recipes/sweet_rl/presets/backend/colbench_code.yaml"
 
 PUBLISHED = "tests/test_presets.py::test_presets_of_sweet_rl_have_the_published_values"
 DEFAULTS = f"{STEPS}test_the_defaults_are_the_papers"

@@ -7,9 +7,9 @@ RANKED_TURNS = "tests/sweet/test_candidates.py::"
 RANKED = "tests/test_ranked.py::"
 HEAD = "tests/test_value_head.py::"
 
-RECIPE = "recipes/sweet_rl.py"
-DATA = "recipes/sweet_data.py"
-TRAINING = "recipes/sweet_training.py"
+RECIPE = "recipes/sweet_rl/recipe.py"
+DATA = "recipes/sweet_rl/data.py"
+TRAINING = "recipes/sweet_rl/training.py"
 
 OF_THE_CRITIC = (
     f"{TRAININGS}test_the_critic_learns_a_success_over_a_failure_with_the_reference_shown"

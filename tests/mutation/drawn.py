@@ -50,10 +50,10 @@ CONCERNED = {
     "selection/demonstrations.py": ("tests/test_selection.py",),
     "selection/pairs.py": ("tests/test_pairs.py",),
     "selection/ranked.py": ("tests/test_ranked.py",),
-    "recipes/optima_files/": tuple(
+    "recipes/optima/files/": tuple(
         f"tests/test_original_{name}.py" for name in ("names", "files", "pairs")
     ),
-    "recipes/sweet_files/": tuple(f"tests/{name}" for name in SWEET_FILES),
+    "recipes/sweet_rl/files/": tuple(f"tests/{name}" for name in SWEET_FILES),
     "recipes/optima": OPTIMA,
     "recipes/sweet": SWEET,
     "recipes/base.py": (*OPTIMA, *SWEET[1:]),

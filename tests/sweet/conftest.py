@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from coterie.models.heads import HEAD_FILE
 from coterie.progress import Silent
-from coterie.recipes import sweet_training
-from coterie.recipes.sweet_rl import SweetRL
+from coterie.recipes.sweet_rl import training as sweet_training
+from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.runs.folder import Run, open_run
 from coterie.runs.loop import run_steps
 from coterie.training.sft import SFT

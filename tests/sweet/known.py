@@ -12,8 +12,8 @@ import torch
 from coterie.models.heads import find_head
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
-from coterie.recipes.sweet_files.importing import import_trajectories, survey
-from coterie.recipes.sweet_rl import SweetRL
+from coterie.recipes.sweet_rl.files.importing import import_trajectories, survey
+from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step
 from coterie.training.checkpoint import weight_hash

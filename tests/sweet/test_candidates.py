@@ -15,9 +15,9 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, EngineGone, Sampling
 from coterie.environments.coding import AGENT, CRITIC, with_reference
 from coterie.models.loading import load
-from coterie.recipes.sweet_critic import JudgeOfTurns, open_critic, scored
-from coterie.recipes.sweet_data import played
-from coterie.recipes.sweet_rl import SweetRL
+from coterie.recipes.sweet_rl.critic import JudgeOfTurns, open_critic, scored
+from coterie.recipes.sweet_rl.data import played
+from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.rewards.judge import Judge
 from coterie.rollout.best_of import BestOfSampler
 from coterie.rollout.candidates import candidates

@@ -9,8 +9,8 @@ import pytest
 
 from coterie.progress import Silent
 from coterie.recipes.base import PolicyRecipe
-from coterie.recipes.sweet_rl import SweetRL
-from coterie.recipes.sweet_settings import SweetSettings
+from coterie.recipes.sweet_rl.recipe import SweetRL
+from coterie.recipes.sweet_rl.settings import SweetSettings
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
 from tests.sweet.known import BRANCH, REWARD, SELECT_TURNS, TRAIN

@@ -17,13 +17,13 @@ from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.local import rows_file
 from coterie.datasets.prepared import Examine, split_of
 from coterie.datasets.reading import read_rows
-from coterie.environments.colbench.checks import (
+from coterie.errors import UserError
+from coterie.generators.colbench.checks import (
     MEANING,
     CheckedRow,
     FindingKind,
     check_rows,
 )
-from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.tools.sandbox.pool import Sandbox
 

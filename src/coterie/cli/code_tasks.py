@@ -14,11 +14,11 @@ from coterie.datasets.catalogue import SPLITS, Split
 from coterie.datasets.code_rows import CodeRow
 from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.protocol import EngineError
-from coterie.environments.colbench.drawn import draw_rows
-from coterie.environments.colbench.generator import Asking, TaskWriter
-from coterie.environments.colbench.kinds import Level
-from coterie.environments.colbench.prompts import read_excerpts
 from coterie.errors import UserError
+from coterie.generators.colbench.drawn import draw_rows
+from coterie.generators.colbench.generator import Asking, TaskWriter
+from coterie.generators.colbench.kinds import Level
+from coterie.generators.colbench.prompts import read_excerpts
 from coterie.tools.sandbox.pool import Sandbox
 
 KEYS = "`coterie data generate --help` has examples"

@@ -33,9 +33,9 @@ from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings as recipe_settings
-from coterie.recipes.sweet_critic import TrainedCritic, open_critic
-from coterie.recipes.sweet_data import FIRST, SECOND
-from coterie.recipes.sweet_rl import SweetRL
+from coterie.recipes.sweet_rl.critic import TrainedCritic, open_critic
+from coterie.recipes.sweet_rl.data import FIRST, SECOND
+from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.rollout.best_of import BestOfSampler
 from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
 from coterie.runs.benchmark import PRESETS, BenchmarkSettings, evaluate, store_name

@@ -14,9 +14,9 @@ from coterie.cli.words import Words
 from coterie.errors import UserError
 
 if TYPE_CHECKING:
-    from coterie.recipes.optima_files.records import Lines
+    from coterie.recipes.optima.files.records import Lines
     from coterie.recipes.settings import RecipeSettings
-    from coterie.recipes.sweet_rl import SweetRL
+    from coterie.recipes.sweet_rl.recipe import SweetRL
 
 RECORD = "record"
 
@@ -111,7 +111,7 @@ def export_optima(
 
         coterie export optima runs/optima-isft --out files --iteration 0
     """
-    from coterie.recipes.optima_files.exporting import export_run
+    from coterie.recipes.optima.files.exporting import export_run
     from coterie.recipes.registry import optima, settings
     from coterie.runs.folder import open_run, read_config
 
@@ -148,7 +148,7 @@ def import_optima(
     """
     from coterie.config.folders import check_new_folder
     from coterie.recipes.line_files import NEW
-    from coterie.recipes.optima_files.records import Lines
+    from coterie.recipes.optima.files.records import Lines
 
     check_new_folder(folder, NEW)
     lines = Lines(file)
@@ -176,7 +176,7 @@ def export_sweet_rl(
         coterie export sweet_rl runs/sweet --out files
     """
     from coterie.recipes.registry import settings
-    from coterie.recipes.sweet_files.exporting import export_run
+    from coterie.recipes.sweet_rl.files.exporting import export_run
     from coterie.runs.folder import open_run, read_config
 
     name, stored = read_config(folder)
@@ -227,8 +227,8 @@ def import_sweet_rl(
             raise UserError("preferences have no repeats", "leave out --repeats")
         _import_preferences(file, folder, words or [])
         return
-    from coterie.recipes.sweet_files.importing import import_trajectories, survey
-    from coterie.recipes.sweet_files.records import Trajectories
+    from coterie.recipes.sweet_rl.files.importing import import_trajectories, survey
+    from coterie.recipes.sweet_rl.files.records import Trajectories
 
     rows = Trajectories(file)
     found = survey(rows, repeats)
@@ -251,7 +251,7 @@ def import_sweet_rl(
 
 def _import_preferences(file: Path, folder: Path, words: list[str]) -> None:
     from coterie.recipes.registry import settings
-    from coterie.recipes.sweet_files.preferences import import_preferences
+    from coterie.recipes.sweet_rl.files.preferences import import_preferences
 
     own = _sweet_rl(settings("sweet_rl/backend", ["dataset=colbench_code", *words]))
     console = notes()
@@ -267,8 +267,8 @@ def _import_preferences(file: Path, folder: Path, words: list[str]) -> None:
 
 def _sweet_rl(settings: "RecipeSettings") -> "SweetRL":
     """The recipe; ``UserError`` for settings of another one."""
-    from coterie.recipes.sweet_rl import SweetRL
-    from coterie.recipes.sweet_settings import SweetSettings
+    from coterie.recipes.sweet_rl.recipe import SweetRL
+    from coterie.recipes.sweet_rl.settings import SweetSettings
 
     if not isinstance(settings, SweetSettings):
         raise UserError(
@@ -287,7 +287,7 @@ def _import_dialogues(
     *,
     rewarded: bool,
 ) -> None:
-    from coterie.recipes.optima_files.importing import import_dialogues, survey
+    from coterie.recipes.optima.files.importing import import_dialogues, survey
     from coterie.recipes.registry import optima, settings
 
     found = survey(lines, rewarded=rewarded)
@@ -311,7 +311,7 @@ def _import_dialogues(
 def _import_pairs(
     lines: "Lines", folder: Path, words: list[str], name: str, console: Console
 ) -> None:
-    from coterie.recipes.optima_files.pairs import import_pairs
+    from coterie.recipes.optima.files.pairs import import_pairs
     from coterie.recipes.registry import optima, settings
 
     _check_dataset(lines.path, None, words)

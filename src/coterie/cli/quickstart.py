@@ -16,7 +16,7 @@ from rich.console import Console
 from coterie.cli.running import run_all, summary
 from coterie.errors import UserError
 from coterie.recipes.base import PolicyRecipe
-from coterie.recipes.optima import NAME
+from coterie.recipes.optima.recipe import NAME
 from coterie.recipes.registry import FIRST, datasets, preset, settings, small
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.runs.folder import open_run, read_config

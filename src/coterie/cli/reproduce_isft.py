@@ -17,9 +17,9 @@ from coterie.cli.findings import Findings, Scores, print_findings, tested
 from coterie.config.folders import make_folder
 from coterie.evaluation.claims import Claim, better
 from coterie.progress import Progress
-from coterie.recipes.optima import NAME, Optima
-from coterie.recipes.optima_controls import ScriptedControl
-from coterie.recipes.optima_settings import OptimaSettings
+from coterie.recipes.optima.controls import ScriptedControl
+from coterie.recipes.optima.recipe import NAME, Optima
+from coterie.recipes.optima.settings import OptimaSettings
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import fork, run_steps
 

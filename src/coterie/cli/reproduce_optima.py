@@ -28,8 +28,8 @@ from coterie.environments.registry import make_environment
 from coterie.evaluation.claims import Claim, HeldOut, Results, above, brief, longer
 from coterie.evaluation.self_consistency import task_curve
 from coterie.progress import Progress
-from coterie.recipes.optima import Optima
-from coterie.recipes.optima_settings import OptimaSettings
+from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima.settings import OptimaSettings
 from coterie.recipes.registry import optima
 from coterie.recipes.settings import RecipeSettings
 from coterie.runs.benchmark import BenchmarkSettings, evaluate

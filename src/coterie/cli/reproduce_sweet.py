@@ -26,8 +26,8 @@ from coterie.config.folders import make_folder
 from coterie.evaluation.claims import Claim, Results, above
 from coterie.progress import Progress
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.sweet_rl import SECOND, SweetRL
-from coterie.recipes.sweet_settings import SweetSettings
+from coterie.recipes.sweet_rl.recipe import SECOND, SweetRL
+from coterie.recipes.sweet_rl.settings import SweetSettings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.engines import kernels
+from coterie.engines.compiled import kernels
 
 COLDEST = 1e-6
 """At this temperature and below the likeliest token is taken: any other one has lost, and quotients would overflow."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class DecodingRows(Protocol):
-    """Two kinds: :class:`~coterie.engines.paged.PagedRows`, :class:`~coterie.engines.padded.PaddedRows`."""
+    """Two kinds: :class:`~coterie.engines.compiled.paged.PagedRows`, :class:`~coterie.engines.padded.PaddedRows`."""
 
     def prefill(
         self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]

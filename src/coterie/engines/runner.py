@@ -1,7 +1,7 @@
 """Model steps of the in-process engine: reading prompts, the next token, scores of given tokens.
 
 Llama-shaped models in float32 on CPU have compiled loops, in which a sequence's numbers do not depend on its neighbours
-(:mod:`coterie.engines.paged`); others run by Transformers, and there they do within rounding
+(:mod:`coterie.engines.compiled.paged`); others run by Transformers, and there they do within rounding
 (:mod:`coterie.engines.padded`).
 """
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from coterie.engines.attention import attending, masked_attention
 from coterie.engines.check import check_context, check_steps
-from coterie.engines.llama import CompiledLlama
+from coterie.engines.compiled.llama import CompiledLlama
+from coterie.engines.compiled.paged import PagedRows
 from coterie.engines.padded import PaddedRows
-from coterie.engines.paged import PagedRows
 from coterie.engines.rows import DecodingRows
 from coterie.engines.weights import WatchedWeights
 from coterie.errors import UserError

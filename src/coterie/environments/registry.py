@@ -7,7 +7,7 @@ from coterie.config.settings import Settings, key
 from coterie.datasets.local import checksum
 from coterie.environments.agents import NAMES as AGENTS
 from coterie.environments.coding import Coding
-from coterie.environments.colbench.environment import BackendProgramming
+from coterie.environments.colbench import BackendProgramming
 from coterie.environments.debate import ARITHMETIC, CHOICE, MATHEMATICS, Debate
 from coterie.environments.dialogue import QuestionEnvironment
 from coterie.environments.exchange.environment import Exchange

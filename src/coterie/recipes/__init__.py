@@ -1,1 +1,1 @@
-"""Recipes: each a published system as one file that reads like its paper's algorithm."""
+"""Recipes: a folder for each published system, whose `recipe.py` reads like its paper's algorithm."""

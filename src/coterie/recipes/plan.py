@@ -12,7 +12,7 @@ from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import check_context, free_memory, load_renderer, weights_of
-from coterie.recipes.optima_settings import OptimaDPOSettings, OptimaSettings
+from coterie.recipes.optima.settings import OptimaDPOSettings, OptimaSettings
 from coterie.recipes.settings import RecipeSettings
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import check_tracker

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -9,18 +10,18 @@ import yaml
 from coterie.config.folders import expanded
 from coterie.config.resolve import resolve
 from coterie.errors import UserError, did_you_mean, nearest
-from coterie.recipes.optima_settings import (
+from coterie.recipes.optima.settings import (
     IDPOSettings,
     ISFTDPOSettings,
     OptimaDPOSettings,
     OptimaSettings,
 )
 from coterie.recipes.settings import RecipeSettings
-from coterie.recipes.sweet_settings import SweetSettings
+from coterie.recipes.sweet_rl.settings import SweetSettings
 
 if TYPE_CHECKING:
     from coterie.recipes.base import PolicyRecipe
-    from coterie.recipes.optima import Optima
+    from coterie.recipes.optima.recipe import Optima
 
 _SETTINGS: dict[str, type[RecipeSettings]] = {
     settings.recipe: settings
@@ -42,9 +43,9 @@ def settings_type(name: str) -> type[RecipeSettings]:
 
 def recipe(settings: RecipeSettings) -> "PolicyRecipe":
     """The recipe under its settings, whose type says which it is."""
-    from coterie.recipes.optima import Optima  # not above: torch takes seconds to import
-    from coterie.recipes.optima_dpo import OptimaDPO
-    from coterie.recipes.sweet_rl import SweetRL
+    from coterie.recipes.optima.dpo import OptimaDPO
+    from coterie.recipes.optima.recipe import Optima  # not above: torch takes seconds to import
+    from coterie.recipes.sweet_rl.recipe import SweetRL
 
     if isinstance(settings, SweetSettings):
         return SweetRL(settings)
@@ -56,7 +57,7 @@ def recipe(settings: RecipeSettings) -> "PolicyRecipe":
 
 def optima(settings: RecipeSettings) -> "Optima":
     """As :func:`recipe`, for what only methods of Optima have. Raises ``UserError`` for another recipe."""
-    from coterie.recipes.optima import Optima
+    from coterie.recipes.optima.recipe import Optima
 
     found = recipe(settings)
     if not isinstance(found, Optima):
@@ -73,8 +74,7 @@ def micro_world(name: str) -> str:
 def datasets(name: str) -> list[str]:
     """The data sets for which a recipe has a preset; the micro-world first."""
     first = micro_world(name)
-    folder = resources.files("coterie.recipes") / "presets" / name
-    names = (entry.name.removesuffix(".yaml") for entry in folder.iterdir())
+    names = (entry.name.removesuffix(".yaml") for entry in _presets(name).iterdir())
     return sorted(names, key=lambda one: (one != first, one))
 
 
@@ -86,12 +86,12 @@ def preset(name: str, dataset: str) -> dict[str, Any]:
             f"dataset={dataset!r} is not known to {name}",
             f"{did_you_mean(dataset, known)}use one of: {', '.join(known)}",
         )
-    return _packaged(f"{name}/{dataset}")
+    return _packaged(name, dataset)
 
 
 def small(dataset: str) -> dict[str, Any]:
     """The sizes of a quickstart on a data set, to be laid over its preset; empty for `exchange`."""
-    return {} if dataset == FIRST else _packaged(f"quickstart/{dataset}")
+    return {} if dataset == FIRST else _packaged("optima/quickstart", dataset)
 
 
 def settings(
@@ -127,7 +127,12 @@ def _asked(words: Iterable[str]) -> str | None:
     return found[-1] if found else None
 
 
-def _packaged(name: str) -> dict[str, Any]:
-    text = (resources.files("coterie.recipes") / "presets" / f"{name}.yaml").read_text()
-    values: dict[str, Any] = yaml.safe_load(text)
+def _presets(name: str) -> Traversable:
+    """The folder of a method's presets."""
+    recipe, _, method = name.partition("/")
+    return resources.files("coterie.recipes") / recipe / "presets" / method
+
+
+def _packaged(name: str, dataset: str) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((_presets(name) / f"{dataset}.yaml").read_text())
     return values

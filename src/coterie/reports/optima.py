@@ -5,8 +5,8 @@ from typing import Literal
 
 from coterie.environments.dialogue import gold_answers
 from coterie.models.loading import LoadedModel
-from coterie.recipes.optima import Optima
-from coterie.recipes.optima_reward import PARTS
+from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima.reward import PARTS
 from coterie.reports.common import (
     EXAMPLES,
     dialogue_view,

@@ -1,8 +1,8 @@
 """The report of any run, by its recipe."""
 
 from coterie.recipes.base import PolicyRecipe
-from coterie.recipes.optima import Optima
-from coterie.recipes.sweet_rl import SweetRL
+from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.reports.data import RunReport
 from coterie.reports.optima import optima_report
 from coterie.reports.sweet import sweet_report

@@ -4,8 +4,8 @@ from coterie.environments.coding import hidden_calls
 from coterie.environments.dialogue import GRADER
 from coterie.environments.user_simulator import PERSON, REFERENCE
 from coterie.models.loading import LoadedModel
-from coterie.recipes.sweet_data import FIRST
-from coterie.recipes.sweet_rl import SweetRL
+from coterie.recipes.sweet_rl.data import FIRST
+from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.reports.common import (
     EXAMPLES,
     dialogue_view,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from coterie.environments.dialogue import gold_answers
-from coterie.recipes.optima import Optima
-from coterie.recipes.optima_dpo import OptimaDPO
+from coterie.recipes.optima.dpo import OptimaDPO
+from coterie.recipes.optima.recipe import Optima
 from coterie.reports.data import Ended, Sibling, TaskTree, TreeTurn
 from coterie.rollout.search import Value
 from coterie.runs.folder import Run, Step

@@ -1,0 +1,240 @@
+"""Llama-shaped models in float32 on CPU, by compiled loops: their weights, packed, and threads.
+
+Every call of torch or Transformers costs some microseconds and each product wakes the threads, which is
+most of a small model's step. Here a step is one call a thread (:mod:`coterie.engines.compiled.kernels`), of
+a share of the rows; the threads are Python's, for the loops run without the interpreter's lock. The
+packed weights are a copy: a model takes twice its memory.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from coterie.engines.compiled import kernels
+from coterie.engines.compiled.pages import Pages
+from coterie.models.logprobs import body
+
+KINDS = ("llama", "qwen2")
+FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+"""Rotary positions whose angles do not depend on the length of the sequence."""
+TOKENS = 4096
+"""Tokens of prompts that go through the layers together."""
+
+
+class CompiledLlama:
+    """Steps over pages with a model's weights as they are when it is made."""
+
+    def __init__(self, model: Any) -> None:
+        inner = body(model)
+        attention = inner.layers[0].self_attn
+        self._model = model
+        self._vocabulary = model.config.vocab_size
+        self._weights = kernels.PackedWeights(
+            **_products(inner.layers),
+            embedding=_array(inner.embed_tokens.weight),
+            before=np.stack([_array(layer.input_layernorm.weight) for layer in inner.layers]),
+            between=np.stack(
+                [_array(layer.post_attention_layernorm.weight) for layer in inner.layers]
+            ),
+            norm=_array(inner.norm.weight),
+            head=_panels(_array(model.get_output_embeddings().weight)),
+            **_angles(inner, model.config.max_position_embeddings),
+            epsilon=np.float32(inner.norm.variance_epsilon),
+            scaling=np.float32(attention.scaling),
+        )
+        self._threads = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(max(self._threads - 1, 1), "decode")
+
+    @staticmethod
+    def fits(model: Any) -> bool:
+        """Whether a model has that shape, in float32 on CPU, and no adapters."""
+        weight, config = model.get_input_embeddings().weight, model.config
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            return False
+        if config.model_type not in KINDS or config.hidden_act != "silu":
+            return False
+        inner = body(model)
+        linears = [m for layer in inner.layers for m in _linears(layer)]
+        plain = all(type(m) is nn.Linear for m in (*linears, model.get_output_embeddings()))
+        plain = plain and type(inner.embed_tokens) is nn.Embedding
+        even = inner.layers[0].self_attn.head_dim % kernels.SPAN == 0
+        fixed = inner.rotary_emb.rope_type in FIXED_ROPE
+        return plain and even and fixed
+
+    def pages(self) -> Pages:
+        """Empty pages for its keys and values."""
+        inner = body(self._model)
+        layers, attention = len(inner.layers), inner.layers[0].self_attn
+        return Pages(layers, self._model.config.num_key_value_heads, attention.head_dim)
+
+    def decode(self, ids: Sequence[int], places: Sequence[int], pages: Pages) -> Tensor:
+        """Logits ``[N, vocabulary]`` after one more token at its place in each of the first N rows, which
+        have room for it."""
+        count = len(ids)
+        tokens, logits = self._tokens(ids, range(count), places, pages), self._logits(count)
+        kernels.compare(tokens.pages, tokens.places, tokens.common)
+
+        def work(first: int, stop: int) -> None:
+            kernels.decode(self._weights, tokens, first, stop, logits)
+
+        self._rows(count, work)
+        return torch.from_numpy(logits)[:, : self._vocabulary]
+
+    def read(
+        self,
+        prompts: Sequence[Sequence[int]],
+        begins: Sequence[int],
+        rows: Sequence[int],
+        pages: Pages,
+    ) -> Tensor:
+        """Logits ``[N, vocabulary]`` after each prompt; its row, which has room, holds the first ``begins``
+        tokens of it already, or shares them with an earlier one of the call, and then all."""
+        wanted = [len(prompt) - 1 for prompt in prompts]
+        hidden = self._hidden(prompts, begins, wanted, rows, pages)
+        logits = self._logits(len(prompts))
+
+        def work(first: int, stop: int) -> None:
+            kernels.vocabulary(self._weights, hidden[first:stop], logits[first:stop])
+
+        self._rows(len(prompts), work)
+        return torch.from_numpy(logits)[:, : self._vocabulary]
+
+    def score(
+        self,
+        sequences: Sequence[Sequence[int]],
+        begins: Sequence[int],
+        wanted: Sequence[int],
+        rows: Sequence[int],
+        pages: Pages,
+    ) -> list[list[float]]:
+        """Log-probs of each sequence's tokens after ``wanted``, which is not before ``begins``; of rows as for
+        :meth:`read`, which then hold all but the last token."""
+        before = [ids[:-1] for ids in sequences]
+        hidden = self._hidden(before, begins, wanted, rows, pages)
+        ends = [ids[first + 1 :] for ids, first in zip(sequences, wanted, strict=True)]
+        targets = np.array([one for end in ends for one in end], np.int64)
+        found = np.empty(len(targets), np.float32)
+
+        def work(first: int, stop: int) -> None:
+            told = hidden[first:stop], targets[first:stop], self._vocabulary
+            kernels.likelihoods(self._weights, *told, found[first:stop])
+
+        self._rows(len(targets), work)
+        stops = np.cumsum([len(end) for end in ends])[:-1]
+        return [part.tolist() for part in np.split(found, stops)]
+
+    def _hidden(
+        self,
+        sequences: Sequence[Sequence[int]],
+        begins: Sequence[int],
+        wanted: Sequence[int],
+        rows: Sequence[int],
+        pages: Pages,
+    ) -> np.ndarray:
+        """What the last layer leaves of each sequence's tokens from ``wanted`` on, one after the other."""
+        counts = [len(ids) - begin for ids, begin in zip(sequences, begins, strict=True)]
+        ids = np.concatenate([ids[n:] for ids, n in zip(sequences, begins, strict=True)])
+        at = np.concatenate([range(n, len(ids)) for ids, n in zip(sequences, begins, strict=True)])
+        owners, chosen = np.repeat(rows, counts), at >= np.repeat(wanted, counts)
+        hidden, done = np.empty((chosen.sum(), self._weights.embedding.shape[1]), np.float32), 0
+        for start in range(0, len(ids), TOKENS):
+            part = slice(start, start + TOKENS)
+            tokens = self._tokens(ids[part], owners[part], at[part], pages)
+            for layer in range(len(self._weights.before) + 1):
+                self._layer(tokens, layer)
+            here = tokens.hidden[chosen[part]]
+            hidden[done : done + len(here)] = here
+            done += len(here)
+        return hidden
+
+    def _tokens(self, ids: Any, rows: Any, places: Any, pages: Pages) -> kernels.Tokens:
+        weights = self._weights
+        return kernels.Tokens(
+            ids=np.array(ids, np.int64),
+            rows=np.array(rows, np.int64),
+            places=np.array(places, np.int64),
+            common=np.zeros(len(ids), np.int64),
+            pages=pages.table,
+            keys=pages.keys,
+            values=pages.values,
+            hidden=np.empty((len(ids), weights.embedding.shape[1]), np.float32),
+            joined=np.empty((len(ids), weights.qkv.shape[1] * kernels.PANEL), np.float32),
+        )
+
+    def _logits(self, rows: int) -> np.ndarray:
+        return np.empty((rows, self._weights.head.shape[0] * kernels.PANEL), np.float32)
+
+    def _rows(self, count: int, work: Callable[[int, int], None]) -> None:
+        """``work(first, stop)`` of all rows, a share to each thread; a tile's rows take hardly longer than one."""
+        threads = min(self._threads, -(-count // kernels.TILE))
+        ends = [count * n // threads for n in range(threads + 1)]
+        self._together([(work, *pair) for pair in pairwise(ends)])
+
+    def _layer(self, tokens: kernels.Tokens, layer: int) -> None:
+        """One layer of :func:`~coterie.engines.compiled.kernels.read`."""
+        tiles = -(-len(tokens.ids) // kernels.TILE)
+        threads = min(self._threads, tiles)
+        chunk = min(kernels.CHUNK, -(-tiles // threads) * kernels.TILE)
+        told = kernels.read, self._weights, tokens, layer
+        self._together([(*told, share, threads, chunk) for share in range(threads)])
+
+    def _together(self, calls: Sequence[tuple[Any, ...]]) -> None:
+        """Call each ``(function, *arguments)`` in a thread of its own, the first in this one."""
+        others = [self._pool.submit(*call) for call in calls[1:]]
+        function, *arguments = calls[0]
+        try:
+            function(*arguments)
+        finally:
+            for other in others:
+                other.result()
+
+
+def _linears(layer: Any) -> list[nn.Linear]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return [
+        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
+        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
+    ]
+
+
+def _products(layers: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Packed products of all layers with their biases."""
+    found = {}
+    parts = {"qkv": slice(0, 3), "out": slice(3, 4), "gate_up": slice(4, 6), "down": slice(6, 7)}
+    for name, part in parts.items():
+        joined = [_linears(layer)[part] for layer in layers]
+        found[name] = np.stack(
+            [_panels(np.concatenate([_array(one.weight) for one in ones])) for ones in joined]
+        )
+        found[f"{name}_bias"] = np.stack(
+            [np.concatenate([_bias(one) for one in ones]) for ones in joined]
+        )
+    return found
+
+
+def _bias(linear: nn.Linear) -> np.ndarray:
+    return np.zeros(linear.out_features, np.float32) if linear.bias is None else _array(linear.bias)
+
+
+def _angles(inner: Any, places: int) -> dict[str, np.ndarray]:
+    cos, sin = inner.rotary_emb(inner.embed_tokens.weight, torch.arange(places)[None])
+    half = cos.shape[-1] // 2  # the other half repeats it
+    return {"cos": _array(cos[0, :, :half]), "sin": _array(sin[0, :, :half])}
+
+
+def _panels(weight: np.ndarray) -> np.ndarray:
+    """``weight [outputs, inputs]`` as ``[panels, inputs, PANEL]``, outputs filled up with zeros."""
+    outputs, inputs = weight.shape
+    panels = -(-outputs // kernels.PANEL)
+    filled = np.zeros((panels * kernels.PANEL, inputs), np.float32)
+    filled[:outputs] = weight
+    return np.ascontiguousarray(filled.reshape(panels, -1, inputs).transpose(0, 2, 1))
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(values.detach().numpy())

@@ -1,1 +1,0 @@
-"""ColBench's Backend Programming: checks of its rows, and a writer of new ones."""

@@ -1,0 +1,1 @@
+"""Rows in the form of ColBench's Backend Programming: drawn, written, and checked."""

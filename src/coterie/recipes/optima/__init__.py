@@ -1,0 +1,1 @@
+"""Optima (arXiv 2410.08115): agents learn to talk shorter and better."""

@@ -1,0 +1,148 @@
+"""The step critic of ``sweet_rl``: its advantages of candidates. Kinds: see ``CriticSettings``."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from coterie.engines.chat_model import open_chat
+from coterie.engines.endpoint import Utterance
+from coterie.engines.protocol import EngineError, EngineGone
+from coterie.environments.coding import CRITIC, Coding
+from coterie.environments.user_simulator import REFERENCE
+from coterie.models.heads import load_head
+from coterie.models.loading import LoadedModel
+from coterie.models.packing import CostRule
+from coterie.recipes.base import PolicyRecipe
+from coterie.recipes.sweet_rl.data import FIRST, SECOND, critic_prompt
+from coterie.recipes.sweet_rl.settings import POLICY, CriticSettings
+from coterie.rewards.judge import Judge, Situation
+from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
+from coterie.rollout.candidates import candidates
+from coterie.runs.folder import Run
+from coterie.runs.items import Done
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.item import ItemKey
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Turn
+
+
+class TurnCritic(Protocol):
+    """Scores candidates of turns of one task."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What is to be remembered of how it went."""
+        ...
+
+    async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
+        """A number for each candidate of one turn, higher for better. Raises ``EngineError``."""
+        ...
+
+
+async def scored(critic: TurnCritic, task: Task, tree: Tree, settings: str) -> Done:
+    """The advantages of a tree's candidates as credit; turns that the critic fails on are counted.
+
+    Raises ``EngineGone``.
+    """
+    groups = candidates(tree)
+    found = await asyncio.gather(
+        *(critic.advantages(task, tree, group) for group in groups), return_exceptions=True
+    )
+    credit, errors = [], []
+    for group, values in zip(groups, found, strict=True):
+        if isinstance(values, EngineError) and not isinstance(values, EngineGone):
+            errors.append(values)
+        elif isinstance(values, BaseException):
+            raise values
+        else:
+            credit += [
+                Credit(turn.id, "advantage", value, settings)
+                for turn, value in zip(group, values, strict=True)
+            ]
+    failure = str(errors[0]) if errors and not credit else None
+    metrics = {"turns": len(groups) - len(errors), "unscored": len(errors)}
+    return Done(ItemKey(SECOND, "reward", tree.task), metrics, None, tuple(credit), failure)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedCritic:
+    """A critic of tokens, shown each turn's prompt as the settings say."""
+
+    step: StepCritic
+    model: LoadedModel
+    """Renders prompts."""
+    privileged: bool
+    """Whether these hold the reference."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Nothing."""
+        return {}
+
+    async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
+        """Those of the critic of tokens."""
+        prompt = critic_prompt(task, tree, group[0], self.model, privileged=self.privileged)
+        return await self.step.advantages(prompt, [turn.ids for turn in group])
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeOfTurns:
+    """A chat model that compares candidates in words."""
+
+    environment: Coding
+    judge: Judge
+    privileged: bool
+    """Whether it is shown the reference."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Comparisons in this process, and how many of them gave no verdict, which is a tie."""
+        return {"comparisons": self.judge.comparisons, "unreadable": self.judge.unreadable}
+
+    async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
+        """Shares of comparisons won."""
+        parent = group[0].parent
+        situation = Situation(
+            f"{task.id}/{parent}",
+            str(task.public["question"]),
+            task.secrets[REFERENCE].reveal(CRITIC) if self.privileged else "(not shown)",
+            self.environment.transcript(tree.path(parent)),
+        )
+        return await self.judge.wins(
+            situation, [self.environment.visible(turn.text) for turn in group]
+        )
+
+
+@asynccontextmanager
+async def open_critic(
+    recipe: PolicyRecipe, run: Run, s: CriticSettings, environment: Coding
+) -> AsyncIterator[TurnCritic]:
+    """The critic that round 0 left, or the judge."""
+    if s.kind == "judge":
+        settings = s.judge
+        if settings.url is None and settings.model == POLICY:
+            settings = settings.model_copy(update={"model": recipe.settings.model})
+        async with open_chat(settings, run.folder / "judge") as chat:
+
+            async def say(asked: list[Utterance]) -> str:
+                return (await chat.ask(asked, 0)).text
+
+            judge = Judge(say, seed=recipe.settings.seed)
+            yield JudgeOfTurns(environment, judge, s.privileged)
+        return
+    critic = recipe.load_policy(run, FIRST + 1)
+    if s.kind == "likelihood":
+        engines = recipe.engines(run)
+        step: StepCritic = LikelihoodCritic(
+            engines.embedded(critic, FIRST + 1),
+            engines.embedded(recipe.load_policy(run, 0), 0),
+            "none" if s.objective.normalise == "none" else "tokens",
+        )
+    else:
+        load_head(critic.model, run.training_folder(FIRST) / "final")
+        rule = CostRule.of(critic.model)
+        step = HeadCritic(critic, "mean" if s.kind == "regression" else "last", rule)
+    yield TrainedCritic(step, critic, s.privileged)
