@@ -8,8 +8,8 @@ There is no thread and no barrier, so the same calls give the same results in th
 A completion depends on (weights, prompt, seed, sampling) alone. Where the model runs by compiled loops
 (:mod:`coterie.engines.compiled.llama`: Llama and Qwen2 in float32 on CPU, no adapters) that is so to the last
 bit, on every processor, whatever shares the batch and with any number of threads. Elsewhere the last bits of
-log-probs may vary with the batch and the processor, so that a token may differ where the draw is as close as that; the same requests are still
-answered with the same seeds.
+log-probs may vary with the batch and the processor, so that a token may differ where the draw is as close as
+that; the same requests are still answered with the same seeds.
 
 Weights may change while nothing runs, in any way: what was kept of them is not used (:mod:`coterie.engines.weights`).
 """
