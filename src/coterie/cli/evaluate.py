@@ -25,8 +25,8 @@ from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.run_engines import RunEngines
 from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import CODING
-from coterie.environments.services import NeedsServices, check_user_simulator
-from coterie.environments.user_simulator import SCRIPT
+from coterie.environments.traits import Scripted
+from coterie.environments.user_simulator import SCRIPT, check_script
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
@@ -127,10 +127,10 @@ def evaluate_benchmark(
 def _check_user_simulator(benchmark: str, settings: BenchmarkSettings) -> None:
     """Refuse a person who can't be had before a policy is loaded."""
     environment = settings.environment(benchmark)
-    if isinstance(environment, NeedsServices):
+    if isinstance(environment, Scripted):
         check_chat("user_simulator", settings.user_simulator, SCRIPT)
         if settings.user_simulator.url is None and settings.user_simulator.model == SCRIPT:
-            check_user_simulator(environment.script)
+            check_script(environment.script)
 
 
 def _by_models(
@@ -158,7 +158,7 @@ async def _by_engine(
     policy = await engines.speak(one.version, one.path, one.load)
     template = policy.renderer.template
     speaker += f" on {template.day}" if template.has_clock else ""
-    path = one.folder / store_name(benchmark, _plain(settings), speaker)
+    path = one.folder / await store_name(benchmark, _plain(settings), speaker)
     engine = policy.engine
     sampling = settings.sampling(settings.engine.timeout)
     sampler = TokenSampler(engine, policy.renderer.render, sampling, policy.context_length)
@@ -178,7 +178,9 @@ async def _by_endpoint(
     server = settings.endpoint
     make_folder(FOLDER)
     async with Endpoint(server) as endpoint:
-        path = FOLDER / store_name(benchmark, _plain(settings), f"{server.url} {server.model}")
+        path = FOLDER / await store_name(
+            benchmark, _plain(settings), f"{server.url} {server.model}"
+        )
         found = await evaluate(
             benchmark,
             settings,

@@ -16,7 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from coterie.cli.console import results
-from coterie.environments.dialogue import WELL_FORMED
+from coterie.environments.protocol import WELL_FORMED
 from coterie.evaluation.self_consistency import Estimate
 from coterie.reports.scaling import ScalingReport, write_scaling_page
 from coterie.rollout.episodes import CUT_OFF

@@ -13,21 +13,13 @@ Prompts are our own.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from coterie.datasets.catalogue import Split
 from coterie.environments.coding import Coding, SingleTurn
-from coterie.environments.dialogue import (
-    AGREED,
-    ANSWERED,
-    FORMAT_SOURCE,
-    DialogueEnvironment,
-    DialogueState,
-    QuestionEnvironment,
-    answer_of,
-)
 from coterie.environments.exchange.environment import Exchange, ExchangeAlone
+from coterie.environments.protocol import Environment, State, Transition
+from coterie.environments.talk import AGREED, ANSWERED, FORMAT_SOURCE, Talk
 from coterie.environments.votes import Vote
 from coterie.errors import UserError
 from coterie.trajectories.task import Task
@@ -40,7 +32,7 @@ ROUNDS = 2
 """Messages of each agent of a debate (Du et al., section 3.1)."""
 
 
-def by_method(environment: QuestionEnvironment | Coding, method: Method) -> DialogueEnvironment:
+def by_method(environment: Talk | Coding, method: Method) -> Environment:
     """The environment in which a benchmark's tasks are played by a method."""
     if method == "dialogue":
         return environment
@@ -58,7 +50,7 @@ def by_method(environment: QuestionEnvironment | Coding, method: Method) -> Dial
     return single_agent(environment)
 
 
-def single_agent(environment: QuestionEnvironment) -> QuestionEnvironment:
+def single_agent(environment: Talk) -> Talk:
     """The environment's tasks for one agent that holds everything: the ceiling of a dialogue."""
     return (
         ExchangeAlone(environment.levels)
@@ -67,17 +59,15 @@ def single_agent(environment: QuestionEnvironment) -> QuestionEnvironment:
     )
 
 
-class Variant:
+class Variant(Talk):
     """The tasks, answers and scores of an environment, to be played in another way."""
 
-    def __init__(self, environment: QuestionEnvironment) -> None:
+    def __init__(self, environment: Talk) -> None:
         self.environment = environment
         self.name = environment.name
-        self.agents: tuple[str, ...] = environment.agents
+        self.agents = environment.agents
         self.max_turns = environment.max_turns
         self.metric = environment.metric
-        self.formats: tuple[str, ...] = ()
-        self.format_agents: tuple[str, ...] = ()
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """As the environment's own."""
@@ -94,6 +84,10 @@ class Variant:
     def answer(self, text: str) -> str | None:
         """As the environment's own."""
         return self.environment.answer(text)
+
+    def answer_to(self, task: Task, text: str) -> str | None:
+        """As the environment's own."""
+        return self.environment.answer_to(task, text)
 
     def same(self, first: str, second: str) -> bool:
         """As the environment's own."""
@@ -115,20 +109,20 @@ class Variant:
 class SingleAgent(Variant):
     """One agent, one message: steps, then the answer."""
 
-    def __init__(self, environment: QuestionEnvironment) -> None:
+    def __init__(self, environment: Talk) -> None:
         super().__init__(environment)
         self.agents = environment.agents[:1]
         self.max_turns = 1
 
-    def heard(self, state: DialogueState, agent: str) -> tuple[Turn, ...]:
-        """All turns."""
-        return state.turns
-
-    async def settle(self, state: DialogueState, *, truncated: bool) -> DialogueState:
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
         """Over after the one message."""
-        answer = answer_of(self.environment, state.task, state.turns[-1].text)
-        end = LENGTH if truncated else TURNS if answer is None else ANSWERED
-        return replace(state, answer=answer, end=end)
+        said = taken[-1]
+        answer = self.answer_to(state.task, said.text)
+        return Transition(
+            answer=answer, end=LENGTH if said.truncated else TURNS if answer is None else ANSWERED
+        )
 
 
 class MultiAgentDebate(Variant):
@@ -138,7 +132,7 @@ class MultiAgentDebate(Variant):
     among the largest wins. A message that was cut gives the answer that is in it, if any.
     """
 
-    def __init__(self, environment: QuestionEnvironment) -> None:
+    def __init__(self, environment: Talk) -> None:
         super().__init__(environment)
         self.max_turns = ROUNDS * len(self.agents)
 
@@ -146,29 +140,34 @@ class MultiAgentDebate(Variant):
         """How the debate goes, and the whole problem."""
         return (Part(_DEBATE, source="task"), *self.solo_parts(task, agent))
 
-    def heard(self, state: DialogueState, agent: str) -> tuple[Turn, ...]:
-        """The rounds that are over: of each the agent's own message, then the others'."""
-        count = len(self.agents)
-        turns = state.turns[: len(state.turns) // count * count]
+    def acting(self, state: State) -> tuple[str, ...]:
+        """All at the same time."""
+        return self.agents
+
+    def heard(self, state: State, agent: str) -> tuple[Turn, ...]:
+        """Of each round the agent's own message, then the others'."""
+        turns, count = state.turns, len(self.agents)
         rounds = [turns[start : start + count] for start in range(0, len(turns), count)]
         order = [sorted(one, key=lambda turn: turn.speaker.name != agent) for one in rounds]
         return tuple(turn for one in order for turn in one)
 
-    async def settle(self, state: DialogueState, *, truncated: bool) -> DialogueState:
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
         """Over when all have spoken in each round."""
         if len(state.turns) < self.max_turns:
-            return state
+            return Transition()
         answers = {
             turn.speaker.name: answer
             for turn in state.turns
-            if (answer := answer_of(self.environment, state.task, turn.text)) is not None
+            if (answer := self.answer_to(state.task, turn.text)) is not None
         }
         last = [answers.get(agent) for agent in self.agents]
         winners = await asyncio.to_thread(self._voted, last)
         if not winners:
-            return replace(state, end=TURNS)
+            return Transition(end=TURNS)
         end = AGREED if len(winners) == len(last) else ANSWERED
-        return replace(state, answer=last[winners[0]], end=end)
+        return Transition(answer=last[winners[0]], end=end)
 
     def _voted(self, answers: Sequence[str | None]) -> tuple[int, ...]:
         """The agents whose answer wins. Comparing mathematics may take seconds."""

@@ -10,15 +10,25 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError
 from coterie.environments.code_form import functions
 from coterie.environments.code_prompts import at_once, work
 from coterie.environments.code_text import MARKER, answer_in, code_of, legacy_code_of, visible
-from coterie.environments.dialogue import ANSWERED, GRADER, WELL_FORMED, DialogueState
-from coterie.environments.protocol import Grade
-from coterie.environments.services import Services
+from coterie.environments.gold import GRADER
+from coterie.environments.protocol import (
+    WELL_FORMED,
+    ActorKind,
+    Grade,
+    Observation,
+    State,
+    Transition,
+)
+from coterie.environments.pure import Pure
+from coterie.environments.talk import ANSWERED
 from coterie.environments.user_simulator import (
     PERSON,
     REFERENCE,
@@ -27,11 +37,12 @@ from coterie.environments.user_simulator import (
     leaks,
 )
 from coterie.tools.sandbox.inside.plain import Wire
+from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, Graded, Mode
 from coterie.tools.sandbox.shown import shown
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import TURNS, Ending
-from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest, make_turn
+from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn
 
 AGENT = "agent"
 CRITIC = "critic"
@@ -49,16 +60,15 @@ REFUSED = (
 """Words with which ColBench's own grader gives an answer 0, wherever they stand; for ``legacy`` only."""
 
 
-class Coding(ABC):
-    """One agent and a person (see ``environments.dialogue``). Subclasses say where tasks come from."""
+class Coding(Pure, ABC):
+    """One agent and a person. Subclasses say where tasks come from."""
 
     name = "coding"
-    agents: tuple[str, ...] = (AGENT,)
+    actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent", PERSON: "person"})
+    needs: tuple[type, ...] = (Sandbox,)
     max_turns = 10
     """Of the agent."""
     metric = "success"
-    formats: tuple[str, ...] = ()
-    format_agents: tuple[str, ...] = ()
     fenced = True
     """Whether the prompt asks for a block between fences."""
     script: UserSimulator | None = None
@@ -72,7 +82,12 @@ class Coding(ABC):
 
     @abstractmethod
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """See ``DialogueEnvironment.tasks``."""
+        """See ``Environment.tasks``."""
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """Turns of the agent."""
+        return {f"turns:{AGENT}": self.max_turns}
 
     # -- what is said -------------------------------------------------------------------------
 
@@ -84,10 +99,6 @@ class Coding(ABC):
         """That the agent has to answer at once: the benchmark's single-turn baseline."""
         return (Part(at_once(MARKER), source="task"),)
 
-    def opening(self, task: Task) -> str:
-        """The person's request."""
-        return str(task.public["question"])
-
     def visible(self, text: str) -> str:
         """What of an utterance the person can read."""
         return visible(text)
@@ -96,44 +107,55 @@ class Coding(ABC):
         """The answer that an utterance gives."""
         return answer_in(text)
 
-    async def follow(self, state: DialogueState, services: Services) -> DialogueState:
-        """Over with an answer, or with the last turn, which then counts as one; else the person replies."""
-        said = state.turns[-1]
+    def request(self, task: Task) -> str:
+        """What the person asks for at the beginning."""
+        return str(task.public["question"])
+
+    async def begin(self, task: Task, live: Any) -> Transition:
+        """The person's request."""
+        request = Part(self.request(task), source="task")
+        return Transition(seen=(Observation(Speaker("person", PERSON), (request,)),))
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        """The agent and the person in turn."""
+        return (AGENT,) if state.turns[-1].speaker.name == PERSON else (PERSON,)
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        """What was said, as both can read it; the agent is told how to work."""
+        shown = tuple(self._shown(turn, actor) for turn in state.turns)
+        if actor == PERSON:
+            return shown
+        return (Message("system", self.system_parts(state.task, actor)), *shown)
+
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        """Over with an answer, or with the agent's last turn, which then counts as one."""
+        said = taken[-1]
+        if said.speaker.name == PERSON:
+            return Transition()
         answer = self.answer(said.text)
         end: Ending | None = None if answer is None else ANSWERED
-        if end is None and _own(state) >= self.max_turns:
+        if end is None and not state.left[f"turns:{AGENT}"]:
             answer, end = self.visible(said.text).strip(), TURNS
-        if end is not None:
-            return replace(state, answer=answer, end=end)
-        assert services.user_simulator is not None, "a person is part of this environment"
-        seed = int(digest("person", said.id)[:15], 16)
-        reply = await services.user_simulator.reply(state.task, self.transcript(state.turns), seed)
-        turn = make_turn(
-            said.id,
-            Speaker("person", PERSON),
-            [Part(reply or "…", source=PERSON)],
-            author=services.user_simulator.name,
-        )
-        return replace(state, turns=(*state.turns, turn))
+        return Transition(answer=answer, end=end)
 
-    def transcript(self, turns: Sequence[Turn]) -> list[TranscriptLine]:
-        """A dialogue as both can read it."""
-        return [
-            (
-                turn.speaker.name,
-                turn.text if turn.speaker.name == PERSON else self.visible(turn.text),
-            )
-            for turn in turns
-        ]
+    def _shown(self, turn: Turn, actor: str) -> Message:
+        """A turn; of the agent's what the person can read, which is also what stays in its history."""
+        role: Role = "assistant" if turn.speaker.name == actor else "user"
+        if turn.speaker.name == AGENT and (seen := self.visible(turn.text)) != turn.text:
+            return Message(role, (Part(seen, source=f"turn:{turn.id}"),))
+        return Message(role, turn=turn.id)
 
     # -- what it is worth ---------------------------------------------------------------------
 
-    async def grade(self, state: DialogueState, services: Services) -> Grade:
+    async def grade(self, state: State, live: Any) -> Grade:
         """Success if all hidden calls give what the reference gives. Raises ``EngineError`` for a task
         whose reference gives nothing that can be compared."""
         task, code = state.task, self.code(state.answer or "")
+        sandbox: Sandbox = live[Sandbox]
         reference, calls = task.secrets[REFERENCE].reveal(GRADER), hidden_calls(task)
-        expected = await self.expected(task, services)
+        expected = await self.expected(task, sandbox)
         replies = [turn.text for turn in state.turns[1:] if turn.speaker.name == PERSON]
         common: dict[str, float | int | str] = {
             "turns": _own(state),
@@ -147,8 +169,7 @@ class Coding(ABC):
         ):
             why = "a word that this grader refuses" if code else "no code"
             return Grade(0.0, {**common, "fraction": 0.0, "why": why})
-        assert services.sandbox is not None, "a sandbox is part of this environment"
-        found = await services.sandbox.grade_wires(
+        found = await sandbox.grade_wires(
             *(code, calls, expected),
             mode=self.mode,
             tolerance=self.tolerance,
@@ -163,12 +184,11 @@ class Coding(ABC):
         closed = not self.fenced or answer.count(FENCE) >= 2
         return closed and not wanted.isdisjoint(functions(self.code(answer)))
 
-    async def expected(self, task: Task, services: Services) -> list[Wire]:
+    async def expected(self, task: Task, sandbox: Sandbox) -> list[Wire]:
         """What the reference gives for each hidden call, found once. Raises ``EngineError`` if it fails on one."""
         if task.id not in self._expected:
-            assert services.sandbox is not None, "a sandbox is part of this environment"
             reference = task.secrets[REFERENCE].reveal(GRADER)
-            self._expected[task.id] = await services.sandbox.run_reference(
+            self._expected[task.id] = await sandbox.run_reference(
                 reference, hidden_calls(task), mode=self.mode
             )
         wires = []
@@ -184,6 +204,10 @@ class Coding(ABC):
     def code(self, answer: str) -> str:
         """The code of an answer; in ``legacy`` mode as ColBench's own grader finds it."""
         return legacy_code_of(answer) if self.mode == "legacy" else code_of(answer)
+
+    def answer_to(self, task: Task, text: str) -> str | None:
+        """The answer that an utterance gives, whatever the task."""
+        return self.answer(text)
 
     def same(self, first: str, second: str) -> bool:
         """Whether two answers are the same code."""
@@ -241,13 +265,24 @@ def with_reference(task: Task) -> Callable[[tuple[Message, ...]], tuple[Message,
     return edit
 
 
+def transcript(environment: Coding, turns: Sequence[Turn]) -> list[TranscriptLine]:
+    """A dialogue as both can read it."""
+    return [
+        (
+            turn.speaker.name,
+            environment.visible(turn.text) if turn.speaker.name == AGENT else turn.text,
+        )
+        for turn in turns
+    ]
+
+
 def hidden_calls(task: Task) -> list[str]:
     """The calls that an answer is tested with, for graders."""
     calls: list[str] = json.loads(task.secrets[TESTS].reveal(GRADER))
     return calls
 
 
-def _own(state: DialogueState) -> int:
+def _own(state: State) -> int:
     return sum(turn.speaker.name == AGENT for turn in state.turns)
 
 

@@ -11,14 +11,15 @@ from coterie.datasets.catalogue import Split
 from coterie.datasets.problem_rows import ChoiceRow
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.agents import named, others
-from coterie.environments.dialogue import gold_answer, secret_answers
 from coterie.environments.equality import option_of, same_text
 from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
+from coterie.environments.gold import gold_answer, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.rows import SplitRows
 from coterie.environments.rules import LENGTH, answer_rule
 from coterie.environments.solo import solo_prompt
+from coterie.environments.talk import Talk
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
 
@@ -70,10 +71,9 @@ CHOICE = Subject(
 )
 
 
-class Debate:
-    """A solver and its critics (see ``environments.dialogue``)."""
+class Debate(Talk):
+    """A solver and its critics."""
 
-    max_turns = 10
     metric = "exact match"
 
     def __init__(
@@ -109,9 +109,10 @@ class Debate:
         r"""What stands in the last ``\boxed{...}`` or ``<A>...</A>``."""
         return self.subject.read(text)
 
-    def option(self, task: Task, answer: str) -> str:
-        """The option that an answer names, where the problem has options, as it is spelled there."""
-        return option_of(answer, _options(task))
+    def answer_to(self, task: Task, text: str) -> str | None:
+        """Where the problem has options, the option that the answer names, as it is spelled there."""
+        answer = self.answer(text)
+        return None if answer is None else option_of(answer, _options(task))
 
     def same(self, first: str, second: str) -> bool:
         """Whether two answers are equal as numbers, as mathematics, or as texts."""

@@ -14,11 +14,12 @@ from coterie.datasets.rows import QuestionRow
 from coterie.environments.agents import named, others
 from coterie.environments.answers import f1
 from coterie.environments.contexts import deal
-from coterie.environments.dialogue import gold_answers, secret_answers
 from coterie.environments.extraction import marked_answer
+from coterie.environments.gold import gold_answers, secret_answers
 from coterie.environments.rows import SplitRows
 from coterie.environments.rules import LENGTH, answer_rule
 from coterie.environments.solo import solo_prompt
+from coterie.environments.talk import Talk
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
 
@@ -27,10 +28,9 @@ EXAMPLE = "Lake Geneva"
 """The answer that the prompts show as an example."""
 
 
-class InformationExchange:
-    """Agents exchange what they know of a question (see ``environments.dialogue``)."""
+class InformationExchange(Talk):
+    """Agents exchange what they know of a question."""
 
-    max_turns = 10
     metric = "F1"
 
     def __init__(

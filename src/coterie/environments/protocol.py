@@ -19,6 +19,8 @@ from coterie.trajectories.turn import Finish, Message, Part, Speaker, Turn
 ActorKind = Literal["agent", "person"]
 """An ``agent`` is played by a policy; a ``person`` by anybody else: a user simulator, a script, an opponent."""
 R = TypeVar("R")
+WELL_FORMED = "well_formed"
+"""The metric of a grade that says whether an answer was found in the form that was asked for, 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class State:
     task: Task
     seed: int
     """The environment's: the same for all samples and branches of a task."""
+    variant: str | None = None
+    """What the prompts of this episode ask for besides, such as a format (see ``traits.Formats``)."""
     turns: tuple[Turn, ...] = ()
     """The path: what actors and the environment said, oldest first."""
     data: object = None
@@ -123,23 +127,50 @@ class Syntax(Protocol):
 class Environment(Protocol):
     """An environment. Base classes in ``environments`` give most of it."""
 
-    name: str
-    version: str
-    """Part of the fingerprint of every stage that plays it."""
-    actors: Mapping[str, ActorKind]
-    """In the order in which turns taken at the same time are recorded."""
-    limits: Mapping[str, int]
-    """``turns`` of all actors, ``turns:NAME`` of one, ``calls``: a path that meets one has ended, truncated."""
-    needs: tuple[type, ...]
-    """Of :class:`Shared`; opened before the run."""
-    pure: bool
-    """Whether all state is in :class:`State`: no sessions, no replay."""
-    max_sessions: int
-    """Sessions that may be live at the same time; of no meaning where it is pure."""
-    syntax: Syntax | None
-    """How calls are written; ``None`` without tools."""
-    metric: str
-    """What a grade's score is, in the words of a report: ``F1``, ``exact match``."""
+    @property
+    def name(self) -> str:
+        """Its name in records and reports."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Part of the fingerprint of every stage that plays it."""
+        ...
+
+    @property
+    def actors(self) -> Mapping[str, ActorKind]:
+        """In the order in which turns taken at the same time are recorded."""
+        ...
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """``turns`` of all actors, ``turns:NAME`` of one, ``calls``: a path that meets one has ended, truncated."""
+        ...
+
+    @property
+    def needs(self) -> tuple[type, ...]:
+        """Of :class:`Shared`; opened before the run."""
+        ...
+
+    @property
+    def pure(self) -> bool:
+        """Whether all state is in :class:`State`: no sessions, no replay."""
+        ...
+
+    @property
+    def max_sessions(self) -> int:
+        """Sessions that may be live at the same time; of no meaning where it is pure."""
+        ...
+
+    @property
+    def syntax(self) -> Syntax | None:
+        """How calls are written; ``None`` without tools."""
+        ...
+
+    @property
+    def metric(self) -> str:
+        """What a grade's score is, in the words of a report: ``F1``, ``exact match``."""
+        ...
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """``count`` tasks; the splits share none.

@@ -9,12 +9,12 @@ from coterie.environments.agents import NAMES as AGENTS
 from coterie.environments.coding import Coding
 from coterie.environments.colbench import BackendProgramming
 from coterie.environments.debate import ARITHMETIC, CHOICE, MATHEMATICS, Debate
-from coterie.environments.dialogue import QuestionEnvironment
 from coterie.environments.exchange.environment import Exchange
 from coterie.environments.format_pool import read_pool
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.environments.information_exchange import Context, InformationExchange
 from coterie.environments.persona.environment import Persona
+from coterie.environments.talk import Talk
 from coterie.errors import UserError, did_you_mean
 from coterie.tools.sandbox.results import Mode
 
@@ -105,7 +105,7 @@ def content(name: str, data: DataSettings) -> str:
     return " ".join([rows, *more]) if more else rows
 
 
-def make_environment(name: str, data: DataSettings | None = None) -> QuestionEnvironment | Coding:
+def make_environment(name: str, data: DataSettings | None = None) -> Talk | Coding:
     """The environment of the data set ``name``.
 
     Raises ``UserError`` if there is none, for more agents than it can have, and for a broken pool of
@@ -121,7 +121,7 @@ def make_environment(name: str, data: DataSettings | None = None) -> QuestionEnv
     )
 
 
-def make_question_environment(name: str, data: DataSettings | None = None) -> QuestionEnvironment:
+def make_question_environment(name: str, data: DataSettings | None = None) -> Talk:
     """The environment of questions ``name``. Raises ``UserError`` as :func:`make_environment`."""
     data = data or DataSettings()
     environment = _make_question_environment(name, data)
@@ -129,7 +129,7 @@ def make_question_environment(name: str, data: DataSettings | None = None) -> Qu
     return environment
 
 
-def _make_question_environment(name: str, data: DataSettings) -> QuestionEnvironment:
+def _make_question_environment(name: str, data: DataSettings) -> Talk:
     if name not in QUESTIONS:
         raise UserError(f"dataset={name!r} has no questions", f"use one of: {', '.join(QUESTIONS)}")
     file = data.format_pool_file

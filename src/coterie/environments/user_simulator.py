@@ -14,6 +14,7 @@ from typing import Protocol
 from coterie.config.settings import key
 from coterie.engines.chat_model import ChatModel, ChatModelSettings
 from coterie.engines.endpoint import Utterance
+from coterie.errors import UserError
 from coterie.trajectories.task import Task
 
 PERSON = "person"
@@ -64,6 +65,16 @@ class UserSimulator(Protocol):
     async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
         """What it says next; ``transcript`` begins with its own first message. Raises ``EngineError``."""
         ...
+
+
+def check_script(script: UserSimulator | None) -> UserSimulator:
+    """The script of an environment; raises ``UserError`` if it has none, for then somebody must play the person."""
+    if script is None:
+        raise UserError(
+            "nobody plays the person: this environment has no script",
+            "give user_simulator=MODEL (coterie serves it), or user_simulator.url=URL user_simulator.model=NAME",
+        )
+    return script
 
 
 class ModelUserSimulator:

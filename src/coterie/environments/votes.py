@@ -10,7 +10,7 @@ ALIKE = 0.9
 """Least similarity at which two answers count as one."""
 
 Similarity = Callable[[str, str], float]
-"""How much two answers are the same, in [0, 1] (``DialogueEnvironment.similarity``)."""
+"""How much two answers are the same, in [0, 1] (:class:`~coterie.environments.traits.Votes`)."""
 
 
 class Vote:

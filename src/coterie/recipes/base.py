@@ -5,21 +5,21 @@ Policy 0 is the model that was given; policy ``i`` is what the training of round
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from pathlib import Path
 
 from coterie.engines.protocol import Sampling
 from coterie.engines.run_engines import RunEngines
-from coterie.environments.dialogue import DialogueEnvironment
+from coterie.environments.protocol import Environment
 from coterie.environments.registry import content
-from coterie.environments.services import NO_SERVICES, Services
 from coterie.models.loading import LoadedModel, identity, is_adapter, load, reload
 from coterie.progress import Progress
 from coterie.recipes.plan import RunPlan
 from coterie.recipes.settings import RecipeSettings
-from coterie.rollout.episodes import Episode, Player
+from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
+from coterie.runs.casting import Cast, open_cast
 from coterie.runs.folder import Run, Step
 from coterie.runs.play import play, summary
 from coterie.training.checkpoint import weight_hash
@@ -37,7 +37,7 @@ class PolicyRecipe(ABC):
     """A recipe under its settings; subclasses say which steps there are and how each is done."""
 
     settings: RecipeSettings
-    environment: DialogueEnvironment
+    environment: Environment
     name: str
 
     def __init__(self) -> None:
@@ -124,9 +124,9 @@ class PolicyRecipe(ABC):
             self._engines = RunEngines(s.engine, s.model, run.folder / "servers")
         return self._engines
 
-    def services(self, run: Run) -> AbstractAsyncContextManager[Services]:
-        """The live things that its environment needs."""
-        return nullcontext(NO_SERVICES)
+    def cast(self, run: Run) -> AbstractAsyncContextManager[Cast]:
+        """Who plays besides its policies, and what its environment needs."""
+        return open_cast(self.environment, run.folder / "user_simulator")
 
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
         """One dialogue of policy ``version`` on each held-out task."""
@@ -157,9 +157,9 @@ class PolicyRecipe(ABC):
         iteration, stage = episodes[0].iteration, episodes[0].stage
         sampler = await self.sampler(run, iteration, temperature, top_p)
         stats = sampler.engine.stats
-        async with self.services(run) as services:
-            player = Player(self.environment, sampler, self.settings.seed, services)
-            await play(run.store, player, episodes, progress, lambda: stats.sampled_tokens)
+        async with self.cast(run) as cast:
+            driver = cast.driver(sampler, self.settings.seed)
+            await play(run.store, driver, episodes, progress, lambda: stats.sampled_tokens)
         return summary(run.store, iteration, stage)
 
     def seeded(self, own: TrainingSettings, iteration: int) -> TrainingSettings:

@@ -6,18 +6,20 @@ from dataclasses import dataclass
 import torch
 
 from coterie.engines.servers.vllm import check_vllm
-from coterie.environments.dialogue import GRADER, DialogueEnvironment, begin, messages
-from coterie.environments.registry import make_environment
+from coterie.environments.gold import GRADER
+from coterie.environments.protocol import Environment
+from coterie.environments.registry import make_question_environment
+from coterie.environments.traits import Formats, agents_of
 from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import check_context, free_memory, load_renderer, weights_of
 from coterie.recipes.optima.settings import OptimaDPOSettings, OptimaSettings
 from coterie.recipes.settings import RecipeSettings
+from coterie.rollout.opening import first_prompts
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import check_tracker
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
 
 RENDERED = 64
 """So many of the wordiest tasks are rendered to find the longest prompt."""
@@ -80,7 +82,7 @@ def plan(settings: OptimaSettings) -> RunPlan:
     trainings = _trainings(settings)
     for name, training in trainings.items():
         check_tracker(training.tracker, f"{name}.tracker")
-    environment = make_environment(settings.dataset, settings.data)
+    environment = make_question_environment(settings.dataset, settings.data)
     train = environment.tasks("train", settings.rollout.tasks, settings.seed)
     heldout = environment.tasks("heldout", settings.evaluate.tasks, settings.seed)
     searched: list[Task] = []
@@ -96,7 +98,7 @@ def plan(settings: OptimaSettings) -> RunPlan:
     weights = weights_of(settings.model)
     memory = weights * BYTES_PER_WEIGHT[settings.train.method]
     check_memory(memory, settings)
-    counts = len(train), len(searched), len(environment.agents)
+    counts = len(train), len(searched), len(agents_of(environment))
     sizes = [size(settings, i, *counts) for i in range(settings.iterations)]
     dialogues = sum(one.dialogues for one in sizes)
     evaluations = (settings.iterations + 1) * len(heldout)
@@ -166,18 +168,15 @@ def content_of(task: Task) -> str:
     return f"{sorted(task.public.items())} {wanted}"
 
 
-def longest_prompt(
-    environment: DialogueEnvironment, renderer: ChatRenderer, tasks: list[Task]
-) -> int:
+def longest_prompt(environment: Environment, renderer: ChatRenderer, tasks: list[Task]) -> int:
     """Tokens of the longest first prompt of the wordiest of these tasks."""
     wordiest = sorted(tasks, key=_wordiness, reverse=True)[:RENDERED]
-    hint = max(environment.formats, key=len, default=None)
+    formats = environment.formats if isinstance(environment, Formats) else ()
+    hint = max(formats, key=len, default=None)
     return max(n for task in wordiest for n in _prompts(environment, renderer, task, hint))
 
 
-def shortest_prompt(
-    environment: DialogueEnvironment, renderer: ChatRenderer, tasks: list[Task]
-) -> int:
+def shortest_prompt(environment: Environment, renderer: ChatRenderer, tasks: list[Task]) -> int:
     """Tokens of the shortest first prompt of the least wordy of these tasks, without a format."""
     tersest = sorted(tasks, key=_wordiness)[:RENDERED]
     return min(n for task in tersest for n in _prompts(environment, renderer, task, None))
@@ -188,15 +187,11 @@ def _wordiness(task: Task) -> int:
 
 
 def _prompts(
-    environment: DialogueEnvironment, renderer: ChatRenderer, task: Task, hint: str | None
+    environment: Environment, renderer: ChatRenderer, task: Task, hint: str | None
 ) -> Iterator[int]:
     """Tokens of each agent's first prompt."""
-    for agent in environment.agents:
-        tree = Tree(task.id, "plan", 0)
-        state = begin(environment, task, tree.root, hint)
-        for turn in state.turns:
-            tree.add(turn)
-        yield len(renderer.render(messages(environment, state, agent), tree, agent))
+    for agent, first in first_prompts(environment, task, variant=hint).items():
+        yield len(renderer.render(first.messages, first.tree, agent))
 
 
 def _trainings(settings: OptimaSettings) -> dict[str, TrainingSettings]:

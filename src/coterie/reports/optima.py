@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from coterie.environments.dialogue import gold_answers
+from coterie.environments.gold import gold_answers
+from coterie.environments.protocol import State
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.reward import PARTS
@@ -152,11 +153,11 @@ def _example(
             agent,
             tuple(
                 part.text.strip()
-                for part in recipe.environment.system_parts(task, agent)
+                for part in recipe.environment.see(State(task, 0), agent)[0].parts
                 if part.audience == frozenset({agent})
             ),
         )
-        for agent in recipe.environment.agents
+        for agent in recipe.agents
     )
     question, gold = str(task.public["question"]), tuple(gold_answers(task))
     return Example(task.id, question, gold, facts, before, after)

@@ -1,7 +1,7 @@
 """From the store of a ``sweet_rl`` run to what its report page shows."""
 
 from coterie.environments.coding import hidden_calls
-from coterie.environments.dialogue import GRADER
+from coterie.environments.gold import GRADER
 from coterie.environments.user_simulator import PERSON, REFERENCE
 from coterie.models.loading import LoadedModel
 from coterie.recipes.sweet_rl.data import FIRST

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from coterie.environments.dialogue import gold_answers
+from coterie.environments.gold import gold_answers
 from coterie.recipes.optima.dpo import OptimaDPO
 from coterie.recipes.optima.recipe import Optima
 from coterie.reports.data import Ended, Sibling, TaskTree, TreeTurn
@@ -44,7 +44,7 @@ def _task_tree(
         task_id,
         str(task.public["question"]),
         tuple(gold_answers(task)),
-        recipe.environment.agents,
+        recipe.agents,
         root.mean if root else None,
         root.visits if root else 0,
         len(pairs),

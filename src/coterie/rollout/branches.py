@@ -7,7 +7,7 @@ replay that differs fails its branch alone.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -55,6 +55,7 @@ class Branches:
         shared: Shared,
         sessions: Sessions,
         seconds: float,
+        variant: str | None = None,
     ) -> None:
         self.environment = environment
         self.samplers = samplers
@@ -65,6 +66,7 @@ class Branches:
         self.sessions = sessions
         self.seconds = seconds
         """Time limit of what the environment does at a time."""
+        self.variant = variant
         self.rewards: dict[str, float] = {}
         """By turn of an actor: what the environment gave for it."""
         self.replayed = 0
@@ -92,17 +94,25 @@ class Branches:
         return await self._arrive(self.tree.root, begin)
 
     async def position(self, node: str) -> Position:
-        """Where the branch to a node of the tree stands; worked out anew for a tree that was read from the store.
+        """Where the branch stands after a node of the tree and what the environment said then.
 
-        Raises :class:`Diverged` if the environment now says something else than it did.
+        It is worked out anew for a tree that was read from the store. Raises :class:`Diverged` if the environment now
+        says something else than it did.
         """
+        if node in self._after:
+            return self._after[node].position
         if node in self._positions:
             return self._positions[node]
+        if node == self.tree.root:
+            return await self.start()
         path = [turn.id for turn in self.tree.path(node)]
         here = self._on(path, await self.start())
         while here.node != node:
-            here = self._on(path, await self._follow(path, here, self._next(path, here)))
-        outcome = self.tree.outcomes.get(node)
+            taken = self._next(path, here)
+            here = await self._follow(path, here, taken)
+            if taken[-1].id == node:
+                break
+        outcome = self.tree.outcomes.get(here.node)
         if outcome is not None and outcome.ending != here.state.end:
             raise self._diverged(here)
         return here
@@ -127,7 +137,7 @@ class Branches:
         tools = self._tools.get(actor, ())
         syntax = self.environment.syntax
         stop = syntax.stop if syntax is not None and tools else ()
-        return Prompt(self.tree, at.node, actor, shown, seed, draw, tools, stop)
+        return Prompt(self.tree, at.node, actor, shown, seed, draw, tools, stop, self.task)
 
     async def respond(
         self, at: Position, seeds: Mapping[str, int], draw: int
@@ -175,9 +185,22 @@ class Branches:
             stand(Arrival(at, (), {}))
         return grade
 
+    async def prune(self, tree: Tree) -> None:
+        """Go on with a part of the tree; what stands elsewhere is dropped."""
+        gone = self._positions.keys() - tree.turns.keys() - {tree.root}
+        await self._close(gone)
+        for node in gone:
+            del self._positions[node]
+        kept = (tree.root, *tree.turns)
+        self._after = {node: self._after[node] for node in kept if node in self._after}
+        self.tree = tree
+
     async def close(self) -> None:
         """Close the sessions that wait at its nodes."""
-        for node in list(self._positions):
+        await self._close(self._positions)
+
+    async def _close(self, nodes: Iterable[str]) -> None:
+        for node in list(nodes):
             if (session := self.sessions.take(self._place(node))) is not None:
                 await self.sessions.drop(session)
 
@@ -198,7 +221,7 @@ class Branches:
         )
         left = MappingProxyType(dict(self.environment.limits))
         with faults_of(self.environment):
-            before = State(self.task, self.seed, left=left)
+            before = State(self.task, self.seed, self.variant, left=left)
             syntax = self.environment.syntax
             arrival = arrive(self.tree.root, before, (), found, {}, syntax)
         if arrival.position.state.end is not None:
@@ -255,7 +278,10 @@ class Branches:
         async def act() -> Arrival:
             async with self._live(here) as (live, stand):
                 found = await self._act(here, taken, live)
-                self._on(path, found.position)
+                if taken[-1].id == path[-1]:
+                    self._check_said(path[-1], found)
+                else:
+                    self._on(path, found.position)
                 return stand(found)
 
         return await self._arrive(taken[-1].id, act)
@@ -265,6 +291,12 @@ class Branches:
         if found.node not in (self.tree.root, *path):
             raise self._diverged(found)
         return found
+
+    def _check_said(self, node: str, found: Arrival) -> None:
+        """What follows a node of the tree, if anything does, is what was said when the tree grew."""
+        before = {turn.id for turn in self.tree.children(node)}
+        if before and found.seen and found.seen[0].id not in before:
+            raise self._diverged(found.position)
 
     def _diverged(self, found: Position) -> Diverged:
         said = found.state.turns[-1].text if found.state.turns else ""

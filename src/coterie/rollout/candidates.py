@@ -4,12 +4,18 @@ SWEET-RL (arXiv 2503.15478, section 4.2) samples them by the policy that played 
 them. A dialogue and its candidates are one tree; each turn's prompt is read once for all of its candidates.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from coterie.environments.dialogue import DialogueEnvironment, DialogueState, messages
+from coterie.environments.protocol import State
+from coterie.environments.traits import agents_of
+from coterie.rollout.driver import Driver
+from coterie.rollout.grower import Rollout, TreeGrower, together
+from coterie.rollout.recorded import state_after
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.taken import context_at
+from coterie.rollout.transitions import Position
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn, digest, make_turn
@@ -34,54 +40,67 @@ class Played:
 
 @dataclass(slots=True)
 class Branching:
-    """Says a dialogue again in a tree of its own, and asks for candidates at each turn of the agent."""
+    """Says a dialogue again in a tree of its own, and asks for candidates at each turn of an agent.
 
-    environment: DialogueEnvironment
+    The environment is a pure one whose state follows from the turns: what was recorded is taken as it is.
+    """
+
+    driver: Driver
     sampler: TokenSampler
+    sessions: Sessions
     iteration: int
     stage: str
     count: int
     """Candidates a turn."""
-    seed: int
 
     async def branch(self, played: Played) -> Tree:
         """The tree of a dialogue with all candidates. Raises ``EngineError``."""
         tree = Tree(played.task.id, self.stage, self.iteration)
-        agent = self.environment.agents[0]
-        state, context = DialogueState(played.task, None), AgentContext()
-        asked: list[tuple[Prompt, AgentContext]] = []
-        node = tree.root
+        branches = self.driver.branches(played.task, tree, self.sessions)
+        samplers = dict.fromkeys(agents_of(self.driver.environment), self.sampler)
+        key = (self.driver.seed, self.iteration, self.stage, played.task.id, played.sample)
+
+        def seed(candidate: Rollout, depth: int) -> int:
+            place, number = candidate.search, candidate.number
+            return int(digest("candidate", *key, place, number)[:15], 16)
+
+        grower = TreeGrower(branches, lambda _: samplers, seed)
+        asked: list[Position] = []
+        at = Position(tree.root, State(played.task, branches.seed))
         for turn in played.path:
-            if turn.speaker.name != agent:
-                again = make_turn(
-                    node, turn.speaker, turn.parts, author=turn.author, draw=turn.draw
-                )
-                tree.add(again)
+            if turn.speaker.name in samplers:
+                asked.append(at)
+                prompt = branches.prompt(at, turn.speaker.name, 0, turn.draw)
+                at = await self._said(at, prompt, turn)
             else:
-                shown = messages(self.environment, state, agent)
-                prompt = Prompt(tree, node, agent, shown, 0, turn.draw)
-                asked.append((prompt, replace(context)))
-                response = repeated_response(prompt, context, turn, self.sampler)
-                context.add(response, shown)
-                tree.add(response.turn, response.request)
-                again = response.turn
-            state = replace(state, turns=(*state.turns, again))
-            node = again.id
-        found = await asyncio.gather(
-            *(self._candidates(played, place, *one) for place, one in enumerate(asked))
+                at = await self._heard(at, tree, turn)
+        first = FIRST_DRAW * (played.sample + 1)
+        draws = range(first, first + self.count)
+        ways = await together(
+            [
+                grower.ways(one, [Rollout(place, n, one.node) for n in range(self.count)], draws)
+                for place, one in enumerate(asked)
+            ]
         )
-        for one in [response for group in found for response in group]:
+        for one in [response for group in ways for way in group for response in way]:
             tree.add(one.turn, one.request)
         return tree
 
-    async def _candidates(
-        self, played: Played, place: int, prompt: Prompt, context: AgentContext
-    ) -> list[Response]:
-        key = (self.seed, self.iteration, self.stage, played.task.id, played.sample, place)
-        seeds = [int(digest("candidate", *key, n)[:15], 16) for n in range(self.count)]
-        first = FIRST_DRAW * (played.sample + 1)
-        draws = range(first, first + self.count)
-        return await self.sampler.candidates(prompt, context, seeds, draws)
+    async def _said(self, at: Position, prompt: Prompt, turn: Turn) -> Position:
+        """After a turn of an agent, said again."""
+        context = context_at(at, prompt.agent)
+        response = repeated_response(prompt, context, turn, self.sampler)
+        context.add(response, prompt.shown)
+        prompt.tree.add(response.turn, response.request)
+        state = await state_after(self.driver.environment, at.state, response.turn)
+        return Position(response.turn.id, state, {**at.contexts, prompt.agent: context})
+
+    async def _heard(self, at: Position, tree: Tree, turn: Turn) -> Position:
+        """After a turn of anybody else."""
+        again = make_turn(at.node, turn.speaker, turn.parts, author=turn.author, draw=turn.draw)
+        tree.add(again)
+        state = await state_after(self.driver.environment, at.state, again)
+        return Position(again.id, state, at.contexts)
 
 
 def repeated_response(

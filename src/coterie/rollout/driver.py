@@ -1,7 +1,7 @@
 """Plays episodes of an environment: every episode starts at once, the engine batches whatever waits.
 
-One episode is one sample of one task. Its random numbers come from its key (seed, iteration, stage, task, sample,
-turn, actor), so what is said does not depend on what else runs. A failure ends that episode alone, is reported with its
+One episode is one sample of one task. Its random numbers come from its key (seed, iteration, stage, task, sample, place
+of the turn), so what is said does not depend on what else runs. A failure ends that episode alone, is reported with its
 reason, and has no score.
 """
 
@@ -10,15 +10,20 @@ from contextlib import asynccontextmanager
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.checking import check_environment
-from coterie.environments.protocol import Environment, Shared
+from coterie.environments.protocol import Environment, Grade, Shared
 from coterie.rollout.branches import Branches
-from coterie.rollout.episodes import Episode, Finished, dialogue_tokens
+from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, Finished
 from coterie.rollout.flight import in_flight
-from coterie.rollout.samplers import Sampler
+from coterie.rollout.samplers import Response, Sampler
 from coterie.rollout.sessions import Sessions, sessions_of
 from coterie.rollout.transitions import Position
+from coterie.trajectories.item import Metrics
+from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import digest
+
+SECONDS = 3600.0
+"""Time limit of what an environment does at a time; waiting for what it shares with others counts too."""
 
 
 class Driver:
@@ -31,7 +36,7 @@ class Driver:
         *,
         seed: int,
         shared: Shared,
-        seconds: float,
+        seconds: float = SECONDS,
     ) -> None:
         check_environment(environment, shared)
         missing = environment.actors.keys() - samplers.keys()
@@ -45,15 +50,36 @@ class Driver:
         """Time limit of what the environment does at a time."""
 
     @asynccontextmanager
+    async def sessions(self) -> AsyncIterator[Sessions]:
+        """Sessions for all branches; closed at the end of the block."""
+        async with sessions_of(self.environment.max_sessions, self.seconds) as sessions:
+            yield sessions
+
+    def branches(
+        self, task: Task, tree: Tree, sessions: Sessions, variant: str | None = None
+    ) -> Branches:
+        """The branches of a task's tree."""
+        return Branches(
+            self.environment,
+            self.samplers,
+            task,
+            tree,
+            seed=self.seed,
+            shared=self.shared,
+            sessions=sessions,
+            seconds=self.seconds,
+            variant=variant,
+        )
+
+    @asynccontextmanager
     async def play_all(self, episodes: Sequence[Episode]) -> AsyncIterator[AsyncIterator[Finished]]:
         """Start all episodes (no more than there are sessions); gives each as it finishes.
 
         None outlives the block, which raises ``EngineGone`` when the engine will answer nobody.
         """
-        environment = self.environment
-        limit = len(episodes) if environment.pure else environment.max_sessions
+        limit = len(episodes) if self.environment.pure else self.environment.max_sessions
         async with (
-            sessions_of(environment.max_sessions, self.seconds) as sessions,
+            self.sessions() as sessions,
             in_flight((self._guarded(one, sessions) for one in episodes), max(limit, 1)) as playing,
         ):
             yield playing
@@ -68,28 +94,33 @@ class Driver:
 
     async def _play(self, episode: Episode, sessions: Sessions) -> Finished:
         tree = Tree(episode.task.id, episode.stage, episode.iteration)
-        branches = Branches(
-            self.environment,
-            self.samplers,
-            episode.task,
-            tree,
-            seed=self.seed,
-            shared=self.shared,
-            sessions=sessions,
-            seconds=self.seconds,
-        )
+        branches = self.branches(episode.task, tree, sessions, episode.variant)
+        said: list[Response] = []
         try:
             at = await branches.start()
             while at.state.end is None:
-                seeds = {actor: self._seed(episode, at, actor) for actor in branches.acting(at)}
-                at = await branches.advance(at, await branches.respond(at, seeds, episode.sample))
+                acting = branches.acting(at)
+                seeds = {actor: self._seed(episode, at, n) for n, actor in enumerate(acting)}
+                responses = await branches.respond(at, seeds, episode.sample)
+                said += [
+                    response
+                    for actor, response in zip(acting, responses, strict=True)
+                    if self.environment.actors[actor] == "agent"
+                ]
+                at = await branches.advance(at, responses)
             grade = await branches.grade(at)
         finally:
             await branches.close()
         tree.end(Outcome(at.node, episode.sample, at.state.end, at.state.answer, grade.score))
-        tokens = dialogue_tokens(tree.path(at.node))
-        return Finished(episode, tree, None, tokens, grade.metrics, branches.rewards)
+        tokens = sum(response.tokens for response in said)
+        return Finished(episode, tree, None, tokens, _metrics(grade, said), branches.rewards)
 
-    def _seed(self, episode: Episode, at: Position, actor: str) -> int:
+    def _seed(self, episode: Episode, at: Position, place: int) -> int:
+        """``place`` is that of the actor among those who act now."""
         key = (self.seed, episode.iteration, episode.stage, episode.task.id, episode.sample)
-        return int(digest("seed", *key, len(at.state.turns), actor)[:15], 16)
+        return int(digest("seed", *key, len(at.state.turns) + place)[:15], 16)
+
+
+def _metrics(grade: Grade, said: Sequence[Response]) -> Metrics:
+    truncated = sum(response.truncated for response in said)
+    return {**grade.metrics, MESSAGES: len(said), CUT_OFF: truncated}

@@ -1,12 +1,30 @@
-"""Turns that somebody else wrote, said again under the prompts of this run.
+"""Turns that somebody else wrote, said again under the prompts of this run, and where a path of such turns stands.
 
 Such a turn has no sample: its text is tokenised here, once, and its author is named. Its request is the
 prompt that the run's own model would have been given in its place, so that the turn can be trained on.
 """
 
+from dataclasses import replace
+
+from coterie.environments.faults import faults_of
+from coterie.environments.protocol import Environment, Shared, State
 from coterie.models.chat import ChatRenderer
 from coterie.rollout.samplers import AgentContext, Prompt, Response
-from coterie.trajectories.turn import Part, Speaker, make_turn
+from coterie.rollout.transitions import arrive, left_after
+from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
+
+
+async def state_after(environment: Environment, state: State, turn: Turn) -> State:
+    """The state of a pure environment after a recorded turn, whatever the environment would have said or done then.
+
+    An end is what the environment says of this turn; a path that was recorded may go on after it.
+    """
+    left = left_after(state.left or environment.limits, [turn])
+    now = replace(state, turns=(*state.turns, turn), left=left, end=None)
+    with faults_of(environment):
+        found = await environment.act(now, (turn,), Shared())
+        then = arrive(turn.id, now, (turn,), replace(found, seen=(), rewards={}), {}, None)
+    return then.position.state
 
 
 def recorded(

@@ -12,6 +12,7 @@ from coterie.engines.endpoint import Endpoint, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
 from coterie.tools.tags import closing
 from coterie.trajectories.calls import Tool
+from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import (
     Message,
@@ -75,6 +76,8 @@ class Prompt:
     """What the agent may call."""
     stop: tuple[str, ...] = ()
     """Stop strings, besides the sampler's own; the one that ended a turn is part of its text."""
+    task: Task | None = None
+    """For scripts, which know more than they are shown."""
 
     def request(self, prompt_ids: tuple[int, ...], context: AgentContext) -> Request:
         """The request of a turn, once the messages are rendered: a delta on what the agent had before."""
@@ -95,6 +98,19 @@ class Sampler(Protocol):
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """The agent's next turn; ``context`` is brought up to date."""
+        ...
+
+
+class CandidateSampler(Sampler, Protocol):
+    """Makes several turns of one prompt, which trees grow by."""
+
+    async def candidates(
+        self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
+    ) -> list[Response]:
+        """Several ways to say the turn, one for each seed; ``context`` stays as it is.
+
+        ``draws`` tell equal ones apart; without them they are one turn.
+        """
         ...
 
 
@@ -185,7 +201,7 @@ class TextSampler:
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """One reply to the messages as chat."""
         reply = await self.endpoint.chat(
-            [_utterance(message, prompt) for message in prompt.shown],
+            [utterance(message, prompt) for message in prompt.shown],
             max_tokens=self.sampling.max_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
@@ -224,7 +240,7 @@ def _text_for(reader: str, turn: Turn) -> str:
     return "".join(part.text for part in turn.parts if part.visible_to(reader))
 
 
-def _utterance(message: Message, prompt: Prompt) -> Utterance:
+def utterance(message: Message, prompt: Prompt) -> Utterance:
     """A message as plain text; refused (``PrivilegeError``) if the agent may not see all of it."""
     role = "user" if message.role == "tool" else message.role
     if message.turn is not None:

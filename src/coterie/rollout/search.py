@@ -1,4 +1,4 @@
-"""What a tree search is made of: its numbers, its rollouts, the values of nodes, and the choice of one.
+"""How Optima's trees grow: the values of nodes, the choice of one, and which turns are one.
 
 Optima (arXiv 2410.08115), section 3.3: the value of an utterance is the mean reward of the rollouts
 through it; one of the best is drawn by softmax, leaving out those that say nearly what was chosen before.
@@ -7,12 +7,16 @@ through it; one of the best is drawn by softmax, leaving out those that say near
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from rapidfuzz.distance import Levenshtein
 
 from coterie.config.settings import Settings, key
+from coterie.rollout.grower import Rollout
+from coterie.rollout.tree_search import GrowthRule
 from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Turn
 
 
 class SearchSettings(Settings):
@@ -46,23 +50,6 @@ class SearchSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """One dialogue of a search, from the node it began at to its end."""
-
-    search: int
-    number: int
-    """Which of its search's rollouts."""
-    start: str
-    """The node that was chosen (a turn's id, or the root)."""
-    leaf: str | None = None
-    """Its last turn; ``None`` while it is played, and if it failed."""
-    reward: float | None = None
-    failure: str | None = None
-    sampled: int = 0
-    """Tokens that were sampled for it, those of utterances that were merged included."""
-
-
-@dataclass(frozen=True, slots=True)
 class Value:
     """What the rollouts through a node came to."""
 
@@ -70,6 +57,33 @@ class Value:
     """Mean reward."""
     visits: int
     """How many rollouts went through it."""
+
+
+def growth(settings: SearchSettings) -> GrowthRule:
+    """How a tree grows under these settings."""
+    return GrowthRule(
+        settings.searches,
+        settings.rollouts,
+        partial(_choose, settings),
+        partial(_near_sibling, settings.merge_distance),
+    )
+
+
+def _choose(settings: SearchSettings, tree: Tree, rollouts: Sequence[Rollout], rng: Random) -> str:
+    chosen = [rollout.start for rollout in rollouts]
+    return choose(tree, node_values(tree, rollouts), chosen, settings, rng)
+
+
+def _near_sibling(distance: float, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
+    """The first sibling that says nearly the same; what was cut off is never the same."""
+    if turn.truncated:
+        return None
+    near = (s for s in siblings if not s.truncated and _same(turn.text, s.text, distance))
+    return next(near, None)
+
+
+def _same(new: str, old: str, distance: float) -> bool:
+    return Levenshtein.distance(new, old) / (len(new) + 1) < distance
 
 
 def node_values(tree: Tree, rollouts: Iterable[Rollout]) -> dict[str, Value]:

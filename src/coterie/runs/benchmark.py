@@ -6,6 +6,7 @@ is done is only read, and one of more samples plays only those that are new.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,14 +16,16 @@ from coterie.config.folders import make_folder
 from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.engines.protocol import Sampling
 from coterie.environments.baselines import Method, by_method
-from coterie.environments.dialogue import DialogueEnvironment
+from coterie.environments.protocol import Environment
 from coterie.environments.registry import DataSettings, content, make_environment
-from coterie.environments.services import services_of
+from coterie.environments.traits import Votes, agents_of
 from coterie.environments.user_simulator import UserSimulatorSettings
 from coterie.evaluation.self_consistency import Point, scaling
 from coterie.progress import Progress
-from coterie.rollout.episodes import Episode, Player
+from coterie.rollout.episodes import Episode
+from coterie.rollout.opening import opening
 from coterie.rollout.samplers import Sampler
+from coterie.runs.casting import Openers, open_cast
 from coterie.runs.held_out import (
     STAGE,
     Evaluation,
@@ -31,6 +34,7 @@ from coterie.runs.held_out import (
     held_out_draws,
 )
 from coterie.runs.play import play
+from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
@@ -84,7 +88,7 @@ class BenchmarkSettings(Settings):
         """How turns are sampled; one that takes more than ``timeout`` seconds fails."""
         return Sampling(self.temperature, 1.0, self.max_tokens, (), timeout)
 
-    def environment(self, benchmark: str) -> DialogueEnvironment:
+    def environment(self, benchmark: str) -> Environment:
         """Where the tasks are played. Raises ``UserError`` for an unknown benchmark."""
         return by_method(make_environment(benchmark, self.data), self.method)
 
@@ -127,16 +131,16 @@ async def evaluate(
         while again and _keys(episodes) <= store.finished_keys(attempt, STAGE):
             attempt += 1
             episodes = _episodes(tasks, settings.samples, attempt)
+        openers: Openers = {Sandbox: partial(Sandbox, settings.sandbox)}
         logs = path.with_suffix("")
-        async with services_of(
-            environment, settings.user_simulator, settings.sandbox, logs
-        ) as services:
-            player = Player(environment, sampler, settings.seed, services)
-            await play(store, player, episodes, progress, sampled_tokens)
+        async with open_cast(environment, logs, settings.user_simulator, openers) as cast:
+            driver = cast.driver(sampler, settings.seed)
+            await play(store, driver, episodes, progress, sampled_tokens)
         if settings.samples == 1:
             return evaluation(store, attempt)
         draws = held_out_draws(store, attempt, settings.samples)
         failed = sum(draw.failed for some in draws.values() for draw in some)
+        assert isinstance(environment, Votes), "answers of a benchmark can be voted on"
         points = tuple(scaling(draws, environment.similarity))
         means = grade_means(store, attempt, STAGE, settings.samples)
         return Consistency(len(draws), failed, points, means)
@@ -151,7 +155,7 @@ def _keys(episodes: Sequence[Episode]) -> set[tuple[str, str]]:
     return {(episode.key.task, episode.key.sample) for episode in episodes}
 
 
-def store_name(benchmark: str, settings: BenchmarkSettings, policy: str) -> str:
+async def store_name(benchmark: str, settings: BenchmarkSettings, policy: str) -> str:
     """A file name for the store of a policy (its weights' hash, or an endpoint's model).
 
     It is the same for any number of samples: a store holds those that were played so far. Other
@@ -161,7 +165,8 @@ def store_name(benchmark: str, settings: BenchmarkSettings, policy: str) -> str:
     same = settings.model_copy(update={"samples": 1})
     environment = settings.environment(benchmark)
     (task,) = environment.tasks("heldout", 1, settings.seed)
+    shown = await opening(environment, task)
     prompts = [
-        part.text for agent in environment.agents for part in environment.system_parts(task, agent)
+        part.text for agent in agents_of(environment) for part in shown[agent].messages[0].parts
     ]
     return f"{benchmark}-{digest(policy, same.fingerprint(), rows, *prompts)[:12]}.sqlite"

@@ -3,15 +3,22 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from coterie.progress import Progress
-from coterie.rollout.episodes import Episode, Finished, Player
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode, Finished
 from coterie.runs.held_out import grade_means
 from coterie.runs.items import Done, going_on, record
+from coterie.trajectories.credit import Credit
 from coterie.trajectories.store import Metrics, Store
+
+REWARD = "reward"
+"""The name of credit that an environment gave for a turn."""
+ENVIRONMENT = "environment"
+"""What that credit is keyed by: no settings of a later stage change it."""
 
 
 async def play(
     store: Store,
-    player: Player,
+    driver: Driver,
     episodes: Sequence[Episode],
     progress: Progress,
     sampled_tokens: Callable[[], int],
@@ -27,7 +34,7 @@ async def play(
     progress.start(len(left), f"{stage} {iteration}")
     before = sampled_tokens()
     with going_on(f"{stage} {iteration}", progress):
-        async with player.play_all(left) as playing:
+        async with driver.play_all(left) as playing:
             await record(
                 *(store, _items(playing), progress, "dialogues"), lambda: sampled_tokens() - before
             )
@@ -56,4 +63,5 @@ def summary(store: Store, iteration: int, stage: str) -> Metrics:
 async def _items(playing: AsyncIterator[Finished]) -> AsyncIterator[Done]:
     async for one in playing:
         metrics = {"tokens": one.tokens, **one.metrics}
-        yield Done(one.episode.key, metrics, one.tree, failure=one.failure)
+        credit = [Credit(turn, REWARD, reward, ENVIRONMENT) for turn, reward in one.rewards.items()]
+        yield Done(one.episode.key, metrics, one.tree, tuple(credit), one.failure)

@@ -4,11 +4,10 @@ The recipe ``optima`` runs on it; `tasks` makes the tasks and `prompts` the word
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 from coterie.datasets.catalogue import Split
 from coterie.environments.answers import exact_match
-from coterie.environments.dialogue import ANSWERED, GRADER, DialogueState, gold_answer
 from coterie.environments.exchange.prompts import FORMAT_POOL, system_prompt
 from coterie.environments.exchange.tasks import (
     AGENTS,
@@ -18,8 +17,11 @@ from coterie.environments.exchange.tasks import (
     generate_tasks,
 )
 from coterie.environments.extraction import marked_answer
+from coterie.environments.gold import GRADER, gold_answer
+from coterie.environments.protocol import State, Transition
+from coterie.environments.talk import ANSWERED, Talk
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import LENGTH, TURNS, Ending
+from coterie.trajectories.tree import LENGTH
 from coterie.trajectories.turn import Part, Turn
 
 FORMATS: tuple[str, ...] = tuple(entry.instruction for entry in FORMAT_POOL)
@@ -29,8 +31,8 @@ LEVELS = (1, 2, 2, 2)
 """How many facts the answers need, in turn: one question in four needs one, the others one of each."""
 
 
-class Exchange:
-    """Two agents exchange facts to answer a question (see ``environments.dialogue``)."""
+class Exchange(Talk):
+    """Two agents exchange facts to answer a question."""
 
     name = "exchange"
     agents: tuple[str, ...] = AGENTS
@@ -98,23 +100,16 @@ class ExchangeAlone(Exchange):
         """The micro-world's own prompt: with all facts, or with none."""
         return self._told(task, agent, self.agents if agent == self.agents[0] else ())
 
-    def heard(self, state: DialogueState, agent: str) -> tuple[Turn, ...]:
-        """All turns."""
-        return state.turns
-
-    async def settle(self, state: DialogueState, *, truncated: bool) -> DialogueState:
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
         """Ends with the first answer of the agent that holds the facts."""
-        newest = state.turns[-1]
+        newest = taken[-1]
         mine = newest.speaker.name == self.agents[0]
         answer = self.answer(newest.text) if mine else None
-        end: Ending | None = None
-        if truncated:
-            end = LENGTH
-        elif answer is not None:
-            end = ANSWERED
-        elif len(state.turns) >= self.max_turns:
-            end = TURNS
-        return replace(state, answer=answer, end=end)
+        if newest.truncated:
+            return Transition(answer=answer, end=LENGTH)
+        return Transition(answer=answer, end=None if answer is None else ANSWERED)
 
 
 def as_task(task: ExchangeTask) -> Task:

@@ -12,7 +12,7 @@ An iteration of DPO:
     train     DPO, with the chosen side's NLL in idpo; policy_i is the reference -> policy_{i+1}
 
 Deviations from the released code, each on purpose: an utterance that is nearly a sibling is that sibling
-(see ``rollout.dialogue_tree``); values of pairs are those of the finished tree; a dialogue out of turns
+(see ``rollout.grower``); values of pairs are those of the finished tree; a dialogue out of turns
 keeps its last answer, as in evaluation.
 """
 
@@ -28,10 +28,12 @@ from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.settings import OptimaDPOSettings
 from coterie.recipes.optima.trees import Growing, TreeJudge, rollouts
 from coterie.rewards.conduct import leaks, repeats
-from coterie.rollout.dialogue_tree import DialogueTree
+from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.flight import in_flight
-from coterie.rollout.search import Value, node_values
+from coterie.rollout.search import Value, growth, node_values
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.tree_search import TreeSearch
 from coterie.runs.folder import Run, Step
 from coterie.selection.pairs import sibling_pairs
 from coterie.training.dpo import DPO
@@ -86,7 +88,7 @@ class OptimaDPO(Optima):
         sampler = await self.sampler(run, iteration, s.temperature, self.settings.rollout.top_p)
         base = self.engines(run).embedded(self.load_policy(run, 0), 0)
         judge = TreeJudge(
-            s.reward, max_tokens, base, self.environment.agents,
+            s.reward, max_tokens, base, self.agents,
             settings=self.fingerprint(Step(iteration, "reward")),
         )  # fmt: skip
         judge.losses = run.store.credit(judge.settings, "nll", iteration=iteration, stage="rollout")
@@ -96,17 +98,21 @@ class OptimaDPO(Optima):
             run.store, iteration, progress, lambda: sampler.engine.stats.sampled_tokens - before
         )
         progress.start(growing.left(tasks, s.search.searches), f"searches {iteration}")
-        growing_trees = (
-            DialogueTree(
-                *(self.environment, sampler, judge, s.search, task), *growing.begun(task),
-                seed=self.settings.seed,
-            ).grow(growing.record)
-            for task in tasks
-        )  # fmt: skip
+        rule, samplers = growth(s.search), dict.fromkeys(self.agents, sampler)
+
+        def search(driver: Driver, sessions: Sessions, task: Task) -> TreeSearch:
+            tree, rollouts_ = growing.begun(task)
+            branches = driver.branches(task, tree, sessions)
+            return TreeSearch(branches, samplers, judge, rule, rollouts_, seed=driver.seed)
+
         try:
-            async with in_flight(growing_trees, s.trees_in_flight) as grown:
-                async for _ in grown:
-                    pass
+            async with self.cast(run) as cast:
+                driver = cast.driver(sampler, self.settings.seed)
+                async with driver.sessions() as sessions:
+                    trees = (search(driver, sessions, t).grow(growing.record) for t in tasks)
+                    async with in_flight(trees, s.trees_in_flight) as grown:
+                        async for _ in grown:
+                            pass
         except EngineGone as error:
             raise UserError(
                 f"the trees of iteration {iteration} can't go on: {error}",
@@ -146,7 +152,7 @@ class OptimaDPO(Optima):
                 for node, value in node_values(tree, played[tree.task]).items()
                 for name, number in (("value", value.mean), ("visits", float(value.visits)))
             ]
-            counts = _counted(tree, self.environment.agents)
+            counts = _counted(tree, self.agents)
             run.store.finish(ItemKey(iteration, "reward", tree.task), credit=credit, metrics=counts)
         items = [m for key, m in run.store.metrics(iteration, "reward").items() if key.task]
         names = ("trajectories", "truncated", "leaks", "repeats")

@@ -18,8 +18,9 @@ the top share, as in the paper.
 import random
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.environments.dialogue import QuestionEnvironment, drop_format
 from coterie.environments.registry import make_question_environment
+from coterie.environments.talk import drop_format
+from coterie.environments.traits import QuestionEnvironment, agents_of
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
@@ -56,6 +57,7 @@ class Optima(PolicyRecipe):
         self.settings = settings
         self.name = settings.recipe
         self.environment = make_question_environment(settings.dataset, settings.data)
+        self.agents = agents_of(self.environment)
 
     # -- what the loop asks -------------------------------------------------------------------
 
@@ -148,7 +150,7 @@ class Optima(PolicyRecipe):
             seed = int(digest("select", self.settings.seed, iteration)[:15], 16)
             chosen = random_demonstrations(found, s.counts[iteration], seed)
         context = DROP_FORMAT if self._has_formats(iteration) else None
-        agents = self.environment.agents
+        agents = self.agents
         references = [Selection(r.leaf, agent, context) for _, r in chosen for agent in agents]
         if not run.store.finished(ItemKey(iteration, "select", "")):
             run.store.select(iteration, "select", references)
@@ -216,9 +218,7 @@ class Optima(PolicyRecipe):
         def show(leaf: str, agent: str) -> View:
             return self._view(tree, Selection(leaf, agent, context), base)
 
-        return await score(
-            engine, tree, show, self.settings.reward, settings, self.environment.agents
-        )
+        return await score(engine, tree, show, self.settings.reward, settings, self.agents)
 
     def _view(self, tree: Tree, selection: Selection, model: LoadedModel) -> View:
         if selection.context is None:

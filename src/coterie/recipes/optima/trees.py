@@ -9,9 +9,9 @@ from coterie.recipes.optima.reward import PARTS
 from coterie.rewards.combined import RewardSettings, Sampled, largest_loss, rewards
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.likelihood import turn_losses
-from coterie.rollout.dialogue_tree import Judged, path_tree
 from coterie.rollout.episodes import dialogue_tokens
-from coterie.rollout.search import Rollout
+from coterie.rollout.grower import Rollout
+from coterie.rollout.tree_search import Judged, path_tree
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.store import Store

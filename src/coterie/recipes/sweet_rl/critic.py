@@ -9,7 +9,7 @@ from typing import Protocol
 from coterie.engines.chat_model import open_chat
 from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import EngineError, EngineGone
-from coterie.environments.coding import CRITIC, Coding
+from coterie.environments.coding import CRITIC, Coding, transcript
 from coterie.environments.user_simulator import REFERENCE
 from coterie.models.heads import load_head
 from coterie.models.loading import LoadedModel
@@ -109,7 +109,7 @@ class JudgeOfTurns:
             f"{task.id}/{parent}",
             str(task.public["question"]),
             task.secrets[REFERENCE].reveal(CRITIC) if self.privileged else "(not shown)",
-            self.environment.transcript(tree.path(parent)),
+            transcript(self.environment, tree.path(parent)),
         )
         return await self.judge.wins(
             situation, [self.environment.visible(turn.text) for turn in group]

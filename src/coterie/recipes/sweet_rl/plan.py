@@ -6,8 +6,7 @@ from coterie.engines.chat_model import check_chat
 from coterie.engines.keys import find_key
 from coterie.engines.servers.vllm import check_vllm
 from coterie.environments.coding import CRITIC, Coding
-from coterie.environments.services import check_user_simulator
-from coterie.environments.user_simulator import REFERENCE, SCRIPT
+from coterie.environments.user_simulator import REFERENCE, SCRIPT, check_script
 from coterie.models.loading import check_context, load_renderer, weights_of
 from coterie.recipes.plan import (
     BYTES_PER_WEIGHT,
@@ -91,7 +90,7 @@ def _check_services(s: SweetSettings, environment: Coding) -> None:
         check_vllm(s.engine.vllm)
     make_jail(s.sandbox)
     if s.user_simulator.url is None and s.user_simulator.model == SCRIPT:
-        check_user_simulator(environment.script)
+        check_script(environment.script)
     for name, chat, known in (
         ("user_simulator", s.user_simulator, SCRIPT),
         ("critic.judge", s.critic.judge, POLICY),

@@ -27,7 +27,6 @@ from functools import partial
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.coding import AGENT, Coding
 from coterie.environments.registry import make_coding_environment
-from coterie.environments.services import Services, services_of
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import PolicyRecipe
@@ -40,9 +39,11 @@ from coterie.recipes.sweet_rl.training import foretell, imitate, prefer, train_c
 from coterie.rollout.candidates import Branching, Played, candidates
 from coterie.rollout.episodes import Episode
 from coterie.rollout.flight import in_flight
+from coterie.runs.casting import Cast, Openers, open_cast
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, going_on, record
 from coterie.selection.ranked import ranked_pairs, trajectory_pairs
+from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
@@ -139,12 +140,11 @@ class SweetRL(PolicyRecipe):
         last = self.settings.rounds
         return [0, *([last] if run.is_finished(Step(last - 1, "train")) else [])]
 
-    def services(self, run: Run) -> AbstractAsyncContextManager[Services]:
+    def cast(self, run: Run) -> AbstractAsyncContextManager[Cast]:
         """The person and the sandbox."""
         s = self.settings
-        return services_of(
-            self.environment, s.user_simulator, s.sandbox, run.folder / "user_simulator"
-        )
+        openers: Openers = {Sandbox: partial(Sandbox, s.sandbox)}
+        return open_cast(self.environment, run.folder / "user_simulator", s.user_simulator, openers)
 
     # -- the algorithm ------------------------------------------------------------------------
 
@@ -183,9 +183,6 @@ class SweetRL(PolicyRecipe):
         """Candidates for the turns of the first dialogues, in the order of tasks and samples."""
         s = self.settings
         sampler = await self.sampler(run, 0, s.candidates.temperature, s.rollout.top_p)
-        branching = Branching(
-            self.environment, sampler, SECOND, "rollout", s.candidates.count, s.seed
-        )
         finished = run.store.finished_keys(SECOND, "rollout")
         left = [
             one for one in played(run, s.candidates.share) if (one.task.id, one.key) not in finished
@@ -193,7 +190,7 @@ class SweetRL(PolicyRecipe):
         stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
         progress.start(len(left), f"candidates {SECOND}")
 
-        async def one(dialogue: Played) -> Done:
+        async def one(dialogue: Played, branching: Branching) -> Done:
             key = ItemKey(SECOND, "rollout", dialogue.task.id, dialogue.key)
             try:
                 tree = await branching.branch(dialogue)
@@ -204,11 +201,18 @@ class SweetRL(PolicyRecipe):
             return Done(key, {"candidates": sum(map(len, candidates(tree)))}, tree)
 
         with going_on(f"candidates {SECOND}", progress):
-            async with in_flight(map(one, left), s.candidates.in_flight) as items:
-                await record(
-                    *(run.store, items, progress, "dialogues"),
-                    lambda: stats.sampled_tokens - before,
-                )
+            async with self.cast(run) as cast:
+                driver = cast.driver(sampler, s.seed)
+                async with driver.sessions() as sessions:
+                    branching = Branching(
+                        driver, sampler, sessions, SECOND, "rollout", s.candidates.count
+                    )
+                    work = (one(dialogue, branching) for dialogue in left)
+                    async with in_flight(work, s.candidates.in_flight) as items:
+                        await record(
+                            *(run.store, items, progress, "dialogues"),
+                            lambda: stats.sampled_tokens - before,
+                        )
         found = [m for key, m in run.store.metrics(SECOND, "rollout").items() if key.task]
         failed = sum(key.stage == "rollout" for key, _ in run.store.failures(SECOND))
         count = sum(int(metrics["candidates"]) for metrics in found)

@@ -41,7 +41,7 @@ def export_run(recipe: Optima, run: Run, out: Path, iteration: int | None) -> li
 
     Raises ``UserError`` if there is nothing to write, or a file exists.
     """
-    check_agents(recipe.environment.agents)
+    check_agents(recipe.agents)
     last = max((step.iteration for step in recipe.steps()), default=0)
     wanted = range(last + 1) if iteration is None else [iteration]
     files = {path: lines for i in wanted for path, lines in _files(recipe, run, out, i)}

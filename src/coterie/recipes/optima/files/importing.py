@@ -6,10 +6,11 @@ not used; the recipe would drop their format instructions anyway.
 """
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.environments.dialogue import AGREED, DialogueState, messages, step
+from coterie.environments.protocol import State
+from coterie.environments.talk import AGREED
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
@@ -22,7 +23,7 @@ from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.reward import COUNTS, PARTS
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rollout.episodes import dialogue_tokens
-from coterie.rollout.recorded import recorded
+from coterie.rollout.recorded import recorded, state_after
 from coterie.rollout.samplers import AgentContext, Prompt
 from coterie.runs.folder import Run, Step, new_run
 from coterie.runs.play import summary
@@ -98,7 +99,7 @@ def import_dialogues(
     Its rollouts of iteration 0 are then finished, and, if ``rewarded``, their rewards too: as the
     file has them. Raises ``UserError`` if the folder exists or a line can't be used.
     """
-    check_agents(recipe.environment.agents)
+    check_agents(recipe.agents)
     renderer, _ = load_renderer(recipe.settings.model)
     try:
         with new_run(folder, recipe.name, recipe.settings, NEW) as run:
@@ -199,18 +200,16 @@ class _OptimaImport:
         """The dialogue as a tree of one path."""
         environment = self.recipe.environment
         tree = Tree(task.id, ROLLOUT.stage, 0)
-        state = DialogueState(task, None)
-        contexts = {agent: AgentContext() for agent in environment.agents}
+        state = State(task, 0)
+        contexts = {agent: AgentContext() for agent in self.recipe.agents}
         node = tree.root
         for speaker, text in conversation.said:
-            shown = messages(environment, state, speaker)
+            shown = environment.see(state, speaker)
             prompt = Prompt(tree, node, speaker, shown, 0, sample)
             response = recorded(prompt, contexts[speaker], text, self.author, self.renderer)
             tree.add(response.turn, response.request)
             node = response.turn.id
-            state = await step(
-                environment, replace(state, end=None), response.turn, truncated=False
-            )
+            state = await state_after(environment, state, response.turn)
         end = LENGTH if conversation.cut else state.end or AGREED  # by the file's own parser
         answer = (result.final_answer or "").strip()
         given = None if answer in ("", ERROR) else answer
@@ -232,7 +231,7 @@ class _OptimaImport:
             len(paths),
             0,
             sum(outcome.ending == LENGTH for outcome, _ in paths),
-            sum(leaks(path, self.recipe.environment.agents) for _, path in paths),
+            sum(leaks(path, self.recipe.agents) for _, path in paths),
             sum(repeats(path) for _, path in paths),
         )
         return dict(zip(COUNTS, found, strict=True))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coterie.environments.dialogue import GRADER, gold_answer
+from coterie.environments.gold import GRADER, gold_answer
 from coterie.recipes.optima.files.records import AGENTS, DialogueResult
 from coterie.trajectories.task import Secret, Task
 

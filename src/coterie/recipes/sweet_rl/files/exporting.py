@@ -14,7 +14,7 @@ from pathlib import Path
 from coterie.config.folders import check_new_file
 from coterie.datasets.code_rows import CodeRow
 from coterie.environments.coding import AGENT, CRITIC, Coding, hidden_calls, with_reference
-from coterie.environments.dialogue import GRADER
+from coterie.environments.gold import GRADER
 from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer

@@ -18,10 +18,10 @@ from coterie.config.plain import wrong_at
 from coterie.engines.protocol import EngineError
 from coterie.environments.coding import AGENT
 from coterie.environments.colbench import BackendProgramming
-from coterie.environments.dialogue import ANSWERED, DialogueState, graded, messages
-from coterie.environments.protocol import Grade
-from coterie.environments.services import NO_SERVICES, Services, check_user_simulator
-from coterie.environments.user_simulator import PERSON, SCRIPT
+from coterie.environments.faults import faults_of
+from coterie.environments.protocol import Grade, Shared, State
+from coterie.environments.talk import ANSWERED
+from coterie.environments.user_simulator import PERSON, SCRIPT, check_script
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
@@ -106,7 +106,7 @@ def environment_of(recipe: SweetRL) -> BackendProgramming:
         )
     user_simulator = recipe.settings.user_simulator
     if user_simulator.url is None and user_simulator.model == SCRIPT:
-        check_user_simulator(environment.script)
+        check_script(environment.script)
     return environment
 
 
@@ -148,7 +148,7 @@ class _SweetImport:
         self.renderer = renderer
         self.context = context
         self.author = f"import:{rows.path.name}"
-        self.services = NO_SERVICES
+        self.shared = Shared()
         self.samples: dict[str, int] = {}
         """How many dialogues each task has so far."""
         self.left_out = 0
@@ -160,7 +160,7 @@ class _SweetImport:
         async with AsyncExitStack() as stack:
             if found.without_reward:
                 sandbox = Sandbox(self.recipe.settings.sandbox)
-                self.services = Services(sandbox=await stack.enter_async_context(sandbox))
+                self.shared = Shared(await stack.enter_async_context(sandbox))
             working = in_flight(self._work(found, progress), TASKS_IN_FLIGHT)
             async for task, done in await stack.enter_async_context(working):
                 with self.run.store.together():
@@ -220,15 +220,14 @@ class _SweetImport:
         tree.end(Outcome(state.turns[-1].id, sample, state.end, state.answer, grade.score))
         return _Dialogue(key, tree, {**tokens, **grade.metrics})
 
-    async def _grade(self, row: TrajectoryRow, state: DialogueState) -> Grade:
+    async def _grade(self, row: TrajectoryRow, state: State) -> Grade:
         if row.reward is None:
-            return await graded(self.environment, state, self.services)
+            with faults_of(self.environment):
+                return await self.environment.grade(state, self.shared)
         turns = sum(turn.speaker.name == AGENT for turn in state.turns)
         return Grade(float(row.reward >= 1), {"turns": turns, "fraction": row.reward})
 
-    def _replay(
-        self, task: Task, sample: int, row: TrajectoryRow
-    ) -> tuple[Tree, DialogueState, int]:
+    def _replay(self, task: Task, sample: int, row: TrajectoryRow) -> tuple[Tree, State, int]:
         """The dialogue as a tree of one path, its last state, and how many tokens of context it needs."""
         tree = Tree(task.id, ROLLOUT.stage, FIRST)
         context, turns, room = AgentContext(), tuple[Turn, ...](), 0
@@ -239,7 +238,7 @@ class _SweetImport:
                 turn = make_turn(node, Speaker("person", PERSON), [part], author=self.author)
                 tree.add(turn)
             else:
-                shown = messages(self.environment, DialogueState(task, None, turns), AGENT)
+                shown = self.environment.see(State(task, 0, turns=turns), AGENT)
                 prompt = Prompt(tree, node, AGENT, shown, 0, sample)
                 text = line.content if line.output is None else line.output
                 spoken = recorded(prompt, context, text, self.author, self.renderer)
@@ -251,7 +250,8 @@ class _SweetImport:
         last = turns[-1].text
         given = self.environment.answer(last)
         answer = row.answer or given or self.environment.visible(last).strip()
-        end = DialogueState(task, None, turns, answer, TURNS if given is None else ANSWERED)
+        ending = TURNS if given is None else ANSWERED
+        end = State(task, 0, turns=turns, answer=answer, end=ending)
         return tree, end, room
 
     def _finish(self) -> None:

@@ -72,7 +72,7 @@ def import_preferences(
     own = form_of(renderer)
     forms = [*([] if own is None else [own]), LLAMA, CHATML]
     held_out = {
-        environment.opening(task)
+        environment.request(task)
         for task in environment.tasks("heldout", 10**9, recipe.settings.seed)
     }
     chosen, left_out = list[Selection](), 0

@@ -1,0 +1,30 @@
+"""Right answers as secrets of a task, and their reading by graders."""
+
+import json
+
+from coterie.datasets.rows import QuestionRow
+from coterie.trajectories.task import Secret, Task
+
+GRADER = "grader"
+"""The only role that may read a gold answer."""
+
+
+def secret_answers(row: QuestionRow, aliases: tuple[str, ...] = ()) -> dict[str, Secret]:
+    """The right answer of a row and its aliases, which only a grader may read."""
+    readers = frozenset({GRADER})
+    answer = Secret(row.answer, name="answer", readers=readers)
+    if not aliases:
+        return {"answer": answer}
+    text = json.dumps(aliases, ensure_ascii=False)
+    return {"answer": answer, "aliases": Secret(text, name="aliases", readers=readers)}
+
+
+def gold_answer(task: Task) -> str:
+    """The right answer of a task, for graders and reports."""
+    return task.secrets["answer"].reveal(GRADER)
+
+
+def gold_answers(task: Task) -> list[str]:
+    """All right answers of a task, for graders: the answer itself and its aliases."""
+    aliases = task.secrets.get("aliases")
+    return [gold_answer(task), *(json.loads(aliases.reveal(GRADER)) if aliases else ())]

@@ -1,0 +1,30 @@
+"""A base class of pure environments: no sessions, no tools, nothing shared."""
+
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+from coterie.environments.protocol import Shared, State, Syntax, Transition
+from coterie.trajectories.calls import Tool
+from coterie.trajectories.task import Task
+
+
+class Pure:
+    """What a pure environment has that needs nothing special."""
+
+    version = "1"
+    needs: tuple[type, ...] = ()
+    pure = True
+    max_sessions = 1
+    syntax: Syntax | None = None
+
+    def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
+        """Not called: there are no sessions."""
+        return nullcontext()
+
+    async def begin(self, task: Task, live: Any) -> Transition:
+        """Nothing is said at the beginning."""
+        return Transition()
+
+    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+        """There are none."""
+        return ()

@@ -1,0 +1,84 @@
+"""What an environment may have besides the protocol. Recipes and baselines ask for it; nobody who plays it does."""
+
+from typing import Protocol, runtime_checkable
+
+from coterie.environments.protocol import Environment
+from coterie.environments.user_simulator import UserSimulator
+from coterie.trajectories.task import Task
+from coterie.trajectories.turn import Part
+
+
+@runtime_checkable
+class Votes(Protocol):
+    """Answers that can be compared, and so be voted on."""
+
+    def answer_to(self, task: Task, text: str) -> str | None:
+        """The answer that an utterance gives, in one spelling; ``None`` if it gives none."""
+        ...
+
+    def same(self, first: str, second: str) -> bool:
+        """Whether two answers are the same one. May take seconds and is called from any thread."""
+        ...
+
+    def similarity(self, answer: str, other: str) -> float:
+        """How much two answers are the same, in [0, 1]: the metric of one if the other were right."""
+        ...
+
+
+@runtime_checkable
+class Graded(Protocol):
+    """A final answer alone tells what a path is worth."""
+
+    def score(self, task: Task, answer: str | None) -> float:
+        """The benchmark's metric for a final answer, in [0, 1]."""
+        ...
+
+    def well_formed(self, answer: str) -> bool:
+        """Whether an answer that was found is more than a copy of what the prompt shows as an example."""
+        ...
+
+
+@runtime_checkable
+class Solo(Protocol):
+    """The tasks can be given to one agent alone."""
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """What an agent is told who holds all that the agents hold, and works alone."""
+        ...
+
+
+@runtime_checkable
+class Formats(Protocol):
+    """Prompts that ask for a format: the variants of this environment."""
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The pool of format prompts; may be empty."""
+        ...
+
+
+@runtime_checkable
+class Scripted(Protocol):
+    """A person whom a script can play."""
+
+    @property
+    def script(self) -> UserSimulator | None:
+        """Who plays the person if nobody else is named; ``None`` if there is no such script."""
+        ...
+
+
+class QuestionEnvironment(Environment, Votes, Graded, Solo, Formats, Protocol):
+    """An environment of agents who look for the answer to a question."""
+
+    max_turns: int
+    """Turns of all agents together."""
+
+
+def agents_of(environment: Environment) -> tuple[str, ...]:
+    """The actors that a policy plays, in their order."""
+    return tuple(name for name, kind in environment.actors.items() if kind == "agent")
+
+
+def persons_of(environment: Environment) -> tuple[str, ...]:
+    """The actors that anybody else plays."""
+    return tuple(name for name, kind in environment.actors.items() if kind == "person")

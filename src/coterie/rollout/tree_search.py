@@ -1,0 +1,161 @@
+"""Searches the tree of one task: from promising nodes, new rollouts to the end, whose rewards give the nodes values.
+
+Optima (arXiv 2410.08115), section 3.3 and algorithm 4. A search picks a node (the task's beginning first), plays a few
+rollouts from it to the end, and adds their rewards to the values of all that they went through. The next search picks
+by these values. What is sampled depends on the task's key and on the tree alone, so a search that was cut off is done
+again alike.
+"""
+
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from coterie.engines.protocol import EngineError, EngineGone
+from coterie.rollout.branches import Branches
+from coterie.rollout.grower import Merge, Rollout, TreeGrower, never_merge
+from coterie.rollout.samplers import CandidateSampler
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.turn import digest
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a path came to."""
+
+    reward: float
+    credit: tuple[Credit, ...] = ()
+    """What is to be kept of it: the reward's parts at its leaf, losses at its turns."""
+
+
+PathJudge = Callable[[Tree, Sequence[Outcome]], Awaitable[list[Judged]]]
+"""Rewards of finished paths of a tree, in order; raises ``EngineError``."""
+OnSearch = Callable[[Tree, Sequence[Rollout], Sequence[Credit]], None]
+"""Is told of each finished search: the tree as it is now, the new rollouts, and their credit."""
+Choose = Callable[[Tree, Sequence[Rollout], random.Random], str]
+"""The node that the next search begins at, given all rollouts so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthRule:
+    """How a tree grows: how often, where, and which turns are one."""
+
+    searches: int
+    rollouts: int
+    """Of a search."""
+    choose: Choose
+    merge: Merge = never_merge
+
+
+class TreeSearch:
+    """The search of one task's tree, from the beginning or from what its branches have already.
+
+    ``rollouts`` are those of the finished searches, of which the tree has the paths.
+    """
+
+    def __init__(
+        self,
+        branches: Branches,
+        samplers: Mapping[str, CandidateSampler],
+        judge: PathJudge,
+        rule: GrowthRule,
+        rollouts: Sequence[Rollout] = (),
+        *,
+        seed: int = 0,
+    ) -> None:
+        self.branches = branches
+        self.judge = judge
+        self.rule = rule
+        self.rollouts = list(rollouts)
+        self.seed = seed
+        self.grower = TreeGrower(branches, lambda _: samplers, self._seed, rule.merge)
+        self.judged: dict[str, Judged] = {}
+        """By leaf, of the rollouts of this process."""
+
+    @property
+    def tree(self) -> Tree:
+        """The tree as it is now."""
+        return self.branches.tree
+
+    async def grow(self, record: OnSearch) -> None:
+        """Do the searches that are left; ``record`` is called after each.
+
+        A rollout whose engine fails is recorded with the reason. Raises ``EngineGone``.
+        """
+        for leaf, reward in {(r.leaf, r.reward) for r in self.rollouts if r.leaf is not None}:
+            assert reward is not None, "a rollout with a leaf has a reward"
+            self.judged[leaf] = Judged(reward)
+        done = {rollout.search for rollout in self.rollouts}
+        try:
+            for search in range(self.rule.searches):
+                if search not in done:
+                    new, credit = await self.search(search)
+                    record(self.tree, new, credit)
+        finally:
+            await self.branches.close()
+
+    async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
+        """One search: choose a node, play rollouts from it, value what they went through."""
+        rng = random.Random(self._key("choose", search))
+        node = self.rule.choose(self.tree, self.rollouts, rng)
+        blank = [Rollout(search, number, node) for number in range(self.rule.rollouts)]
+        played = await self.grower.roll(node, blank)
+        found, credit = await self._valued(sorted(played, key=lambda r: r.number))
+        self.rollouts += found
+        if any(rollout.leaf is None for rollout in found):
+            await self._prune()
+        return found, credit
+
+    # -- values -------------------------------------------------------------------------------
+
+    async def _valued(self, played: Sequence[Rollout]) -> tuple[list[Rollout], list[Credit]]:
+        """The rollouts with their rewards, and the credit of leaves that are new."""
+        new: dict[str, Outcome] = {}
+        try:
+            for rollout in played:
+                if rollout.leaf is not None and rollout.leaf not in self.judged:
+                    new.setdefault(rollout.leaf, await self._outcome(rollout.leaf, rollout))
+            judged = dict(zip(new, await self.judge(self.tree, list(new.values())), strict=True))
+        except EngineGone:
+            raise
+        except EngineError as error:
+            failed = replace(played[0], leaf=None, failure=f"no reward: {error}")
+            return [replace(failed, number=r.number, sampled=r.sampled) for r in played], []
+        self.judged |= judged
+        for outcome in new.values():
+            self.tree.end(outcome)
+        found = [r if r.leaf is None else replace(r, reward=self.judged[r.leaf].reward)
+                 for r in played]  # fmt: skip
+        return found, [credit for one in judged.values() for credit in one.credit]
+
+    async def _outcome(self, leaf: str, rollout: Rollout) -> Outcome:
+        at = await self.branches.position(leaf)
+        assert at.state.end is not None, "a rollout is played to the end"
+        score = (await self.branches.grade(at)).score
+        if score is None:
+            raise EngineError("the dialogue could not be graded")
+        sample = rollout.search * self.rule.rollouts + rollout.number
+        return Outcome(leaf, sample, at.state.end, at.state.answer, score)
+
+    async def _prune(self) -> None:
+        """Drop the turns of rollouts that failed, so that a tree is what the record has of it."""
+        leaves = [r.leaf for r in self.rollouts if r.leaf is not None]
+        await self.branches.prune(path_tree(self.tree, leaves))
+
+    def _seed(self, rollout: Rollout, place: int) -> int:
+        return int(self._key("seed", rollout.search, rollout.number, place)[:15], 16)
+
+    def _key(self, *what: object) -> str:
+        tree = self.tree
+        return digest("tree", self.seed, tree.iteration, tree.stage, tree.task, *what)
+
+
+def path_tree(tree: Tree, leaves: Sequence[str]) -> Tree:
+    """The part of a tree that leads to these leaves."""
+    found = Tree(tree.task, tree.stage, tree.iteration)
+    for leaf in leaves:
+        for turn in tree.path(leaf):
+            found.add(turn, None if turn.prompt is None else tree.requests[turn.prompt])
+        if leaf in tree.outcomes:
+            found.end(tree.outcomes[leaf])
+    return found

@@ -1,0 +1,74 @@
+"""Who plays the actors of an environment, and what it shares: opened for a stage, closed at its end."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.engines.chat_model import open_chat
+from coterie.environments.protocol import Environment, Shared
+from coterie.environments.traits import Scripted, agents_of, persons_of
+from coterie.environments.user_simulator import (
+    SCRIPT,
+    ModelUserSimulator,
+    UserSimulator,
+    UserSimulatorSettings,
+    check_script,
+)
+from coterie.rollout.driver import Driver
+from coterie.rollout.persons import PersonSampler
+from coterie.rollout.samplers import Sampler
+
+Openers = Mapping[type, Callable[[], AbstractAsyncContextManager[Any]]]
+"""How each thing is opened that an environment may need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """All whom no policy plays, and what an environment needs."""
+
+    environment: Environment
+    persons: Mapping[str, Sampler]
+    shared: Shared
+
+    def driver(self, sampler: Sampler, seed: int) -> Driver:
+        """What plays the environment with one sampler for all agents."""
+        agents = dict.fromkeys(agents_of(self.environment), sampler)
+        return Driver(self.environment, {**agents, **self.persons}, seed=seed, shared=self.shared)
+
+
+@asynccontextmanager
+async def open_cast(
+    environment: Environment,
+    logs: Path,
+    user_simulator: UserSimulatorSettings | None = None,
+    openers: Openers | None = None,
+) -> AsyncIterator[Cast]:
+    """The persons of an environment, and those of ``openers`` that it needs.
+
+    A person is played by a script if nobody is named. ``logs`` is where servers leave theirs. Raises ``UserError`` for
+    what is not there.
+    """
+    async with AsyncExitStack() as stack:
+        persons: dict[str, Sampler] = {}
+        for name in persons_of(environment):
+            simulator = await _simulator(environment, user_simulator, logs, stack)
+            persons[name] = PersonSampler(simulator)
+        opened = [
+            await stack.enter_async_context((openers or {})[need]())
+            for need in environment.needs
+            if need in (openers or {})
+        ]
+        yield Cast(environment, persons, Shared(*opened))
+
+
+async def _simulator(
+    environment: Environment,
+    settings: UserSimulatorSettings | None,
+    logs: Path,
+    stack: AsyncExitStack,
+) -> UserSimulator:
+    if settings is None or (settings.url is None and settings.model == SCRIPT):
+        return check_script(environment.script if isinstance(environment, Scripted) else None)
+    return ModelUserSimulator(await stack.enter_async_context(open_chat(settings, logs)), settings)
