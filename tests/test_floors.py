@@ -41,8 +41,7 @@ def imports(path: Path) -> set[str]:
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names = {f"{node.module}.{name.name}" for name in node.names}
-            found |= names if node.module == "coterie" else {node.module or ""}
+            found |= {f"{node.module}.{name.name}" for name in node.names}
     return {name for name in found if name.startswith("coterie.")}
 
 
@@ -70,3 +69,12 @@ def test_nothing_below_recipes_knows_a_recipe() -> None:
         name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         if name in FLOORS and FLOORS.index(name) < FLOORS.index("recipes"):
             assert "optima/" not in path.read_text(), path
+
+
+def test_the_compiled_engine_is_used_by_its_interface_alone() -> None:
+    folder = PACKAGE / "engines" / "compiled"
+    inner = {f"coterie.engines.compiled.{path.stem}" for path in folder.glob("*.py")}
+    for path in PACKAGE.rglob("*.py"):
+        if folder not in path.parents:
+            found = {name for name in imports(path) if name.startswith(tuple(inner))}
+            assert not found, path

@@ -18,6 +18,7 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.keys import configured
 from coterie.engines.protocol import Completion, Sampling
 from coterie.errors import UserError
+from coterie.models.compiling import NUMBA_ERROR
 from coterie.models.loading import LoadedModel, load
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -47,6 +48,7 @@ def checks() -> list[Check]:
         Check("memory", True, f"{psutil.virtual_memory().available / 2**30:.1f} GiB free"),
         Check("disk", True, f"{shutil.disk_usage('.').free / 2**30:.1f} GiB free here"),
         _gpu(),
+        _loops(),
         _store(),
         _sandbox(),
         *_model("tiny-exchange"),
@@ -64,6 +66,17 @@ def _gpu() -> Check:
     if torch.cuda.is_available():
         return Check("GPU", True, torch.cuda.get_device_name(), optional=True)
     return Check("GPU", False, "none: everything runs on the CPU", optional=True)
+
+
+def _loops() -> Check:
+    what = "compiled loops for the CPU"
+    if not NUMBA_ERROR:
+        return Check(what, True, f"numba {importlib.metadata.version('numba')}", optional=True)
+    found = (
+        f"numba can't be imported ({NUMBA_ERROR}): models run by Transformers, which is slower; pip install numba, "
+        "with a version of Python that it has a build for"
+    )
+    return Check(what, False, found, optional=True)
 
 
 def _store() -> Check:
@@ -109,6 +122,7 @@ def _model(name: str) -> list[Check]:
             "equal samples alone and in a batch",
             same,
             f"{found} (Llama and Qwen2 in float32 on CPU; other models within rounding)",
+            optional=bool(NUMBA_ERROR),
         ),
     ]
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.engines.compiled import kernels
+from coterie.engines import compiled
+from coterie.models.compiling import NUMBA_ERROR
 
 COLDEST = 1e-6
 """At this temperature and below the likeliest token is taken: any other one has lost, and quotients would overflow."""
@@ -37,16 +38,15 @@ def draw(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     temperature = np.where(settings[:, :1] > COLDEST, settings[:, :1], 0.0)
     settings = np.hstack([temperature, settings[:, 1:]])
-    if logits.device.type != "cpu":
+    if NUMBA_ERROR or logits.device.type != "cpu":
         return draw_by_torch(logits, settings)
-    ids, logprobs = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
-    kernels.draw(np.ascontiguousarray(logits.numpy()), settings, ids, logprobs)
-    return ids, logprobs
+    return compiled.draw(logits.numpy(), settings)
 
 
 def draw_by_torch(logits: Tensor, settings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same on a GPU, of temperatures that are 0 or can be divided by. On CPU its many small operations would wait
-    for threads to wake."""
+    """The same on a GPU, and on CPU without numba (there its many small operations wait for threads to wake), of
+    temperatures that are 0 or can be divided by. Its sums are rounded in another order: log-probs differ in their last
+    bits, and so may a token where its number is as close as that to the border between two."""
     columns = torch.tensor(settings, device=logits.device)
     temperature, top_p, noise = columns[:, 0].float(), columns[:, 1].float(), columns[:, 2]
     greedy = temperature == 0

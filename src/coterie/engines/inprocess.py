@@ -6,7 +6,7 @@ step.
 There is no thread and no barrier, so the same calls give the same results in the same order.
 
 A completion depends on (weights, prompt, seed, sampling) alone. Where the model runs by compiled loops
-(:mod:`coterie.engines.compiled.llama`: Llama and Qwen2 in float32 on CPU, no adapters) that is so to the last
+(:mod:`coterie.engines.compiled`: Llama and Qwen2 in float32 on CPU, no adapters) that is so to the last
 bit, on every processor, whatever shares the batch and with any number of threads. Elsewhere the last bits of
 log-probs may vary with the batch and the processor, so that a token may differ where the draw is as close as
 that; the same requests are still answered with the same seeds.

@@ -4,13 +4,13 @@ Rows in use are kept together at the front; those behind them are free.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 
 class DecodingRows(Protocol):
-    """Two kinds: :class:`~coterie.engines.compiled.paged.PagedRows`, :class:`~coterie.engines.padded.PaddedRows`."""
+    """Two kinds: those of :mod:`coterie.engines.compiled`, and :class:`~coterie.engines.padded.PaddedRows`."""
 
     def prefill(
         self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]
@@ -37,4 +37,16 @@ class DecodingRows(Protocol):
 
     def forget(self) -> None:
         """Drop the beginnings of prompts that are kept."""
+        ...
+
+
+@runtime_checkable
+class ScoringRows(DecodingRows, Protocol):
+    """Rows that also compute the log-probs of given tokens."""
+
+    def score(
+        self, sequences: Sequence[tuple[int, ...]], start: int, free: int
+    ) -> list[list[float]]:
+        """Log-probs of sequences from ``start`` on, before which all are the same. Rows from ``free`` on
+        are free."""
         ...

@@ -1,7 +1,7 @@
 """Model steps of the in-process engine: reading prompts, the next token, scores of given tokens.
 
 Llama-shaped models in float32 on CPU have compiled loops, in which a sequence's numbers do not depend on its neighbours
-(:mod:`coterie.engines.compiled.paged`); others run by Transformers, and there they do within rounding
+(:mod:`coterie.engines.compiled`); others run by Transformers, and there they do within rounding
 (:mod:`coterie.engines.padded`).
 """
 
@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.engines import compiled
 from coterie.engines.attention import attending, masked_attention
 from coterie.engines.check import check_context, check_steps
-from coterie.engines.compiled.llama import CompiledLlama
-from coterie.engines.compiled.paged import PagedRows
 from coterie.engines.padded import PaddedRows
-from coterie.engines.rows import DecodingRows
+from coterie.engines.rows import DecodingRows, ScoringRows
 from coterie.engines.weights import WatchedWeights
 from coterie.errors import UserError
 from coterie.models.check import check
@@ -49,7 +48,7 @@ class Runner:
         self._rows: DecodingRows | None = None
         self._weights: WatchedWeights | None = None
         """Those that the rows were computed with."""
-        way = "compiled" if CompiledLlama.fits(loaded.model) else "padded"
+        way = "compiled" if compiled.fits(loaded.model) else "padded"
         if way not in checked.ways:
             with torch.no_grad():
                 own = checked.own(loaded.model)
@@ -102,7 +101,7 @@ class Runner:
     ) -> list[list[float]]:
         """Log-probs of sequences from ``start`` on, before which all are the same; shared beginnings are
         computed once. The first ``running`` rows are in use."""
-        if self._small and isinstance(rows := self._follow(running), PagedRows):
+        if self._small and isinstance(rows := self._follow(running), ScoringRows):
             return rows.score(sequences, start, running)
         model = self._loaded.model
         splitter = Splitter([[ids] for ids in sequences], self._rule, SCORED_TOKENS)
@@ -124,8 +123,8 @@ class Runner:
         if running:
             raise RuntimeError(CHANGED)
         self._weights = WatchedWeights(model)
-        if CompiledLlama.fits(model):
-            self._rows = PagedRows(CompiledLlama(model), self._cache_bytes)
+        if compiled.fits(model):
+            self._rows = compiled.compiled_rows(model, self._cache_bytes)
         else:
             self._rows = PaddedRows(self._loaded, self._cache_bytes)
         return self._rows

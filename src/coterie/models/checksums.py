@@ -1,11 +1,13 @@
-"""A checksum of all bytes of a tensor, about as fast as memory gives them: by numba on CPU, by torch on a GPU."""
+"""A checksum of all bytes of a tensor, about as fast as memory gives them: by numba on CPU, by torch on a GPU and where
+numba is missing."""
 
 from collections.abc import Iterable
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
+
+from coterie.models.compiling import NUMBA_ERROR
 
 STEP = 0x9E3779B97F4A7C15
 LOW = 0xFFFFFFFF
@@ -22,8 +24,8 @@ def checksums(weights: Iterable[Tensor]) -> list[int]:
         raw = weight.detach().reshape(-1).view(torch.uint8)
         if len(raw) % 8 or raw.data_ptr() % 8 or raw.storage_offset() % 8:
             raw = torch.cat([raw, raw.new_zeros(-len(raw) % 8)])
-        on_cpu = raw.device.type == "cpu"
-        found.append(_sum(raw.numpy().view(np.uint64)) if on_cpu else sum_by_torch(raw))
+        by_torch = NUMBA_ERROR or raw.device.type != "cpu"
+        found.append(sum_by_torch(raw) if by_torch else _sum(raw.numpy().view(np.uint64)))
     return [int(one) for one in found]  # of a GPU only here: it has its work by now
 
 
@@ -39,10 +41,15 @@ def sum_by_torch(raw: Tensor) -> Tensor:
     return total
 
 
-@njit(cache=True, nogil=True)
 def _sum(words: np.ndarray) -> np.int64:
     total = np.uint64(0)
     for i in range(len(words)):
         mixed = words[i] + np.uint64(i + 1) * _STEP
         total += (mixed & _LOW) * (mixed >> _HALF)
     return np.int64(total)
+
+
+if not NUMBA_ERROR:
+    from numba import njit
+
+    _sum = njit(cache=True, nogil=True)(_sum)

@@ -17,7 +17,7 @@ SCORED = 32
 
 
 class PagedRows:
-    """:class:`~coterie.engines.rows.Rows` by compiled loops."""
+    """:class:`~coterie.engines.rows.ScoringRows` by compiled loops."""
 
     def __init__(self, model: CompiledLlama, cache_bytes: int) -> None:
         self.model = model

@@ -1,10 +1,11 @@
 """vLLM as the servers of a pool: its settings, its command line, how it takes new weights.
 
-``vllm serve`` runs in an interpreter that has vLLM, which need not be ours. What the settings ask for is
-checked against that vLLM's own list of options before anything is started.
+``vllm serve`` runs in an interpreter that has vLLM, which need not be ours. It refuses options that it does not have by
+itself when it is started: the end of its log is in the pool's error.
 """
 
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,11 +22,11 @@ from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.opening import own_servers, running_servers
 from coterie.engines.servers.pool import ServerPool
 from coterie.engines.servers.settings import ServerPoolSettings
-from coterie.engines.servers.vllm_options import OptionValue, check_arguments, installed_options
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import ADAPTER_FILE
 
+OptionValue = bool | int | float | str
 DEVICES = "CUDA_VISIBLE_DEVICES"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM makes room for."""
@@ -129,13 +130,34 @@ async def vllm_pool(
 
 
 def check_vllm(settings: VLLMSettings) -> None:
-    """Refuse (``UserError``) a missing vLLM, options that it does not have, too few devices."""
+    """Refuse (``UserError``) a missing vLLM, options that coterie sets itself, too few devices."""
     if settings.urls:
         return
-    options = installed_options(settings.python)
-    check_arguments(settings.arguments, options, managed())
-    check_arguments({"dtype": settings.dtype}, options, set())
+    for given in settings.arguments:
+        if dashed(given) in managed():
+            raise UserError(
+                f"arguments.{given}: coterie sets --{dashed(given)} by itself",
+                "use the setting of that name, if there is one, and leave the argument out",
+            )
+    _check_installed(interpreter(settings.python))
     device_lists(settings, visible_devices())
+
+
+def _check_installed(python: str) -> None:
+    """Refuse (``UserError``) an interpreter that is not there or has no vLLM."""
+    command = [python, "-c", "from importlib.metadata import version; version('vllm')"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise UserError(
+            f"can't run {python}: {error.strerror}", "correct engine.vllm.python"
+        ) from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(
+            f"{python} has no vLLM that works: {last}",
+            "pip install vllm there, or set engine.vllm.python to the interpreter of an environment that has it",
+        )
 
 
 class VLLMBackend:

@@ -3,9 +3,7 @@
 The engine runs on the server's own asyncio loop, which is given back between its steps.
 """
 
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -27,30 +25,21 @@ from coterie.engines.serving.requests import (
 from coterie.engines.serving.responses import Loaded, ModelCard, ModelList
 from coterie.engines.serving.streams import Events, stream_reply
 
-Handlers = dict[str, Callable[..., Coroutine[Any, Any, Response]]]
-
 
 def make_app(policies: Policies, *, allow_loading: bool = False) -> FastAPI:
     """The server's application; ``allow_loading`` lets clients load weights from local folders."""
     app = FastAPI(title="coterie", version=coterie.__version__)
     handle_errors(app)
     routes = Routes(policies, allow_loading)
-    gets: Handlers = {
-        "/health": routes.health,
-        "/version": routes.version,
-        "/v1/models": routes.models,
-    }
-    posts: Handlers = {
-        "/v1/completions": routes.completions,
-        "/v1/chat/completions": routes.chat,
-        "/v1/load_lora_adapter": routes.load_adapter,
-        "/v1/unload_lora_adapter": routes.unload_adapter,
-        "/load_checkpoint": routes.load_checkpoint,
-        "/reset_prefix_cache": routes.reset_prefix_cache,
-    }
-    for method, handlers in (("GET", gets), ("POST", posts)):
-        for path, handler in handlers.items():
-            app.add_api_route(path, handler, methods=[method], response_model=None)
+    app.get("/health")(routes.health)
+    app.get("/version")(routes.version)
+    app.get("/v1/models")(routes.models)
+    app.post("/v1/completions")(routes.completions)
+    app.post("/v1/chat/completions")(routes.chat)
+    app.post("/v1/load_lora_adapter")(routes.load_adapter)
+    app.post("/v1/unload_lora_adapter")(routes.unload_adapter)
+    app.post("/load_checkpoint")(routes.load_checkpoint)
+    app.post("/reset_prefix_cache")(routes.reset_prefix_cache)
     return app
 
 

@@ -45,51 +45,41 @@ def answer(status: int, message: str, *, param: str | None = None) -> JSONRespon
 
 def handle_errors(app: FastAPI) -> None:
     """Answer every failure of a route in this form."""
+    kinds = (RequestRefused, RequestValidationError, EngineError, UserError, ClientGone)
+    for kind in (*kinds, HTTPException, Exception):
+        app.add_exception_handler(kind, _failed)
 
-    @app.exception_handler(RequestRefused)
-    async def refused(_: Request, error: RequestRefused) -> Response:
-        return answer(error.status, error.message, param=error.param)
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        found = error.errors()[:SHOWN]
-        names = [_name(one["loc"]) for one in found]
-        said = [
-            f"{n}: {one['msg']}" if n else one["msg"] for n, one in zip(names, found, strict=True)
-        ]
-        return answer(400, "; ".join(dict.fromkeys(said)), param=names[0] or None)
+async def _failed(request: Request, error: Exception) -> Response:
+    match error:
+        case RequestRefused():
+            return answer(error.status, error.message, param=error.param)
+        case RequestValidationError():
+            return _invalid(error)
+        case Busy():
+            return answer(409, str(error))
+        case Loading():
+            return answer(503, str(error))
+        case Unknown():
+            return answer(404, str(error), param="model")
+        case EngineError():
+            return answer(500, str(error))
+        case UserError():
+            return answer(400, f"{error.what} -> {error.todo}" if error.todo else error.what)
+        case ClientGone():
+            return Response(status_code=499)
+        case HTTPException():
+            said = f"{request.method} {request.url.path}: {error.detail}"
+            return answer(error.status_code, said)
+    return answer(500, f"the server failed: {error!r}")
 
-    @app.exception_handler(Busy)
-    async def busy(_: Request, error: Busy) -> Response:
-        return answer(409, str(error))
 
-    @app.exception_handler(Loading)
-    async def loading(_: Request, error: Loading) -> Response:
-        return answer(503, str(error))
-
-    @app.exception_handler(Unknown)
-    async def unknown(_: Request, error: Unknown) -> Response:
-        return answer(404, str(error), param="model")
-
-    @app.exception_handler(EngineError)
-    async def failed(_: Request, error: EngineError) -> Response:
-        return answer(500, str(error))
-
-    @app.exception_handler(UserError)
-    async def mistaken(_: Request, error: UserError) -> Response:
-        return answer(400, f"{error.what} -> {error.todo}" if error.todo else error.what)
-
-    @app.exception_handler(ClientGone)
-    async def gone(_: Request, __: ClientGone) -> Response:
-        return Response(status_code=499)
-
-    @app.exception_handler(HTTPException)
-    async def unrouted(request: Request, error: HTTPException) -> Response:
-        return answer(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-
-    @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> Response:
-        return answer(500, f"the server failed: {error!r}")
+def _invalid(error: RequestValidationError) -> Response:
+    """Of a body that is not as it should be: what is wrong with it, and where."""
+    found = error.errors()[:SHOWN]
+    names = [_name(one["loc"]) for one in found]
+    said = [f"{n}: {one['msg']}" if n else one["msg"] for n, one in zip(names, found, strict=True)]
+    return answer(400, "; ".join(dict.fromkeys(said)), param=names[0] or None)
 
 
 def _name(place: tuple[int | str, ...]) -> str:
