@@ -6,6 +6,7 @@ from typing import Literal
 from coterie.environments.dialogue import gold_answers
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima.report_trees import task_trees
 from coterie.recipes.optima.reward import PARTS
 from coterie.reports.common import (
     EXAMPLES,
@@ -28,7 +29,6 @@ from coterie.reports.data import (
     RewardSample,
     RunReport,
 )
-from coterie.reports.trees import task_trees
 from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step
