@@ -85,8 +85,8 @@ def refused(cli: Cli, *words: object) -> str:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run; tests that change it take a copy."""
-    from coterie.cli.console import notes
     from coterie.cli.running import run_recipe
+    from coterie.terminal.console import notes
 
     folder = tmp_path_factory.mktemp("runs") / "finished"
     run_recipe("optima/isft", FEW, folder, notes())

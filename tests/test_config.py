@@ -10,7 +10,7 @@ from coterie.config.resolve import keys, read_yaml, resolve
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.recipes.optima.settings import OptimaSettings
-from coterie.recipes.registry import NAMES, settings, settings_type
+from coterie.recipes.registry import names, settings, settings_type
 
 PHRASES = re.compile(
     r"Input should|Value error|valid (string|integer|number|tuple|dict)|String should|Field required|"
@@ -72,7 +72,7 @@ def test_a_bad_word_is_refused_with_what_to_do(word: str, said: str) -> None:
 WRONG = ("", "x", "[x, y]", "{a: b}", "-1e9", "2.5", "1e9", ".nan", "true", "2024-13-45")
 
 
-@pytest.mark.parametrize("kind", [*map(settings_type, NAMES), ModelSettings, ServerSettings])
+@pytest.mark.parametrize("kind", [*map(settings_type, names()), ModelSettings, ServerSettings])
 def test_no_key_is_refused_in_the_phrases_of_the_validator(kind: type[Settings]) -> None:
     needed = {"policy": "x", "endpoint": {"url": "http://here/v1", "model": "x"}}
     base = needed if kind is ServerSettings else {"policy": "x"} if kind is ModelSettings else {}
@@ -125,6 +125,6 @@ def test_a_misspelt_recipe_is_refused_with_the_nearest() -> None:
 
 
 def test_every_key_says_what_it_means() -> None:
-    assert NAMES
+    assert names()
     missing = [key.path for key in keys(OptimaSettings) if len(key.meaning) < 10]
     assert not missing

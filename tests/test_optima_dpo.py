@@ -15,9 +15,8 @@ from coterie.recipes.optima.dpo import OptimaDPO
 from coterie.recipes.optima.settings import OptimaDPOSettings
 from coterie.recipes.optima.trees import Growing, rollouts
 from coterie.recipes.plan import plan
-from coterie.recipes.registry import recipe, settings
+from coterie.recipes.registry import recipe, run_report, settings
 from coterie.reports.data import TreeTurn
-from coterie.reports.runs import run_report
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.trajectories.tree import Tree

@@ -7,8 +7,9 @@ import pytest
 from coterie.models.loading import load
 from coterie.recipes.base import STAGES
 from coterie.recipes.optima.controls import ScriptedControl
+from coterie.recipes.optima.methods import optima
 from coterie.recipes.optima.settings import OptimaSettings
-from coterie.recipes.registry import optima, settings
+from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step
 
 SFT, DPO = 0, 1

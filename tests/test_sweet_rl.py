@@ -9,12 +9,11 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.recipes.registry import recipe, settings
+from coterie.recipes.registry import recipe, run_report, settings
 from coterie.recipes.sweet_rl.critic import open_critic
 from coterie.recipes.sweet_rl.data import PRIVILEGED, played, seen, selected
 from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.reports.page import write_page
-from coterie.reports.runs import run_report
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps

@@ -6,7 +6,7 @@ STEPS = "tests/sweet/test_steps.py::"
 
 RECIPE = "recipes/sweet_rl/recipe.py"
 SETTINGS = "recipes/sweet_rl/settings.py"
-PRESET = "recipes/sweet_rl/presets/backend/colbench_code.yaml"
+PRESET = "recipes/sweet_rl/presets/backend.yaml"
 
 PUBLISHED = "tests/test_presets.py::test_presets_of_sweet_rl_have_the_published_values"
 DEFAULTS = f"{STEPS}test_the_defaults_are_the_papers"
@@ -24,8 +24,8 @@ MUTANTS = (
     Mutant(
         "sweet-preset-critic-beta-tenth",
         PRESET,
-        "{beta: 0.1, nll: 0.01, normalise: turns}",
-        "{beta: 0.01, nll: 0.01, normalise: turns}",
+        "{beta: 0.1, nll: 0.01, normalise: turns}\n      train: &colbench",
+        "{beta: 0.01, nll: 0.01, normalise: turns}\n      train: &colbench",
         "the critic's beta is a tenth of the paper's",
         (PUBLISHED,),
     ),

@@ -12,15 +12,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from coterie.cli.console import notes, results
 from coterie.cli.data import app as data_app
 from coterie.cli.files import export_app, import_app
 from coterie.cli.models import app as models_app
-from coterie.cli.progress import ConsoleProgress
 from coterie.cli.refusing import run_app
 from coterie.cli.serve import app as serve_app
-from coterie.cli.words import Words
 from coterie.errors import UserError, did_you_mean
+from coterie.recipes.registry import descriptions, quickstart_method
+from coterie.terminal.console import notes, results
+from coterie.terminal.progress import ConsoleProgress
+from coterie.terminal.words import Words
 
 app = typer.Typer(
     add_completion=False,
@@ -37,6 +38,7 @@ app.add_typer(export_app, name="export")
 app.add_typer(import_app, name="import")
 console = notes()
 
+FIRST_METHOD = quickstart_method()
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Such as optima/isft.")]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Iteration = Annotated[
@@ -83,7 +85,7 @@ def _stage(name: str, text: str) -> None:
         folder: Folder,
         words: Words = None,
         iteration: Iteration = None,
-        recipe: StageRecipe = "optima/isft",
+        recipe: StageRecipe = FIRST_METHOD,
     ) -> None:
         from coterie.cli.running import run_stage
 
@@ -118,7 +120,7 @@ def evaluate(
         Checkpoints, typer.Option(help="Of a run that is the policy of a benchmark.")
     ] = Checkpoints.last,
     iteration: Iteration = None,
-    recipe: StageRecipe = "optima/isft",
+    recipe: StageRecipe = FIRST_METHOD,
     fast: Annotated[
         bool, typer.Option("--fast", help="As --paper, on 100 held-out tasks.")
     ] = False,
@@ -245,26 +247,26 @@ def reproduce(
 
         coterie reproduce sweet_rl --scale tiny
     """
+    from coterie.cli.findings import print_findings
+
     if scale != "tiny":
         raise UserError(f"--scale {scale} does not exist", "use --scale tiny")
-    known = ("optima", "optima/isft", "sweet_rl")
+    known = {name: claims for one in descriptions() for name, claims in one.claims.items()}
     if recipe not in known:
-        todo = "use optima, optima/isft, or sweet_rl"
+        *others, last = known
+        todo = f"use {', '.join(others)}, or {last}"
         raise UserError(
             f"there are no claims {recipe!r} to test", did_you_mean(recipe, known) + todo
         )
-    if recipe == "optima":
-        from coterie.cli.reproduce_optima import reproduce as test_claims
-    elif recipe == "sweet_rl":
-        from coterie.cli.reproduce_sweet import reproduce as test_claims
-    else:
-        from coterie.cli.reproduce_isft import reproduce as test_claims
     if any(word.startswith("seed=") for word in words or []):
         raise UserError(
             "claims are tested on several seeds, so seed= can't be set", "use --seeds N"
         )
     folder = folder or Path("runs") / f"reproduce-{recipe.replace('/', '-')}"
-    test_claims(folder, range(seeds), words or [], console, ConsoleProgress(console))
+    test_claims = known[recipe]()
+    progress = ConsoleProgress(console)
+    found = test_claims(folder, range(seeds), words or [], console.print, progress)
+    print_findings(folder, found)
 
 
 @app.command()

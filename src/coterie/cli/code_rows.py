@@ -10,8 +10,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from coterie.cli.console import results
-from coterie.cli.progress import ConsoleProgress
 from coterie.datasets.catalogue import SPLITS, DataSet
 from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.local import rows_file
@@ -25,6 +23,8 @@ from coterie.generators.colbench.checks import (
     check_rows,
 )
 from coterie.progress import Silent
+from coterie.terminal.console import results
+from coterie.terminal.progress import ConsoleProgress
 from coterie.tools.sandbox.pool import Sandbox
 
 SHOWN = 12

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coterie.cli.progress import ConsoleProgress
 from coterie.config.folders import make_folder
 from coterie.config.resolve import resolve
 from coterie.config.settings import MOST_SEED, Settings, key
@@ -19,6 +18,7 @@ from coterie.generators.colbench.drawn import draw_rows
 from coterie.generators.colbench.generator import Asking, TaskWriter
 from coterie.generators.colbench.kinds import Level
 from coterie.generators.colbench.prompts import read_excerpts
+from coterie.terminal.progress import ConsoleProgress
 from coterie.tools.sandbox.pool import Sandbox
 
 KEYS = "`coterie data generate --help` has examples"

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from coterie.config.resolve import keys
 from coterie.config.settings import Settings
-from coterie.recipes.registry import NAMES, settings, settings_type
+from coterie.recipes.registry import names, settings, settings_type
 
 HEAD = """# Settings
 
@@ -29,7 +29,7 @@ def config_table(recipe: str, words: Sequence[str]) -> Table:
 def config_markdown() -> str:
     """The page of all recipes."""
     parts = [HEAD]
-    for recipe in NAMES:
+    for recipe in names():
         own = settings(recipe)
         parts += [f"\n## {recipe}\n", "| key | type | default | preset | meaning | source |"]
         parts.append("|---|---|---|---|---|---|")

@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coterie.cli.console import notes, results
-from coterie.cli.progress import ConsoleProgress
-from coterie.cli.words import Words
+from coterie.terminal.console import notes, results
+from coterie.terminal.progress import ConsoleProgress
+from coterie.terminal.words import Words
 
 if TYPE_CHECKING:
     from coterie.datasets.prepared import Manifest

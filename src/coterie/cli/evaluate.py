@@ -16,7 +16,6 @@ from pydantic import model_validator
 from rich.console import Console
 
 from coterie.cli.figures import Figures, show
-from coterie.cli.progress import ConsoleProgress
 from coterie.config.folders import make_folder
 from coterie.config.resolve import resolve
 from coterie.config.settings import key
@@ -31,15 +30,15 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
 from coterie.models.loading import resolve as resolve_model
+from coterie.recipes.description import RunCritic
+from coterie.recipes.recorded_run import recorded_run
+from coterie.recipes.registry import critic_of, descriptions
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.registry import settings as recipe_settings
-from coterie.recipes.sweet_rl.critic import TrainedCritic, open_critic
-from coterie.recipes.sweet_rl.data import FIRST, SECOND
-from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.rollout.best_of import BestOfSampler
 from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
 from coterie.runs.benchmark import PRESETS, BenchmarkSettings, evaluate, store_name
-from coterie.runs.folder import Run, Step, open_run, read_config
+from coterie.runs.folder import Run
+from coterie.terminal.progress import ConsoleProgress
 from coterie.training.checkpoint import weight_hash
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
@@ -62,7 +61,9 @@ class ModelSettings(BenchmarkSettings):
         source="SWEET-RL figure 3a: 1 to 32",
         ge=1,
     )
-    critic: str | None = key(None, "A run folder of sweet_rl, whose critic scores candidates.")
+    critic: str | None = key(
+        None, "A run folder whose recipe trains a critic, which scores candidates."
+    )
 
     @model_validator(mode="after")
     def _needs_critic(self) -> Self:
@@ -201,14 +202,14 @@ async def _best(
     if settings.critic is None:
         yield sampler
         return
-    with _critic_run(Path(settings.critic)) as (recipe, run):
+    with _critic_run(Path(settings.critic)) as (own, run):
         tasks = {task.id: task for task in _tasks(benchmark, settings)}
-        async with open_critic(recipe, run, recipe.settings.critic, recipe.environment) as critic:
-            if isinstance(critic, TrainedCritic):
-                _check_words(settings, critic.model.renderer, renderer)
+        async with own.open(run) as critic:
+            if critic.renderer is not None:
+                _check_words(settings, critic.renderer, renderer)
 
             async def score(tree: Tree, turns: Sequence[Turn]) -> list[float]:
-                return await critic.advantages(tasks[tree.task], tree, turns)
+                return await critic.score(tasks[tree.task], tree, turns)
 
             yield BestOfSampler(sampler, settings.best_of, score)
 
@@ -227,28 +228,23 @@ def _tasks(benchmark: str, settings: ModelSettings) -> list[Task]:
 
 
 @contextmanager
-def _critic_run(folder: Path) -> Iterator[tuple[SweetRL, Run]]:
-    """A run whose critic is trained; refuses others."""
-    name, stored = read_config(folder)
-    recipe = recipe_of(recipe_settings(name, (), stored))
-    if not isinstance(recipe, SweetRL) or recipe.settings.method != "sweet":
-        raise UserError(
-            f"critic={folder} is a run of {name} without a critic", "give a run of sweet_rl"
-        )
-    with open_run(folder, name, recipe.settings, write=False) as run:
-        trained = (run.training_folder(FIRST) / "final").is_dir()
-        if not trained and recipe.settings.critic.kind != "judge":
-            raise UserError(f"the critic of {folder} is not trained", f"coterie train {folder}")
-        yield recipe, run
+def _critic_run(folder: Path) -> Iterator[tuple[RunCritic, Run]]:
+    """The critic of a run, and the run; refuses runs without one."""
+    with recorded_run(folder, recipe_of) as (recipe, run):
+        critic = critic_of(recipe)
+        if critic is None:
+            having = " or ".join(one.name for one in descriptions() if one.critic)
+            raise UserError(
+                f"critic={folder} is a run of {recipe.name} without a critic",
+                f"give a run of {having}",
+            )
+        yield critic, run
 
 
 def _critic_hash(folder: str) -> str:
-    """What its scores depend on: its settings, and its weights."""
-    with _critic_run(Path(folder)) as (recipe, run):
-        settings = recipe.fingerprint(Step(SECOND, "reward"))
-        if recipe.settings.critic.kind == "judge":
-            return settings
-        return f"{settings} {weight_hash(run.training_folder(FIRST) / 'final')}"
+    """What its scores depend on."""
+    with _critic_run(Path(folder)) as (critic, run):
+        return critic.fingerprint(run)
 
 
 def _candidates(settings: ModelSettings, every: bool) -> Iterator[Candidate]:
@@ -264,10 +260,8 @@ def _candidates(settings: ModelSettings, every: bool) -> Iterator[Candidate]:
             settings.policy, 0, source, source, lambda: load(source, device=device), FOLDER
         )
         return
-    name, stored = read_config(folder)
     words = [f"engine.device={settings.engine.device}"]
-    recipe = recipe_of(recipe_settings(name, words, stored))
-    with open_run(folder, name, recipe.settings, write=False) as run:
+    with recorded_run(folder, recipe_of, words) as (recipe, run):
         have = recipe.versions(run)
         for version in have if every else have[-1:]:
             path = recipe.policy_path(run, version)

@@ -15,13 +15,13 @@ from typing import Any
 
 from rich.table import Table
 
-from coterie.cli.console import results
 from coterie.environments.protocol import WELL_FORMED
 from coterie.evaluation.self_consistency import Estimate
 from coterie.reports.scaling import ScalingReport, write_scaling_page
 from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings, Consistency
 from coterie.runs.held_out import Evaluation
+from coterie.terminal.console import results
 
 WIDTH = 112
 """Columns that the table may take: one that a narrow terminal breaks into lines still has all its figures."""

@@ -16,8 +16,14 @@ from rich.console import Console
 from coterie.cli.running import run_all, summary
 from coterie.errors import UserError
 from coterie.recipes.base import PolicyRecipe
-from coterie.recipes.optima.recipe import NAME
-from coterie.recipes.registry import FIRST, datasets, preset, settings, small
+from coterie.recipes.registry import (
+    datasets,
+    micro_world,
+    preset,
+    quickstart_method,
+    quickstart_sizes,
+    settings,
+)
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.runs.folder import open_run, read_config
 from coterie.runs.held_out import evaluation
@@ -26,17 +32,18 @@ from coterie.runs.held_out import evaluation
 def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Console) -> None:
     """Run the small preset of a data set in ``folder``; a finished quickstart there is done again."""
     began = time.monotonic()
-    preset(NAME, dataset)
+    name = quickstart_method()
+    preset(name, dataset)
     if any(word.startswith("dataset=") for word in words):
         raise UserError(
             "a quickstart takes no dataset=NAME",
-            f"use --task, with one of: {', '.join(datasets(NAME))}",
+            f"use --task, with one of: {', '.join(datasets(name))}",
         )
-    words = [f"dataset={dataset}", *_engine(dataset), *words]
-    recipe = recipe_of(settings(NAME, words, over=small(dataset)))
+    words = [f"dataset={dataset}", *_engine(name, dataset), *words]
+    recipe = recipe_of(settings(name, words, over=quickstart_sizes(dataset)))
     recipe.check()
     _clear_if_finished(folder, recipe)
-    with open_run(folder, NAME, recipe.settings) as run:
+    with open_run(folder, recipe.name, recipe.settings) as run:
         run_all(recipe, run, console)
         console.print(summary(recipe, run))
         policies = {"before": 0, "after": recipe.settings.rounds}
@@ -59,18 +66,18 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     print(json.dumps(result))
 
 
-def _engine(dataset: str) -> list[str]:
+def _engine(method: str, dataset: str) -> list[str]:
     """vLLM for real questions where it is installed; the tiny model's micro-world needs none."""
-    there = dataset != FIRST and importlib.util.find_spec("vllm") is not None
+    there = dataset != micro_world(method) and importlib.util.find_spec("vllm") is not None
     return ["engine.kind=vllm"] if there else []
 
 
 def _clear_if_finished(folder: Path, recipe: PolicyRecipe) -> None:
-    if not (folder / "config.yaml").is_file() or read_config(folder)[0] != NAME:
+    if not (folder / "config.yaml").is_file() or read_config(folder)[0] != recipe.name:
         return
     if read_config(folder)[1] != recipe.settings.model_dump(mode="json"):
         return  # another run: going on will say what differs
-    with open_run(folder, NAME, recipe.settings) as run:
+    with open_run(folder, recipe.name, recipe.settings) as run:
         finished = all(run.is_finished(step) for step in recipe.steps())
     if finished:
         shutil.rmtree(folder)

@@ -9,16 +9,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from coterie.cli.progress import ConsoleProgress
 from coterie.errors import UserError, nearest
 from coterie.recipes.base import STAGES, PolicyRecipe
+from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.registry import settings
+from coterie.recipes.registry import run_report, settings
 from coterie.reports.page import write_page
-from coterie.reports.runs import run_report
 from coterie.runs.folder import Run, Step, open_run, read_config
 from coterie.runs.held_out import evaluation
 from coterie.runs.loop import fork, run_steps
+from coterie.terminal.progress import ConsoleProgress
 
 
 def run_recipe(
@@ -83,9 +83,7 @@ def run_stage(
 
 def write_report(folder: Path) -> Path:
     """Write the page of a run folder; returns its path."""
-    name, stored = read_config(folder)
-    recipe = recipe_of(settings(name, (), stored))
-    with open_run(folder, name, recipe.settings, write=False) as run:
+    with recorded_run(folder, recipe_of) as (recipe, run):
         _report(recipe, run)
         return run.report
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.console import notes
 from coterie.errors import UserError
+from coterie.terminal.console import notes
 
 app = typer.Typer(no_args_is_help=True, help="Serve models over HTTP.")
 console = notes()

@@ -11,9 +11,9 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.recipes.base import PolicyRecipe
+from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
-from coterie.recipes.registry import settings
-from coterie.runs.folder import Run, open_run, read_config
+from coterie.runs.folder import Run
 
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept open, longer than most clients keep theirs."""
@@ -60,10 +60,8 @@ def run(policies: Policies, listener: socket.socket, *, allow_loading: bool) -> 
 
 
 def _of_run(folder: Path, iteration: int | None, name: str, device: str | None) -> Policies:
-    recipe_name, stored = read_config(folder)
     words = [] if device is None else [f"engine.device={device}"]
-    recipe = recipe_of(settings(recipe_name, words, stored))
-    with open_run(folder, recipe_name, recipe.settings, write=False) as run:
+    with recorded_run(folder, recipe_of, words) as (recipe, run):
         version = _version(recipe, run, iteration)
         engine = recipe.settings.engine
         return Policies(

@@ -52,9 +52,7 @@ def resolve(
     Raises :class:`UserError` for an unknown key (naming the nearest right one), a word without ``=``, a
     value out of range, or a combination that can't work.
     """
-    values: dict[str, Any] = {}
-    for layer in layers:
-        _merge(values, layer)
+    values = overlaid(*layers)
     known = {key.path: key for key in keys(settings)}
     mains = dict(_mains(settings))
     for word in words:
@@ -145,6 +143,19 @@ def _yaml_reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
+def overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings as one, group by group; later ones win."""
+    values: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if isinstance(value, Mapping):
+                under = values.get(name)
+                values[name] = overlaid(under if isinstance(under, dict) else {}, value)
+            else:
+                values[name] = value
+    return values
+
+
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as dotted keys."""
     flat: dict[str, Any] = {}
@@ -178,14 +189,6 @@ def _value(key: SettingsKey, text: str) -> Any:
         return yaml.safe_load(text) if text else ""
     except (yaml.YAMLError, ValueError):  # ValueError: of a date such as 2024-13-45
         return text
-
-
-def _merge(values: dict[str, Any], layer: Mapping[str, Any]) -> None:
-    for name, value in layer.items():
-        if isinstance(value, Mapping) and isinstance(values.get(name), dict):
-            _merge(values[name], value)
-        else:
-            values[name] = dict(value) if isinstance(value, Mapping) else value
 
 
 def _put(values: dict[str, Any], path: str, value: Any) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from coterie.errors import UserError
 from coterie.models.loading import is_adapter
-from coterie.recipes.registry import recipe, settings
-from coterie.runs.folder import open_run, read_config
+from coterie.recipes.recorded_run import recorded_run
+from coterie.recipes.registry import recipe
 
 
 def last_policy(folder: Path) -> str:
@@ -13,9 +13,7 @@ def last_policy(folder: Path) -> str:
 
     Raises ``UserError`` for a run whose policies are adapters.
     """
-    name, stored = read_config(folder)
-    found = recipe(settings(name, (), stored))
-    with open_run(folder, name, found.settings, write=False) as run:
+    with recorded_run(folder, recipe) as (found, run):
         path = found.policy_path(run, found.versions(run)[-1])
     if is_adapter(path):
         raise UserError(

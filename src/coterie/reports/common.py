@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from coterie.config.resolve import flatten
+from coterie.config.settings import Settings
 from coterie.models.loading import LoadedModel
-from coterie.recipes.settings import RecipeSettings
 from coterie.reports.data import (
     DialogueView,
     Failure,
@@ -24,7 +24,7 @@ from coterie.trajectories.turn import Turn
 EXAMPLES = 12
 
 
-def shown_settings(settings: RecipeSettings) -> tuple[Setting, ...]:
+def shown_settings(settings: Settings) -> tuple[Setting, ...]:
     """Every key with its value."""
     values = flatten(settings.model_dump(mode="json"))
     return tuple(Setting(name, str(value)) for name, value in values.items())

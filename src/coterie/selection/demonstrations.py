@@ -7,12 +7,33 @@ and the threshold second; the paper's order is used here.
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Literal, Self
+from typing import Literal, Protocol, Self, TypeVar
 
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
-from coterie.rewards.combined import Reward
+
+
+class Rewarded(Protocol):
+    """A trajectory with the numbers that decide whether it is trained on."""
+
+    @property
+    def sample(self) -> int:
+        """Which of its task's trajectories it is."""
+        ...
+
+    @property
+    def total(self) -> float:
+        """Its reward."""
+        ...
+
+    @property
+    def task_term(self) -> float:
+        """Its score, in [0, 1]."""
+        ...
+
+
+R = TypeVar("R", bound=Rewarded)
 
 
 class SelectSettings(Settings):
@@ -64,8 +85,8 @@ class SelectSettings(Settings):
 
 
 def best_demonstrations(
-    rewards: Mapping[str, Sequence[Reward]], settings: SelectSettings
-) -> list[tuple[str, Reward]]:
+    rewards: Mapping[str, Sequence[R]], settings: SelectSettings
+) -> list[tuple[str, R]]:
     """The selected (task, trajectory), highest reward first.
 
     Ties go to the earlier sample, then to the smaller task id.
@@ -81,8 +102,8 @@ def best_demonstrations(
 
 
 def random_demonstrations(
-    rewards: Mapping[str, Sequence[Reward]], count: int, seed: int
-) -> list[tuple[str, Reward]]:
+    rewards: Mapping[str, Sequence[R]], count: int, seed: int
+) -> list[tuple[str, R]]:
     """``count`` tasks at random (fewer if there are not as many), one trajectory at random each."""
     generator = random.Random(seed)
     tasks = sorted(task for task, rs in rewards.items() if rs)

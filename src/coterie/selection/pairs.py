@@ -10,12 +10,20 @@ go stale while the tree grows).
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Literal
+from typing import Literal, Protocol
 
 from coterie.config.settings import Settings, key
-from coterie.rollout.search import Value
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
+
+
+class Valued(Protocol):
+    """What the dialogues through a node came to."""
+
+    @property
+    def mean(self) -> float:
+        """The node's value: their mean reward."""
+        ...
 
 
 class PairSettings(Settings):
@@ -62,7 +70,7 @@ class Preference:
 
 def sibling_pairs(
     tree: Tree,
-    values: Mapping[str, Value],
+    values: Mapping[str, Valued],
     settings: PairSettings,
     score: Callable[[str], float] = lambda _: 1.0,
 ) -> list[Preference]:
@@ -86,7 +94,7 @@ def sibling_pairs(
 
 
 def _pairs(
-    children: list[Turn], values: Mapping[str, Value], settings: PairSettings
+    children: list[Turn], values: Mapping[str, Valued], settings: PairSettings
 ) -> list[Preference]:
     if settings.rule == "all":
         return [_pair(a, b, values) for a, b in permutations(children, 2)]
@@ -96,6 +104,6 @@ def _pairs(
     return [_pair(order[0], order[-1], values)]
 
 
-def _pair(chosen: Turn, rejected: Turn, values: Mapping[str, Value]) -> Preference:
+def _pair(chosen: Turn, rejected: Turn, values: Mapping[str, Valued]) -> Preference:
     value = values[chosen.id].mean
     return Preference(chosen, rejected, value, value - values[rejected.id].mean)

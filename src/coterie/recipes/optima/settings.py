@@ -244,3 +244,7 @@ class ISFTDPOSettings(OptimaDPOSettings):
     def kinds(self) -> list[TrainingKind]:
         """SFT, DPO, SFT, ..."""
         return ["dpo" if i % 2 else "sft" for i in range(self.iterations)]
+
+
+METHODS = (OptimaSettings, IDPOSettings, ISFTDPOSettings)
+"""The settings of all methods."""

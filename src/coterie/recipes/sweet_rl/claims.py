@@ -16,15 +16,13 @@ words, three comparisons for each); if none of its verdicts can be read there is
 the base.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from coterie.cli.findings import Findings, print_findings, tested
 from coterie.config.folders import make_folder
 from coterie.evaluation.claims import Claim, Results, above
 from coterie.progress import Progress
+from coterie.recipes.findings import ClaimResults, Findings, settings_for_claims
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.sweet_rl.recipe import SECOND, SweetRL
 from coterie.recipes.sweet_rl.settings import SweetSettings
@@ -49,9 +47,13 @@ BASE = "zero_shot"
 
 
 def reproduce(
-    folder: Path, seeds: Iterable[int], words: Sequence[str], console: Console, progress: Progress
-) -> list[Claim]:
-    """Run (or resume) everything, print the tables and, as the last line, one JSON object."""
+    folder: Path,
+    seeds: Iterable[int],
+    words: Sequence[str],
+    say: Callable[[str], None],
+    progress: Progress,
+) -> ClaimResults:
+    """Run (or resume) everything, and test the claims."""
     make_folder(folder)
     found = Findings()
     seeds = list(seeds)
@@ -60,15 +62,13 @@ def reproduce(
         base.mkdir(exist_ok=True)
         methods = METHODS | (CRITICS if seed == seeds[0] else {})
         for method, own in methods.items():
-            console.print(f"seed {seed}: {method}")
+            say(f"seed {seed}: {method}")
             _run(method, _recipe([*words, *own, f"seed={seed}"]), base, progress, found)
-    claims = _claims(found)
-    print_findings(folder, found, claims)
-    return claims
+    return ClaimResults(found, _claims(found))
 
 
 def _recipe(words: Sequence[str]) -> SweetRL:
-    recipe = recipe_of(tested(NAME, words))
+    recipe = recipe_of(settings_for_claims(NAME, words))
     assert isinstance(recipe, SweetRL), "these are claims about SWEET-RL"
     return recipe
 

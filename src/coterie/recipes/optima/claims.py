@@ -17,20 +17,18 @@ first rollouts and the first training. The ceiling is one agent of the base that
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from coterie.cli.findings import Findings, PolicyResult, print_findings, tested
 from coterie.config.folders import make_folder
 from coterie.environments.registry import make_environment
 from coterie.evaluation.claims import Claim, HeldOut, Results, above, brief, longer
 from coterie.evaluation.self_consistency import task_curve
 from coterie.progress import Progress
+from coterie.recipes.findings import ClaimResults, Findings, PolicyResult, settings_for_claims
+from coterie.recipes.optima.methods import optima
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.settings import OptimaSettings
-from coterie.recipes.registry import optima
 from coterie.recipes.settings import RecipeSettings
 from coterie.runs.benchmark import BenchmarkSettings, evaluate
 from coterie.runs.folder import Run, open_run
@@ -47,9 +45,13 @@ LOSS = 0.01
 
 
 def reproduce(
-    folder: Path, seeds: Iterable[int], words: Sequence[str], console: Console, progress: Progress
-) -> list[Claim]:
-    """Run (or resume) everything, print the tables and, as the last line, one JSON object."""
+    folder: Path,
+    seeds: Iterable[int],
+    words: Sequence[str],
+    say: Callable[[str], None],
+    progress: Progress,
+) -> ClaimResults:
+    """Run (or resume) everything, and test the claims."""
     make_folder(folder)
     found = Findings()
     seeds = list(seeds)
@@ -58,11 +60,11 @@ def reproduce(
         base = folder / f"seed-{seed}"
         base.mkdir(exist_ok=True)
         for method, recipe in methods.items():
-            console.print(f"seed {seed}: {method}")
+            say(f"seed {seed}: {method}")
             _run(method, recipe, base, progress, found)
     best = _best(found)
     for seed, methods in recipes.items():
-        console.print(f"seed {seed}: majorities of the base and of {best}, and the ceiling")
+        say(f"seed {seed}: majorities of the base and of {best}, and the ceiling")
         for name, method, version in (
             ("base", "isft", 0),
             (best, best, methods[best].settings.iterations),
@@ -70,9 +72,7 @@ def reproduce(
             at = folder / f"seed-{seed}" / method
             _several(name, methods[method], version, at, progress, found)
         _ceiling(methods["isft"], folder / f"seed-{seed}", progress, found)
-    claims = _claims(found, best)
-    print_findings(folder, found, claims)
-    return claims
+    return ClaimResults(found, _claims(found, best))
 
 
 def _recipes(words: Sequence[str], seed: int) -> dict[str, Optima]:
@@ -80,9 +80,13 @@ def _recipes(words: Sequence[str], seed: int) -> dict[str, Optima]:
     own = [*words, f"seed={seed}"]
     plain = [word for word in own if not word.startswith("dpo.")]
     chosen: dict[str, RecipeSettings] = {
-        method: tested(name, plain if method == "isft" else own) for method, name in METHODS.items()
+        method: settings_for_claims(name, plain if method == "isft" else own)
+        for method, name in METHODS.items()
     }
-    chosen |= {name: tested(METHODS["isft"], [*plain, word]) for name, word in ABLATIONS.items()}
+    chosen |= {
+        name: settings_for_claims(METHODS["isft"], [*plain, word])
+        for name, word in ABLATIONS.items()
+    }
     return {method: optima(settings) for method, settings in chosen.items()}
 
 

@@ -2,21 +2,19 @@
 
 Claims, margins and tests are fixed here, before any run (one-sided paired bootstrap over tasks and
 seeds, p < 0.05). Controls train on as many dialogues as iSFT did in each iteration, under the same
-training settings, so in as many steps (``recipes.optima_controls``):
+training settings, so in as many steps (``recipes.optima.controls``):
 
 * ``random``: dialogues drawn at random from the control's own rollouts, instead of the best;
 * ``scripted``: more pre-training on the scripted corpus that made the base.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from coterie.cli.findings import Findings, Scores, print_findings, tested
 from coterie.config.folders import make_folder
 from coterie.evaluation.claims import Claim, better
 from coterie.progress import Progress
+from coterie.recipes.findings import ClaimResults, Findings, Scores, settings_for_claims
 from coterie.recipes.optima.controls import ScriptedControl
 from coterie.recipes.optima.recipe import NAME, Optima
 from coterie.recipes.optima.settings import OptimaSettings
@@ -30,24 +28,22 @@ def reproduce(
     folder: Path,
     seeds: Iterable[int],
     words: Sequence[str],
-    console: Console,
+    say: Callable[[str], None],
     progress: Progress,
-) -> list[Claim]:
-    """Run (or resume) everything, print the table and, as the last line, one JSON object."""
+) -> ClaimResults:
+    """Run (or resume) everything, and test the claims."""
     make_folder(folder)
     found = Findings()
     for seed in seeds:
-        own = tested(NAME, [*words, f"seed={seed}"])
+        own = settings_for_claims(NAME, [*words, f"seed={seed}"])
         assert isinstance(own, OptimaSettings), "these are claims about Optima"
         base = folder / f"seed-{seed}"
         base.mkdir(exist_ok=True)
-        console.print(f"seed {seed}: iSFT, then the controls")
+        say(f"seed {seed}: iSFT, then the controls")
         counts = _isft(base, own, progress, found)
         _random(base, own, counts, progress, found)
         _scripted(base, own, counts, progress, found)
-    claims = _claims(found.tasks)
-    print_findings(folder, found, claims)
-    return claims
+    return ClaimResults(found, _claims(found.tasks))
 
 
 def _isft(base: Path, own: OptimaSettings, progress: Progress, found: Findings) -> list[int]:

@@ -7,6 +7,7 @@ from coterie.environments.gold import gold_answers
 from coterie.environments.protocol import State
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima.report_trees import task_trees
 from coterie.recipes.optima.reward import PARTS
 from coterie.reports.common import (
     EXAMPLES,
@@ -29,7 +30,6 @@ from coterie.reports.data import (
     RewardSample,
     RunReport,
 )
-from coterie.reports.trees import task_trees
 from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step

@@ -1,0 +1,87 @@
+"""What a recipe says of itself, so that nothing outside its folder need know it.
+
+Each folder ``recipes/NAME`` has a module ``description`` with a :class:`RecipeDescription` called ``DESCRIPTION``, by
+which :mod:`coterie.recipes.registry` finds it. Every command reads it, also ``coterie --help``: it imports neither
+torch nor the rest of its folder, and the functions in it import what they need when they are called.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from coterie.models.chat import ChatRenderer
+    from coterie.progress import Progress
+    from coterie.recipes.base import PolicyRecipe
+    from coterie.recipes.findings import ClaimResults
+    from coterie.recipes.settings import RecipeSettings
+    from coterie.reports.data import RunReport
+    from coterie.runs.folder import Run
+    from coterie.trajectories.task import Task
+    from coterie.trajectories.tree import Tree
+    from coterie.trajectories.turn import Turn
+
+
+class Reproduce(Protocol):
+    """Runs what claims are about, and tests them."""
+
+    def __call__(
+        self,
+        folder: Path,
+        seeds: Iterable[int],
+        words: Sequence[str],
+        say: Callable[[str], None],
+        progress: "Progress",
+    ) -> "ClaimResults":
+        """Run (or resume) everything in ``folder``; ``say`` tells a person what begins."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCritic:
+    """A critic that is ready to score."""
+
+    renderer: "ChatRenderer | None"
+    """Of the token ids that it reads; ``None`` if it reads text."""
+    score: "Callable[[Task, Tree, Sequence[Turn]], Awaitable[list[float]]]"
+    """A number for each candidate of one turn, higher for better."""
+
+
+class RunCritic(Protocol):
+    """The critic that runs of a recipe's settings have. Both methods refuse a run whose critic is not trained."""
+
+    def fingerprint(self, run: "Run") -> str:
+        """What its scores depend on: settings and weights."""
+        ...
+
+    def open(self, run: "Run") -> AbstractAsyncContextManager[OpenCritic]:
+        """The critic, open."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeDescription:
+    """A recipe, in terms of what commands ask of it."""
+
+    name: str
+    """That of its folder. Its methods are called ``name/method``."""
+    package: str
+    """Its folder as a package. The values of ``name/method`` are in its file ``presets/method.yaml``."""
+    settings: "Callable[[], tuple[type[RecipeSettings], ...]]"
+    """The settings of its methods, in the order in which they are listed."""
+    recipe: "Callable[[RecipeSettings], PolicyRecipe]"
+    """The recipe under such settings."""
+    report: "Callable[[PolicyRecipe, Run], RunReport]"
+    """What the report page of a run shows, finished or not."""
+    claims: "Mapping[str, Callable[[], Reproduce]]" = field(default_factory=dict)
+    """By the name that ``coterie reproduce`` has for them."""
+    export_files: Callable[..., None] | None = None
+    """The command ``coterie export NAME``: a function with the arguments and options that typer reads."""
+    import_files: Callable[..., None] | None = None
+    """The command ``coterie import NAME``."""
+    critic: "Callable[[PolicyRecipe], RunCritic | None] | None" = None
+    """The critic for ``coterie evaluate critic=RUN``; ``None`` of a recipe whose settings have none."""
+    quickstart: str | None = None
+    """The method of ``coterie quickstart``, whose sizes are in ``presets/quickstart.yaml``."""

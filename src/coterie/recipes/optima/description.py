@@ -1,0 +1,58 @@
+"""Optima for the commands."""
+
+from typing import TYPE_CHECKING
+
+from coterie.recipes.description import RecipeDescription
+from coterie.recipes.optima.files.commands import export_files, import_files
+
+if TYPE_CHECKING:
+    from coterie.recipes.base import PolicyRecipe
+    from coterie.recipes.description import Reproduce
+    from coterie.recipes.settings import RecipeSettings
+    from coterie.reports.data import RunReport
+    from coterie.runs.folder import Run
+
+
+def _settings() -> "tuple[type[RecipeSettings], ...]":
+    from coterie.recipes.optima.settings import METHODS
+
+    return METHODS
+
+
+def _recipe(settings: "RecipeSettings") -> "PolicyRecipe":
+    from coterie.recipes.optima.methods import optima
+
+    return optima(settings)
+
+
+def _report(recipe: "PolicyRecipe", run: "Run") -> "RunReport":
+    from coterie.recipes.optima.recipe import Optima
+    from coterie.recipes.optima.report import optima_report
+
+    assert isinstance(recipe, Optima), "a recipe is asked for by its own description"
+    return optima_report(recipe, run)
+
+
+def _claims() -> "Reproduce":
+    from coterie.recipes.optima.claims import reproduce
+
+    return reproduce
+
+
+def _claims_of_isft() -> "Reproduce":
+    from coterie.recipes.optima.claims_isft import reproduce
+
+    return reproduce
+
+
+DESCRIPTION = RecipeDescription(
+    name="optima",
+    package=__name__.rpartition(".")[0],
+    settings=_settings,
+    recipe=_recipe,
+    report=_report,
+    claims={"optima": _claims, "optima/isft": _claims_of_isft},
+    export_files=export_files,
+    import_files=import_files,
+    quickstart="optima/isft",
+)

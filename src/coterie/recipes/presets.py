@@ -1,0 +1,41 @@
+"""The packaged values of a method: one YAML file, a table of its data sets.
+
+common:                     what all data sets below have
+datasets: {NAME: {...}}     what each has of its own, laid over the common values
+micro_world: {...}          the values of the micro-world, whole: nothing is laid under them
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from typing import Any
+
+import yaml
+
+from coterie.config.resolve import overlaid
+
+
+@dataclass(frozen=True, slots=True)
+class Presets:
+    """Values by data set."""
+
+    values: Mapping[str, Mapping[str, Any]]
+    """The micro-world comes first, the others by name."""
+
+    def of(self, dataset: str) -> dict[str, Any]:
+        """A copy of the values for a data set; ``KeyError`` if there are none."""
+        return overlaid(self.values[dataset])
+
+
+def read_presets(file: Traversable) -> Presets:
+    """The table that a file holds."""
+    table: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    common, rows = table.pop("common", {}), table.pop("datasets", {})
+    micro_world = table.pop("micro_world")
+    assert not table, f"{file} has parts that mean nothing: {', '.join(table)}"
+    return Presets(
+        {
+            micro_world["dataset"]: micro_world,
+            **{name: overlaid(common, {"dataset": name}, rows[name]) for name in sorted(rows)},
+        }
+    )

@@ -1,0 +1,27 @@
+"""A run folder that is there already, opened with the recipe that its config names."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from coterie.recipes.base import PolicyRecipe
+from coterie.recipes.registry import settings
+from coterie.recipes.settings import RecipeSettings
+from coterie.runs.folder import Run, open_run, read_config
+
+R = TypeVar("R", bound=PolicyRecipe)
+
+
+@contextmanager
+def recorded_run(
+    folder: Path, make: Callable[[RecipeSettings], R], words: Sequence[str] = ()
+) -> Iterator[tuple[R, Run]]:
+    """The recipe that ``make`` gives of the stored settings, and the run, which can only be read.
+
+    ``words`` lie over the stored settings. Raises ``UserError`` for a folder that is no run.
+    """
+    name, stored = read_config(folder)
+    recipe = make(settings(name, words, stored))
+    with open_run(folder, name, recipe.settings, write=False) as run:
+        yield recipe, run

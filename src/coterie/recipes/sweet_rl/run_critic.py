@@ -1,0 +1,45 @@
+"""The critic of a run, for choosing the best of several candidates of any policy's turn."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from coterie.errors import UserError
+from coterie.recipes.description import OpenCritic
+from coterie.recipes.sweet_rl.critic import TrainedCritic, open_critic
+from coterie.recipes.sweet_rl.data import FIRST, SECOND
+from coterie.recipes.sweet_rl.recipe import SweetRL
+from coterie.runs.folder import Run, Step
+from coterie.training.checkpoint import weight_hash
+
+
+@dataclass(frozen=True, slots=True)
+class SweetCritic:
+    """A critic that round 0 trained, or the judge, who needs no training."""
+
+    recipe: SweetRL
+
+    def fingerprint(self, run: Run) -> str:
+        """What its scores depend on: its settings, and its weights."""
+        self._check(run)
+        settings = self.recipe.fingerprint(Step(SECOND, "reward"))
+        if self.recipe.settings.critic.kind == "judge":
+            return settings
+        return f"{settings} {weight_hash(run.training_folder(FIRST) / 'final')}"
+
+    @asynccontextmanager
+    async def open(self, run: Run) -> AsyncIterator[OpenCritic]:
+        """The critic, open."""
+        self._check(run)
+        own = self.recipe.settings.critic
+        async with open_critic(self.recipe, run, own, self.recipe.environment) as critic:
+            renderer = critic.model.renderer if isinstance(critic, TrainedCritic) else None
+            yield OpenCritic(renderer, critic.advantages)
+
+    def _check(self, run: Run) -> None:
+        """Refuse a run whose critic is not trained."""
+        trained = (run.training_folder(FIRST) / "final").is_dir()
+        if not trained and self.recipe.settings.critic.kind != "judge":
+            raise UserError(
+                f"the critic of {run.folder} is not trained", f"coterie train {run.folder}"
+            )
