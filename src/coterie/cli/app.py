@@ -247,8 +247,6 @@ def reproduce(
 
         coterie reproduce sweet_rl --scale tiny
     """
-    from coterie.cli.findings import print_findings
-
     if scale != "tiny":
         raise UserError(f"--scale {scale} does not exist", "use --scale tiny")
     known = {name: claims for one in descriptions() for name, claims in one.claims.items()}
@@ -263,6 +261,8 @@ def reproduce(
             "claims are tested on several seeds, so seed= can't be set", "use --seeds N"
         )
     folder = folder or Path("runs") / f"reproduce-{recipe.replace('/', '-')}"
+    from coterie.cli.findings import print_findings
+
     test_claims = known[recipe]()
     progress = ConsoleProgress(console)
     found = test_claims(folder, range(seeds), words or [], console.print, progress)

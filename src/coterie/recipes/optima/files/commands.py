@@ -92,7 +92,7 @@ def import_files(
 def _import_dialogues(
     lines: "Lines", folder: Path, words: list[str], name: str, *, rewarded: bool
 ) -> None:
-    from coterie.recipes.import_notes import ImportNotes
+    from coterie.recipes.importing import ImportNotes
     from coterie.recipes.optima.files.importing import import_dialogues, survey
     from coterie.recipes.optima.methods import optima
     from coterie.recipes.registry import settings

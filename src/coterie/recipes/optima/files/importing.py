@@ -15,7 +15,7 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
-from coterie.recipes.line_files import NEW
+from coterie.recipes.importing import finish_imported, imported_run
 from coterie.recipes.optima.files.records import ERROR, DialogueResult, Lines, OptimaTaskLine
 from coterie.recipes.optima.files.speech import Conversation, beginner, check_agents, parse
 from coterie.recipes.optima.files.tasks import OURS, content, task_of
@@ -25,7 +25,7 @@ from coterie.rewards.conduct import leaks, repeats
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.recorded import recorded, state_after
 from coterie.rollout.samplers import AgentContext, Prompt
-from coterie.runs.folder import Run, Step, new_run
+from coterie.runs.folder import Run, Step
 from coterie.runs.play import summary
 from coterie.trajectories.store import Credit, ItemKey, Metrics
 from coterie.trajectories.task import Task
@@ -101,13 +101,9 @@ def import_dialogues(
     """
     check_agents(recipe.agents)
     renderer, _ = load_renderer(recipe.settings.model)
-    try:
-        with new_run(folder, recipe.name, recipe.settings, NEW) as run:
-            work = _OptimaImport(lines, recipe, run, renderer, found.first, rewarded=rewarded)
-            result = asyncio.run(work.do(found.tasks, progress))
-    finally:
-        progress.close()
-    return result
+    with imported_run(recipe, folder, progress) as run:
+        work = _OptimaImport(lines, recipe, run, renderer, found.first, rewarded=rewarded)
+        return asyncio.run(work.do(found.tasks, progress))
 
 
 class _OptimaImport:
@@ -237,10 +233,7 @@ class _OptimaImport:
         return dict(zip(COUNTS, found, strict=True))
 
     def _finish(self, done: Step, metrics: Metrics) -> None:
-        settings = self.recipe.fingerprint(done)
-        self.run.begin(done, settings)
-        file = self.lines.path.name
-        self.run.finish(done, settings, {**metrics, "imported": file, "seconds": 0.0})
+        finish_imported(self.recipe, self.run, done, self.lines.path, metrics)
 
 
 def _parts(result: DialogueResult) -> tuple[float, float, float, float] | None:

@@ -13,13 +13,13 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
-from coterie.recipes.line_files import NEW
+from coterie.recipes.importing import imported_run
 from coterie.recipes.optima.files.records import Lines, PairRecord, PairsLine
 from coterie.recipes.optima.files.speech import beginner, named, parse
 from coterie.recipes.optima.recipe import Optima
 from coterie.rollout.recorded import recorded
 from coterie.rollout.samplers import AgentContext, Prompt
-from coterie.runs.folder import Run, Step, new_run
+from coterie.runs.folder import Run, Step
 from coterie.trajectories.pair import Pair, turn_pair
 from coterie.trajectories.store import Credit, ItemKey, Selection, Store
 from coterie.trajectories.task import Task
@@ -63,17 +63,14 @@ def import_pairs(lines: Lines, recipe: Optima, folder: Path, progress: Progress)
     first = beginner(sides)
     renderer, _ = load_renderer(recipe.settings.model)
     progress.start(total, f"import {lines.path.name}")
-    try:
-        with new_run(folder, recipe.name, recipe.settings, NEW) as run:
-            for number, line in lines.read(PairsLine):
-                try:
-                    _import(run, lines.path.name, line, first, renderer)
-                except ValueError as error:
-                    raise lines.broken(number, str(error)) from error
-                progress.advance(1)
-            run.store.finish(PAIRS.key, metrics={"pairs": count, "imported": lines.path.name})
-    finally:
-        progress.close()
+    with imported_run(recipe, folder, progress) as run:
+        for number, line in lines.read(PairsLine):
+            try:
+                _import(run, lines.path.name, line, first, renderer)
+            except ValueError as error:
+                raise lines.broken(number, str(error)) from error
+            progress.advance(1)
+        run.store.finish(PAIRS.key, metrics={"pairs": count, "imported": lines.path.name})
     return count
 
 

@@ -83,7 +83,7 @@ def import_files(
 
 
 def _import_trajectories(file: Path, folder: Path, words: list[str], repeats: int | None) -> None:
-    from coterie.recipes.import_notes import ImportNotes
+    from coterie.recipes.importing import ImportNotes
     from coterie.recipes.sweet_rl.files.importing import import_trajectories, survey
     from coterie.recipes.sweet_rl.files.records import Trajectories
 
@@ -101,7 +101,7 @@ def _import_trajectories(file: Path, folder: Path, words: list[str], repeats: in
 
 
 def _import_preferences(file: Path, folder: Path, words: list[str]) -> None:
-    from coterie.recipes.import_notes import ImportNotes
+    from coterie.recipes.importing import ImportNotes
     from coterie.recipes.sweet_rl.files.preferences import import_preferences
 
     own = _of_words(words)

@@ -15,14 +15,15 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
-from coterie.recipes.line_files import NEW, LineFile
+from coterie.recipes.importing import finish_imported, imported_run
+from coterie.recipes.line_files import LineFile
 from coterie.recipes.sweet_rl.files.importing import environment_of
 from coterie.recipes.sweet_rl.files.records import PreferenceRow, Side, read_lines
 from coterie.recipes.sweet_rl.files.rendered import CHATML, LLAMA, Form, RenderedChat, form_of
 from coterie.recipes.sweet_rl.recipe import SECOND, SweetRL
 from coterie.rollout.recorded import recorded
 from coterie.rollout.samplers import AgentContext, Prompt
-from coterie.runs.folder import Run, Step, new_run
+from coterie.runs.folder import Run, Step
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
@@ -77,28 +78,25 @@ def import_preferences(
     }
     chosen, left_out = list[Selection](), 0
     progress.start(total, f"import {path.name}")
-    try:
-        with new_run(folder, recipe.name, recipe.settings, NEW) as run:
-            for number, row in read_lines(path, PreferenceRow):
-                try:
-                    found = compared(row, forms)
-                    if found.chat.said[0] in held_out:
-                        left_out += 1
-                    else:
-                        name = f"import-{path.stem}-{number:07d}"
-                        chosen.append(_write(run, name, found, f"import:{path.name}", renderer))
-                except ValueError as error:
-                    raise LineFile(path).broken(number, str(error)) from error
-                progress.advance(1)
-            if not chosen:
-                raise UserError(
-                    f"{path} has no pair that could be trained on ({left_out} are of held-out tasks)",
-                    "give a file of preferences, of training tasks",
-                )
-            run.store.select(SECOND, "select", chosen)
-            _finish(recipe, run, path.name, len(chosen))
-    finally:
-        progress.close()
+    with imported_run(recipe, folder, progress) as run:
+        for number, row in read_lines(path, PreferenceRow):
+            try:
+                found = compared(row, forms)
+                if found.chat.said[0] in held_out:
+                    left_out += 1
+                else:
+                    name = f"import-{path.stem}-{number:07d}"
+                    chosen.append(_write(run, name, found, f"import:{path.name}", renderer))
+            except ValueError as error:
+                raise LineFile(path).broken(number, str(error)) from error
+            progress.advance(1)
+        if not chosen:
+            raise UserError(
+                f"{path} has no pair that could be trained on ({left_out} are of held-out tasks)",
+                "give a file of preferences, of training tasks",
+            )
+        run.store.select(SECOND, "select", chosen)
+        _finish(recipe, run, path, len(chosen))
     return ImportedPairs(len(chosen), left_out)
 
 
@@ -163,7 +161,7 @@ def _write(run: Run, name: str, row: Compared, author: str, renderer: ChatRender
     return Selection(sides[0], AGENT, rejected=sides[1])
 
 
-def _finish(recipe: SweetRL, run: Run, file: str, pairs: int) -> None:
+def _finish(recipe: SweetRL, run: Run, file: Path, pairs: int) -> None:
     """Mark what comes before the policy's training as finished: nothing of it is to be done."""
     for step in recipe.steps()[: recipe.steps().index(TRAIN)]:
         if step.stage == "evaluate":
@@ -173,7 +171,4 @@ def _finish(recipe: SweetRL, run: Run, file: str, pairs: int) -> None:
             "select": {"selected": pairs if step.iteration == SECOND else 0},
             "train": {"rows": 0, "trained_tokens": 0},
         }
-        settings = recipe.fingerprint(step)
-        run.begin(step, settings)
-        metrics = {**found.get(step.stage, {}), "imported": file, "seconds": 0.0}
-        run.finish(step, settings, metrics)
+        finish_imported(recipe, run, step, file, found.get(step.stage, {}))

@@ -1,0 +1,110 @@
+"""A recipe is one folder: what stands in it is found, and no other file says so."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coterie import recipes
+from coterie.errors import UserError
+from coterie.recipes.registry import datasets, descriptions, names, quickstart_sizes, settings
+from tests.conftest import Cli, refused
+
+FILES = {
+    "__init__.py": '"""A recipe that is only here."""',
+    "settings.py": """
+from typing import ClassVar
+from coterie.config.settings import key
+from coterie.recipes.settings import RecipeSettings
+
+class ToySettings(RecipeSettings):
+    recipe: ClassVar[str] = "toy/one"
+    model: str = key("tiny-exchange", "The model that learns.")
+    dataset: str = key("exchange", "The tasks that it learns on.")
+    rate: float = key(0.5, "How fast the toy learns.")
+    rounds: ClassVar[int] = 1
+    max_tokens: ClassVar[int] = 8
+""",
+    "claims.py": """
+from coterie.evaluation.claims import Claim
+from coterie.recipes.findings import ClaimResults, Findings, PolicyResult
+
+def reproduce(folder, seeds, words, say, progress):
+    folder.mkdir()
+    say(f"seeds {list(seeds)}, {words}")
+    row = PolicyResult("toy", 0, 1, 2, 0.5, 3.0, 4, 5)
+    claim = Claim("fun", "toys are fun", True, True, 0.01, 0.2, "once")
+    return ClaimResults(Findings([row]), [claim])
+""",
+    "description.py": """
+from coterie.recipes.description import RecipeDescription
+
+def _settings():
+    from coterie.recipes.toy.settings import ToySettings
+    return (ToySettings,)
+
+def _claims():
+    from coterie.recipes.toy.claims import reproduce
+    return reproduce
+
+def _none(*_):
+    raise NotImplementedError
+
+DESCRIPTION = RecipeDescription(
+    "toy", "coterie.recipes.toy", _settings, _none, _none, claims={"toy": _claims}
+)
+""",
+    "presets/one.yaml": """
+common: {rate: 0.25, evaluate: {tasks: 7, temperature: 0.5}}
+datasets:
+  gsm8k: {evaluate: {tasks: 9}}
+micro_world: {dataset: exchange, seed: 4}
+""",
+}
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A recipe in a folder among those of the others."""
+    for name, text in FILES.items():
+        file = tmp_path / "more" / "toy" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path / "more")])
+    descriptions.cache_clear()
+    yield
+    descriptions.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("coterie.recipes.toy")]:
+        del sys.modules[name]
+
+
+def test_a_recipe_is_found_by_its_folder(toy: None, cli: Cli) -> None:
+    assert names()[-1] == "toy/one" and len(names()) > 1
+    said = cli("config", "toy/one", "rate=0.75")
+    assert said.code == 0 and "0.75" in said.out and "toy learns" in said.out
+    with pytest.raises(UserError, match="did you mean 'toy/one'"):
+        settings("toy/two")
+
+
+def test_its_presets_are_common_values_with_those_of_a_data_set_over_them(toy: None) -> None:
+    assert datasets("toy/one") == ["exchange", "gsm8k"]
+    found = settings("toy/one", ["dataset=gsm8k"]).model_dump()
+    assert (found["rate"], found["evaluate"]) == (0.25, {"tasks": 9, "temperature": 0.5})
+    whole = settings("toy/one").model_dump()
+    assert (whole["rate"], whole["seed"], whole["evaluate"]["tasks"]) == (0.5, 4, 500)
+
+
+def test_its_claims_are_tested_by_their_name(toy: None, cli: Cli) -> None:
+    said = cli("reproduce", "toy", "--seeds", 2, "--folder", "here", "rate=1")
+    assert "seeds [0, 1], ['rate=1']" in said.err
+    shown = json.loads(said.out.splitlines()[-1])
+    assert shown["claims"][0]["id"] == "fun" and shown["rows"][0]["method"] == "toy"
+    assert "or toy" in refused(cli, "reproduce", "nothing")
+
+
+def test_a_quickstart_has_sizes_for_its_tasks_only(cli: Cli) -> None:
+    assert quickstart_sizes("exchange") == {"dataset": "exchange"}
+    said = refused(cli, "quickstart", "--task", "mmlu")
+    assert "no quickstart on mmlu" in said and "hotpot_qa" in said
