@@ -102,6 +102,25 @@ _stage("select", "Select what one iteration trains on.")
 _stage("train", "Train on what was selected.")
 
 
+@app.command()
+def stage(
+    name: Annotated[str, typer.Argument(metavar="STAGE", help="A stage of the run's recipe.")],
+    folder: Folder,
+    words: Words = None,
+    iteration: Iteration = None,
+    recipe: StageRecipe = FIRST_METHOD,
+) -> None:
+    """Do one stage of one iteration, whatever the recipe calls it.
+
+    Example:
+
+        coterie stage reward runs/mine --iteration 1
+    """
+    from coterie.cli.running import run_stage
+
+    run_stage(name, folder, words or [], recipe, iteration, console)
+
+
 class Checkpoints(StrEnum):
     """Which policies of a run."""
 

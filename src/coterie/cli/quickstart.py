@@ -15,7 +15,7 @@ from rich.console import Console
 
 from coterie.cli.running import run_all, summary
 from coterie.errors import UserError
-from coterie.recipes.base import PolicyRecipe
+from coterie.recipes.base import Recipe
 from coterie.recipes.registry import (
     datasets,
     micro_world,
@@ -72,7 +72,7 @@ def _engine(method: str, dataset: str) -> list[str]:
     return ["engine.kind=vllm"] if there else []
 
 
-def _clear_if_finished(folder: Path, recipe: PolicyRecipe) -> None:
+def _clear_if_finished(folder: Path, recipe: Recipe) -> None:
     if not (folder / "config.yaml").is_file() or read_config(folder)[0] != recipe.name:
         return
     if read_config(folder)[1] != recipe.settings.model_dump(mode="json"):

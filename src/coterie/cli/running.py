@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.errors import UserError, nearest
-from coterie.recipes.base import STAGES, PolicyRecipe
+from coterie.recipes.base import Recipe
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
@@ -45,7 +45,7 @@ def run_recipe(
         print(run.report)
 
 
-def run_all(recipe: PolicyRecipe, run: Run, console: Console) -> None:
+def run_all(recipe: Recipe, run: Run, console: Console) -> None:
     """Every step that is left; the report is written after each."""
     began = time.monotonic()
     with _reported(recipe, run):
@@ -66,7 +66,7 @@ def run_stage(
         name = read_config(folder)[0]
     recipe = recipe_of(settings(name, words, _stored(name, folder)))
     recipe.check()
-    if not folder.exists() and recipe.needs(_step(recipe, stage, iteration)):
+    if not folder.exists() and recipe.at(_step(recipe, stage, iteration)).after:
         raise UserError(
             f"there is no run folder {folder}, and {stage} needs one{_near(folder)}",
             f"make one with: coterie run {name} --folder {folder}",
@@ -88,12 +88,12 @@ def write_report(folder: Path) -> Path:
         return run.report
 
 
-def _report(recipe: PolicyRecipe, run: Run) -> None:
+def _report(recipe: Recipe, run: Run) -> None:
     write_page(run_report(recipe, run), run.report)
 
 
 @contextmanager
-def _reported(recipe: PolicyRecipe, run: Run) -> Iterator[None]:
+def _reported(recipe: Recipe, run: Run) -> Iterator[None]:
     """The report is there at the end, also of a run that was stopped: errors point to it."""
     try:
         yield
@@ -104,7 +104,7 @@ def _reported(recipe: PolicyRecipe, run: Run) -> Iterator[None]:
     _report(recipe, run)
 
 
-def summary(recipe: PolicyRecipe, run: Run) -> Table:
+def summary(recipe: Recipe, run: Run) -> Table:
     """Score and tokens by policy."""
     table = Table(title=f"{recipe.name} on {recipe.settings.dataset}", box=None)
     done = [step for step in recipe.steps() if step.stage == "evaluate" and run.is_finished(step)]
@@ -125,16 +125,19 @@ def summary(recipe: PolicyRecipe, run: Run) -> Table:
     return table
 
 
-def _wanted(recipe: PolicyRecipe, run: Run, stage: str, iteration: int | None) -> Step:
+def _wanted(recipe: Recipe, run: Run, stage: str, iteration: int | None) -> Step:
     if iteration is not None:
         return _step(recipe, stage, iteration)
-    steps = [step for step in recipe.steps() if step.stage == stage]
+    first = _step(recipe, stage, None)
+    steps = [step for step in recipe.steps() if step.stage == first.stage]
     return next((step for step in steps if not run.is_finished(step)), steps[-1])
 
 
-def _step(recipe: PolicyRecipe, stage: str, iteration: int | None) -> Step:
+def _step(recipe: Recipe, stage: str, iteration: int | None) -> Step:
     """The step of a stage (its first one); ``UserError`` if the recipe has none of that iteration."""
-    assert stage in STAGES
+    names = dict.fromkeys(step.stage for step in recipe.steps())
+    if stage not in names:
+        raise UserError(f"{recipe.name} has no stage {stage!r}", f"use one of: {', '.join(names)}")
     steps = [step for step in recipe.steps() if step.stage == stage]
     for step in steps:
         if iteration in (None, step.iteration):
@@ -169,7 +172,7 @@ def _stored(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] 
     return stored
 
 
-def _show_plan(recipe: PolicyRecipe, console: Console) -> None:
+def _show_plan(recipe: Recipe, console: Console) -> None:
     table = Table(title=f"plan of {recipe.name}", box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")

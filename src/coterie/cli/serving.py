@@ -10,7 +10,7 @@ from coterie.engines.serving.policies import Policies
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.loading import load
-from coterie.recipes.base import PolicyRecipe
+from coterie.recipes.base import Recipe
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.runs.folder import Run
@@ -74,7 +74,7 @@ def _of_run(folder: Path, iteration: int | None, name: str, device: str | None) 
         )
 
 
-def _version(recipe: PolicyRecipe, run: Run, wanted: int | None) -> int:
+def _version(recipe: Recipe, run: Run, wanted: int | None) -> int:
     """The policy to serve; policy i + 1 is what the training of iteration i left."""
     have = recipe.versions(run)
     if wanted is None:

@@ -1,4 +1,4 @@
-"""The engine that speaks a run's policy: made when it is first needed, given new weights after.
+"""The engines that a run's roles speak by: made when they are first needed, given new weights after.
 
 The embedded engine is made anew for each step. Servers stay up from step to step, on one event loop
 that outlives the steps, and load each new version.
@@ -25,7 +25,7 @@ from coterie.models.loading import LoadedModel, is_adapter, load_renderer, resol
 
 Result = TypeVar("Result")
 POLICY = "policy"
-"""What a run's policy is called in its record."""
+"""The role of a run that has one, in its record and in its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,10 @@ class Speaking:
 
 
 class RunEngines:
-    """Engines of one run's policies; to be closed. ``logs`` is where servers leave theirs."""
+    """Engines of one run's roles; to be closed. ``logs`` is where servers leave theirs.
+
+    ``base`` is what adapters are of, where a role does not say. Each role has servers of its own.
+    """
 
     def __init__(self, settings: EngineSettings, base: str, logs: Path) -> None:
         self.settings = settings
@@ -46,7 +49,7 @@ class RunEngines:
         self.logs = logs
         self._runner: asyncio.Runner | None = None
         self._open = AsyncExitStack()
-        self._pool: ServerPool | None = None
+        self._pools: dict[str, ServerPool] = {}
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a step's asynchronous work on the loop that servers live on."""
@@ -61,25 +64,42 @@ class RunEngines:
             self._runner = None
 
     async def speak(
-        self, version: int, path: Path | str, load: Callable[[], LoadedModel]
+        self,
+        version: int,
+        path: Path | str,
+        load: Callable[[], LoadedModel],
+        *,
+        role: str = POLICY,
+        base: str | None = None,
+        adapter: str | None = None,
     ) -> Speaking:
-        """An engine of the policy's ``version``, whose weights (or LoRA adapter) lie at ``path``.
+        """An engine of a role's ``version``, whose weights (or LoRA adapter) lie at ``path``.
 
-        ``load`` gives the same policy in this process.
+        ``load`` gives the same in this process, where it speaks with ``adapter`` if the model has several.
         """
         if self.settings.kind == "inprocess":
             loaded = load()
-            return Speaking(self.embedded(loaded, version), loaded.renderer, loaded.context_length)
-        renderer, context = load_renderer(self.base)
-        pool = await self._served(version, path, renderer)
+            engine = self.embedded(loaded, version, role=role, adapter=adapter)
+            return Speaking(engine, loaded.renderer, loaded.context_length)
+        base = base or self.base
+        renderer, context = load_renderer(base)
+        pool = await self._served(role, base, version, path, renderer)
         return Speaking(pool, renderer, self.settings.vllm.max_model_len or context)
 
-    def embedded(self, loaded: LoadedModel, version: int) -> InProcessEngine:
+    def embedded(
+        self,
+        loaded: LoadedModel,
+        version: int,
+        *,
+        role: str = POLICY,
+        adapter: str | None = None,
+    ) -> InProcessEngine:
         """An engine in this process, such as that of a frozen base."""
         return InProcessEngine(
             loaded,
-            policy=POLICY,
+            policy=role,
             version=str(version),
+            adapter=adapter,
             max_batch=self.settings.max_batch,
             cache_bytes=round(self.settings.cache_gib * 2**30),
             timeout=self.settings.timeout,
@@ -90,24 +110,26 @@ class RunEngines:
         if self._runner is not None and not self.settings.keep_servers:
             self._runner.run(self.end())
 
-    async def _served(self, version: int, path: Path | str, renderer: ChatRenderer) -> ServerPool:
+    async def _served(
+        self, role: str, base: str, version: int, path: Path | str, renderer: ChatRenderer
+    ) -> ServerPool:
         adapter = is_adapter(path)
-        if self._pool is None:
+        if role not in self._pools:
             _free_memory()
             first = "unknown" if self.settings.vllm.urls else "0" if adapter else str(version)
-            self._pool = await self._open.enter_async_context(
+            self._pools[role] = await self._open.enter_async_context(
                 vllm_pool(
-                    self.base if adapter else path,
+                    base if adapter else path,
                     renderer,
                     self.settings.vllm,
-                    self.logs,
-                    policy=POLICY,
+                    self.logs if role == POLICY else self.logs / role,
+                    policy=role,
                     version=first,
                 )
             )
-        if self._pool.version != str(version):
-            await self._load(self._pool, path, str(version))
-        return self._pool
+        if self._pools[role].version != str(version):
+            await self._load(self._pools[role], path, str(version))
+        return self._pools[role]
 
     async def _load(self, pool: ServerPool, path: Path | str, version: str) -> None:
         """Load a policy; servers that run already may not let us."""
@@ -125,7 +147,7 @@ class RunEngines:
 
     async def end(self) -> None:
         """End the servers; on the loop that they were started on."""
-        self._pool = None
+        self._pools.clear()
         await self._open.aclose()
 
 

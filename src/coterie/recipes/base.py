@@ -1,19 +1,18 @@
-"""What recipes have in common that train one policy in rounds: engines, policies by version, playing.
+"""What recipes have in common: stages, roles with their models and versions, playing, fingerprints."""
 
-Policy 0 is the model that was given; policy ``i`` is what the training of round ``i - 1`` left.
-"""
-
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
-from coterie.engines.protocol import Sampling
-from coterie.engines.run_engines import RunEngines
+from coterie.engines.protocol import Engine, Sampling
+from coterie.engines.run_engines import POLICY
 from coterie.environments.protocol import Environment
 from coterie.environments.registry import content
-from coterie.models.loading import LoadedModel, identity, is_adapter, load, reload
+from coterie.environments.traits import agents_of
+from coterie.models.loading import LoadedModel, identity
 from coterie.progress import Progress
 from coterie.recipes.plan import RunPlan
 from coterie.recipes.settings import RecipeSettings
@@ -22,58 +21,87 @@ from coterie.rollout.samplers import TokenSampler
 from coterie.runs.casting import Cast, open_cast
 from coterie.runs.folder import Run, Step
 from coterie.runs.play import play, summary
-from coterie.training.checkpoint import weight_hash
-from coterie.training.record import TrainingReport
+from coterie.runs.roles import Role, Roles
+from coterie.runs.stage import Stage
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import digest
 
-STAGES = ("evaluate", "rollout", "reward", "select", "train")
-"""Of a round, in their order; each has a command of its own."""
+Work = Callable[[Run, int, Progress], Metrics] | Callable[[Run, int, Progress], Awaitable[Metrics]]
+"""What a stage does, with engines if it is asynchronous."""
 
 
-class PolicyRecipe(ABC):
-    """A recipe under its settings; subclasses say which steps there are and how each is done."""
+class Recipe(ABC):
+    """A recipe under its settings; subclasses say which stages and roles there are."""
 
     settings: RecipeSettings
     environment: Environment
     name: str
 
     def __init__(self) -> None:
-        self._engines: RunEngines | None = None
+        self._roles: Roles | None = None
 
-    # -- what the loop asks -------------------------------------------------------------------
-
-    @abstractmethod
-    def steps(self) -> list[Step]:
-        """All steps in the order in which they run."""
+    # -- what a recipe says -------------------------------------------------------------------
 
     @abstractmethod
-    def needs(self, step: Step) -> list[Step]:
-        """The steps whose results this one reads."""
+    def stages(self) -> list[Stage]:
+        """All stages in the order in which they run."""
 
-    @abstractmethod
-    def depends(self, step: Step) -> tuple[object, ...]:
-        """The settings of a step that are its own."""
+    def roles(self) -> tuple[Role, ...]:
+        """Its models by role. The first one is what is evaluated and served."""
+        return (Role(POLICY, self.settings.model),)
 
-    def check(self) -> None:
-        """Load what the run needs and refuse what can't work, in seconds."""
-        self.plan()
+    def players(self) -> Mapping[str, str]:
+        """Which role plays each agent of the environment."""
+        return dict.fromkeys(agents_of(self.environment), POLICY)
 
     @abstractmethod
     def plan(self) -> RunPlan:
         """What the run costs. Raises ``UserError`` for what can't work, in seconds."""
 
-    @abstractmethod
-    def do(self, run: Run, step: Step, progress: Progress) -> Metrics:
-        """Do one step; finished items of an interrupted one are kept."""
+    def stage(
+        self,
+        iteration: int,
+        name: str,
+        do: Work,
+        after: Sequence[Stage] = (),
+        depends: Sequence[object] = (),
+        *,
+        trains: str | None = None,
+        alone: bool = False,
+    ) -> Stage:
+        """A stage, ``after`` others. One that trains, or is ``alone``, finds no servers on the devices."""
+
+        def done(run: Run, iteration: int, progress: Progress) -> Metrics:
+            models = self.models(run)
+            if alone or trains is not None:
+                models.make_room()
+            found = do(run, iteration, progress)
+            return models.run_async(_awaited(found)) if inspect.isawaitable(found) else found
+
+        needed = tuple(stage.step for stage in after)
+        return Stage(Step(iteration, name), done, needed, tuple(depends), trains)
+
+    # -- what the loop asks -------------------------------------------------------------------
+
+    def steps(self) -> list[Step]:
+        """The steps of its stages."""
+        return [stage.step for stage in self.stages()]
+
+    def at(self, step: Step) -> Stage:
+        """The stage of a step; ``KeyError`` if there is none."""
+        return {stage.step: stage for stage in self.stages()}[step]
+
+    def check(self) -> None:
+        """Refuse what can't work, in seconds."""
+        self.plan()
 
     def fingerprint(self, step: Step) -> str:
         """Hash of the settings that the step's own results depend on."""
         s = self.settings
         common = (self._model, s.dataset, s.data.context, self._content, s.seed)
-        return digest(step.stage, *common, *self.depends(step))[:16]
+        return digest(step.stage, *common, *self.at(step).depends)[:16]
 
     @cached_property
     def _model(self) -> str:
@@ -86,64 +114,86 @@ class PolicyRecipe(ABC):
         return content(self.settings.dataset, self.settings.data)
 
     def close(self) -> None:
-        """End the servers of its steps."""
-        if self._engines is not None:
-            self._engines.close()
-            self._engines = None
+        """End the servers of its stages."""
+        if self._roles is not None:
+            self._roles.close()
+            self._roles = None
 
-    # -- tasks and policies -------------------------------------------------------------------
+    # -- roles and tasks ----------------------------------------------------------------------
+
+    def models(self, run: Run) -> Roles:
+        """The models of its roles; open until :meth:`close`."""
+        if self._roles is None:
+            self._roles = Roles(self.roles(), self.settings.engine, run)
+        return self._roles
+
+    def versions(self, run: Run, role: str = POLICY) -> list[int]:
+        """The versions that a role has: as it began, and what each finished training left."""
+        trained = [s.step for s in self.stages() if s.trains == role and run.is_finished(s.step)]
+        return [0, *(step.iteration + 1 for step in trained)]
+
+    def policy_path(self, run: Run, version: int, role: str = POLICY) -> Path | str:
+        """Where a version of a role is."""
+        return self.models(run).path(role, version)
+
+    def load_policy(self, run: Run, version: int, role: str = POLICY) -> LoadedModel:
+        """A version of a role with its tokenizer and renderer; a LoRA adapter is merged."""
+        return self.models(run).load(role, version)
 
     def heldout_tasks(self) -> list[Task]:
         """The same held-out tasks for every policy."""
         return self.environment.tasks("heldout", self.settings.evaluate.tasks, self.settings.seed)
 
-    def versions(self, run: Run) -> list[int]:
-        """The policies that a run has: the base, and what each finished training left."""
-        count = self.settings.rounds
-        return [0, *(i + 1 for i in range(count) if run.is_finished(Step(i, "train")))]
-
-    def policy_path(self, run: Run, version: int) -> Path | str:
-        """Where policy ``version`` is: the base, or what training ``version - 1`` left."""
-        return run.training_folder(version - 1) / "final" if version else self.settings.model
-
-    def load_policy(self, run: Run, version: int) -> LoadedModel:
-        """Policy ``version`` with its tokenizer and renderer; a LoRA adapter is merged."""
-        path, device = self.policy_path(run, version), self.settings.engine.device_name
-        if not is_adapter(path):
-            return load(path, device=device)
-        loaded = load(self.settings.model, device=device)
-        reload(loaded, path)
-        return loaded
+    def seeded(self, own: TrainingSettings, iteration: int) -> TrainingSettings:
+        """A training's settings with a seed of the run and the iteration."""
+        return own.model_copy(update={"seed": own.seed + self.settings.seed * 1000 + iteration})
 
     # -- playing ------------------------------------------------------------------------------
 
-    def engines(self, run: Run) -> RunEngines:
-        """What its policies speak by; open until :meth:`close`."""
-        if self._engines is None:
-            s = self.settings
-            self._engines = RunEngines(s.engine, s.model, run.folder / "servers")
-        return self._engines
-
     def cast(self, run: Run) -> AbstractAsyncContextManager[Cast]:
-        """Who plays besides its policies, and what its environment needs."""
+        """Who plays besides its roles, and what its environment needs."""
         return open_cast(self.environment, run.folder / "user_simulator")
 
+    def evaluation(self, version: int, after: Sequence[Stage], depends: Sequence[object]) -> Stage:
+        """The stage in which the policies of an iteration are evaluated."""
+        return self.stage(version, "evaluate", self.evaluate, after, depends)
+
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
-        """One dialogue of policy ``version`` on each held-out task."""
+        """One episode on each held-out task, by the newest version of each role."""
         episodes = [Episode(task, 0, version, "evaluate") for task in self.heldout_tasks()]
         return await self.play(run, episodes, self.settings.evaluate.temperature, 1.0, progress)
 
     async def sampler(
-        self, run: Run, version: int, temperature: float, top_p: float = 1.0
+        self,
+        run: Run,
+        version: int,
+        temperature: float,
+        top_p: float = 1.0,
+        role: str = POLICY,
     ) -> TokenSampler:
-        """What the agents of policy ``version`` speak by."""
+        """What the agents of a role's version speak by."""
         max_tokens, timeout = self.settings.max_tokens, self.settings.engine.timeout
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
-        path = self.policy_path(run, version)
-        policy = await self.engines(run).speak(
-            version, path, lambda: self.load_policy(run, version)
-        )
-        return TokenSampler(policy.engine, policy.renderer.render, sampling, policy.context_length)
+        speaking = await self.models(run).speak(role, version)
+        render = speaking.renderer.render
+        return TokenSampler(speaking.engine, render, sampling, speaking.context_length)
+
+    async def samplers(
+        self, run: Run, iteration: int, temperature: float, top_p: float = 1.0
+    ) -> dict[str, TokenSampler]:
+        """By what each agent speaks in an iteration: the newest version of its role by then."""
+        players = self.players()
+        by_role = {
+            role: await self.sampler(
+                run, self.newest(run, role, iteration), temperature, top_p, role
+            )
+            for role in dict.fromkeys(players.values())
+        }
+        return {agent: by_role[role] for agent, role in players.items()}
+
+    def newest(self, run: Run, role: str, iteration: int) -> int:
+        """The newest version of a role that the trainings before an iteration left."""
+        return max(version for version in self.versions(run, role) if version <= iteration)
 
     async def play(
         self,
@@ -153,27 +203,19 @@ class PolicyRecipe(ABC):
         top_p: float,
         progress: Progress,
     ) -> Metrics:
-        """Play episodes of one iteration and stage, by the policy of the iteration."""
+        """Play episodes of one iteration and stage, by the roles of the iteration."""
         iteration, stage = episodes[0].iteration, episodes[0].stage
-        sampler = await self.sampler(run, iteration, temperature, top_p)
-        stats = sampler.engine.stats
+        samplers = await self.samplers(run, iteration, temperature, top_p)
+        engines = list({id(one.engine): one.engine for one in samplers.values()}.values())
         async with self.cast(run) as cast:
-            driver = cast.driver(sampler, self.settings.seed)
-            await play(run.store, driver, episodes, progress, lambda: stats.sampled_tokens)
+            driver = cast.driver(samplers, self.settings.seed)
+            await play(run.store, driver, episodes, progress, partial(_sampled, engines))
         return summary(run.store, iteration, stage)
 
-    def seeded(self, own: TrainingSettings, iteration: int) -> TrainingSettings:
-        """A training's settings with a seed of the run and the iteration."""
-        return own.model_copy(update={"seed": own.seed + self.settings.seed * 1000 + iteration})
+
+def _sampled(engines: Sequence[Engine]) -> int:
+    return sum(engine.stats.sampled_tokens for engine in engines)
 
 
-def trained_metrics(report: TrainingReport, trained_tokens: int) -> Metrics:
-    """What to remember of a training."""
-    return {
-        "rows": report.rows,
-        "dropped": report.dropped_too_long + report.dropped_empty,
-        "trained_tokens": trained_tokens,
-        "steps": report.steps,
-        "loss": report.last_loss,
-        "weights": weight_hash(report.final),
-    }
+async def _awaited(found: Awaitable[Metrics]) -> Metrics:
+    return await found

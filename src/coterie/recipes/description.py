@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from coterie.models.chat import ChatRenderer
     from coterie.progress import Progress
-    from coterie.recipes.base import PolicyRecipe
+    from coterie.recipes.base import Recipe
     from coterie.recipes.findings import ClaimResults
     from coterie.recipes.settings import RecipeSettings
     from coterie.reports.data import RunReport
@@ -71,9 +71,9 @@ class RecipeDescription:
     """Its folder as a package. The values of ``name/method`` are in its file ``presets/method.yaml``."""
     settings: "Callable[[], tuple[type[RecipeSettings], ...]]"
     """The settings of its methods, in the order in which they are listed."""
-    recipe: "Callable[[RecipeSettings], PolicyRecipe]"
+    recipe: "Callable[[RecipeSettings], Recipe]"
     """The recipe under such settings."""
-    report: "Callable[[PolicyRecipe, Run], RunReport]"
+    report: "Callable[[Recipe, Run], RunReport]"
     """What the report page of a run shows, finished or not."""
     claims: "Mapping[str, Callable[[], Reproduce]]" = field(default_factory=dict)
     """By the name that ``coterie reproduce`` has for them."""
@@ -81,7 +81,7 @@ class RecipeDescription:
     """The command ``coterie export NAME``: a function with the arguments and options that typer reads."""
     import_files: Callable[..., None] | None = None
     """The command ``coterie import NAME``."""
-    critic: "Callable[[PolicyRecipe], RunCritic | None] | None" = None
+    critic: "Callable[[Recipe], RunCritic | None] | None" = None
     """The critic for ``coterie evaluate critic=RUN``; ``None`` of a recipe whose settings have none."""
     quickstart: str | None = None
     """The method of ``coterie quickstart``, whose sizes are in ``presets/quickstart.yaml``."""

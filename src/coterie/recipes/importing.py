@@ -7,14 +7,14 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.progress import Progress
-from coterie.recipes.base import PolicyRecipe
+from coterie.recipes.base import Recipe
 from coterie.recipes.line_files import NEW
 from coterie.runs.folder import Run, Step, new_run
 from coterie.trajectories.item import Metrics
 
 
 @contextmanager
-def imported_run(recipe: PolicyRecipe, folder: Path, progress: Progress) -> Iterator[Run]:
+def imported_run(recipe: Recipe, folder: Path, progress: Progress) -> Iterator[Run]:
     """A new run, whose folder appears when the block ends well; the progress ends with the block."""
     try:
         with new_run(folder, recipe.name, recipe.settings, NEW) as run:
@@ -23,9 +23,7 @@ def imported_run(recipe: PolicyRecipe, folder: Path, progress: Progress) -> Iter
         progress.close()
 
 
-def finish_imported(
-    recipe: PolicyRecipe, run: Run, step: Step, file: Path, metrics: Metrics
-) -> None:
+def finish_imported(recipe: Recipe, run: Run, step: Step, file: Path, metrics: Metrics) -> None:
     """Mark a step as finished by what a file held."""
     settings = recipe.fingerprint(step)
     run.begin(step, settings)

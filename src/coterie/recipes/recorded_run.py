@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from coterie.recipes.base import PolicyRecipe
+from coterie.recipes.base import Recipe
 from coterie.recipes.registry import settings
 from coterie.recipes.settings import RecipeSettings
 from coterie.runs.folder import Run, open_run, read_config
 
-R = TypeVar("R", bound=PolicyRecipe)
+R = TypeVar("R", bound=Recipe)
 
 
 @contextmanager

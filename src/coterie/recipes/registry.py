@@ -15,7 +15,7 @@ from coterie.errors import UserError, did_you_mean, nearest
 from coterie.recipes.description import RecipeDescription
 
 if TYPE_CHECKING:
-    from coterie.recipes.base import PolicyRecipe
+    from coterie.recipes.base import Recipe
     from coterie.recipes.description import RunCritic
     from coterie.recipes.presets import Presets
     from coterie.recipes.settings import RecipeSettings
@@ -53,17 +53,17 @@ def settings_type(name: str) -> "type[RecipeSettings]":
     return _methods(described(name))[name]
 
 
-def recipe(settings: "RecipeSettings") -> "PolicyRecipe":
+def recipe(settings: "RecipeSettings") -> "Recipe":
     """The recipe under its settings."""
     return described(settings.recipe).recipe(settings)
 
 
-def run_report(recipe: "PolicyRecipe", run: "Run") -> "RunReport":
+def run_report(recipe: "Recipe", run: "Run") -> "RunReport":
     """All that the page shows of a run, finished or not."""
     return described(recipe.name).report(recipe, run)
 
 
-def critic_of(recipe: "PolicyRecipe") -> "RunCritic | None":
+def critic_of(recipe: "Recipe") -> "RunCritic | None":
     """The critic that runs of the recipe have; ``None`` if they have none."""
     critic = described(recipe.name).critic
     return critic(recipe) if critic else None

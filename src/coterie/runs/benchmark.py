@@ -134,7 +134,8 @@ async def evaluate(
         openers: Openers = {Sandbox: partial(Sandbox, settings.sandbox)}
         logs = path.with_suffix("")
         async with open_cast(environment, logs, settings.user_simulator, openers) as cast:
-            driver = cast.driver(sampler, settings.seed)
+            samplers = dict.fromkeys(agents_of(environment), sampler)
+            driver = cast.driver(samplers, settings.seed)
             await play(store, driver, episodes, progress, sampled_tokens)
         if settings.samples == 1:
             return evaluation(store, attempt)

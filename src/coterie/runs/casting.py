@@ -8,7 +8,7 @@ from typing import Any
 
 from coterie.engines.chat_model import open_chat
 from coterie.environments.protocol import Environment, Shared
-from coterie.environments.traits import Scripted, agents_of, persons_of
+from coterie.environments.traits import Scripted, persons_of
 from coterie.environments.user_simulator import (
     SCRIPT,
     ModelUserSimulator,
@@ -32,10 +32,10 @@ class Cast:
     persons: Mapping[str, Sampler]
     shared: Shared
 
-    def driver(self, sampler: Sampler, seed: int) -> Driver:
-        """What plays the environment with one sampler for all agents."""
-        agents = dict.fromkeys(agents_of(self.environment), sampler)
-        return Driver(self.environment, {**agents, **self.persons}, seed=seed, shared=self.shared)
+    def driver(self, samplers: Mapping[str, Sampler], seed: int) -> Driver:
+        """What plays the environment, with a sampler for each agent."""
+        everybody = {**samplers, **self.persons}
+        return Driver(self.environment, everybody, seed=seed, shared=self.shared)
 
 
 @asynccontextmanager

@@ -2,12 +2,12 @@
 
 FOLDER/config.yaml                the recipe's name, the day on which the run was made, every setting
 FOLDER/store.sqlite               the record (one writer: a second process is refused)
-FOLDER/training/iteration-00/     a training in progress, and its final weights
+FOLDER/training/ROLE/iteration-00/  a training in progress, and its final weights
 FOLDER/report.html
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -19,7 +19,9 @@ from coterie.config.day import pinned, today
 from coterie.config.folders import check_new_folder, flush, make_folder, whole_folder
 from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings
+from coterie.engines.run_engines import POLICY
 from coterie.errors import UserError
+from coterie.trajectories.selection import Selection
 from coterie.trajectories.store import ItemKey, Metrics, Store
 
 MADE = "made"
@@ -65,9 +67,9 @@ class Run:
         """Where the report page goes."""
         return self.folder / "report.html"
 
-    def training_folder(self, iteration: int) -> Path:
-        """Where the training of one iteration leaves its checkpoints and final weights."""
-        return self.folder / "training" / f"iteration-{iteration:02d}"
+    def training_folder(self, iteration: int, role: str = POLICY) -> Path:
+        """Where the training of a role in one iteration leaves its checkpoints and final weights."""
+        return self.folder / "training" / role / f"iteration-{iteration:02d}"
 
     def is_finished(self, step: Step) -> bool:
         """Whether a step's results are all in the store."""
@@ -87,6 +89,11 @@ class Run:
     def finish(self, step: Step, fingerprint: str, metrics: Metrics) -> None:
         """Mark a step as finished under the settings whose fingerprint is given."""
         self.store.finish(step.key, metrics={**metrics, "settings": fingerprint})
+
+    def select(self, iteration: int, selections: Sequence[Selection]) -> None:
+        """Write what an iteration selects, once."""
+        if not self.store.finished(ItemKey(iteration, "select", "")):
+            self.store.select(iteration, "select", selections)
 
     def metrics(self, step: Step) -> Metrics:
         """What was measured of a finished step; empty if it is not finished."""
@@ -114,7 +121,7 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
                 "--folder on another disk",
             )
     path = folder / "store.sqlite"
-    trained = any(folder.glob("training/iteration-*"))
+    trained = any(folder.glob("training/*/iteration-*"))
     if trained and not path.is_file():
         raise _without_record(path, "is gone")
     made = _made(folder)

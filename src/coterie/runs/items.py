@@ -1,12 +1,15 @@
-"""Writes the items of a stage as they finish, and says what it means when all of them fail."""
+"""Does the items of a stage, many in flight, writes each as it finishes, and says what it means when all fail."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.progress import Progress
+from coterie.rollout import flight
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.store import Store
@@ -23,6 +26,55 @@ class Done:
     credit: tuple[Credit, ...] = ()
     failure: str | None = None
     """Why it failed for good."""
+
+
+async def do_items(
+    store: Store,
+    items: Mapping[ItemKey, Callable[[], Coroutine[Any, Any, Done]]],
+    progress: Progress,
+    what: str,
+    title: str,
+    *,
+    in_flight: int,
+    sampled_tokens: Callable[[], int] | None = None,
+) -> None:
+    """Do the items of one iteration and stage that are left.
+
+    ``what`` they are called, ``title`` is that of the progress. An item that fails says so itself (``Done.failure``).
+    Raises :class:`UserError` if every one of them fails, or the engine is gone.
+    """
+    finished = {
+        (stage, *done)
+        for stage in {(key.iteration, key.stage) for key in items}
+        for done in store.finished_keys(*stage)
+    }
+    left = {
+        key: do
+        for key, do in items.items()
+        if ((key.iteration, key.stage), key.task, key.sample) not in finished
+    }
+    progress.start(len(left), title)
+    with going_on(title, progress):
+        async with flight.in_flight((do() for do in left.values()), in_flight) as done:
+            await record(store, done, progress, what, sampled_tokens)
+
+
+async def on_trees(
+    store: Store,
+    iteration: int,
+    do: Callable[[Tree], Coroutine[Any, Any, Done]],
+    progress: Progress,
+    title: str,
+    *,
+    in_flight: int,
+    stage: str = "reward",
+) -> None:
+    """Do what is left of a stage of which each tree of the iteration's rollouts is an item."""
+    items = {
+        ItemKey(iteration, stage, tree.task): partial(do, tree)
+        for tree in store.trees(iteration, "rollout")
+    }
+    await do_items(store, items, progress, "trees", title, in_flight=in_flight)
 
 
 @contextmanager

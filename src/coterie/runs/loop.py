@@ -1,8 +1,7 @@
 """The loop over the stages of a recipe: run, resume, refuse, fork.
 
-A recipe says which steps there are, which settings each depends on, and how each is done. A step
-that is finished is never done again; one that was cut off is taken up where it was. A finished step
-whose settings have changed is refused, or kept out of a fork.
+A recipe gives its stages (:class:`~coterie.runs.stage.Stage`). One that is finished is never done again; one that was
+cut off is taken up where it was. A finished one whose settings have changed is refused, or kept out of a fork.
 """
 
 import shutil
@@ -15,21 +14,21 @@ from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config, write_config
+from coterie.runs.stage import Stage, check_stages
 from coterie.trajectories.jsonl import copy
-from coterie.trajectories.store import Metrics
 
 
-class Recipe(Protocol):
+class Staged(Protocol):
     """What the loop needs of a recipe."""
 
     name: str
 
-    def steps(self) -> list[Step]:
-        """All steps in the order in which they run."""
+    def stages(self) -> list[Stage]:
+        """All stages in the order in which they run."""
         ...
 
-    def needs(self, step: Step) -> list[Step]:
-        """The steps whose results this one reads; none for the first ones."""
+    def at(self, step: Step) -> Stage:
+        """The stage of a step."""
         ...
 
     def fingerprint(self, step: Step) -> str:
@@ -41,16 +40,12 @@ class Recipe(Protocol):
         ...
 
     def close(self) -> None:
-        """End what its steps have started and kept for the next ones, such as servers."""
-        ...
-
-    def do(self, run: Run, step: Step, progress: Progress) -> Metrics:
-        """Do one step (or the rest of it) and return what to remember of it."""
+        """End what its stages have started and kept for the next ones, such as servers."""
         ...
 
 
 def run_steps(
-    recipe: Recipe,
+    recipe: Staged,
     run: Run,
     progress: Progress,
     steps: Sequence[Step] | None = None,
@@ -62,19 +57,22 @@ def run_steps(
     Raises :class:`UserError` if a finished step's settings have changed, or if a step is asked for
     whose input is missing.
     """
+    stages = {stage.step: stage for stage in recipe.stages()}
+    check_stages(recipe.name, list(stages.values()))
     check_finished(recipe, run)
     write_config(run)
     try:
-        for step in recipe.steps() if steps is None else steps:
+        for step in stages if steps is None else steps:
             if not run.is_finished(step):
-                _run_step(recipe, run, step, progress)
+                _run_stage(recipe, run, stages[step], progress)
                 after()
     finally:
         recipe.close()
 
 
-def _run_step(recipe: Recipe, run: Run, step: Step, progress: Progress) -> None:
-    for needed in recipe.needs(step):
+def _run_stage(recipe: Staged, run: Run, stage: Stage, progress: Progress) -> None:
+    step = stage.step
+    for needed in stage.after:
         if not run.is_finished(needed):
             raise UserError(
                 f"the {step} needs the {needed}, which is not finished",
@@ -83,14 +81,14 @@ def _run_step(recipe: Recipe, run: Run, step: Step, progress: Progress) -> None:
             )
     run.begin(step, recipe.fingerprint(step))
     began = time.monotonic()
-    metrics = recipe.do(run, step, progress)
+    metrics = stage.do(run, step.iteration, progress)
     seconds = round(time.monotonic() - began, 3)
     run.finish(step, recipe.fingerprint(step), {**metrics, "seconds": seconds})
 
 
-def check_finished(recipe: Recipe, run: Run) -> None:
+def check_finished(recipe: Staged, run: Run) -> None:
     """Refuse changed settings on a step that is finished or begun, naming them."""
-    for step in recipe.steps():
+    for step in [stage.step for stage in recipe.stages()]:
         begun = run.begun_under(step)
         if begun is not None and begun != recipe.fingerprint(step):
             changed = differences(read_config(run.folder)[1], run.settings)
@@ -103,7 +101,7 @@ def check_finished(recipe: Recipe, run: Run) -> None:
             )
 
 
-def fork(recipe: Recipe, source: Path, target: Path, settings: Settings) -> list[Step]:
+def fork(recipe: Staged, source: Path, target: Path, settings: Settings) -> list[Step]:
     """Make a run at ``target`` with the finished steps of ``source`` that ``settings`` leave valid.
 
     The source may be a run of another recipe: steps that are the same in both are kept. Returns the
@@ -117,21 +115,21 @@ def fork(recipe: Recipe, source: Path, target: Path, settings: Settings) -> list
         kept = _kept(recipe, old)
         copy(old.store, new.store, {(step.iteration, step.stage) for step in kept})
         for step in kept:
-            trained = old.training_folder(step.iteration)
-            if step.stage == "train" and trained.exists():
-                shutil.copytree(trained, new.training_folder(step.iteration))
+            role = recipe.at(step).trains
+            if role is not None and (trained := old.training_folder(step.iteration, role)).exists():
+                shutil.copytree(trained, new.training_folder(step.iteration, role))
     return kept
 
 
-def _kept(recipe: Recipe, run: Run) -> list[Step]:
+def _kept(recipe: Staged, run: Run) -> list[Step]:
     """Finished steps whose settings, and whose inputs' settings, are as they were."""
     kept: list[Step] = []
-    for step in recipe.steps():
-        whole = all(needed in kept for needed in recipe.needs(step))
+    for stage in recipe.stages():
+        step, whole = stage.step, all(needed in kept for needed in stage.after)
         if whole and run.is_finished(step) and _is_current(recipe, run, step):
             kept.append(step)
     return kept
 
 
-def _is_current(recipe: Recipe, run: Run, step: Step) -> bool:
+def _is_current(recipe: Staged, run: Run, step: Step) -> bool:
     return run.begun_under(step) == recipe.fingerprint(step)

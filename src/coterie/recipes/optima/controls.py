@@ -4,13 +4,15 @@ The control of random rollouts needs no code of its own: it is ``select.rule=ran
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from coterie.environments.exchange.scripts import corpus
 from coterie.microworlds.exchange import pretraining_rows
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.settings import OptimaSettings
-from coterie.runs.folder import Run, Step
+from coterie.runs.folder import Run
+from coterie.runs.stage import Stage
 from coterie.trajectories.row import Row
 
 CORPUS_SEED = 900_000
@@ -24,14 +26,14 @@ class ScriptedControl(Optima):
         super().__init__(settings)
         self.counts = counts
 
-    def steps(self) -> list[Step]:
-        """Only trainings, and the evaluation of the last policy."""
-        count = self.settings.iterations
-        return [Step(i, "train") for i in range(count)] + [Step(count, "evaluate")]
-
-    def needs(self, step: Step) -> list[Step]:
-        """Each training goes on from the one before."""
-        return [Step(step.iteration - 1, "train")] if step.iteration else []
+    def stages(self) -> list[Stage]:
+        """Only trainings, each from the one before, and the evaluation of the last policy."""
+        whole = super().stages()
+        kept = [*(stage for stage in whole if stage.trains), whole[-1]]
+        return [
+            replace(stage, after=tuple(one.step for one in kept[max(n - 1, 0) : n]))
+            for n, stage in enumerate(kept)
+        ]
 
     def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
         """Both agents' rows of fresh scripted dialogues."""

@@ -6,7 +6,7 @@ from coterie.recipes.description import RecipeDescription
 from coterie.recipes.optima.files.commands import export_files, import_files
 
 if TYPE_CHECKING:
-    from coterie.recipes.base import PolicyRecipe
+    from coterie.recipes.base import Recipe
     from coterie.recipes.description import Reproduce
     from coterie.recipes.settings import RecipeSettings
     from coterie.reports.data import RunReport
@@ -19,13 +19,13 @@ def _settings() -> "tuple[type[RecipeSettings], ...]":
     return METHODS
 
 
-def _recipe(settings: "RecipeSettings") -> "PolicyRecipe":
+def _recipe(settings: "RecipeSettings") -> "Recipe":
     from coterie.recipes.optima.methods import optima
 
     return optima(settings)
 
 
-def _report(recipe: "PolicyRecipe", run: "Run") -> "RunReport":
+def _report(recipe: "Recipe", run: "Run") -> "RunReport":
     from coterie.recipes.optima.recipe import Optima
     from coterie.recipes.optima.report import optima_report
 

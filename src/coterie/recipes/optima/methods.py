@@ -1,16 +1,13 @@
 """The recipe of each method of Optima, by its settings."""
 
 from coterie.errors import UserError
-from coterie.recipes.optima.dpo import OptimaDPO
 from coterie.recipes.optima.recipe import Optima
-from coterie.recipes.optima.settings import METHODS, OptimaDPOSettings, OptimaSettings
+from coterie.recipes.optima.settings import METHODS, OptimaSettings
 from coterie.recipes.settings import RecipeSettings
 
 
 def optima(settings: RecipeSettings) -> Optima:
     """The recipe under its settings. Raises ``UserError`` for those of another recipe."""
-    if isinstance(settings, OptimaDPOSettings):
-        return OptimaDPO(settings)
     if isinstance(settings, OptimaSettings):
         return Optima(settings)
     names = ", ".join(method.recipe for method in METHODS)

@@ -1,243 +1,161 @@
-"""Optima (arXiv 2410.08115): agents learn to talk shorter and better. Method ``isft``, and what the
-others stand on (:mod:`coterie.recipes.optima.dpo`).
+"""Optima (arXiv 2410.08115): agents learn to talk shorter and better.
 
     policy_0 = base
-    for i = 0 .. iterations-1:                                           (algorithm 1)
-        rollout   N dialogues a task by policy_i; for i = 0 each under a drawn format prompt
-        reward    R = R_task - lambda_token * tokens / max tokens + lambda_loss / R_loss  (equation 1)
-        select    each task's best dialogue, if R >= threshold; the top share of them
-        train     SFT on each agent's own turns, format prompts dropped -> policy_{i+1}
-    evaluate      every policy_i, greedily, on held-out tasks
+    for i = 0 .. iterations-1, an iteration of SFT (algorithm 1: isft has no others):
+        sample         N dialogues a task by policy_i; for i = 0 each under a drawn format prompt
+        reward         R = R_task - lambda_token * tokens / max tokens + lambda_loss / R_loss         (equation 1)
+        demonstrate    each task's best dialogue, if R >= threshold; the top share of them
+        imitate        SFT on each agent's own turns, format prompts dropped -> policy_{i+1}
+    or one of DPO (algorithm 2, idpo: all but the first; algorithm 3, isft_dpo: every other one):
+        search         a tree of dialogues a task: choose an utterance by value, play rollouts from it  (algorithm 4)
+        value          of each utterance: the mean of R over the rollouts through it
+        pair           sibling utterances of which one is better by more than theta_diff                (algorithm 5)
+        prefer         DPO, in idpo with the chosen side's NLL; policy_i is the reference -> policy_{i+1}
+    evaluate           every policy_i, greedily, on held-out tasks
 
-Deviations from the released code, each on purpose: the partner's turns are ``user`` messages
-(templates that want alternation work, and speakers need no name prefix); R_loss is computed given
-the turn's context, as in the paper (the code scores each turn alone); the threshold comes before
-the top share, as in the paper.
+Deviations from the released code, each on purpose: the partner's turns are ``user`` messages; R_loss is computed given
+the turn's context, as in the paper (the code scores each turn alone); the threshold comes before the top share, as in
+the paper; an utterance that is nearly a sibling is that sibling (``rollout.grower``); values of pairs are those of the
+finished tree; a dialogue out of turns keeps its last answer, as in evaluation.
 """
 
-import random
+from collections.abc import Sequence
+from functools import partial
 
-from coterie.engines.inprocess import InProcessEngine
-from coterie.environments.registry import make_question_environment
-from coterie.environments.talk import drop_format
-from coterie.environments.traits import QuestionEnvironment, agents_of
-from coterie.errors import UserError
-from coterie.models.loading import LoadedModel
+from coterie.engines.run_engines import POLICY
 from coterie.progress import Progress
-from coterie.recipes.base import STAGES, PolicyRecipe, trained_metrics
-from coterie.recipes.optima.reward import COUNTS, PARTS, ScoredTask, reward_of, score
-from coterie.recipes.optima.settings import OptimaSettings, TrainingKind
-from coterie.recipes.plan import RunPlan, plan
-from coterie.rewards.combined import Reward
-from coterie.rollout.episodes import Episode
-from coterie.rollout.flight import in_flight
+from coterie.recipes.optima.data import OptimaData
+from coterie.recipes.optima.failing import nothing_selected, nothing_to_compare
+from coterie.recipes.optima.reward import totals
+from coterie.recipes.optima.settings import OptimaSettings
+from coterie.recipes.optima.trees import grow, grown, mean_scores, probe, rollouts, valued
+from coterie.recipes.trainings import prefer, train_role
 from coterie.runs.folder import Run, Step
+from coterie.runs.items import on_trees
+from coterie.runs.stage import Stage
 from coterie.selection.demonstrations import best_demonstrations, random_demonstrations
-from coterie.training.loop import train
-from coterie.trajectories.row import Row, rows
-from coterie.trajectories.store import ItemKey, Metrics, Selection
-from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
+from coterie.selection.pairs import sibling_pairs
+from coterie.trajectories.item import Metrics
+from coterie.trajectories.selection import Selection
 from coterie.trajectories.turn import digest
-from coterie.trajectories.view import View, recontext, view
 
 NAME = OptimaSettings.recipe
-DROP_FORMAT = "drop_format"
 TREES_IN_FLIGHT = 64
+"""Trees that are scored at a time."""
 
 
-class Optima(PolicyRecipe):
-    """The recipe under given settings; those of ``optima/isft`` make every iteration one of SFT."""
+class Optima(OptimaData):
+    """The recipe under given settings, whose method says which iterations are of DPO."""
 
-    settings: OptimaSettings
-    environment: QuestionEnvironment
+    def stages(self) -> list[Stage]:
+        """Each policy is evaluated, then plays, and is trained; the last one is evaluated too."""
+        s, before, found = self.settings, list[Stage](), list[Stage]()
+        judged = (s.evaluate.fingerprint(), s.rollout.max_tokens, *s.engine.identity())
+        for i, kind in enumerate(s.kinds()):
+            found.append(self.evaluation(i, before, judged))
+            found += self.sft(i, before) if kind == "sft" else self.dpo(i, before)
+            before = found[-1:]
+        return [*found, self.evaluation(s.iterations, before, judged)]
 
-    def __init__(self, settings: OptimaSettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self.name = settings.recipe
-        self.environment = make_question_environment(settings.dataset, settings.data)
-        self.agents = agents_of(self.environment)
+    # -- an iteration of SFT --------------------------------------------------------------------
 
-    # -- what the loop asks -------------------------------------------------------------------
-
-    def steps(self) -> list[Step]:
-        """Evaluate, rollout, reward, select, train; and once more evaluate at the end."""
-        count = self.settings.iterations
-        return [Step(i, s) for i in range(count) for s in STAGES] + [Step(count, "evaluate")]
-
-    def kind(self, iteration: int) -> TrainingKind:
-        """What an iteration is."""
-        return self.settings.kinds()[iteration]
-
-    def needs(self, step: Step) -> list[Step]:
-        """Rollouts and evaluation of iteration i need the training of i - 1."""
-        before = {"reward": "rollout", "select": "reward", "train": "select"}
-        if step.stage in before:
-            return [Step(step.iteration, before[step.stage])]
-        return [Step(step.iteration - 1, "train")] if step.iteration else []
-
-    def depends(self, step: Step) -> tuple[object, ...]:
-        """The settings of a step that are its own."""
+    def sft(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+        """Sample, reward, demonstrate, imitate."""
         s = self.settings
-        own: dict[str, tuple[object, ...]] = {
-            "evaluate": (s.evaluate.fingerprint(), s.rollout.max_tokens, *s.engine.identity()),
-            "rollout": (self._draws(step), s.rollout.fingerprint(), *s.engine.identity()),
-            "reward": (s.reward.fingerprint(),),
-            "select": (s.select.fingerprint(),),
-            "train": (s.train.identity(), s.from_initial),
-        }
-        return own[step.stage]
+        played = (self.draws(i), s.rollout.fingerprint(), *s.engine.identity())
+        learnt = (s.train.identity(), s.from_initial)
+        rollout = self.stage(i, "rollout", self.sample, before, played)
+        reward = self.stage(
+            i, "reward", self.reward, [rollout], [s.reward.fingerprint()], alone=True
+        )
+        select = self.stage(i, "select", self.demonstrate, [reward], [s.select.fingerprint()])
+        train = self.stage(i, "train", self.imitate, [select], learnt, trains=POLICY)
+        return [rollout, reward, select, train]
 
-    def plan(self) -> RunPlan:
-        """What the run costs."""
-        return plan(self.settings)
-
-    def do(self, run: Run, step: Step, progress: Progress) -> Metrics:
-        """Do one step; finished items of an interrupted one are kept."""
-        playing = {"evaluate": self.evaluate, "rollout": self.rollout, "reward": self.reward}
-        if step.stage in ("reward", "train"):
-            self.engines(run).make_room()
-        if step.stage in playing:
-            return self.engines(run).run(playing[step.stage](run, step.iteration, progress))
-        if step.stage == "select":
-            return self.select(run, step.iteration)
-        return self.train(run, step.iteration, progress)
-
-    # -- the algorithm ------------------------------------------------------------------------
-
-    async def rollout(self, run: Run, iteration: int, progress: Progress) -> Metrics:
+    async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
         """N dialogues a task by the newest policy; in iteration 0 each under a format prompt."""
         s = self.settings.rollout
-        episodes = [
-            Episode(task, sample, iteration, "rollout", self._format(task, sample, iteration))
-            for task in self.train_tasks(iteration)
-            for sample in range(s.samples)
-        ]
-        temperature = s.temperature if iteration else s.first_temperature
-        return await self.play(run, episodes, temperature, s.top_p, progress)
+        temperature = s.temperature if i else s.first_temperature
+        return await self.play(run, self.episodes(i), temperature, s.top_p, progress)
 
-    async def reward(self, run: Run, iteration: int, progress: Progress) -> Metrics:
+    async def reward(self, run: Run, i: int, progress: Progress) -> Metrics:
         """R of every dialogue, its parts, and the frozen base's loss of every turn, as credit."""
-        finished = run.store.finished_keys(iteration, "reward")
-        trees = [
-            tree
-            for tree in run.store.trees(iteration, "rollout")
-            if (tree.task, "") not in finished
-        ]
-        progress.start(len(trees), f"reward {iteration}")
-        base = self.load_policy(run, 0)
-        engine = self.engines(run).embedded(base, 0)
-        scoring = (self._score(engine, base, tree) for tree in trees)
-        async with in_flight(scoring, TREES_IN_FLIGHT) as results:
-            async for scored in results:
-                key = ItemKey(iteration, "reward", scored.task)
-                run.store.finish(
-                    key, credit=scored.credit, metrics=scored.counts, failure=scored.failure
-                )
-                progress.advance(1)
-        progress.close()
-        items = [m for key, m in run.store.metrics(iteration, "reward").items() if key.task]
-        return {name: sum(int(metrics[name]) for metrics in items) for name in COUNTS}
+        base = self.models(run).embedded(POLICY, 0)
+        work = partial(self.scored, base)
+        await on_trees(run.store, i, work, progress, f"reward {i}", in_flight=TREES_IN_FLIGHT)
+        return totals(run.store, i)
 
-    def select(self, run: Run, iteration: int) -> Metrics:
+    def demonstrate(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Each task's best dialogue above the threshold, the top share of them, both views."""
-        found = self.rewards(run, iteration)
-        s = self.settings.select
+        found, s = self.rewards(run, i), self.settings.select
         if s.rule == "best":
             chosen = best_demonstrations(found, s)
         else:
-            seed = int(digest("select", self.settings.seed, iteration)[:15], 16)
-            chosen = random_demonstrations(found, s.counts[iteration], seed)
-        context = DROP_FORMAT if self._has_formats(iteration) else None
-        agents = self.agents
-        references = [Selection(r.leaf, agent, context) for _, r in chosen for agent in agents]
-        if not run.store.finished(ItemKey(iteration, "select", "")):
-            run.store.select(iteration, "select", references)
+            seed = int(digest("select", self.settings.seed, i)[:15], 16)
+            chosen = random_demonstrations(found, s.counts[i], seed)
+        context = self.context(i)
+        run.select(
+            i, [Selection(r.leaf, agent, context) for _, r in chosen for agent in self.agents]
+        )
         return {"tasks": len(found), "selected": len(chosen)}
 
-    def train(self, run: Run, iteration: int, progress: Progress) -> Metrics:
+    def imitate(self, run: Run, i: int, progress: Progress) -> Metrics:
         """SFT on each agent's own turns of the selected dialogues."""
-        policy = self.load_policy(run, 0 if self.settings.from_initial else iteration)
-        trained = list(self.rows(run, iteration, policy))
-        if not trained:
-            raise UserError(
-                f"nothing was selected in iteration {iteration}: no dialogue has a reward of at "
-                f"least select.threshold={self.settings.select.threshold}",
-                "lower select.threshold with --fork FOLDER, or look at the rewards in the report",
-            )
-        folder = run.training_folder(iteration)
-        own = self.seeded(self.settings.train, iteration)
-        report = train(policy.model, trained, own, folder, progress=progress)
-        return trained_metrics(report, sum(row.target_count for row in trained) * own.epochs)
+        policy = self.models(run).load_to_train(POLICY, 0 if self.settings.from_initial else i)
+        rows = self.rows(run, i, policy)
+        if not rows:
+            raise nothing_selected(i, self.settings)
+        own, targets = self.seeded(self.settings.train, i), sum(row.target_count for row in rows)
+        return train_role(run, i, policy, rows, own, progress, targets=targets)
 
-    # -- its data -----------------------------------------------------------------------------
+    # -- an iteration of DPO --------------------------------------------------------------------
 
-    def train_tasks(self, iteration: int) -> list[Task]:
-        """New training tasks for every iteration: one cursor goes through those of the data set."""
-        counts = self.settings.draws()
-        before, count = counts[:iteration], counts[iteration]
-        return self.environment.tasks("train", count, self.settings.seed, before)
-
-    def rewards(self, run: Run, iteration: int) -> dict[str, list[Reward]]:
-        """Rewards by task, as computed under the current settings; failed tasks are left out."""
-        settings = self.fingerprint(Step(iteration, "reward"))
-        parts = [
-            run.store.credit(settings, name, iteration=iteration, stage="rollout") for name in PARTS
-        ]
-        return {
-            tree.task: [
-                reward_of(outcome.leaf, outcome.sample, parts)
-                for outcome, _ in tree.trajectories()
-                if outcome.leaf in parts[0]
-            ]
-            for tree in run.store.trees(iteration, "rollout")
-        }
-
-    def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
-        """The training rows of an iteration, in the order of selection."""
-        trees: dict[str, Tree] = {}
-        found: list[Row] = []
-        for task, selection in run.store.selections(iteration, "select"):
-            if task not in trees:
-                trees = {task: run.store.tree(iteration, "rollout", task)}
-            shown = self._view(trees[task], selection, policy)
-            found.extend(row for row in rows(shown, selection.weight) if row.targets)
-        return found
-
-    # -- details ------------------------------------------------------------------------------
-
-    def _draws(self, step: Step) -> list[int]:
-        """What decides which tasks a rollout has: the counts of its draw and of those before it."""
-        return self.settings.draws()[: step.iteration + 1]
-
-    async def _score(self, engine: InProcessEngine, base: LoadedModel, tree: Tree) -> ScoredTask:
-        settings = self.fingerprint(Step(tree.iteration, "reward"))
-        context = DROP_FORMAT if self._has_formats(tree.iteration) else None
-
-        def show(leaf: str, agent: str) -> View:
-            return self._view(tree, Selection(leaf, agent, context), base)
-
-        return await score(engine, tree, show, self.settings.reward, settings, self.agents)
-
-    def _view(self, tree: Tree, selection: Selection, model: LoadedModel) -> View:
-        if selection.context is None:
-            return view(tree, selection.leaf, selection.agent)
-        return recontext(
-            tree,
-            selection.leaf,
-            selection.agent,
-            name=selection.context,
-            edit=drop_format,
-            render=model.renderer.render,
+    def dpo(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+        """Search, value, pair, prefer."""
+        s, own = self.dpo_settings, self.settings
+        played = (
+            *("dpo", self.draws(i), s.temperature, s.probe, s.percentile, own.rollout.top_p),
+            *(s.search.fingerprint(), s.reward.fingerprint(), own.rollout.max_tokens),
+            *own.engine.identity(),
         )
+        valued = ("dpo", s.reward.fingerprint())
+        learnt = ("dpo", s.objective.fingerprint(), s.train.identity())
+        rollout = self.stage(i, "rollout", self.search, before, played)
+        reward = self.stage(i, "reward", self.value, [rollout], valued, alone=True)
+        select = self.stage(i, "select", self.pair, [reward], ("dpo", s.select.fingerprint()))
+        train = self.stage(i, "train", self.prefer, [select], learnt, trains=POLICY)
+        return [rollout, reward, select, train]
 
-    def _has_formats(self, iteration: int) -> bool:
-        pool = self.settings.rollout.format_pool and bool(self.environment.formats)
-        return iteration == 0 and pool
+    async def search(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """A tree of dialogues for each task; all grow at once. Tokens are relative to those of fresh dialogues."""
+        tasks = self.train_tasks(i)
+        limit = await probe(self, run, i, tasks, progress)
+        await grow(self, run, i, tasks, limit, progress)
+        return grown(run.store, i, limit)
 
-    def _format(self, task: Task, sample: int, iteration: int) -> str | None:
-        if not self._has_formats(iteration):
-            return None
-        key = digest("format", self.settings.seed, iteration, task.id, sample)
-        return random.Random(key).choice(self.environment.formats)
+    async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """The value of every node of every tree, as credit."""
+        settings = self.fingerprint(Step(i, "reward"))
+        work = partial(valued, rollouts(run.store, i), settings, self.agents)
+        await on_trees(run.store, i, work, progress, f"values {i}", in_flight=1)
+        return totals(run.store, i, ("trajectories", "truncated", "leaks", "repeats"))
+
+    def pair(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Pairs of sibling utterances of each tree."""
+        chosen, tasks = list[Selection](), 0
+        for tree in run.store.trees(i, "rollout"):
+            tasks += 1
+            values, score = self.values(run, tree), mean_scores(tree).__getitem__
+            for pair in sibling_pairs(tree, values, self.dpo_settings.select, score):
+                agent = pair.chosen.speaker.name
+                chosen.append(Selection(pair.chosen.id, agent, rejected=pair.rejected.id))
+        run.select(i, chosen)
+        return {"tasks": tasks, "selected": len(chosen)}
+
+    def prefer(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """DPO on the pairs; the policy as it is now is the reference."""
+        policy, pairs = self.models(run).load_to_train(POLICY, i), list(self.pairs(run, i))
+        if not pairs:
+            raise nothing_to_compare(i, self.dpo_settings)
+        own = self.seeded(self.dpo_settings.train, i)
+        return prefer(run, i, policy, pairs, self.dpo_settings.objective, own, progress)

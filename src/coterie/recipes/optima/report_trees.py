@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from coterie.environments.gold import gold_answers
-from coterie.recipes.optima.dpo import OptimaDPO
 from coterie.recipes.optima.recipe import Optima
 from coterie.reports.data import Ended, Sibling, TaskTree, TreeTurn
 from coterie.rollout.search import Value
@@ -16,8 +15,6 @@ TREES = 3
 
 def task_trees(recipe: Optima, run: Run) -> tuple[TaskTree, ...]:
     """Trees of the last iteration whose pairs are selected; those with pairs come first."""
-    if not isinstance(recipe, OptimaDPO):
-        return ()
     done = [
         step.iteration
         for step in recipe.steps()
@@ -34,7 +31,7 @@ def task_trees(recipe: Optima, run: Run) -> tuple[TaskTree, ...]:
 
 
 def _task_tree(
-    recipe: OptimaDPO, run: Run, iteration: int, task_id: str, pairs: list[Selection]
+    recipe: Optima, run: Run, iteration: int, task_id: str, pairs: list[Selection]
 ) -> TaskTree:
     tree, task = run.store.tree(iteration, "rollout", task_id), run.store.task(task_id)
     values = recipe.values(run, tree)

@@ -1,14 +1,16 @@
 """The reward stage of ``optima`` for one task: losses under the frozen base, rewards, credit."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from coterie.engines.protocol import Engine, EngineError
 from coterie.rewards.combined import Reward, RewardSettings, Sampled, largest_loss, rewards
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import dialogue_tokens
-from coterie.trajectories.store import Credit, Metrics
+from coterie.runs.items import Done
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.item import ItemKey, Metrics
+from coterie.trajectories.store import Store
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import View
 
@@ -18,18 +20,6 @@ COUNTS = ("trajectories", "failed", "truncated", "leaks", "repeats")
 """What is counted of every task's dialogues."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredTask:
-    """What the reward stage found out about the dialogues of one task."""
-
-    task: str
-    credit: list[Credit]
-    counts: Metrics
-    """By :data:`COUNTS`."""
-    failure: str | None = None
-    """Why there is no credit."""
-
-
 async def score(
     engine: Engine,
     tree: Tree,
@@ -37,12 +27,13 @@ async def score(
     rule: RewardSettings,
     settings: str,
     agents: tuple[str, ...],
-) -> ScoredTask:
+) -> Done:
     """Rewards of all dialogues of a tree, each part as credit of its leaf.
 
     ``show(leaf, agent)`` is what an agent saw of a dialogue, without a format prompt; the engine is
     the frozen base; ``settings`` keys the credit.
     """
+    key = ItemKey(tree.iteration, "reward", tree.task)
     views = [
         show(outcome.leaf, agent)
         for outcome, path in tree.graded()
@@ -51,7 +42,7 @@ async def score(
     try:
         losses = await turn_losses(engine, views)
     except EngineError as error:
-        return ScoredTask(tree.task, [], _counts([], failed=1), str(error))
+        return Done(key, _counts([], failed=1), failure=str(error))
     samples = [
         Sampled(
             outcome,
@@ -66,12 +57,18 @@ async def score(
     for reward in rewards(samples, rule):
         named = zip(PARTS, reward.terms, strict=True)
         credit += [Credit(reward.leaf, name, value, settings) for name, value in named]
-    return ScoredTask(tree.task, credit, _counts(samples))
+    return Done(key, _counts(samples), credit=tuple(credit))
 
 
 def reward_of(leaf: str, sample: int, parts: list[dict[str, float]]) -> Reward:
     """The reward of a leaf from the credit of its parts, in the order of :data:`PARTS`."""
     return Reward(leaf, sample, *(part[leaf] for part in parts))
+
+
+def totals(store: Store, iteration: int, names: Sequence[str] = COUNTS) -> Metrics:
+    """What is counted of all tasks' dialogues in the reward stage."""
+    items = [m for key, m in store.metrics(iteration, "reward").items() if key.task]
+    return {name: sum(int(metrics[name]) for metrics in items) for name in names}
 
 
 def _counts(samples: list[Sampled], failed: int = 0) -> Metrics:

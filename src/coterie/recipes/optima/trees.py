@@ -1,23 +1,37 @@
 """What ``optima``'s iterations of DPO need of trees: rewards while they grow, and their record."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.run_engines import POLICY
+from coterie.errors import UserError
 from coterie.progress import Progress
+from coterie.recipes.optima.data import OptimaData
 from coterie.recipes.optima.reward import PARTS
 from coterie.rewards.combined import RewardSettings, Sampled, largest_loss, rewards
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.likelihood import turn_losses
-from coterie.rollout.episodes import dialogue_tokens
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode, dialogue_tokens
+from coterie.rollout.flight import in_flight
 from coterie.rollout.grower import Rollout
-from coterie.rollout.tree_search import Judged, path_tree
+from coterie.rollout.search import growth, node_values
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.tree_search import Judged, TreeSearch, path_tree
+from coterie.runs.folder import Run, Step
+from coterie.runs.items import Done, going_on
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.tree import LENGTH, Outcome, Tree
 from coterie.trajectories.view import View, view
+
+PROBE = "probe"
+"""The stage under which the dialogues are kept that say how long dialogues are."""
 
 
 @dataclass(slots=True)
@@ -122,6 +136,112 @@ class TreeJudge:
             views += [view(tree, outcome.leaf, agent) for agent in speakers]
         found = await turn_losses(self.base, views) if views else {}
         return {turn: loss for turn, loss in found.items() if turn not in self.losses}
+
+
+async def probe(
+    recipe: OptimaData, run: Run, iteration: int, tasks: Sequence[Task], progress: Progress
+) -> int:
+    """The tokens that the token term is relative to: a percentile of fresh dialogues, plus 1."""
+    s = recipe.dpo_settings
+    episodes = [
+        Episode(tasks[number % len(tasks)], number // len(tasks), iteration, PROBE)
+        for number in range(s.probe)
+    ]
+    await recipe.play(run, episodes, s.temperature, recipe.settings.rollout.top_p, progress)
+    found = run.store.metrics(iteration, PROBE).values()
+    lengths = [int(metrics["tokens"]) for metrics in found if int(metrics["tokens"])]
+    return int(np.percentile(lengths, s.percentile)) + 1
+
+
+async def grow(
+    recipe: OptimaData,
+    run: Run,
+    iteration: int,
+    tasks: Sequence[Task],
+    max_tokens: int,
+    progress: Progress,
+) -> None:
+    """Grow the trees of an iteration, by its policy; tokens are relative to ``max_tokens``."""
+    s = recipe.dpo_settings
+    sampler = await recipe.sampler(run, iteration, s.temperature, recipe.settings.rollout.top_p)
+    base = recipe.models(run).embedded(POLICY, 0)
+    settings = recipe.fingerprint(Step(iteration, "reward"))
+    judge = TreeJudge(s.reward, max_tokens, base, recipe.agents, settings=settings)
+    judge.losses = run.store.credit(settings, "nll", iteration=iteration, stage="rollout")
+    run.store.put_tasks(tasks)
+    stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
+    growing = Growing(run.store, iteration, progress, lambda: stats.sampled_tokens - before)
+    rule, samplers = growth(s.search), dict.fromkeys(recipe.agents, sampler)
+
+    def search(driver: Driver, sessions: Sessions, task: Task) -> TreeSearch:
+        tree, known = growing.begun(task)
+        branches = driver.branches(task, tree, sessions)
+        return TreeSearch(branches, samplers, judge, rule, known, seed=driver.seed)
+
+    title = f"searches {iteration}"
+    progress.start(growing.left(tasks, s.search.searches), title)
+    with going_on(title, progress):
+        async with recipe.cast(run) as cast:
+            driver = cast.driver(samplers, recipe.settings.seed)
+            async with driver.sessions() as sessions:
+                trees = (search(driver, sessions, task).grow(growing.record) for task in tasks)
+                async with in_flight(trees, s.trees_in_flight) as done:
+                    async for _ in done:
+                        pass
+
+
+def grown(store: Store, iteration: int, max_tokens: int) -> Metrics:
+    """How many dialogues the trees have, and what was saved by their sharing.
+
+    Raises ``UserError`` if all rollouts failed.
+    """
+    played = [one for found in rollouts(store, iteration).values() for one in found]
+    failed = sum(one.leaf is None for one in played)
+    if played and failed == len(played):
+        raise UserError(
+            f"all {failed} rollouts failed; the first because: {played[0].failure}",
+            "fix the cause, and run again in a new folder or with --fork",
+        )
+    trees = list(store.trees(iteration, "rollout"))
+    leaves = {leaf: o.score or 0.0 for tree in trees for leaf, o in tree.outcomes.items()}
+    lengths = store.metrics(iteration, "rollout").values()
+    return {
+        "n": len(played),
+        "failed": failed,
+        "score": sum(leaves.get(one.leaf or "", 0.0) for one in played) / len(played),
+        "tokens": sum(int(metrics.get("tokens", 0)) for metrics in lengths) / len(played),
+        "trees": len(trees),
+        "turns": sum(len(tree.turns) for tree in trees),
+        "token_limit": max_tokens,
+    }
+
+
+async def valued(
+    played: Mapping[str, Sequence[Rollout]], settings: str, agents: tuple[str, ...], tree: Tree
+) -> Done:
+    """The values of a tree's nodes as credit, keyed by ``settings``; ``played`` are rollouts by task."""
+    credit = [
+        Credit(node, name, number, settings)
+        for node, value in node_values(tree, played[tree.task]).items()
+        for name, number in (("value", value.mean), ("visits", float(value.visits)))
+    ]
+    paths = [path for _, path in tree.trajectories()]
+    counts = {
+        "trajectories": len(paths),
+        "truncated": sum(outcome.ending == LENGTH for outcome in tree.outcomes.values()),
+        "leaks": sum(leaks(path, agents) for path in paths),
+        "repeats": sum(repeats(path) for path in paths),
+    }
+    return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
+
+
+def mean_scores(tree: Tree) -> dict[str, float]:
+    """Mean task score of the dialogues through each node."""
+    found: dict[str, list[float]] = {}
+    for outcome, path in tree.graded():
+        for turn in path:
+            found.setdefault(turn.id, []).append(outcome.score or 0.0)
+    return {node: sum(scores) / len(scores) for node, scores in found.items()}
 
 
 def rollouts(store: Store, iteration: int) -> dict[str, list[Rollout]]:

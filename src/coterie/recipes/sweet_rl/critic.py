@@ -11,22 +11,24 @@ from coterie.engines.endpoint import Utterance
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.coding import CRITIC, Coding, transcript
 from coterie.environments.user_simulator import REFERENCE
-from coterie.models.heads import load_head
 from coterie.models.loading import LoadedModel
 from coterie.models.packing import CostRule
-from coterie.recipes.base import PolicyRecipe
-from coterie.recipes.sweet_rl.data import FIRST, SECOND, critic_prompt
-from coterie.recipes.sweet_rl.settings import POLICY, CriticSettings
+from coterie.progress import Progress
+from coterie.recipes.sweet_rl.data import FIRST, SECOND, SweetData, critic_prompt
+from coterie.recipes.sweet_rl.settings import POLICY
 from coterie.rewards.judge import Judge, Situation
 from coterie.rewards.step_critic import HeadCritic, LikelihoodCritic, StepCritic
 from coterie.rollout.candidates import candidates
-from coterie.runs.folder import Run
-from coterie.runs.items import Done
+from coterie.runs.folder import Run, Step
+from coterie.runs.items import Done, on_trees
 from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey
+from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
+
+TREES_IN_FLIGHT = 8
+"""Trees whose candidates a critic scores at a time."""
 
 
 class TurnCritic(Protocol):
@@ -65,6 +67,22 @@ async def scored(critic: TurnCritic, task: Task, tree: Tree, settings: str) -> D
     failure = str(errors[0]) if errors and not credit else None
     metrics = {"turns": len(groups) - len(errors), "unscored": len(errors)}
     return Done(ItemKey(SECOND, "reward", tree.task), metrics, None, tuple(credit), failure)
+
+
+async def advantages(recipe: SweetData, run: Run, progress: Progress) -> Metrics:
+    """The critic's advantage of every candidate of the second round, as credit."""
+    settings = recipe.fingerprint(Step(SECOND, "reward"))
+    async with open_critic(recipe, run) as critic:
+
+        async def score(tree: Tree) -> Done:
+            return await scored(critic, run.store.task(tree.task), tree, settings)
+
+        title = f"advantages {SECOND}"
+        await on_trees(run.store, SECOND, score, progress, title, in_flight=TREES_IN_FLIGHT)
+        counts = critic.counts
+    found = [m for key, m in run.store.metrics(SECOND, "reward").items() if key.task]
+    totals = {name: sum(int(m[name]) for m in found) for name in ("turns", "unscored")}
+    return {**totals, **counts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +135,9 @@ class JudgeOfTurns:
 
 
 @asynccontextmanager
-async def open_critic(
-    recipe: PolicyRecipe, run: Run, s: CriticSettings, environment: Coding
-) -> AsyncIterator[TurnCritic]:
+async def open_critic(recipe: SweetData, run: Run) -> AsyncIterator[TurnCritic]:
     """The critic that round 0 left, or the judge."""
+    s = recipe.settings.critic
     if s.kind == "judge":
         settings = s.judge
         if settings.url is None and settings.model == POLICY:
@@ -131,18 +148,19 @@ async def open_critic(
                 return (await chat.ask(asked, 0)).text
 
             judge = Judge(say, seed=recipe.settings.seed)
-            yield JudgeOfTurns(environment, judge, s.privileged)
+            yield JudgeOfTurns(recipe.environment, judge, s.privileged)
         return
-    critic = recipe.load_policy(run, FIRST + 1)
+    models = recipe.models(run)
     if s.kind == "likelihood":
-        engines = recipe.engines(run)
+        engine = models.embedded(CRITIC, FIRST + 1)
+        critic = engine.loaded
         step: StepCritic = LikelihoodCritic(
-            engines.embedded(critic, FIRST + 1),
-            engines.embedded(recipe.load_policy(run, 0), 0),
+            engine,
+            models.embedded(POLICY, 0),
             "none" if s.objective.normalise == "none" else "tokens",
         )
     else:
-        load_head(critic.model, run.training_folder(FIRST) / "final")
+        critic = models.load(CRITIC, FIRST + 1)
         rule = CostRule.of(critic.model)
         step = HeadCritic(critic, "mean" if s.kind == "regression" else "last", rule)
     yield TrainedCritic(step, critic, s.privileged)

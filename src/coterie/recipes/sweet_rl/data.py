@@ -1,14 +1,22 @@
 """What ``sweet_rl`` trains on, out of the record: rewards, dialogues to branch, pairs, the critic's views."""
 
-from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from coterie.environments.coding import AGENT, CRITIC, with_reference
+from coterie.environments.coding import AGENT, CRITIC, Coding, with_reference
+from coterie.environments.registry import make_coding_environment
 from coterie.models.loading import LoadedModel
+from coterie.recipes.base import Recipe
+from coterie.recipes.plan import RunPlan
+from coterie.recipes.sweet_rl.plan import sweet_plan
+from coterie.recipes.sweet_rl.settings import SweetSettings
 from coterie.rollout.candidates import Played
+from coterie.rollout.episodes import Episode
+from coterie.runs.casting import Cast, Openers, open_cast
 from coterie.runs.folder import Run
+from coterie.runs.selected import selected
+from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.pair import Pair, trajectory_pair, turn_pair
-from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
@@ -20,6 +28,67 @@ FIRST = 0
 """The round of the dialogues, and of the critic."""
 SECOND = 1
 """The round of the candidates, and of the policy."""
+
+
+class SweetData(Recipe):
+    """The data of a run under its settings."""
+
+    settings: SweetSettings
+    environment: Coding
+
+    def __init__(self, settings: SweetSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.name = settings.recipe
+        self.environment = make_coding_environment(settings.dataset, settings.data)
+
+    @property
+    def critical(self) -> bool:
+        """Whether round 0 trains a critic, or a judge takes its place."""
+        return self.settings.method == "sweet"
+
+    def plan(self) -> RunPlan:
+        """What the run costs."""
+        return sweet_plan(self.settings, self.environment)
+
+    def cast(self, run: Run) -> AbstractAsyncContextManager[Cast]:
+        """The person and the sandbox."""
+        s = self.settings
+        openers: Openers = {Sandbox: partial(Sandbox, s.sandbox)}
+        return open_cast(self.environment, run.folder / "user_simulator", s.user_simulator, openers)
+
+    def train_tasks(self) -> list[Task]:
+        """The training tasks."""
+        return self.environment.tasks("train", self.settings.rollout.tasks, self.settings.seed)
+
+    def episodes(self) -> list[Episode]:
+        """k dialogues a task."""
+        repeats = range(self.settings.rollout.repeats)
+        return [
+            Episode(t, sample, FIRST, "rollout") for t in self.train_tasks() for sample in repeats
+        ]
+
+    def context(self, iteration: int) -> str | None:
+        """In which context a round trains on dialogues: the critic may be shown the reference."""
+        privileged = iteration == FIRST and self.critical and self.settings.critic.privileged
+        return PRIVILEGED if privileged else None
+
+    def critic_training(self) -> tuple[object, ...]:
+        """What the critic's scores depend on."""
+        s = self.settings.critic
+        return (
+            *(s.kind, s.privileged, s.objective.fingerprint()),
+            *(s.train.identity(), s.judge.identity()),
+        )
+
+    def first_training(self) -> tuple[object, ...]:
+        """What the training of round 0 depends on."""
+        s = self.settings
+        if self.critical:
+            return self.critic_training()
+        if s.method == "rejection_ft":
+            return (s.rejection_ft.train.identity(),)
+        return (s.multi_turn_dpo.objective.fingerprint(), s.multi_turn_dpo.train.identity())
 
 
 def rewards(run: Run) -> dict[tuple[str, int], float]:
@@ -40,15 +109,6 @@ def played(run: Run, share: float) -> list[Played]:
         path = next(path for o, path in tree.trajectories() if o.sample == sample)
         found.append(Played(run.store.task(name), sample, path))
     return found
-
-
-def selected(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
-    """What a round selected, each with its tree."""
-    tree: Tree | None = None
-    for task, selection in run.store.selections(iteration, "select"):
-        if tree is None or tree.task != task:
-            tree = run.store.tree(iteration, "rollout", task)
-        yield tree, selection
 
 
 def pairs(run: Run, iteration: int, model: LoadedModel, context: str | None) -> list[Pair]:

@@ -6,7 +6,7 @@ from coterie.recipes.description import RecipeDescription
 from coterie.recipes.sweet_rl.files.commands import export_files, import_files
 
 if TYPE_CHECKING:
-    from coterie.recipes.base import PolicyRecipe
+    from coterie.recipes.base import Recipe
     from coterie.recipes.description import Reproduce, RunCritic
     from coterie.recipes.settings import RecipeSettings
     from coterie.reports.data import RunReport
@@ -19,7 +19,7 @@ def _settings() -> "tuple[type[RecipeSettings], ...]":
     return (SweetSettings,)
 
 
-def _recipe(settings: "RecipeSettings") -> "PolicyRecipe":
+def _recipe(settings: "RecipeSettings") -> "Recipe":
     from coterie.recipes.sweet_rl.recipe import SweetRL
     from coterie.recipes.sweet_rl.settings import SweetSettings
 
@@ -27,7 +27,7 @@ def _recipe(settings: "RecipeSettings") -> "PolicyRecipe":
     return SweetRL(settings)
 
 
-def _report(recipe: "PolicyRecipe", run: "Run") -> "RunReport":
+def _report(recipe: "Recipe", run: "Run") -> "RunReport":
     from coterie.recipes.sweet_rl.recipe import SweetRL
     from coterie.recipes.sweet_rl.report import sweet_report
 
@@ -41,7 +41,7 @@ def _claims() -> "Reproduce":
     return reproduce
 
 
-def _critic(recipe: "PolicyRecipe") -> "RunCritic | None":
+def _critic(recipe: "Recipe") -> "RunCritic | None":
     from coterie.recipes.sweet_rl.recipe import SweetRL
     from coterie.recipes.sweet_rl.run_critic import SweetCritic
 

@@ -21,226 +21,112 @@ tokens under one context by critic and reference alike; losses have only the age
 reference stands in the system prompt, not before it.
 """
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 from functools import partial
 
-from coterie.engines.protocol import EngineError, EngineGone
-from coterie.environments.coding import AGENT, Coding
-from coterie.environments.registry import make_coding_environment
-from coterie.errors import UserError
+from coterie.engines.run_engines import POLICY
+from coterie.environments.coding import AGENT, CRITIC
 from coterie.progress import Progress
-from coterie.recipes.base import PolicyRecipe
-from coterie.recipes.plan import RunPlan
-from coterie.recipes.sweet_rl.critic import open_critic, scored
-from coterie.recipes.sweet_rl.data import FIRST, PRIVILEGED, SECOND, pairs, played, rewards
-from coterie.recipes.sweet_rl.plan import sweet_plan
-from coterie.recipes.sweet_rl.settings import SweetSettings
-from coterie.recipes.sweet_rl.training import foretell, imitate, prefer, train_critic
-from coterie.rollout.candidates import Branching, Played, candidates
-from coterie.rollout.episodes import Episode
-from coterie.rollout.flight import in_flight
-from coterie.runs.casting import Cast, Openers, open_cast
+from coterie.recipes.sweet_rl.branching import branch
+from coterie.recipes.sweet_rl.critic import advantages
+from coterie.recipes.sweet_rl.data import FIRST, SECOND, SweetData, rewards
+from coterie.recipes.sweet_rl.training import foretell, imitate, prefer_selected, train_critic
+from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step
-from coterie.runs.items import Done, going_on, record
+from coterie.runs.roles import Role
+from coterie.runs.stage import Stage
 from coterie.selection.ranked import ranked_pairs, trajectory_pairs
-from coterie.tools.sandbox.pool import Sandbox
-from coterie.trajectories.item import ItemKey, Metrics
+from coterie.trajectories.item import Metrics
 from coterie.trajectories.selection import Selection
-from coterie.trajectories.task import Task
 from coterie.trajectories.turn import digest
 
-TREES_IN_FLIGHT = 8
-"""Trees whose candidates a critic scores at a time."""
 
-
-class SweetRL(PolicyRecipe):
+class SweetRL(SweetData):
     """The recipe under its settings."""
 
-    settings: SweetSettings
-    environment: Coding
+    def roles(self) -> tuple[Role, ...]:
+        """The policy, and the critic, which begins as the same model."""
+        head = self.settings.critic.kind in ("regression", "classifier")
+        base = self.settings.model
+        return (Role(POLICY, base), Role(CRITIC, base, head=head))
 
-    def __init__(self, settings: SweetSettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self.name = settings.recipe
-        self.environment = make_coding_environment(settings.dataset, settings.data)
-
-    # -- what the loop asks -------------------------------------------------------------------
-
-    def steps(self) -> list[Step]:
-        """The steps of the method; a judge is not trained."""
-        s = self.settings
-        stages = [(FIRST, "evaluate"), (FIRST, "rollout")]
-        if s.method != "sweet" or s.critic.kind != "judge":
-            stages += [(FIRST, "select"), (FIRST, "train")]
-        if s.method == "sweet":
-            stages += [(SECOND, stage) for stage in ("rollout", "reward", "select", "train")]
-        return [Step(*one) for one in (*stages, (s.rounds, "evaluate"))]
-
-    def needs(self, step: Step) -> list[Step]:
-        """The steps whose results this one reads; a candidate's reward needs candidates and critic."""
-        first, second = partial(Step, FIRST), partial(Step, SECOND)
-        critic = [] if self.settings.critic.kind == "judge" else [first("train")]
-        before = {
-            first("select"): [first("rollout")],
-            first("train"): [first("select")],
-            second("rollout"): [first("rollout")],
-            second("reward"): [second("rollout"), *critic],
-            second("select"): [second("reward")],
-            second("train"): [second("select")],
-        }
-        if step.stage == "evaluate" and step.iteration:
-            return [Step(step.iteration - 1, "train")]
-        return before.get(step, [])
-
-    def depends(self, step: Step) -> tuple[object, ...]:
-        """The settings of a step that are its own."""
-        s = self.settings
+    def stages(self) -> list[Stage]:
+        """Those of the method; a judge is not trained."""
+        s, stage = self.settings, self.stage
+        judged = s.critic.kind == "judge"
         talk = (s.user_simulator.identity(), s.rollout.max_tokens, *s.engine.identity())
-        branched = (s.candidates.share, s.candidates.count, s.candidates.temperature)
-        critic = (
-            *(s.critic.kind, s.critic.privileged, s.critic.objective.fingerprint()),
-            *(s.critic.train.identity(), s.critic.judge.identity()),
-        )
-        own: dict[tuple[int, str], tuple[object, ...]] = {
-            (FIRST, "rollout"): (*talk, s.rollout.fingerprint()),
-            (FIRST, "select"): (self._critical, s.method == "rejection_ft", s.min_reward),
-            (FIRST, "train"): critic if self._critical else self._training(),
-            (SECOND, "rollout"): (*branched, s.rollout.top_p, *s.engine.identity()),
-            (SECOND, "reward"): (*branched, *critic),
-            (SECOND, "select"): (s.pairs.fingerprint(),),
-            (SECOND, "train"): (s.policy.objective.fingerprint(), s.policy.train.identity()),
-        }
-        if step.stage == "evaluate":
-            return (*talk, s.evaluate.fingerprint())
-        return own[step.iteration, step.stage]
+        evaluation = partial(self.evaluation, depends=(*talk, s.evaluate.fingerprint()))
+        rollout = stage(FIRST, "rollout", self.rollout, (), (*talk, s.rollout.fingerprint()))
+        found = [evaluation(FIRST, ()), rollout]
+        if not (self.critical and judged):
+            how = (self.critical, s.method == "rejection_ft", s.min_reward)
+            found.append(stage(FIRST, "select", self.select, [rollout], how))
+            role = CRITIC if self.critical else POLICY
+            learnt = self.first_training()
+            found.append(stage(FIRST, "train", self.train, found[-1:], learnt, trains=role))
+        if self.critical:
+            found += self.second_round(rollout, [] if judged else found[-1:])
+        return [*found, evaluation(s.rounds, found[-1:])]
 
-    def plan(self) -> RunPlan:
-        """What the run costs."""
-        return sweet_plan(self.settings, self.environment)
+    def second_round(self, rollout: Stage, critic: Sequence[Stage]) -> list[Stage]:
+        """Candidates for the turns of round 0, their advantages, pairs of them, the policy."""
+        s, stage = self.settings, self.stage
+        drawn = (s.candidates.share, s.candidates.count, s.candidates.temperature)
+        engine = (*drawn, s.rollout.top_p, *s.engine.identity())
+        ranked = (*drawn, *self.critic_training())
+        learnt = (s.policy.objective.fingerprint(), s.policy.train.identity())
+        branched = stage(SECOND, "rollout", self.branch, [rollout], engine)
+        reward = stage(SECOND, "reward", self.reward, [branched, *critic], ranked, alone=True)
+        select = stage(SECOND, "select", self.select_turns, [reward], [s.pairs.fingerprint()])
+        train = stage(SECOND, "train", self.train_turns, [select], learnt, trains=POLICY)
+        return [branched, reward, select, train]
 
-    def do(self, run: Run, step: Step, progress: Progress) -> Metrics:
-        """Do one step; finished items of an interrupted one are kept."""
-        engines = self.engines(run)
-        if step.stage in ("reward", "train"):
-            engines.make_room()
-        if step.stage == "evaluate":
-            return engines.run(self.evaluate(run, step.iteration, progress))
-        if step.stage == "rollout":
-            playing = self.rollout if step.iteration == FIRST else self.branch
-            return engines.run(playing(run, progress))
-        if step.stage == "reward":
-            return engines.run(self.reward(run, progress))
-        if step.stage == "select":
-            return self.select(run) if step.iteration == FIRST else self.select_turns(run)
-        return self.train(run, step.iteration, progress)
+    # -- round 0 --------------------------------------------------------------------------------
 
-    def versions(self, run: Run) -> list[int]:
-        """The base, and the trained policy if it is there; a critic is not a policy."""
-        last = self.settings.rounds
-        return [0, *([last] if run.is_finished(Step(last - 1, "train")) else [])]
-
-    def cast(self, run: Run) -> AbstractAsyncContextManager[Cast]:
-        """The person and the sandbox."""
-        s = self.settings
-        openers: Openers = {Sandbox: partial(Sandbox, s.sandbox)}
-        return open_cast(self.environment, run.folder / "user_simulator", s.user_simulator, openers)
-
-    # -- the algorithm ------------------------------------------------------------------------
-
-    async def rollout(self, run: Run, progress: Progress) -> Metrics:
+    async def rollout(self, run: Run, round_: int, progress: Progress) -> Metrics:
         """k dialogues a task by the base policy."""
         s = self.settings.rollout
-        episodes = [
-            Episode(task, sample, FIRST, "rollout")
-            for task in self.train_tasks()
-            for sample in range(s.repeats)
-        ]
-        return await self.play(run, episodes, s.temperature, s.top_p, progress)
+        return await self.play(run, self.episodes(), s.temperature, s.top_p, progress)
 
-    def select(self, run: Run) -> Metrics:
+    def select(self, run: Run, round_: int, progress: Progress) -> Metrics:
         """Pairs of a success and a failure on one task; for ``rejection_ft`` all successes."""
-        chosen: list[Selection] = []
-        count = 0
-        shares, min_reward = rewards(run), self.settings.min_reward
+        chosen, tasks = list[Selection](), 0
+        shares, least = rewards(run), self.settings.min_reward
         for tree in run.store.trees(FIRST, "rollout"):
-            count += 1
+            tasks += 1
             of_task = [(o.leaf, shares[tree.task, o.sample]) for o, _ in tree.trajectories()]
             if self.settings.method == "rejection_ft":
-                chosen += [
-                    Selection(leaf, AGENT) for leaf, reward in of_task if reward >= min_reward
-                ]
-            else:
-                chosen += [
-                    Selection(best, AGENT, rejected=worse)
-                    for best, worse in trajectory_pairs(of_task, min_reward)
-                ]
-        if not run.store.finished(ItemKey(FIRST, "select", "")):
-            run.store.select(FIRST, "select", chosen)
-        return {"tasks": count, "selected": len(chosen)}
+                chosen += [Selection(leaf, AGENT) for leaf, reward in of_task if reward >= least]
+                continue
+            found = trajectory_pairs(of_task, least)
+            chosen += [Selection(best, AGENT, rejected=worse) for best, worse in found]
+        run.select(FIRST, chosen)
+        return {"tasks": tasks, "selected": len(chosen)}
 
-    async def branch(self, run: Run, progress: Progress) -> Metrics:
-        """Candidates for the turns of the first dialogues, in the order of tasks and samples."""
+    def train(self, run: Run, round_: int, progress: Progress) -> Metrics:
+        """The critic, or in the baselines the policy; each begins as the base."""
         s = self.settings
-        sampler = await self.sampler(run, 0, s.candidates.temperature, s.rollout.top_p)
-        finished = run.store.finished_keys(SECOND, "rollout")
-        left = [
-            one for one in played(run, s.candidates.share) if (one.task.id, one.key) not in finished
-        ]
-        stats, before = sampler.engine.stats, sampler.engine.stats.sampled_tokens
-        progress.start(len(left), f"candidates {SECOND}")
+        if s.method == "rejection_ft":
+            return imitate(self, run, s.rejection_ft.train, progress)
+        if s.method == "multi_turn_dpo":
+            return prefer_selected(self, run, FIRST, s.multi_turn_dpo, progress)
+        kind = {"classifier": foretell}.get(s.critic.kind, train_critic)
+        return kind(self, run, s.critic, progress)
 
-        async def one(dialogue: Played, branching: Branching) -> Done:
-            key = ItemKey(SECOND, "rollout", dialogue.task.id, dialogue.key)
-            try:
-                tree = await branching.branch(dialogue)
-            except EngineGone:
-                raise
-            except EngineError as error:
-                return Done(key, {"candidates": 0}, failure=str(error))
-            return Done(key, {"candidates": sum(map(len, candidates(tree)))}, tree)
+    # -- round 1 --------------------------------------------------------------------------------
 
-        with going_on(f"candidates {SECOND}", progress):
-            async with self.cast(run) as cast:
-                driver = cast.driver(sampler, s.seed)
-                async with driver.sessions() as sessions:
-                    branching = Branching(
-                        driver, sampler, sessions, SECOND, "rollout", s.candidates.count
-                    )
-                    work = (one(dialogue, branching) for dialogue in left)
-                    async with in_flight(work, s.candidates.in_flight) as items:
-                        await record(
-                            *(run.store, items, progress, "dialogues"),
-                            lambda: stats.sampled_tokens - before,
-                        )
-        found = [m for key, m in run.store.metrics(SECOND, "rollout").items() if key.task]
-        failed = sum(key.stage == "rollout" for key, _ in run.store.failures(SECOND))
-        count = sum(int(metrics["candidates"]) for metrics in found)
-        return {"dialogues": len(found), "failed": failed, "candidates": count}
+    async def branch(self, run: Run, round_: int, progress: Progress) -> Metrics:
+        """Candidates for the turns of the first dialogues, in the order of tasks and samples."""
+        return await branch(self, run, progress)
 
-    async def reward(self, run: Run, progress: Progress) -> Metrics:
+    async def reward(self, run: Run, round_: int, progress: Progress) -> Metrics:
         """The critic's advantage of every candidate, as credit."""
-        settings = self.fingerprint(Step(SECOND, "reward"))
-        finished = run.store.finished_keys(SECOND, "reward")
-        trees = [t for t in run.store.trees(SECOND, "rollout") if (t.task, "") not in finished]
-        progress.start(len(trees), f"advantages {SECOND}")
-        with going_on(f"advantages {SECOND}", progress):
-            async with open_critic(self, run, self.settings.critic, self.environment) as critic:
-                scoring = (
-                    scored(critic, run.store.task(tree.task), tree, settings) for tree in trees
-                )
-                async with in_flight(scoring, TREES_IN_FLIGHT) as items:
-                    await record(run.store, items, progress, "trees")
-                counts = critic.counts
-        found = [m for key, m in run.store.metrics(SECOND, "reward").items() if key.task]
-        totals = {name: sum(int(m[name]) for m in found) for name in ("turns", "unscored")}
-        return {**totals, **counts}
+        return await advantages(self, run, progress)
 
-    def select_turns(self, run: Run) -> Metrics:
+    def select_turns(self, run: Run, round_: int, progress: Progress) -> Metrics:
         """Pairs of candidates: one of a turn's upper half over one of its lower half."""
         s, settings = self.settings, self.fingerprint(Step(SECOND, "reward"))
-        chosen: list[Selection] = []
-        turns = 0
+        chosen, turns = list[Selection](), 0
         for tree in run.store.trees(SECOND, "rollout"):
             found = candidates(tree)
             nodes = [turn.id for group in found for turn in group]
@@ -250,64 +136,12 @@ class SweetRL(PolicyRecipe):
                     continue  # the critic failed on this turn, which its item says
                 seed = digest("pairs", s.seed, group[0].id)
                 own = {turn.id: scores[turn.id] for turn in group}
-                chosen += [
-                    Selection(best, AGENT, rejected=worse)
-                    for best, worse in ranked_pairs(own, s.pairs, seed)
-                ]
+                for best, worse in ranked_pairs(own, s.pairs, seed):
+                    chosen.append(Selection(best, AGENT, rejected=worse))
             turns += len(found)
-        if not run.store.finished(ItemKey(SECOND, "select", "")):
-            run.store.select(SECOND, "select", chosen)
+        run.select(SECOND, chosen)
         return {"turns": turns, "selected": len(chosen)}
 
-    def train(self, run: Run, iteration: int, progress: Progress) -> Metrics:
-        """The critic, or the policy; each begins as the base."""
-        s = self.settings
-        model = self.load_policy(run, 0)
-        if iteration == FIRST and s.method == "rejection_ft":
-            return imitate(self, run, model, s.rejection_ft.train, progress)
-        if iteration == FIRST and self._critical and s.critic.kind == "classifier":
-            return foretell(self, run, model, s.critic, s.min_reward, progress)
-        found = pairs(run, iteration, model, self.context(iteration))
-        if not found:
-            raise UserError(
-                f"no pair was selected in round {iteration}",
-                "sample more tasks or repeats (rollout.tasks, rollout.repeats): pairs need a full success "
-                "and a failure on one task; or lower min_reward"
-                if iteration == FIRST
-                else "raise candidates.share or candidates.count; a judge whose verdicts can't be read makes "
-                "all candidates equal",
-            )
-        if iteration == FIRST and self._critical:
-            return train_critic(self, run, model, found, s.critic, progress)
-        own = s.policy if iteration == SECOND else s.multi_turn_dpo
-        return prefer(self, run, iteration, model, found, own.objective, own.train, progress)
-
-    # -- its data -----------------------------------------------------------------------------
-
-    def train_tasks(self) -> list[Task]:
-        """The training tasks."""
-        return self.environment.tasks("train", self.settings.rollout.tasks, self.settings.seed)
-
-    def context(self, iteration: int) -> str | None:
-        """In which context a round trains on dialogues: the critic may be shown the reference."""
-        privileged = iteration == FIRST and self._critical and self.settings.critic.privileged
-        return PRIVILEGED if privileged else None
-
-    def rewards(self, run: Run) -> dict[tuple[str, int], float]:
-        """Share of tests that each dialogue's answer passes, by task and sample."""
-        return rewards(run)
-
-    # -- details ------------------------------------------------------------------------------
-
-    @property
-    def _critical(self) -> bool:
-        """Whether round 0 trains a critic."""
-        return self.settings.method == "sweet"
-
-    def _training(self) -> tuple[object, ...]:
-        """Identity of a baseline's training."""
-        s = self.settings
-        if s.method == "rejection_ft":
-            return (s.rejection_ft.train.identity(),)
-        own = s.multi_turn_dpo
-        return (own.objective.fingerprint(), own.train.identity())
+    def train_turns(self, run: Run, round_: int, progress: Progress) -> Metrics:
+        """DPO with an NLL term on these turns, without the reference; the policy begins as the base."""
+        return prefer_selected(self, run, SECOND, self.settings.policy, progress)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from coterie.environments.coding import CRITIC
 from coterie.errors import UserError
 from coterie.recipes.description import OpenCritic
 from coterie.recipes.sweet_rl.critic import TrainedCritic, open_critic
@@ -25,20 +26,19 @@ class SweetCritic:
         settings = self.recipe.fingerprint(Step(SECOND, "reward"))
         if self.recipe.settings.critic.kind == "judge":
             return settings
-        return f"{settings} {weight_hash(run.training_folder(FIRST) / 'final')}"
+        return f"{settings} {weight_hash(run.training_folder(FIRST, CRITIC) / 'final')}"
 
     @asynccontextmanager
     async def open(self, run: Run) -> AsyncIterator[OpenCritic]:
         """The critic, open."""
         self._check(run)
-        own = self.recipe.settings.critic
-        async with open_critic(self.recipe, run, own, self.recipe.environment) as critic:
+        async with open_critic(self.recipe, run) as critic:
             renderer = critic.model.renderer if isinstance(critic, TrainedCritic) else None
             yield OpenCritic(renderer, critic.advantages)
 
     def _check(self, run: Run) -> None:
         """Refuse a run whose critic is not trained."""
-        trained = (run.training_folder(FIRST) / "final").is_dir()
+        trained = (run.training_folder(FIRST, CRITIC) / "final").is_dir()
         if not trained and self.recipe.settings.critic.kind != "judge":
             raise UserError(
                 f"the critic of {run.folder} is not trained", f"coterie train {run.folder}"

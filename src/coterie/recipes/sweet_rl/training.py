@@ -1,20 +1,16 @@
 """The trainings of ``sweet_rl``: preferring, imitating, and the critics of other kinds."""
 
-from collections.abc import Sequence
-
-from coterie.environments.coding import AGENT
+from coterie.engines.run_engines import POLICY
+from coterie.environments.coding import AGENT, CRITIC
 from coterie.errors import UserError
-from coterie.models.heads import add_head
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
-from coterie.recipes.base import PolicyRecipe, trained_metrics
-from coterie.recipes.sweet_rl.data import FIRST, PRIVILEGED, rewards, seen, selected
-from coterie.recipes.sweet_rl.settings import CriticSettings
+from coterie.recipes.sweet_rl.data import FIRST, PRIVILEGED, SweetData, pairs, rewards, seen
+from coterie.recipes.sweet_rl.settings import CriticSettings, PolicySettings
+from coterie.recipes.trainings import prefer, targets_of, train_role
 from coterie.runs.folder import Run
+from coterie.runs.selected import selected
 from coterie.training.classifier import Classifier
-from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.loop import train
-from coterie.training.reference import with_reference
 from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.item import Metrics
@@ -24,37 +20,16 @@ from coterie.trajectories.row import Row, rows
 from coterie.trajectories.view import view
 
 
-def prefer(
-    recipe: PolicyRecipe,
-    run: Run,
-    iteration: int,
-    model: LoadedModel,
-    pairs: Sequence[Pair],
-    objective: DPOSettings,
-    settings: TrainingSettings,
-    progress: Progress,
+def prefer_selected(
+    recipe: SweetData, run: Run, iteration: int, s: PolicySettings, progress: Progress
 ) -> Metrics:
-    """Train on pairs against the model as it is: the policy, or the critic."""
-    own, folder = recipe.seeded(settings, iteration), run.training_folder(iteration)
-    known = with_reference(
-        model.model,
-        pairs,
-        own,
-        folder / "reference",
-        normalise=objective.normalise,
-        progress=progress,
-    )
-    report = train(model.model, known, own, folder, objective=DPO(objective), progress=progress)
-    return trained_metrics(report, _targets(pairs) * own.epochs)
+    """Train the policy, from the base, on the selected pairs."""
+    model = recipe.models(run).load_to_train(POLICY, 0)
+    found, own = _pairs(recipe, run, iteration, model), recipe.seeded(s.train, iteration)
+    return prefer(run, iteration, model, found, s.objective, own, progress)
 
 
-def imitate(
-    recipe: PolicyRecipe,
-    run: Run,
-    model: LoadedModel,
-    settings: TrainingSettings,
-    progress: Progress,
-) -> Metrics:
+def imitate(recipe: SweetData, run: Run, settings: TrainingSettings, progress: Progress) -> Metrics:
     """SFT on the dialogues that succeeded."""
     chosen: list[Row] = []
     for tree, selection in selected(run, FIRST):
@@ -63,53 +38,55 @@ def imitate(
         raise UserError(
             "no dialogue succeeded, so there is nothing to imitate", "sample more tasks"
         )
-    own = recipe.seeded(settings, FIRST)
-    report = train(model.model, chosen, own, run.training_folder(FIRST), progress=progress)
-    return trained_metrics(report, sum(row.target_count for row in chosen) * own.epochs)
+    model = recipe.models(run).load_to_train(POLICY, 0)
+    own, targets = recipe.seeded(settings, FIRST), sum(row.target_count for row in chosen)
+    return train_role(run, FIRST, model, chosen, own, progress, targets=targets)
 
 
-def train_critic(
-    recipe: PolicyRecipe,
-    run: Run,
-    model: LoadedModel,
-    pairs: Sequence[Pair],
-    s: CriticSettings,
-    progress: Progress,
-) -> Metrics:
+def train_critic(recipe: SweetData, run: Run, s: CriticSettings, progress: Progress) -> Metrics:
     """Train the critic on pairs of dialogues."""
+    model = recipe.models(run).load_to_train(CRITIC, 0)
+    found, own = _pairs(recipe, run, FIRST, model), recipe.seeded(s.train, FIRST)
     if s.kind == "likelihood":
-        return prefer(recipe, run, FIRST, model, pairs, s.objective, s.train, progress)
-    own, folder = recipe.seeded(s.train, FIRST), run.training_folder(FIRST)
-    add_head(model.model)
-    report = train(model.model, pairs, own, folder, objective=Regression(), progress=progress)
-    return trained_metrics(report, _targets(pairs) * own.epochs)
+        return prefer(run, FIRST, model, found, s.objective, own, progress, role=CRITIC)
+    return train_role(
+        *(run, FIRST, model, found, own, progress),
+        targets=targets_of(found),
+        objective=Regression(),
+        role=CRITIC,
+    )
 
 
-def foretell(
-    recipe: PolicyRecipe,
-    run: Run,
-    model: LoadedModel,
-    s: CriticSettings,
-    min_reward: float,
-    progress: Progress,
-) -> Metrics:
+def foretell(recipe: SweetData, run: Run, s: CriticSettings, progress: Progress) -> Metrics:
     """Train a critic that is a value function: whether dialogues succeeded, by the ``min_reward`` share of tests."""
-    own, folder = recipe.seeded(s.train, FIRST), run.training_folder(FIRST)
-    shares = rewards(run)
+    model = recipe.models(run).load_to_train(CRITIC, 0)
+    shares, least = rewards(run), recipe.settings.min_reward
     context = PRIVILEGED if s.privileged else None
     items: list[Labelled] = []
     for tree in run.store.trees(FIRST, "rollout"):
         task = run.store.task(tree.task)
         for outcome, _ in tree.trajectories():
             shown = seen(task, tree, outcome.leaf, context, model)
-            succeeded = shares[tree.task, outcome.sample] >= min_reward
+            succeeded = shares[tree.task, outcome.sample] >= least
             items.append(labelled(shown, succeeded, group=tree.task))
-    add_head(model.model)
-    report = train(model.model, items, own, folder, objective=Classifier(), progress=progress)
-    targets = sum(row.target_count for item in items for row in item.rows)
-    return trained_metrics(report, targets * own.epochs)
+    return train_role(
+        *(run, FIRST, model, items, recipe.seeded(s.train, FIRST), progress),
+        targets=sum(row.target_count for item in items for row in item.rows),
+        objective=Classifier(),
+        role=CRITIC,
+    )
 
 
-def _targets(pairs: Sequence[Pair]) -> int:
-    sides = (side for pair in pairs for side in (pair.chosen, pair.rejected))
-    return sum(row.target_count for side in sides for row in side)
+def _pairs(recipe: SweetData, run: Run, iteration: int, model: LoadedModel) -> list[Pair]:
+    """The selected pairs; raises ``UserError`` if there are none."""
+    found = pairs(run, iteration, model, recipe.context(iteration))
+    if not found:
+        raise UserError(
+            f"no pair was selected in round {iteration}",
+            "sample more tasks or repeats (rollout.tasks, rollout.repeats): pairs need a full success "
+            "and a failure on one task; or lower min_reward"
+            if iteration == FIRST
+            else "raise candidates.share or candidates.count; a judge whose verdicts can't be read makes "
+            "all candidates equal",
+        )
+    return found

@@ -19,6 +19,7 @@ from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
+from coterie.recipes.sweet_rl.data import FIRST, PRIVILEGED, SECOND, rewards
 from coterie.recipes.sweet_rl.files.records import (
     HistoryTurn,
     PreferenceRow,
@@ -26,7 +27,7 @@ from coterie.recipes.sweet_rl.files.records import (
     TrajectoryRow,
     write_lines,
 )
-from coterie.recipes.sweet_rl.recipe import FIRST, PRIVILEGED, SECOND, SweetRL
+from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.runs.folder import Run, Step
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
@@ -100,12 +101,12 @@ class _Export:
 
     def trajectories(self, tasks: frozenset[str]) -> Iterator[TrajectoryRow]:
         """First the first dialogue of every task, then the second of every task, and so on."""
-        rewards = self.recipe.rewards(self.run)
+        shares = rewards(self.run)
         for repeat in range(self.recipe.settings.rollout.repeats):
             for tree in self.run.store.trees(FIRST, "rollout"):
                 if tree.task in tasks:
                     outcome = list(tree.trajectories())[repeat][0]
-                    reward = rewards[tree.task, outcome.sample]
+                    reward = shares[tree.task, outcome.sample]
                     yield self._trajectory(tree, outcome, reward)
 
     def pairs(self) -> list[tuple[int, str, Callable[[int], Iterator[PreferenceRow]]]]:

@@ -1,0 +1,85 @@
+"""The trainings of recipes: a role on rows, on pairs against itself as it was, or by any objective."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from peft import PeftModel
+
+from coterie.engines.run_engines import POLICY
+from coterie.models.loading import LoadedModel
+from coterie.progress import Progress
+from coterie.runs.folder import Run
+from coterie.training.checkpoint import weight_hash
+from coterie.training.dpo import DPO, DPOSettings
+from coterie.training.loop import train
+from coterie.training.objective import Objective
+from coterie.training.record import TrainingReport
+from coterie.training.reference import with_reference
+from coterie.training.settings import TrainingSettings
+from coterie.trajectories.item import Metrics
+from coterie.trajectories.pair import Pair
+
+
+def train_role(
+    run: Run,
+    iteration: int,
+    model: LoadedModel,
+    items: Sequence[Any],
+    settings: TrainingSettings,
+    progress: Progress,
+    *,
+    targets: int,
+    objective: Objective[Any] | None = None,
+    role: str = POLICY,
+) -> Metrics:
+    """Train a role's model on items that have ``targets`` tokens as targets; SFT on rows by default."""
+    folder = run.training_folder(iteration, role)
+    report = train(model.model, items, settings, folder, objective=objective, progress=progress)
+    return trained_metrics(report, targets * settings.epochs)
+
+
+def prefer(
+    run: Run,
+    iteration: int,
+    model: LoadedModel,
+    pairs: Sequence[Pair],
+    objective: DPOSettings,
+    settings: TrainingSettings,
+    progress: Progress,
+    *,
+    role: str = POLICY,
+) -> Metrics:
+    """DPO on pairs; the reference is the model as it is now, whose log-probs are kept beside the training."""
+    known = with_reference(
+        model.model,
+        pairs,
+        settings,
+        run.training_folder(iteration, role) / "reference",
+        adapter=model.model.active_adapter if isinstance(model.model, PeftModel) else None,
+        normalise=objective.normalise,
+        progress=progress,
+    )
+    return train_role(
+        *(run, iteration, model, known, settings, progress),
+        targets=targets_of(pairs),
+        objective=DPO(objective),
+        role=role,
+    )
+
+
+def targets_of(pairs: Sequence[Pair]) -> int:
+    """Tokens of both sides of pairs that are targets."""
+    sides = (side for pair in pairs for side in (pair.chosen, pair.rejected))
+    return sum(row.target_count for side in sides for row in side)
+
+
+def trained_metrics(report: TrainingReport, trained_tokens: int) -> Metrics:
+    """What to remember of a training."""
+    return {
+        "rows": report.rows,
+        "dropped": report.dropped_too_long + report.dropped_empty,
+        "trained_tokens": trained_tokens,
+        "steps": report.steps,
+        "loss": report.last_loss,
+        "weights": weight_hash(report.final),
+    }

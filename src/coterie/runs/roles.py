@@ -1,0 +1,177 @@
+"""The models of a run, by role: where each version lies, how it is loaded, and by what it speaks.
+
+Version 0 of a role is the model that it begins as; version ``i`` is what the training of iteration ``i - 1`` left:
+whole weights, or a LoRA adapter of that model. An adapter stays one: the next training goes on from it. For sampling
+and scoring in this process it is merged; servers serve it as an adapter.
+"""
+
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from peft import PeftModel
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.run_engines import RunEngines, Speaking
+from coterie.engines.settings import EngineSettings
+from coterie.errors import UserError
+from coterie.models.adapters import add_lora, load_adapter
+from coterie.models.heads import add_head, load_head
+from coterie.models.loading import LoadedModel, identity, is_adapter, load, reload
+from coterie.runs.folder import Run
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A model under a name of its own."""
+
+    name: str
+    model: str
+    """What it begins as; what its adapters are of."""
+    shares: str | None = None
+    """The role with which it shares one base in memory; both are then adapters of it."""
+    head: bool = False
+    """Whether it is trained with a value head."""
+
+
+def check_roles(roles: Sequence[Role]) -> None:
+    """Refuse, with :class:`UserError`, roles that can't be."""
+    known: dict[str, Role] = {}
+    for role in roles:
+        if role.name in known:
+            raise UserError(f"two roles are called {role.name!r}", "give each a name of its own")
+        if not role.model:
+            raise UserError(f"the role {role.name!r} names no base", "say which model it begins as")
+        known[role.name] = role
+    for role in roles:
+        if role.shares is not None:
+            _check_shared(role, known)
+
+
+def _check_shared(role: Role, known: Mapping[str, Role]) -> None:
+    other = known.get(role.shares or "")
+    if other is None or other is role:
+        raise UserError(
+            f"the role {role.name!r} shares its base with {role.shares!r}, which is no other role",
+            f"name one of: {', '.join(name for name in known if name != role.name)}",
+        )
+    if role.head or other.head:
+        raise UserError(
+            f"{role.name!r} and {other.name!r} share a base, and one of them has a value head",
+            "give the one with the head a model of its own",
+        )
+    if identity(role.model) != identity(other.model):
+        raise UserError(
+            f"{role.name!r} and {other.name!r} share a base, but {role.model} and {other.model} differ "
+            "in their weights or tokenizers",
+            "give both the same model, or leave out `shares`: each then has one of its own",
+        )
+
+
+class Roles:
+    """The roles of one open run; to be closed."""
+
+    def __init__(self, roles: Sequence[Role], settings: EngineSettings, run: Run) -> None:
+        check_roles(roles)
+        self.known = {role.name: role for role in roles}
+        self.settings = settings
+        self.run = run
+        self.engines = RunEngines(settings, roles[0].model, run.folder / "servers")
+        self._shared: dict[str, LoadedModel] = {}
+        """Bases with the adapters of several roles, by the role that the others share with."""
+
+    # -- where weights are ----------------------------------------------------------------------
+
+    def path(self, name: str, version: int) -> Path | str:
+        """Where a version of a role is."""
+        if version:
+            return self.run.training_folder(version - 1, name) / "final"
+        return self.known[name].model
+
+    def load(self, name: str, version: int) -> LoadedModel:
+        """A version of a role, to sample from and to score with; an adapter is merged."""
+        role, path, device = self.known[name], self.path(name, version), self.settings.device_name
+        if not is_adapter(path):
+            loaded = load(path, device=device)
+            if role.head and version:
+                load_head(loaded.model, Path(path))
+            return loaded
+        loaded = load(role.model, device=device)
+        reload(loaded, path)
+        return loaded
+
+    def load_to_train(self, name: str, version: int) -> LoadedModel:
+        """A version of a role, to be trained on: an adapter is beside its base, and goes on."""
+        role, path, device = self.known[name], self.path(name, version), self.settings.device_name
+        if not is_adapter(path):
+            loaded = load(path, device=device)
+            if role.head:
+                add_head(loaded.model)
+            return loaded
+        loaded = load(role.model, device=device)
+        return replace(loaded, model=load_adapter(loaded.model, Path(path), trainable=True))
+
+    # -- by what they speak ---------------------------------------------------------------------
+
+    def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run asynchronous work on the loop that servers live on."""
+        return self.engines.run(work)
+
+    async def speak(self, name: str, version: int) -> Speaking:
+        """What a version of a role speaks by."""
+        role, path = self.known[name], self.path(name, version)
+        base = self._base(role)
+        if base is None or self.settings.kind != "inprocess":
+            return await self.engines.speak(
+                version, path, lambda: self.load(name, version), role=name, base=role.model
+            )
+        shared = self._beside(base, role, version)
+        return await self.engines.speak(version, path, lambda: shared, role=name, adapter=name)
+
+    def embedded(self, name: str, version: int) -> InProcessEngine:
+        """A version of a role in this process, such as a frozen base, whatever the others speak by."""
+        return self.engines.embedded(self.load(name, version), version, role=name)
+
+    def make_room(self) -> None:
+        """Let go of devices before other work on them."""
+        self._shared.clear()
+        self.engines.make_room()
+
+    def close(self) -> None:
+        """End what was started."""
+        self._shared.clear()
+        self.engines.close()
+
+    def _base(self, role: Role) -> str | None:
+        """The role in whose place the base of several is kept; ``None`` for a role by itself."""
+        if role.shares is not None:
+            return role.shares
+        return role.name if any(one.shares == role.name for one in self.known.values()) else None
+
+    def _beside(self, base: str, role: Role, version: int) -> LoadedModel:
+        """The base that a role shares, with this version's adapter beside the others'."""
+        path = self.path(role.name, version)
+        if version and not is_adapter(path):
+            raise UserError(
+                f"{role.name!r} shares a base, but its training left whole weights in {path}",
+                "train it with method=lora, or leave out `shares`",
+            )
+        if base not in self._shared:
+            self._shared[base] = load(self.known[base].model, device=self.settings.device_name)
+        loaded = self._shared[base]
+        if version:
+            model = load_adapter(loaded.model, Path(path), name=role.name)
+        else:
+            model = _as_it_began(loaded.model, role.name)
+        self._shared[base] = replace(loaded, model=model)
+        return self._shared[base]
+
+
+def _as_it_began(model: Any, name: str) -> Any:
+    """The model with a fresh adapter, which changes nothing."""
+    if isinstance(model, PeftModel) and name in model.peft_config:
+        model.delete_adapter(name)
+    return add_lora(model, r=1, alpha=1, name=name).eval()
