@@ -28,19 +28,18 @@ from coterie.recipes.optima.data import OptimaData
 from coterie.recipes.optima.failing import nothing_selected, nothing_to_compare
 from coterie.recipes.optima.reward import totals
 from coterie.recipes.optima.settings import OptimaSettings
-from coterie.recipes.optima.trees import grow, grown, mean_scores, probe, rollouts, valued
+from coterie.recipes.optima.trees import grow, grown, probe, rollouts, siblings, valued
 from coterie.recipes.trainings import prefer, train_role
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import on_trees
 from coterie.runs.stage import Stage
 from coterie.selection.demonstrations import best_demonstrations, random_demonstrations
-from coterie.selection.pairs import sibling_pairs
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.turn import digest
 
 NAME = OptimaSettings.recipe
-TREES_IN_FLIGHT = 64
+IN_FLIGHT = 64
 """Trees that are scored at a time."""
 
 
@@ -63,11 +62,9 @@ class Optima(OptimaData):
         """Sample, reward, demonstrate, imitate."""
         s = self.settings
         played = (self.draws(i), s.rollout.fingerprint(), *s.engine.identity())
-        learnt = (s.train.identity(), s.from_initial)
+        scored, learnt = (s.reward.fingerprint(),), (s.train.identity(), s.from_initial)
         rollout = self.stage(i, "rollout", self.sample, before, played)
-        reward = self.stage(
-            i, "reward", self.reward, [rollout], [s.reward.fingerprint()], alone=True
-        )
+        reward = self.stage(i, "reward", self.reward, [rollout], scored, alone=True)
         select = self.stage(i, "select", self.demonstrate, [reward], [s.select.fingerprint()])
         train = self.stage(i, "train", self.imitate, [select], learnt, trains=POLICY)
         return [rollout, reward, select, train]
@@ -80,9 +77,8 @@ class Optima(OptimaData):
 
     async def reward(self, run: Run, i: int, progress: Progress) -> Metrics:
         """R of every dialogue, its parts, and the frozen base's loss of every turn, as credit."""
-        base = self.models(run).embedded(POLICY, 0)
-        work = partial(self.scored, base)
-        await on_trees(run.store, i, work, progress, f"reward {i}", in_flight=TREES_IN_FLIGHT)
+        work = partial(self.scored, self.models(run).embedded(POLICY, 0))
+        await on_trees(run.store, i, work, progress, f"reward {i}", in_flight=IN_FLIGHT)
         return totals(run.store, i)
 
     def demonstrate(self, run: Run, i: int, progress: Progress) -> Metrics:
@@ -93,10 +89,8 @@ class Optima(OptimaData):
         else:
             seed = int(digest("select", self.settings.seed, i)[:15], 16)
             chosen = random_demonstrations(found, s.counts[i], seed)
-        context = self.context(i)
-        run.select(
-            i, [Selection(r.leaf, agent, context) for _, r in chosen for agent in self.agents]
-        )
+        context, agents = self.context(i), self.agents
+        run.select(i, [Selection(r.leaf, agent, context) for _, r in chosen for agent in agents])
         return {"tasks": len(found), "selected": len(chosen)}
 
     def imitate(self, run: Run, i: int, progress: Progress) -> Metrics:
@@ -127,10 +121,9 @@ class Optima(OptimaData):
         return [rollout, reward, select, train]
 
     async def search(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """A tree of dialogues for each task; all grow at once. Tokens are relative to those of fresh dialogues."""
-        tasks = self.train_tasks(i)
-        limit = await probe(self, run, i, tasks, progress)
-        await grow(self, run, i, tasks, limit, progress)
+        """A tree of dialogues for each task; all grow at once. Fresh dialogues say what tokens are relative to."""
+        limit = await probe(self, run, i, progress)
+        await grow(self, run, i, limit, progress)
         return grown(run.store, i, limit)
 
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
@@ -145,10 +138,7 @@ class Optima(OptimaData):
         chosen, tasks = list[Selection](), 0
         for tree in run.store.trees(i, "rollout"):
             tasks += 1
-            values, score = self.values(run, tree), mean_scores(tree).__getitem__
-            for pair in sibling_pairs(tree, values, self.dpo_settings.select, score):
-                agent = pair.chosen.speaker.name
-                chosen.append(Selection(pair.chosen.id, agent, rejected=pair.rejected.id))
+            chosen += siblings(tree, self.values(run, tree), self.dpo_settings.select)
         run.select(i, chosen)
         return {"tasks": tasks, "selected": len(chosen)}
 

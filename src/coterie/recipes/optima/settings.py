@@ -97,11 +97,6 @@ class OptimaSettings(RecipeSettings):
                 "rollout.samples=1 leaves nothing to choose from and makes every token term equal "
                 "to -reward.lambda_token; use at least 2 samples, or reward.lambda_token=0"
             )
-        if self.train.method == "lora" and self.from_initial is False and self.iterations > 1:
-            raise ValueError(
-                "train.method=lora with from_initial=false would stack an adapter on an adapter; "
-                "use from_initial=true, or iterations=1"
-            )
         if (
             self.engine.kind == "vllm"
             and self.train.method == "lora"
@@ -201,12 +196,14 @@ class OptimaDPOSettings(OptimaSettings):
         return [counts[kind] for kind in self.kinds()]
 
     @model_validator(mode="after")
-    def _refuse_adapters(self) -> Self:
-        if "lora" in (self.train.method, self.dpo.train.method):
-            raise ValueError(
-                f"{self.recipe} trains each policy from the last one, and an adapter on an adapter "
-                "is not there yet; use method=full in train and in dpo.train"
-            )
+    def _refuse_two_kinds_of_adapters(self) -> Self:
+        for name in ("method", "lora_r", "lora_alpha", "lora_targets"):
+            one, other = getattr(self.train, name), getattr(self.dpo.train, name)
+            if one != other:
+                raise ValueError(
+                    f"train.{name}={one} and dpo.train.{name}={other}: each training goes on from the one "
+                    "before, so give both the same"
+                )
         return self
 
     @model_validator(mode="after")

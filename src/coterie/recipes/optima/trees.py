@@ -1,6 +1,6 @@
 """What ``optima``'s iterations of DPO need of trees: rewards while they grow, and their record."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,13 +18,15 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, dialogue_tokens
 from coterie.rollout.flight import in_flight
 from coterie.rollout.grower import Rollout
-from coterie.rollout.search import growth, node_values
+from coterie.rollout.search import Value, growth, node_values
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judged, TreeSearch, path_tree
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, going_on
+from coterie.selection.pairs import PairSettings, sibling_pairs
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
+from coterie.trajectories.selection import Selection
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, Outcome, Tree
@@ -138,11 +140,9 @@ class TreeJudge:
         return {turn: loss for turn, loss in found.items() if turn not in self.losses}
 
 
-async def probe(
-    recipe: OptimaData, run: Run, iteration: int, tasks: Sequence[Task], progress: Progress
-) -> int:
+async def probe(recipe: OptimaData, run: Run, iteration: int, progress: Progress) -> int:
     """The tokens that the token term is relative to: a percentile of fresh dialogues, plus 1."""
-    s = recipe.dpo_settings
+    s, tasks = recipe.dpo_settings, recipe.train_tasks(iteration)
     episodes = [
         Episode(tasks[number % len(tasks)], number // len(tasks), iteration, PROBE)
         for number in range(s.probe)
@@ -154,15 +154,10 @@ async def probe(
 
 
 async def grow(
-    recipe: OptimaData,
-    run: Run,
-    iteration: int,
-    tasks: Sequence[Task],
-    max_tokens: int,
-    progress: Progress,
+    recipe: OptimaData, run: Run, iteration: int, max_tokens: int, progress: Progress
 ) -> None:
     """Grow the trees of an iteration, by its policy; tokens are relative to ``max_tokens``."""
-    s = recipe.dpo_settings
+    s, tasks = recipe.dpo_settings, recipe.train_tasks(iteration)
     sampler = await recipe.sampler(run, iteration, s.temperature, recipe.settings.rollout.top_p)
     base = recipe.models(run).embedded(POLICY, 0)
     settings = recipe.fingerprint(Step(iteration, "reward"))
@@ -235,7 +230,15 @@ async def valued(
     return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
 
 
-def mean_scores(tree: Tree) -> dict[str, float]:
+def siblings(
+    tree: Tree, values: Mapping[str, Value], settings: PairSettings
+) -> Iterator[Selection]:
+    """Pairs of sibling utterances, as selections."""
+    for pair in sibling_pairs(tree, values, settings, _mean_scores(tree).__getitem__):
+        yield Selection(pair.chosen.id, pair.chosen.speaker.name, rejected=pair.rejected.id)
+
+
+def _mean_scores(tree: Tree) -> dict[str, float]:
     """Mean task score of the dialogues through each node."""
     found: dict[str, list[float]] = {}
     for outcome, path in tree.graded():
