@@ -16,7 +16,7 @@ from coterie.evaluation.claims import Claim, better
 from coterie.progress import Progress
 from coterie.recipes.findings import ClaimResults, Findings, Scores, settings_for_claims
 from coterie.recipes.optima.controls import ScriptedControl
-from coterie.recipes.optima.recipe import NAME, Optima
+from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.settings import OptimaSettings
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import fork, run_steps
@@ -35,7 +35,7 @@ def reproduce(
     make_folder(folder)
     found = Findings()
     for seed in seeds:
-        own = settings_for_claims(NAME, [*words, f"seed={seed}"])
+        own = settings_for_claims(OptimaSettings.recipe, [*words, f"seed={seed}"])
         assert isinstance(own, OptimaSettings), "these are claims about Optima"
         base = folder / f"seed-{seed}"
         base.mkdir(exist_ok=True)
@@ -50,7 +50,7 @@ def _isft(base: Path, own: OptimaSettings, progress: Progress, found: Findings) 
     """The recipe; gives how many dialogues each iteration selected."""
     recipe = Optima(own)
     recipe.check()
-    with open_run(base / "isft", NAME, own) as run:
+    with open_run(base / "isft", OptimaSettings.recipe, own) as run:
         run_steps(recipe, run, progress)
         found.add("base", own.seed, run, 0)
         for version in range(1, own.iterations + 1):
@@ -77,7 +77,7 @@ def _scripted(
 
 
 def _control(method: str, recipe: Optima, base: Path, progress: Progress, found: Findings) -> None:
-    with open_run(base / method, NAME, recipe.settings) as run:
+    with open_run(base / method, OptimaSettings.recipe, recipe.settings) as run:
         run_steps(recipe, run, progress)
         found.add(method, recipe.settings.seed, run, recipe.settings.iterations)
 

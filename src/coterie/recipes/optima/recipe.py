@@ -27,7 +27,6 @@ from coterie.progress import Progress
 from coterie.recipes.optima.data import OptimaData
 from coterie.recipes.optima.failing import nothing_selected, nothing_to_compare
 from coterie.recipes.optima.reward import totals
-from coterie.recipes.optima.settings import OptimaSettings
 from coterie.recipes.optima.trees import grow, grown, probe, rollouts, siblings, valued
 from coterie.recipes.trainings import prefer, train_role
 from coterie.runs.folder import Run, Step
@@ -38,7 +37,6 @@ from coterie.trajectories.item import Metrics
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.turn import digest
 
-NAME = OptimaSettings.recipe
 IN_FLIGHT = 64
 """Trees that are scored at a time."""
 
