@@ -37,17 +37,20 @@ from coterie.engines.protocol import Sampling
 from coterie.engines.run_engines import Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.environments.baselines import Method
-from coterie.environments.dialogue import WELL_FORMED, DialogueEnvironment
+from coterie.environments.protocol import WELL_FORMED, Shared
 from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings
-from coterie.environments.services import Services
+from coterie.environments.traits import persons_of
 from coterie.environments.user_simulator import ModelUserSimulator, UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.generators.colbench.drawn import draw_rows
 from coterie.models.loading import load
 from coterie.progress import Silent
-from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, Finished, Player
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, Finished
+from coterie.rollout.persons import PersonSampler
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.benchmark import BenchmarkSettings
+from coterie.runs.casting import Cast
 from coterie.tools.sandbox.pool import Sandbox
 
 CASES: tuple[tuple[str, Method], ...] = (
@@ -111,18 +114,16 @@ def summed(finished: Sequence[Finished], started: int, seconds: float) -> Found:
     )
 
 
-async def played(
-    player: Player, environment: DialogueEnvironment, tasks: int, seconds: float
-) -> Found:
+async def played(driver: Driver, tasks: int, seconds: float) -> Found:
     """As many dialogues as there are tasks, some at a time, and for so long at most."""
     began = time.perf_counter()
-    drawn = environment.tasks("heldout", tasks, 0)
+    drawn = driver.environment.tasks("heldout", tasks, 0)
     episodes = [Episode(task, 0, 0, "bench") for task in drawn]
     finished: list[Finished] = []
     try:
         async with asyncio.timeout(seconds):
             for start in range(0, len(episodes), AT_ONCE):
-                async with player.play_all(episodes[start : start + AT_ONCE]) as playing:
+                async with driver.play_all(episodes[start : start + AT_ONCE]) as playing:
                     async for one in playing:
                         finished.append(one)
                         if one.failure:
@@ -160,10 +161,11 @@ async def measure(options: Options, end: float, functions: Path) -> dict[str, Fo
             speaker = getattr(environment, "script", None) or ModelUserSimulator(
                 chat, user_simulator
             )
-            player = Player(environment, sampler, 0, Services(speaker, sandbox))
+            persons = dict.fromkeys(persons_of(environment), PersonSampler(speaker))
+            driver = Cast(environment, persons, Shared(sandbox)).driver(sampler, 0)
             share = (end - time.perf_counter()) / (len(CASES) - place)
             title = name if method == "dialogue" else f"{name} {method}"
-            found[title] = await played(player, environment, options.tasks, share)
+            found[title] = await played(driver, options.tasks, share)
             show(title, found[title])
     return found
 

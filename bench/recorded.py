@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from coterie.environments.dialogue import drop_format
+from coterie.environments.talk import drop_format
 from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.optima.recipe import NAME, Optima

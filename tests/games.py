@@ -34,6 +34,8 @@ class Script:
 
     say: Callable[[Prompt], str]
     shown: list[tuple[str, ...]] | None = field(default_factory=list)
+    truncated: bool = False
+    """Whether all that it says is cut off."""
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         if self.shown is not None:
@@ -48,7 +50,10 @@ class Script:
                 text = text[: text.index(end)] + end
         part = Part(text, source="script")
         speaker = Speaker("agent", prompt.agent)
-        turn = make_turn(prompt.parent, speaker, [part], author="script", draw=prompt.draw)
+        turn = make_turn(
+            prompt.parent, speaker, [part],
+            author="script", draw=prompt.draw, truncated=self.truncated,
+        )  # fmt: skip
         return Response(turn, None, len(text))
 
 

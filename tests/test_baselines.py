@@ -14,20 +14,21 @@ from coterie.environments.baselines import (
     by_method,
     single_agent,
 )
-from coterie.environments.dialogue import (
-    DialogueEnvironment,
-    DialogueState,
-    gold_answer,
-    messages,
-    next_agent,
-    step,
-)
 from coterie.environments.exchange.environment import Exchange
-from coterie.environments.registry import CODING, NAMES, DataSettings, make_environment
+from coterie.environments.gold import gold_answer
+from coterie.environments.protocol import State
+from coterie.environments.registry import (
+    CODING,
+    NAMES,
+    DataSettings,
+    make_environment,
+    make_question_environment,
+)
+from coterie.environments.talk import Talk
 from coterie.errors import UserError
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, TURNS, Ending
-from coterie.trajectories.turn import Part, Speaker, make_turn
+from tests import talking
 from tests.conftest import Cli
 
 TALKS = tuple(name for name in NAMES if name not in CODING)
@@ -35,41 +36,29 @@ TALKS = tuple(name for name in NAMES if name not in CODING)
 SAMPLE = DataSettings(source="sample")
 
 
-def environment(name: str) -> DialogueEnvironment:
-    return make_environment(name, SAMPLE)
+def environment(name: str) -> Talk:
+    return make_question_environment(name, SAMPLE)
 
 
-def prompt(played: DialogueEnvironment, task: Task, agent: str) -> str:
+def prompt(played: Talk, task: Task, agent: str) -> str:
     """The system prompt of an agent, all of which it may see."""
     parts = played.system_parts(task, agent)
     assert all(part.visible_to(agent) for part in parts)
     return "".join(part.text for part in parts)
 
 
-def talk(
-    played: DialogueEnvironment, said: Sequence[str], truncated: bool = False
-) -> DialogueState:
+def talk(played: Talk, said: Sequence[str], truncated: bool = False) -> State:
     """The state after these messages; each is checked to be asked for."""
-
-    async def play() -> DialogueState:
-        state = DialogueState(played.tasks("heldout", 1, 0)[0], None)
-        for draw, text in enumerate(said):
-            assert state.end is None
-            speaker = Speaker("agent", next_agent(played, state))
-            turn = make_turn(
-                state.turns[-1].id if state.turns else "", speaker, [Part(text)], draw=draw
-            )
-            state = await step(played, state, turn, truncated=truncated)
-        return state
-
-    return asyncio.run(play())
+    (task,) = played.tasks("heldout", 1, 0)
+    state, _ = asyncio.run(talking.talk(played, task, said, truncated=truncated))
+    return state
 
 
-def heard(played: DialogueEnvironment, said: Sequence[str], agent: str) -> list[tuple[str, str]]:
-    """Role and text of what an agent is shown after these messages, besides its system prompt."""
-    state = talk(played, said)
-    texts = {turn.id: turn.text for turn in state.turns}
-    return [(m.role, texts[m.turn]) for m in messages(played, state, agent) if m.turn]
+def heard(played: Talk, said: Sequence[str], agent: str) -> list[list[tuple[str, str]]]:
+    """Role and text of what an agent is shown before each of its messages, besides its system prompt."""
+    (task,) = played.tasks("heldout", 1, 0)
+    _, found = asyncio.run(talking.talk(played, task, said))
+    return [one.messages for one in found if one.actor == agent]
 
 
 def test_a_single_agent_holds_every_note_once_and_not_the_answer() -> None:
@@ -121,10 +110,10 @@ def test_in_the_micro_world_only_the_holder_of_the_facts_answers() -> None:
 
 def test_in_a_debate_the_first_answers_are_given_alone() -> None:
     debate = MultiAgentDebate(environment("gsm8k"))
-    one, two, three = r"a \boxed{1}", r"b \boxed{2}", r"c \boxed{2}"
-    assert heard(debate, [one], "Bob") == []
-    assert heard(debate, [one, two], "Alice") == [("assistant", one), ("user", two)]
-    assert heard(debate, [one, two, three], "Bob") == [("assistant", two), ("user", one)]
+    one, two, three, four = (rf"{word} \boxed{{{word}}}" for word in ("1", "2", "3", "4"))
+    said = (one, two, three, four)
+    assert heard(debate, said, "Alice") == [[], [("assistant", one), ("user", two)]]
+    assert heard(debate, said, "Bob") == [[], [("assistant", two), ("user", one)]]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +136,8 @@ def test_three_agents_of_a_debate_outvote_the_first() -> None:
     said = ["a", "b", "c", r"\boxed{1}", r"\boxed{2}", r"\boxed{2.0}"]
     debate = MultiAgentDebate(base)
     assert talk(debate, said).answer == "2"
-    order = heard(debate, said[:3], "Bob")
-    assert order == [("assistant", "b"), ("user", "a"), ("user", "c")]
+    first, second = heard(debate, said, "Bob")
+    assert first == [] and second == [("assistant", "b"), ("user", "a"), ("user", "c")]
 
 
 def test_all_agents_choose_a_format_of_their_own() -> None:

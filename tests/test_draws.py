@@ -1,13 +1,11 @@
 """Which tasks an iteration draws: none comes again before all have come, whatever the counts."""
 
 import pytest
-from coterie.environments.dialogue import DialogueEnvironment
 
 from coterie.environments.registry import DataSettings, make_environment
 from coterie.environments.rows import draws
-from coterie.recipes.optima.methods import optima
 from coterie.recipes.plan import content_of
-from coterie.recipes.registry import settings
+from coterie.recipes.registry import optima, settings
 from coterie.runs.folder import Step
 from coterie.trajectories.task import Task
 
@@ -41,7 +39,7 @@ def test_a_draw_depends_on_those_before_it_alone() -> None:
 
 @pytest.mark.parametrize("name", ["gsm8k", "hotpot_qa", "exchange", "persona", "colbench_code"])
 def test_an_environment_goes_on_where_the_draws_before_ended(name: str) -> None:
-    environment: DialogueEnvironment = make_environment(name, DataSettings(source="sample"))
+    environment = make_environment(name, DataSettings(source="sample"))
     counts = (5, 2, 9, 4)
     parts = [environment.tasks("train", n, 1, counts[:place]) for place, n in enumerate(counts)]
     assert [len(part) for part in parts] == list(counts)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coterie.environments import equality
-from coterie.environments.dialogue import gold_answer
+from coterie.environments.gold import gold_answer
 from coterie.environments.mathematics import same_mathematics, spelling
 from coterie.environments.registry import DataSettings, make_question_environment
 

@@ -5,7 +5,7 @@ r"""What counts as the number of an answer, in scores, agreement and votes, on t
 
 import pytest
 
-from coterie.environments.dialogue import gold_answer
+from coterie.environments.gold import gold_answer
 from coterie.environments.numbers import number, same_number
 from coterie.environments.registry import DataSettings, make_question_environment
 from coterie.environments.votes import Vote

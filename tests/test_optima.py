@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.dialogue import FORMAT_SOURCE, drop_format
+from coterie.environments.talk import FORMAT_SOURCE, drop_format
 from coterie.progress import Silent
 from coterie.recipes.base import STAGES
 from coterie.recipes.optima.recipe import DROP_FORMAT, NAME, Optima

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.environments.dialogue import FORMAT_SOURCE
+from coterie.environments.talk import FORMAT_SOURCE
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
 from coterie.recipes.base import PolicyRecipe
@@ -322,7 +322,7 @@ def test_losses_are_those_of_the_frozen_base_without_formats(walk: Walk, iterati
 
 def unformatted(walk: Walk, tree: Tree, leaf: str, agent: str) -> Any:
     """What an agent saw of a dialogue, without the format prompt."""
-    from coterie.environments.dialogue import drop_format
+    from coterie.environments.talk import drop_format
     from coterie.trajectories.view import recontext
 
     if tree.iteration:

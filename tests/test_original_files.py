@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coterie.environments.dialogue import gold_answer
+from coterie.environments.gold import gold_answer
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.optima.files.exporting import export_run, raw_lines

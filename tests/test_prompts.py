@@ -15,22 +15,14 @@ from coterie.environments.code_form import functions
 from coterie.environments.coding import AGENT, MARKER, Coding, SingleTurn, coding_task
 from coterie.environments.colbench import BackendProgramming
 from coterie.environments.debate import NO_MISTAKE, Debate
-from coterie.environments.dialogue import (
-    WELL_FORMED,
-    DialogueEnvironment,
-    DialogueState,
-    begin,
-    gold_answer,
-    graded,
-    next_agent,
-    step,
-)
 from coterie.environments.format_writer import _request
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
+from coterie.environments.gold import gold_answer
 from coterie.environments.persona.environment import Persona
-from coterie.environments.protocol import Grade
+from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings, make_environment
-from coterie.environments.services import Services
+from coterie.environments.talk import Talk
+from coterie.environments.traits import agents_of
 from coterie.environments.user_simulator import PERSON, REFERENCE, role
 from coterie.generators.colbench.checks import TESTS
 from coterie.generators.colbench.drafts import read_reply
@@ -41,25 +33,25 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Part, Speaker, make_turn
 from tests.conftest import Cli
+from tests.talking import talk_out
 
 METHODS: tuple[Method, ...] = ("dialogue", "cot", "mad", "autoform")
 DOUBLE = "def double(x):\n    return 2 * x"
 TASK = coding_task("t", "I need double.", DOUBLE, [f"double({n})" for n in range(5)])
 
 
-def prompt(environment: DialogueEnvironment, task: Task, agent: str) -> str:
+def prompt(environment: Talk | Coding, task: Task, agent: str) -> str:
     return "".join(part.text for part in environment.system_parts(task, agent))
 
 
-def form(environment: DialogueEnvironment, task: Task, agent: str) -> str:
+def form(environment: Talk, task: Task, agent: str) -> str:
     """The line that ends the rules of an agent, before its question."""
     rules, *_ = re.split(r"\n(?=(?:Question|Problem): )", prompt(environment, task, agent))
     return rules.rstrip().splitlines()[-1]
 
 
-def as_shown(environment: DialogueEnvironment, task: Task, agent: str, answer: str | None) -> str:
+def as_shown(environment: Talk, task: Task, agent: str, answer: str | None) -> str:
     """Steps, and the line that ends the rules of an agent, with this answer in place of the example."""
     line = form(environment, task, agent)
     example = environment.answer(line)
@@ -69,15 +61,16 @@ def as_shown(environment: DialogueEnvironment, task: Task, agent: str, answer: s
     return f"Some steps.\n{line.replace(example, answer)}"
 
 
-async def ended(environment: DialogueEnvironment, task: Task, answer: str | None) -> DialogueState:
+async def ended(
+    environment: Talk, task: Task, answer: str | None, *, truncated: bool = False
+) -> tuple[State, Grade]:
     """The end of a dialogue whose agents write what their prompts show."""
-    state = DialogueState(task, None)
-    while state.end is None:
-        agent = next_agent(environment, state)
-        said = Part(as_shown(environment, task, agent, answer))
-        turn = make_turn("", Speaker("agent", agent), [said], draw=len(state.turns))
-        state = await step(environment, state, turn, truncated=False)
-    return state
+    return await talk_out(
+        environment,
+        task,
+        lambda asked: as_shown(environment, task, asked.agent, answer),
+        truncated=truncated,
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -89,12 +82,13 @@ def test_a_right_answer_in_the_form_of_the_prompt_scores_1(
     environment = by_method(
         make_environment(name, DataSettings(source="sample", agents=agents)), method
     )
+    assert isinstance(environment, Talk)
 
     async def play() -> None:
         for task in environment.tasks("heldout", 2, 0):
-            state = await ended(environment, task, gold_answer(task))
-            assert await graded(environment, state) == Grade(1.0, {WELL_FORMED: 1.0}), state
-            copied = await graded(environment, await ended(environment, task, None))
+            state, grade = await ended(environment, task, gold_answer(task))
+            assert grade == Grade(1.0, {WELL_FORMED: 1.0}), state
+            _, copied = await ended(environment, task, None)
             assert copied == Grade(0.0, {WELL_FORMED: 0.0}), "the example is not an answer"
 
     asyncio.run(play())
@@ -114,15 +108,8 @@ def test_what_a_critic_is_shown_is_no_answer(name: str) -> None:
 def test_a_message_that_is_cut_off_is_not_well_formed() -> None:
     environment = make_environment("gsm8k", DataSettings(source="sample"))
     (task,) = environment.tasks("heldout", 1, 0)
-
-    async def play() -> Grade:
-        text = as_shown(environment, task, "Alice", gold_answer(task))
-        turn = make_turn("", Speaker("agent", "Alice"), [Part(text)])
-        return await graded(
-            environment, await step(environment, DialogueState(task, None), turn, truncated=True)
-        )
-
-    assert asyncio.run(play()) == Grade(0.0, {WELL_FORMED: 0.0})
+    state, grade = asyncio.run(ended(environment, task, gold_answer(task), truncated=True))
+    assert len(state.turns) == 1 and grade == Grade(0.0, {WELL_FORMED: 0.0})
 
 
 @pytest.fixture(scope="module")
@@ -144,16 +131,11 @@ def answered(
     runner: asyncio.Runner, sandbox: Sandbox, environment: Coding, task: Task, text: str
 ) -> Grade:
     """The grade of an agent that says this and nothing more; it has one message."""
-
-    async def play() -> Grade:
-        environment.max_turns = 1
-        state = begin(environment, task, "root")
-        turn = make_turn(state.turns[-1].id, Speaker("agent", AGENT), [Part(text)])
-        services = Services(None, sandbox)
-        state = await step(environment, state, turn, truncated=False, services=services)
-        return await graded(environment, state, services)
-
-    return runner.run(play())
+    environment.max_turns = 1
+    said = talk_out(environment, task, lambda _: text, shared=Shared(sandbox))
+    state, grade = runner.run(said)
+    assert [turn.speaker.name for turn in state.turns] == [PERSON, AGENT]
+    return grade
 
 
 def shown(environment: Coding, task: Task) -> tuple[str, str]:
@@ -243,8 +225,9 @@ def test_no_prompt_has_words_that_models_seldom_meet() -> None:
             environment = by_method(
                 make_environment(name, DataSettings(source="sample", agents=2)), method
             )
+            assert isinstance(environment, Talk | Coding)
             task = Task("t", {"question": "?", "notes": {"Alice": [], "Bob": []}})
-            texts += [prompt(environment, task, agent) for agent in environment.agents]
+            texts += [prompt(environment, task, agent) for agent in agents_of(environment)]
     odd = re.compile(
         r"\b(mend|dear|nay|lest|hark|ere|whom|thus|shall|particulars)\b", re.IGNORECASE
     )
@@ -273,9 +256,9 @@ def test_dialogues_under_other_prompts_are_not_read_for_these(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = BenchmarkSettings(data=DataSettings(source="sample"))
-    names = [store_name("gsm8k", settings, "m") for _ in range(2)]
+    names = [asyncio.run(store_name("gsm8k", settings, "m")) for _ in range(2)]
     monkeypatch.setattr("coterie.environments.debate.LENGTH", "- Take your time.\n")
-    assert len({*names, store_name("gsm8k", settings, "m")}) == 2
+    assert len({*names, asyncio.run(store_name("gsm8k", settings, "m"))}) == 2
 
 
 def test_the_benchmark_measures_within_its_time(

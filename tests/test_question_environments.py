@@ -1,5 +1,6 @@
 """Information exchange on HotpotQA and debate on GSM8K, with the rows that ship with coterie."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,18 +8,14 @@ import pytest
 from coterie.datasets.local import load_rows
 from coterie.datasets.rows import HotpotRow
 from coterie.environments.contexts import deal_paragraphs
-from coterie.environments.dialogue import (
-    FORMAT_SOURCE,
-    DialogueEnvironment,
-    DialogueState,
-    messages,
-    step,
-)
-from coterie.environments.registry import DataSettings, make_environment
+from coterie.environments.protocol import State
+from coterie.environments.registry import DataSettings, make_environment, make_question_environment
+from coterie.environments.talk import FORMAT_SOURCE, Talk
 from coterie.errors import UserError
+from coterie.rollout.opening import first_prompts
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import LENGTH, TURNS, Ending
-from coterie.trajectories.turn import Part, Speaker, make_turn
+from tests import talking
 from tests.conftest import Cli
 from tests.templates import model
 
@@ -27,15 +24,15 @@ SETS = ("hotpot_qa", "gsm8k")
 
 
 @pytest.fixture(params=SETS)
-def environment(request: pytest.FixtureRequest) -> DialogueEnvironment:
-    return make_environment(request.param, SAMPLE)
+def environment(request: pytest.FixtureRequest) -> Talk:
+    return make_question_environment(request.param, SAMPLE)
 
 
 def hotpot_rows() -> list[HotpotRow]:
     return [row for row in load_rows("hotpot_qa", "train", "sample") if isinstance(row, HotpotRow)]
 
 
-def test_the_splits_share_no_question(environment: DialogueEnvironment) -> None:
+def test_the_splits_share_no_question(environment: Talk) -> None:
     train, heldout = (environment.tasks(split, 1000, 0) for split in ("train", "heldout"))  # type: ignore[arg-type]
     assert len(train) == 52 and len(heldout) == 48
     questions = {str(task.public["question"]) for task in train}
@@ -77,9 +74,9 @@ def test_no_agent_is_shown_the_others_notes_or_the_answer() -> None:
 
 def test_only_the_solver_of_a_debate_is_asked_for_a_format() -> None:
     environment = make_environment("gsm8k", SAMPLE)
-    state = DialogueState(environment.tasks("heldout", 1, 0)[0], "in verse")
+    prompts = first_prompts(environment, environment.tasks("heldout", 1, 0)[0], "in verse")
     for agent, wanted in (("Alice", True), ("Bob", False)):
-        (system,) = messages(environment, state, agent)
+        (system,) = prompts[agent].messages
         assert any(part.source == FORMAT_SOURCE for part in system.parts) == wanted
 
 
@@ -95,39 +92,28 @@ def test_the_critic_of_a_debate_is_told_to_give_no_answer() -> None:
 
 
 def test_both_agents_of_an_exchange_are_asked_for_the_format() -> None:
-    environment = make_environment("hotpot_qa", SAMPLE)
+    environment = make_question_environment("hotpot_qa", SAMPLE)
     assert len(set(environment.formats)) >= 20
-    state = DialogueState(environment.tasks("heldout", 1, 0)[0], environment.formats[0])
+    (task,) = environment.tasks("heldout", 1, 0)
+    prompts = first_prompts(environment, task, environment.formats[0])
     for agent in environment.agents:
-        (system,) = messages(environment, state, agent)
+        (system,) = prompts[agent].messages
         assert any(part.source == FORMAT_SOURCE for part in system.parts)
 
 
-async def talk(
-    environment: DialogueEnvironment, *said: str, truncated: bool = False
-) -> DialogueState:
-    state = DialogueState(Task("t", {"question": "?"}, {}), None)
-    for index, text in enumerate(said):
-        speaker = Speaker("agent", environment.agents[index % 2])
-        turn = make_turn("", speaker, [Part(text)], draw=index)
-        state = await step(environment, state, turn, truncated=truncated)
+def talk(*said: str, truncated: bool = False) -> State:
+    environment, task = make_environment("gsm8k", SAMPLE), Task("t", {"question": "?"}, {})
+    state, _ = asyncio.run(talking.talk(environment, task, said, truncated=truncated))
     return state
 
 
-async def debate_ends() -> None:
-    environment = make_environment("gsm8k", SAMPLE)
-    state = await talk(environment, r"so \boxed{1,000}", "you forgot one", r"still \boxed{1000.0}")
-    assert (state.end, state.answer) == (Ending("agreed"), "1000")
-    state = await talk(environment, r"so \boxed{3}", "you forgot one", r"then \boxed{4}")
-    assert (state.end, state.answer) == (None, "4")
-    assert (await talk(environment, "on and on", truncated=True)).end == LENGTH
-    assert (await talk(environment, *map(str, range(10)))).end == TURNS
-
-
 def test_a_debate_ends_when_the_solver_stays_with_its_answer() -> None:
-    import asyncio
-
-    asyncio.run(debate_ends())
+    state = talk(r"so \boxed{1,000}", "you forgot one", r"still \boxed{1000.0}")
+    assert (state.end, state.answer) == (Ending("agreed"), "1000")
+    state = talk(r"so \boxed{3}", "you forgot one", r"then \boxed{4}")
+    assert (state.end, state.answer) == (None, "4")
+    assert talk("on and on", truncated=True).end == LENGTH
+    assert talk(*map(str, range(10))).end == TURNS
 
 
 @pytest.mark.parametrize(

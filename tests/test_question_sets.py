@@ -9,15 +9,9 @@ from coterie.datasets.context_rows import CbtRow, TriviaRow
 from coterie.datasets.local import load_rows
 from coterie.datasets.rows import Paragraph, SupportingFact, TwoWikiRow
 from coterie.environments.contexts import deal, deal_parts, deal_snippets
-from coterie.environments.dialogue import (
-    DialogueEnvironment,
-    DialogueState,
-    gold_answer,
-    gold_answers,
-    messages,
-    step,
-)
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
+from coterie.environments.gold import gold_answer, gold_answers
+from coterie.environments.protocol import Shared, State
 from coterie.environments.registry import (
     EXCHANGES,
     NAMES,
@@ -27,13 +21,18 @@ from coterie.environments.registry import (
     make_environment,
     make_question_environment,
 )
+from coterie.environments.talk import Talk
 from coterie.errors import UserError
 from coterie.recipes.plan import check_disjoint
-from coterie.rollout.episodes import Episode, Player
-from coterie.rollout.samplers import AgentContext, Prompt, Response
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode
+from coterie.rollout.opening import first_prompts
+from coterie.rollout.samplers import Prompt
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import Ending
-from coterie.trajectories.turn import Part, PrivilegeError, Speaker, make_turn
+from coterie.trajectories.turn import PrivilegeError
+from tests import talking
+from tests.games import Script
 
 TWO, THREE = ("Alice", "Bob"), ("Alice", "Bob", "Carol")
 SETS = (*EXCHANGES, *SUBJECTS)
@@ -127,7 +126,7 @@ def test_every_sample_row_is_dealt_whole(name: str, agents: tuple[str, ...]) -> 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("agents", [2, 3])
 def test_nobody_is_shown_anothers_notes_or_a_secret(name: str, agents: int) -> None:
-    environment = make_environment(name, sample(agents))
+    environment = make_question_environment(name, sample(agents))
     assert environment.agents == THREE[:agents]
     for task in environment.tasks("heldout", 5, 0):
         notes: dict[str, list[str]] = task.public.get("notes", {})  # type: ignore[assignment]
@@ -146,7 +145,7 @@ def test_nobody_is_shown_anothers_notes_or_a_secret(name: str, agents: int) -> N
 def test_two_agents_are_told_of_a_partner_and_three_of_partners(name: str) -> None:
     exchange = name in EXCHANGES
     for agents in (2, 3):
-        environment = make_environment(name, sample(agents))
+        environment = make_question_environment(name, sample(agents))
         (task,) = environment.tasks("heldout", 1, 0)
         for agent in environment.agents:
             parts = environment.system_parts(task, agent)
@@ -178,14 +177,14 @@ def test_options_are_in_the_question() -> None:
 def test_only_the_solver_gets_a_format_and_mathematics_has_no_pool() -> None:
     assert len(set(EXCHANGE_FORMATS)) >= 20 and len(set(DEBATE_FORMATS)) >= 20
     for name in SETS:
-        environment = make_environment(name, sample(3))
+        environment = make_question_environment(name, sample(3))
         pool = EXCHANGE_FORMATS if name in EXCHANGES else DEBATE_FORMATS
         assert environment.formats == (() if name in ("gsm8k", "math") else pool)
-        state = DialogueState(environment.tasks("heldout", 1, 0)[0], "in verse")
+        prompts = first_prompts(environment, environment.tasks("heldout", 1, 0)[0], "in verse")
         asked = [
-            a
-            for a in environment.agents
-            if "in verse" in messages(environment, state, a)[0].parts[-1].text
+            agent
+            for agent in environment.agents
+            if "in verse" in prompts[agent].messages[0].parts[-1].text
         ]
         assert asked == list(environment.agents if name in EXCHANGES else ("Alice",))
 
@@ -274,7 +273,7 @@ def test_options_that_differ_in_their_case_are_different_answers() -> None:
         (("<A>only SS</A>", "no", "<A>only SS</A>"), "agreed"),
         (("<A>light energy</A>", "no", "<A>LIGHT energy</A>"), "agreed"),
     ):
-        state = asyncio.run(talk(environment, *said, about=genes()))
+        state = talk(environment, *said, about=genes())
         assert state.end == (end and Ending(end)), said
     assert state.answer == "Light energy", "as the task spells it"
     assert environment.similarity("only SS", "only Ss") == 0.0, "two votes"
@@ -286,21 +285,18 @@ def test_tasks_have_their_options() -> None:
             assert gold_answer(one) in one.public["options"]  # type: ignore[operator]
 
 
-async def talk(
-    environment: DialogueEnvironment, *said: str, about: Task | None = None
-) -> DialogueState:
-    state = DialogueState(about or Task("t", {"question": "?"}, {}), None)
-    for index, text in enumerate(said):
-        assert state.end is None, f"over before {text!r}"
-        speaker = Speaker("agent", environment.agents[index % len(environment.agents)])
-        turn = make_turn("", speaker, [Part(text)], draw=index)
-        state = await step(environment, state, turn, truncated=False)
+def talk(environment: Talk, *said: str, about: Task | None = None) -> State:
+    """The state after these messages; each is checked to be asked for."""
+    notes: dict[str, list[str]] = {agent: [] for agent in environment.agents}
+    about = about or Task("t", {"question": "?", "notes": notes}, {})
+    state, _ = asyncio.run(talking.talk(environment, about, said))
     return state
 
 
 def test_the_same_answer_again_ends_a_talk() -> None:
-    maths, science = make_environment("math", sample(3)), make_environment("arc_c", sample(3))
-    book = make_environment("cbt", sample(3))
+    maths, science, book = (
+        make_question_environment(name, sample(3)) for name in ("math", "arc_c", "cbt")
+    )
     ends = [
         (maths, (r"\boxed{\frac{1}{2}}", "no", "no", r"\boxed{0.5}"), "agreed"),
         (maths, (r"\boxed{\frac{1}{2}}", "no", "no", r"\boxed{0.6}"), None),
@@ -309,31 +305,16 @@ def test_the_same_answer_again_ends_a_talk() -> None:
         (book, ("hm", "<A>dog</A>", "<A>dog</A>"), "agreed"),
     ]
     for environment, said, end in ends:
-        assert asyncio.run(talk(environment, *said)).end == (end and Ending(end)), said
+        assert talk(environment, *said).end == (end and Ending(end)), said
 
 
 # Whole dialogues
 
 
-class Script:
-    """A sampler that says what it was given, in turn."""
-
-    def __init__(self, *lines: str) -> None:
-        self.lines = list(lines)
-        self.prompts: list[tuple[str, str]] = []
-
-    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        first = prompt.shown[0]
-        self.prompts.append((prompt.agent, "".join(part.text for part in first.parts)))
-        text = self.lines[len(self.prompts) - 1]
-        speaker = Speaker("agent", prompt.agent)
-        return Response(make_turn(prompt.parent, speaker, [Part(text)], draw=prompt.draw), None, 3)
-
-
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("agents", [2, 3])
 def test_a_dialogue_of_each_sample_set_is_played_to_the_end(name: str, agents: int) -> None:
-    environment = make_environment(name, sample(agents))
+    environment = make_question_environment(name, sample(agents))
     train, heldout = (environment.tasks(split, 100, 0) for split in ("train", "heldout"))  # type: ignore[arg-type]
     check_disjoint(train, heldout)
     for one in heldout[:3]:
@@ -344,13 +325,21 @@ def test_a_dialogue_of_each_sample_set_is_played_to_the_end(name: str, agents: i
             else rf"\boxed{{{gold}}}"
         )
         lines = [mark, *["one mistake"] * (agents - 1), f"still {mark}"]
-        sampler = Script(*lines)
-        played = asyncio.run(Player(environment, sampler, 0).play(Episode(one, 0, 0, "rollout")))
-        assert played.tree is not None
+        prompts: list[Prompt] = []
+
+        def say(prompt: Prompt, lines=lines, prompts=prompts) -> str:  # type: ignore[no-untyped-def]
+            prompts.append(prompt)
+            return lines[len(prompts) - 1]  # type: ignore[no-any-return]
+
+        cast = dict.fromkeys(environment.agents, Script(say))
+        driver = Driver(environment, cast, seed=0, shared=Shared())
+        (played,) = asyncio.run(talking.finished(driver, Episode(one, 0, 0, "rollout")))
+        assert played.tree is not None, played.failure
         (outcome,) = played.tree.outcomes.values()
         assert (outcome.ending.reason, outcome.score) == ("agreed", 1.0)
-        assert [agent for agent, _ in sampler.prompts] == [*environment.agents, "Alice"]
-        assert all(str(one.public["question"]) in prompt for _, prompt in sampler.prompts)
+        assert [prompt.agent for prompt in prompts] == [*environment.agents, "Alice"]
+        systems = ["".join(part.text for part in prompt.shown[0].parts) for prompt in prompts]
+        assert all(str(one.public["question"]) in system for system in systems)
 
 
 def test_every_benchmark_has_an_environment() -> None:

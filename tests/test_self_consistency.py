@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from coterie.environments.answers import exact_match, f1
-from coterie.environments.dialogue import DialogueEnvironment
 from coterie.environments.registry import DataSettings, make_environment
 from coterie.environments.votes import Vote
 from coterie.evaluation.self_consistency import Draw, Estimate, Point, marks, scaling, task_curve
@@ -100,7 +99,7 @@ def test_means_over_tasks_with_intervals_at_powers_of_two_and_the_last() -> None
 def test_each_benchmark_says_when_answers_are_alike(
     name: str, answer: str, other: str, alike: float
 ) -> None:
-    environment: DialogueEnvironment = make_environment(name, DataSettings(source="sample"))
+    environment = make_environment(name, DataSettings(source="sample"))
     assert environment.similarity(answer, other) == environment.similarity(other, answer)
     assert environment.similarity(answer, other) == pytest.approx(alike)
 

@@ -5,6 +5,7 @@ from tests.mutation.mutant import Mutant
 TOOLS = "tests/test_tools.py::"
 SESSIONS = "tests/test_sessions.py::"
 BRANCHES = "tests/test_branches.py::"
+PLAY = "tests/test_play.py::"
 FAULTS = "tests/test_environment_faults.py::"
 
 IN_PLACE = f"{TOOLS}test_a_call_that_changes_the_environment_runs_in_its_place_beside_nothing"
@@ -315,5 +316,24 @@ MUTANTS = (
         "",
         "a turn may show an image that the store has not",
         ("tests/test_store.py::test_images_are_kept_by_their_hash",),
+    ),
+    Mutant(
+        "play-rewards-are-lost",
+        "runs/play.py",
+        "for turn, reward in one.rewards.items()]",
+        "for turn, reward in one.rewards.items() if False]",
+        "what an environment rewards is not in the store",
+        (f"{PLAY}test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn",),
+    ),
+    Mutant(
+        "play-rewards-of-the-last-turn",
+        "rollout/branches.py",
+        "self.rewards |= arrival.rewards",
+        "self.rewards = dict(arrival.rewards)",
+        "only the last turn of an episode keeps its reward",
+        (
+            f"{PLAY}test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn",
+            f"{PLAY}test_rewards_of_sessions_differ_by_turn_and_are_given_once",
+        ),
     ),
 )

@@ -235,8 +235,8 @@ MUTANTS = (
         "optima-formats-are-trained",
         "recipes/optima/recipe.py",
         "        context = DROP_FORMAT if self._has_formats(iteration) else None\n"
-        "        agents = self.environment.agents\n",
-        "        context = None\n        agents = self.environment.agents\n",
+        "        agents = self.agents\n",
+        "        context = None\n        agents = self.agents\n",
         "the format prompt stays in the training rows, so that formats are learned on request only",
         ("tests/test_optima.py::test_iteration_0_samples_under_formats_and_trains_without_them",),
     ),

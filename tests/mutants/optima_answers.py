@@ -21,6 +21,10 @@ ENVIRONMENTS = "tests/test_question_environments.py::"
 DEBATE = f"{ENVIRONMENTS}test_a_debate_ends_when_the_solver_stays_with_its_answer"
 NOTES = f"{ENVIRONMENTS}test_no_agent_is_shown_the_others_notes_or_the_answer"
 DIFFERENT = "tests/test_mathematics.py::test_answers_that_are_not"
+SOLVER = f"{ENVIRONMENTS}test_only_the_solver_of_a_debate_is_asked_for_a_format"
+CUT_OFF = "tests/test_prompts.py::test_a_message_that_is_cut_off_is_not_well_formed"
+ALONE = "tests/test_baselines.py::test_in_a_debate_the_first_answers_are_given_alone"
+VOTE = "tests/test_baselines.py::test_a_debate_ends_after_two_rounds_with_a_vote"
 VOTES = "tests/test_self_consistency.py::"
 DRAWS = "tests/test_draws.py::"
 SIZES = f"{DRAWS}test_draws_of_any_sizes_go_through_all_rows_before_one_comes_again"
@@ -206,7 +210,7 @@ MUTANTS = (
     ),
     Mutant(
         "optima-talk-ends-with-the-first-answer",
-        "environments/dialogue.py",
+        "environments/talk.py",
         "return answer is not None and before == answer",
         "return answer is not None",
         "a dialogue ends as soon as anybody gives an answer",
@@ -214,19 +218,67 @@ MUTANTS = (
     ),
     Mutant(
         "optima-talk-forgets-its-answer",
-        "environments/dialogue.py",
-        "answer=answer or now.answer",
-        "answer=answer",
+        "rollout/transitions.py",
+        "answer = now.answer if found.answer is None else found.answer",
+        "answer = found.answer",
         "a critic's message takes back the solver's answer",
         (AGAIN, DEBATE),
     ),
     Mutant(
         "optima-talk-truncated-goes-on",
-        "environments/dialogue.py",
-        "    if truncated:\n        end = LENGTH\n    elif",
-        "    if",
+        "environments/talk.py",
+        "        if said.truncated:\n            return Transition(answer=answer, end=LENGTH)\n",
+        "",
         "a turn without end does not end the dialogue",
         (DEBATE,),
+    ),
+    Mutant(
+        "optima-talk-truncated-scores",
+        "environments/talk.py",
+        "if state.end == LENGTH or answer is None:",
+        "if answer is None:",
+        "an answer in a message that was cut off scores",
+        (CUT_OFF,),
+    ),
+    Mutant(
+        "optima-talk-limit-of-one-agent",
+        "environments/talk.py",
+        'return {"turns": self.max_turns}',
+        'return {f"turns:{self.agents[0]}": self.max_turns}',
+        "a talk has as many turns of each agent as it should have of all",
+        (DEBATE,),
+    ),
+    Mutant(
+        "optima-talk-formats-for-all",
+        "environments/talk.py",
+        "if state.variant is not None and actor in self.format_agents:",
+        "if state.variant is not None:",
+        "a debate's critics are asked for a format too",
+        (SOLVER,),
+    ),
+    Mutant(
+        "optima-mad-one-after-the-other",
+        "environments/baselines.py",
+        "        return self.agents\n",
+        "        return (self.agents[len(state.turns) % len(self.agents)],)\n",
+        "in a multi-agent debate the second agent answers with the first one's answer before it",
+        (ALONE,),
+    ),
+    Mutant(
+        "optima-mad-own-message-not-first",
+        "environments/baselines.py",
+        "[sorted(one, key=lambda turn: turn.speaker.name != agent) for one in rounds]",
+        "rounds",
+        "agents of a multi-agent debate hear others before themselves",
+        (ALONE,),
+    ),
+    Mutant(
+        "optima-mad-last-round-only",
+        "environments/baselines.py",
+        "            for turn in state.turns\n",
+        "            for turn in taken\n",
+        "an agent that does not repeat its answer has no vote",
+        (VOTE,),
     ),
     Mutant(
         "optima-draws-from-the-first-row",

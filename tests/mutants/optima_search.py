@@ -215,9 +215,9 @@ MUTANTS = (
     ),
     Mutant(
         "optima-episodes-equal-samples",
-        "rollout/episodes.py",
-        "key = (self.seed, episode.iteration, episode.stage, episode.task.id, episode.sample, turn)",
-        "key = (self.seed, episode.iteration, episode.stage, episode.task.id, turn)",
+        "rollout/driver.py",
+        "key = (self.seed, episode.iteration, episode.stage, episode.task.id, episode.sample)",
+        "key = (self.seed, episode.iteration, episode.stage, episode.task.id)",
         "all samples of a task are drawn with the same random numbers",
         ("tests/test_optima_algorithm.py::test_samples_of_a_task_have_their_own_random_numbers",),
     ),

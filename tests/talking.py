@@ -1,0 +1,87 @@
+"""Plays lines that a test gives through an environment: by branches, as everybody's turns go."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from coterie.environments.protocol import Environment, Grade, Shared, State
+from coterie.rollout.branches import Branches
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.samplers import Prompt, utterance
+from coterie.rollout.sessions import sessions_of
+from coterie.rollout.transitions import Position
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Tree
+from tests.games import Script
+
+SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What an actor was shown before it said something, besides its system prompt."""
+
+    actor: str
+    messages: list[tuple[str, str]]
+    """Role and text."""
+
+
+async def talk(
+    environment: Environment, task: Task, lines: Sequence[str], *, truncated: bool = False
+) -> tuple[State, list[Heard]]:
+    """The state after these lines, each of which must be asked for, and what was heard before each."""
+    left, heard = list(lines), []
+
+    def say(prompt: Prompt) -> str:
+        shown = [utterance(message, prompt) for message in prompt.shown[1:]]
+        heard.append(Heard(prompt.agent, [(one.role, one.text) for one in shown]))
+        return left.pop(0)
+
+    async with branching(environment, task, Script(say, truncated=truncated)) as branches:
+        at = await branches.start()
+        while left:
+            assert at.state.end is None, f"over before {left[0]!r}"
+            at = await go_on(branches, at)
+    return at.state, heard
+
+
+async def talk_out(
+    environment: Environment,
+    task: Task,
+    say: Callable[[Prompt], str],
+    *,
+    truncated: bool = False,
+    shared: Shared | None = None,
+) -> tuple[State, Grade]:
+    """The end of a talk in which all actors say what ``say`` gives, and its grade."""
+    script = Script(say, truncated=truncated)
+    async with branching(environment, task, script, shared) as branches:
+        at = await branches.start()
+        while at.state.end is None:
+            at = await go_on(branches, at)
+        return at.state, await branches.grade(at)
+
+
+async def go_on(branches: Branches, at: Position) -> Position:
+    """Where the branch stands after the turns of all who act now."""
+    seeds = dict.fromkeys(branches.acting(at), 0)
+    return await branches.advance(at, await branches.respond(at, seeds, draw=0))
+
+
+@asynccontextmanager
+async def branching(
+    environment: Environment, task: Task, script: Script, shared: Shared | None = None
+) -> AsyncIterator[Branches]:
+    """The branches of a new tree, all of whose actors are played by one script."""
+    async with sessions_of(1, SECONDS) as sessions:
+        yield Branches(
+            environment, dict.fromkeys(environment.actors, script), task, Tree(task.id, "talk", 0),
+            seed=0, shared=shared or Shared(), sessions=sessions, seconds=SECONDS,
+        )  # fmt: skip
+
+
+async def finished(driver: Driver, *episodes: Episode) -> list[Finished]:
+    """Episodes as they finish."""
+    async with driver.play_all(episodes) as playing:
+        return [one async for one in playing]
