@@ -88,7 +88,7 @@ def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight() -> None:
     state, _ = play(environment, task, ["my thoughts OUTPUT: Which number?"], person)
     shown = environment.see(state, AGENT)
     assert [message.role for message in shown] == ["system", "user", "assistant", "user"]
-    assert shown[2].parts[0].text == "Which number?"
+    assert [part.text for part in shown[2].parts] == ["Which number?"]
     assert transcript(environment, state.turns)[1] == (AGENT, "Which number?")
     assert person.heard == [[(PERSON, environment.request(task)), (AGENT, "Which number?")]]
 

@@ -45,14 +45,6 @@ MUTANTS = (
         (MERGED,),
     ),
     Mutant(
-        "growing-nothing-after-the-first-who-acts",
-        GROWER,
-        "chain(self.branches.environment, at, (*placed, response))[-1]",
-        "chain(self.branches.environment, at, (response, *placed))[-1]",
-        "turns that were taken at the same time stand in the wrong order",
-        (f"{GAMES}test_players_who_act_at_the_same_time_are_asked_from_one_state",),
-    ),
-    Mutant(
         "growing-finished-searches-are-done-again",
         SEARCH,
         "if search not in done:",
