@@ -31,8 +31,7 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.registry import make_environment
 from coterie.models.loading import LoadedModel, load
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message
+from coterie.rollout.opening import first_prompts
 
 BATCH, NEW = 32, 128
 PREFIX, CANDIDATES, CANDIDATE_TOKENS = 512, 16, 16
@@ -50,9 +49,8 @@ def environment_prompts(model: LoadedModel) -> list[list[int]]:
     environment = make_environment("exchange")
     found = []
     for task in environment.tasks("heldout", BATCH, 0):
-        tree = Tree(task.id, "evaluate", 0)
-        asked = Message("system", environment.system_parts(task, environment.agents[0]))
-        found.append(list(model.renderer.render([asked], tree, environment.agents[0])))
+        agent, first = next(iter(first_prompts(environment, task).items()))
+        found.append(list(model.renderer.render(first.messages, first.tree, agent)))
     return found
 
 

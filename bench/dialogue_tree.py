@@ -44,15 +44,19 @@ from bench.lockstep import generate, lockstep, score, scored
 from bench.timing import Times, rounds
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
+from coterie.environments.protocol import Shared
 from coterie.environments.registry import make_environment
+from coterie.environments.traits import agents_of
 from coterie.models.loading import LoadedModel, load
 from coterie.recipes.optima.settings import OptimaDPOSettings
 from coterie.recipes.optima.trees import TreeJudge
 from coterie.recipes.registry import settings
-from coterie.rollout.dialogue_tree import DialogueTree
+from coterie.rollout.driver import Driver
 from coterie.rollout.flight import in_flight
+from coterie.rollout.grower import Rollout, TreeGrower
 from coterie.rollout.samplers import TokenSampler
-from coterie.rollout.search import Rollout
+from coterie.rollout.search import growth
+from coterie.rollout.tree_search import TreeSearch
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import view
@@ -62,13 +66,14 @@ MAX_TOKENS = 120
 """What the token term is relative to."""
 
 
-class OneByOne(DialogueTree):
+class OneByOne(TreeGrower):
     """Plays the rollouts of a search one after another."""
 
-    async def _roll(self, node: str, group: Sequence[Rollout]) -> list[Rollout]:
+    async def roll(self, node: str, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """As any other grower, with one rollout at a time."""
         found = []
-        for rollout in group:
-            found += await super()._roll(node, [rollout])
+        for rollout in rollouts:
+            found += await super().roll(node, [rollout])
         return found
 
 
@@ -83,9 +88,9 @@ class Bench:
         self.loaded, self.frozen = loaded, base
         self.settings, self.tasks = settings, tasks
         self.environment = make_environment("exchange")
-        self.trees: list[DialogueTree] = []
+        self.trees: list[TreeSearch] = []
 
-    async def grow(self, kind: type[DialogueTree], at_a_time: int) -> float:
+    async def grow(self, kind: type[TreeGrower], at_a_time: int) -> float:
         """Grow all trees with an empty prefix cache; returns seconds."""
         self.engine.forget()
         self.base.forget()
@@ -93,18 +98,23 @@ class Bench:
         sampling = Sampling(s.dpo.temperature, 1.0, s.rollout.max_tokens)
         context = self.loaded.context_length
         sampler = TokenSampler(self.engine, self.loaded.renderer.render, sampling, context)
-        judge = TreeJudge(
-            s.dpo.reward, MAX_TOKENS, self.base, self.environment.agents, settings="bench"
-        )
-        self.trees = [
-            kind(self.environment, sampler, judge, s.dpo.search, task, Tree(task.id, "rollout", 0))
-            for task in self.environment.tasks("train", self.tasks, SEED)
-        ]
-        began = time.perf_counter()
-        async with in_flight((tree.grow(_forget) for tree in self.trees), at_a_time) as grown:
-            async for _ in grown:
-                pass
-        return time.perf_counter() - began
+        agents = agents_of(self.environment)
+        judge = TreeJudge(s.dpo.reward, MAX_TOKENS, self.base, agents, settings="bench")
+        samplers, rule = dict.fromkeys(agents, sampler), growth(s.dpo.search)
+        driver = Driver(self.environment, samplers, seed=0, shared=Shared())
+        self.trees = []
+        async with driver.sessions() as sessions:
+            for task in self.environment.tasks("train", self.tasks, SEED):
+                branches = driver.branches(task, Tree(task.id, "rollout", 0), sessions)
+                tree = TreeSearch(branches, samplers, judge, rule)
+                old = tree.grower
+                tree.grower = kind(branches, old.samplers, old.seed, old.merge)
+                self.trees.append(tree)
+            began = time.perf_counter()
+            async with in_flight((tree.grow(_forget) for tree in self.trees), at_a_time) as grown:
+                async for _ in grown:
+                    pass
+            return time.perf_counter() - began
 
     def batched(self) -> float:
         """Seconds of Transformers for the rollouts of the trees that were grown last."""
@@ -124,13 +134,13 @@ def _forget(tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> Non
     """Nothing is written: a benchmark has no store."""
 
 
-def _alone(tree: DialogueTree, rollout: Rollout) -> int:
+def _alone(tree: TreeSearch, rollout: Rollout) -> int:
     """Prompt tokens of one rollout: each agent's first prompt whole, later ones what is new."""
     assert rollout.leaf is not None, rollout.failure
     path = [turn.id for turn in tree.tree.path(rollout.leaf)]
     before = path.index(rollout.start) + 1 if rollout.start in path else 0
     total = 0
-    for agent in tree.environment.agents:
+    for agent in agents_of(tree.branches.environment):
         first = True
         for segment in view(tree.tree, rollout.leaf, agent).segments:
             history = 0
@@ -147,9 +157,9 @@ def _alone(tree: DialogueTree, rollout: Rollout) -> int:
 
 async def measure(bench: Bench, repeats: int, seconds: float) -> dict[str, object]:
     """All figures."""
-    sides: dict[str, tuple[type[DialogueTree], int]] = {
-        "together": (DialogueTree, bench.tasks),
-        "one tree": (DialogueTree, 1),
+    sides: dict[str, tuple[type[TreeGrower], int]] = {
+        "together": (TreeGrower, bench.tasks),
+        "one tree": (TreeGrower, 1),
         "one rollout": (OneByOne, 1),
     }
     times = Times()

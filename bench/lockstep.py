@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from coterie.environments.traits import agents_of
 from coterie.models.loading import LoadedModel
-from coterie.rollout.dialogue_tree import DialogueTree
-from coterie.rollout.search import Rollout
+from coterie.rollout.grower import Rollout
+from coterie.rollout.tree_search import TreeSearch
 from coterie.trajectories.view import prompts, view
 
 SCORED = 32
@@ -28,7 +29,7 @@ class Turns:
     """Tokens of the longest."""
 
 
-def lockstep(trees: Sequence[DialogueTree], searches: int) -> list[Turns]:
+def lockstep(trees: Sequence[TreeSearch], searches: int) -> list[Turns]:
     """The batches of all searches: the rollouts of all trees, turn by turn."""
     batches: list[Turns] = []
     for search in range(searches):
@@ -44,12 +45,12 @@ def lockstep(trees: Sequence[DialogueTree], searches: int) -> list[Turns]:
     return batches
 
 
-def _turns(tree: DialogueTree, rollout: Rollout) -> list[tuple[tuple[int, ...], int]]:
+def _turns(tree: TreeSearch, rollout: Rollout) -> list[tuple[tuple[int, ...], int]]:
     """(prompt, sampled tokens) of each turn that a rollout sampled, in order."""
     assert rollout.leaf is not None, rollout.failure
     asked = {
         turn.id: (prompt, len(turn.ids))
-        for agent in tree.environment.agents
+        for agent in agents_of(tree.branches.environment)
         for prompt, turn in prompts(tree.tree, rollout.leaf, agent)
     }
     path = [turn.id for turn in tree.tree.path(rollout.leaf)]
@@ -76,13 +77,13 @@ def generate(model: LoadedModel, batches: Iterable[Turns]) -> None:
             )
 
 
-def scored(trees: Sequence[DialogueTree]) -> list[tuple[int, ...]]:
+def scored(trees: Sequence[TreeSearch]) -> list[tuple[int, ...]]:
     """The sequences whose likelihoods the rewards need: both agents' views of each new dialogue."""
     return [
         segment.ids
         for tree in trees
         for leaf in dict.fromkeys(r.leaf for r in tree.rollouts if r.leaf is not None)
-        for agent in tree.environment.agents
+        for agent in agents_of(tree.branches.environment)
         for segment in view(tree.tree, leaf, agent).segments
     ]
 

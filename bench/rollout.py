@@ -39,9 +39,11 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Engine, Sampling
 from coterie.engines.servers.pool import ServerPool
 from coterie.engines.servers.vllm import VLLMSettings, vllm_pool
+from coterie.environments.protocol import Shared
 from coterie.environments.registry import make_environment
 from coterie.models.loading import LoadedModel, load
-from coterie.rollout.episodes import Episode, Player
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.trajectories.task import Task
 
@@ -91,7 +93,9 @@ class RecordingSampler(TokenSampler):
 async def dialogues(sampler: TokenSampler, environment: Any, tasks: Sequence[Task]) -> None:
     """Play all dialogues."""
     episodes = [Episode(task, 0, 0, "bench") for task in tasks]
-    async with Player(environment, sampler, 0).play_all(episodes) as playing:
+    samplers = dict.fromkeys(environment.actors, sampler)
+    driver = Driver(environment, samplers, seed=0, shared=Shared())
+    async with driver.play_all(episodes) as playing:
         async for finished in playing:
             assert finished.failure is None, finished.failure
 

@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coterie.environments.code_text import MARKER
-from coterie.environments.coding import AGENT, coding_task
-from coterie.environments.dialogue import begin, graded, step
+from coterie.environments.coding import coding_task
 from coterie.environments.persona.environment import Persona
-from coterie.environments.protocol import Grade
-from coterie.environments.services import Services
+from coterie.environments.protocol import Grade, Shared
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import FAILURES
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Part, Speaker, make_turn
 from tests.hostile_answers import HOSTILE
 from tests.hostile_cheats import CHEATS
 from tests.hostile_suite import CALLS, HONEST, SETTINGS
+from tests.playing import converse
 
 DOUBLE = 0
 """The task that ``HOSTILE`` attack; others are ``CHEATS``'."""
@@ -69,15 +67,14 @@ async def graded_tries(
     """The grades of answers, each that of a dialogue of its own, ``at_once`` at a time."""
     environment, places = Persona(), asyncio.Semaphore(at_once)
     async with Sandbox(settings) as sandbox:
-        services = Services(None, sandbox)
+        shared = Shared(sandbox)
 
         async def one(what: Try) -> Grade:
             async with places:
-                state = begin(environment, a_task(what.task), "root")
-                said = Part(f"{MARKER}\n{source(what)}")
-                turn = make_turn(state.turns[-1].id, Speaker("agent", AGENT), [said])
-                state = await step(environment, state, turn, truncated=False, services=services)
-                return await graded(environment, state, services)
+                said = f"{MARKER}\n{source(what)}"
+                _, grade = await converse(environment, a_task(what.task), [said], shared)
+                assert grade is not None, "one answer ends it"
+                return grade
 
         return await asyncio.gather(*map(one, tries))
 

@@ -1,6 +1,7 @@
 """Backend programming: what is said, who sees what, when it ends, and what an answer is worth."""
 
 import asyncio
+import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,15 +19,14 @@ from coterie.environments.coding import (
     SingleTurn,
     coding_task,
     hidden_calls,
+    transcript,
 )
 from coterie.environments.colbench import BackendProgramming, compared
-from coterie.environments.dialogue import WELL_FORMED, DialogueState, begin, graded, messages, step
 from coterie.environments.persona.choices import CHOICES
 from coterie.environments.persona.environment import HIDDEN, Persona
 from coterie.environments.persona.wordings import ASKS
-from coterie.environments.protocol import Grade
+from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import DataSettings, make_coding_environment
-from coterie.environments.services import Services
 from coterie.environments.user_simulator import (
     PERSON,
     REFERENCE,
@@ -35,14 +35,15 @@ from coterie.environments.user_simulator import (
     overlap,
     role,
 )
-from coterie.rollout import samplers
-from coterie.rollout.episodes import Episode, Finished, Player
-from coterie.rollout.samplers import AgentContext, Prompt
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.persons import PersonSampler
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Ending
-from coterie.trajectories.turn import Part, PrivilegeError, Speaker, make_turn
+from coterie.trajectories.turn import PrivilegeError
+from tests.playing import Says, converse
 
 REFERENCE_CODE = "def double(x):\n    return 2 * x"
 CALLS = [f"double({n})" for n in range(10)]
@@ -70,48 +71,42 @@ def a_task(reference: str = REFERENCE_CODE, calls: Sequence[str] = CALLS) -> Tas
 
 
 def play(
-    environment: Coding, task: Task, utterances: Sequence[str], *, grade: bool = True
-) -> tuple[object, Grade | None]:
+    environment: Coding, task: Task, utterances: Sequence[str], person: Parrot | None = None
+) -> tuple[State, Grade | None]:
     """The state after these utterances of the agent, and its grade."""
 
-    async def run() -> tuple[object, Grade | None]:
+    async def run() -> tuple[State, Grade | None]:
         async with Sandbox(SandboxSettings(workers=1)) as sandbox:
-            services = Services(Parrot(), sandbox)
-            state = begin(environment, task, "root")
-            for text in utterances:
-                assert state.end is None
-                parent = state.turns[-1].id
-                turn = make_turn(parent, Speaker("agent", AGENT), [Part(text)])
-                state = await step(environment, state, turn, truncated=False, services=services)
-            found = await graded(environment, state, services) if state.end and grade else None
-            return state, found
+            shared = Shared(sandbox)
+            return await converse(environment, task, utterances, shared, person or Parrot())
 
     return asyncio.run(run())
 
 
 def test_thoughts_stay_out_of_the_history_and_of_the_persons_sight() -> None:
-    environment, task = Persona(), a_task()
-    state, _ = play(environment, task, ["my thoughts OUTPUT: Which number?"])
-    shown = messages(environment, state, AGENT)  # type: ignore[arg-type]
+    environment, task, person = Persona(), a_task(), Parrot()
+    state, _ = play(environment, task, ["my thoughts OUTPUT: Which number?"], person)
+    shown = environment.see(state, AGENT)
     assert [message.role for message in shown] == ["system", "user", "assistant", "user"]
-    assert shown[2].parts[0].text == "Which number?"
-    assert environment.transcript(state.turns)[1] == (AGENT, "Which number?")  # type: ignore[attr-defined]
+    assert [part.text for part in shown[2].parts] == ["Which number?"]
+    assert transcript(environment, state.turns)[1] == (AGENT, "Which number?")
+    assert person.heard == [[(PERSON, environment.request(task)), (AGENT, "Which number?")]]
 
 
 def test_a_dialogue_ends_with_an_answer_or_with_the_last_turn() -> None:
     environment: Coding = Persona()
     task = a_task()
     state, grade = play(environment, task, ["Which?", f"{MARKER}\n{REFERENCE_CODE}"])
-    assert state.end == Ending("answered") and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
+    assert state.end == Ending("answered") and grade.score == 1.0  # type: ignore[union-attr]
     assert grade.metrics["turns"] == 2 and grade.metrics["fraction"] == 1.0  # type: ignore[union-attr]
     assert grade.metrics["leaks"] == 0, "the answer itself is none"  # type: ignore[union-attr]
     assert grade.metrics[WELL_FORMED] == 1.0  # type: ignore[union-attr]
     environment = make_coding_environment("persona", DataSettings(turns=3))
     state, grade = play(environment, task, ["Which?", "And?", REFERENCE_CODE])
-    assert state.end == TURNS and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
+    assert state.end == TURNS and grade.score == 1.0  # type: ignore[union-attr]
     assert grade.metrics[WELL_FORMED] == 0.0, "the marker is missing"  # type: ignore[union-attr]
     state, grade = play(SingleTurn(Persona()), task, [REFERENCE_CODE])
-    assert state.end == TURNS and grade.score == 1.0  # type: ignore[attr-defined, union-attr]
+    assert state.end == TURNS and grade.score == 1.0  # type: ignore[union-attr]
 
 
 def test_the_fraction_of_tests_and_why_each_failed_are_kept() -> None:
@@ -152,19 +147,20 @@ def test_floats_may_differ_by_the_tolerance_of_the_settings() -> None:
         assert grade is not None and grade.score == score
 
 
-def test_what_a_person_draws_depends_on_what_was_said() -> None:
-    async def seeds(*utterances: str) -> list[int]:
-        environment, user_simulator = Persona(), Parrot()
-        state = begin(environment, a_task(), "root")
-        for text in utterances:
-            turn = make_turn(state.turns[-1].id, Speaker("agent", AGENT), [Part(text)])
-            state = await step(
-                environment, state, turn, truncated=False, services=Services(user_simulator, None)
-            )
-        return user_simulator.seeds
+def test_what_a_person_draws_is_of_the_sample_and_of_the_place_of_its_turn() -> None:
+    async def seeds(sample: int, *utterances: str) -> list[int]:
+        person = Parrot()
+        async with Sandbox(SandboxSettings(workers=1)) as sandbox:
+            said = Says([*utterances, f"{MARKER}\n{REFERENCE_CODE}"])
+            cast = {AGENT: said, PERSON: PersonSampler(person)}
+            driver = Driver(Persona(), cast, seed=0, shared=Shared(sandbox))
+            async with driver.play_all([Episode(a_task(), sample, 0, "s")]) as playing:
+                assert [one.failure async for one in playing] == [None]
+        return person.seeds
 
     one, again, other = (
-        asyncio.run(seeds(*said)) for said in (("Which?", "Why?"), ("Which?", "Why?"), ("How?",))
+        asyncio.run(seeds(*said))
+        for said in ((0, "Which?", "Why?"), (0, "Which?", "Why?"), (1, "How?"))
     )
     assert one == again and len({*one, *other}) == 3
 
@@ -177,7 +173,7 @@ def test_the_scripted_person_answers_the_last_question_from_the_tasks_own_choice
         one for some in CHOICES.values() for one in some if (one.kind, one.number) == (kind, number)
     ]
     heard = [
-        (PERSON, environment.opening(task)),
+        (PERSON, environment.request(task)),
         (AGENT, "Hello!"),
         (PERSON, "?"),
         (AGENT, ASKS[choice.aspect][0]),
@@ -237,17 +233,9 @@ def test_what_a_reply_quotes_of_the_reference_is_counted() -> None:
         async def reply(self, task: Task, said: Sequence[TranscriptLine], seed: int) -> str:
             return "return sum(price for price in prices if price > 2)"
 
-    async def run() -> Grade:
-        environment, task = Persona(), a_task(reference, ["total([1, 2, 3])", "total([])"])
-        async with Sandbox(SandboxSettings(workers=1)) as sandbox:
-            services = Services(Quoting(), sandbox)
-            state = begin(environment, task, "root")
-            for text in ("How?", f"{MARKER} {reference}"):
-                turn = make_turn(state.turns[-1].id, Speaker("agent", AGENT), [Part(text)])
-                state = await step(environment, state, turn, truncated=False, services=services)
-            return await graded(environment, state, services)
-
-    assert asyncio.run(run()).metrics["leaks"] == 1
+    task = a_task(reference, ["total([1, 2, 3])", "total([])"])
+    _, grade = play(Persona(), task, ["How?", f"{MARKER} {reference}"], Quoting())
+    assert grade is not None and grade.metrics["leaks"] == 1
 
 
 def test_secrets_are_for_those_who_may_read_them() -> None:
@@ -311,32 +299,29 @@ class Unprintable(Exception):
         raise RuntimeError
 
 
-class Answers:
-    """A sampler that gives the right answer at once."""
-
-    async def respond(self, prompt: Prompt, context: AgentContext) -> samplers.Response:
-        said = Part(f"{MARKER}\n{REFERENCE_CODE}")
-        turn = make_turn(prompt.parent, Speaker("agent", AGENT), [said], author="test")
-        return samplers.Response(turn, None, 1)
-
-
-@pytest.mark.parametrize("where", ["opening", "system_parts", "follow", "grade"])
+@pytest.mark.parametrize("where", ["request", "begin", "system_parts", "act", "grade"])
 def test_an_environment_that_fails_unexpectedly_fails_that_item_only(where: str) -> None:
     class Fragile(Persona):
         pass
 
-    def fail(self: Persona, first: Any, *more: Any) -> Any:
-        if (first.task if isinstance(first, DialogueState) else first).id == "bad":
+    def fail(self: Persona, first: Any, *more: Any, **named: Any) -> Any:
+        if (first.task if isinstance(first, State) else first).id == "bad":
             raise Unprintable
-        return getattr(Persona, where)(self, first, *more)
+        return getattr(Persona, where)(self, first, *more, **named)
 
-    setattr(Fragile, where, fail)
+    async def fail_later(*args: Any, **named: Any) -> Any:
+        return await fail(*args, **named)
+
+    awaited = inspect.iscoroutinefunction(getattr(Persona, where))
+    setattr(Fragile, where, fail_later if awaited else fail)
 
     async def run() -> list[Finished]:
         async with Sandbox(SandboxSettings(workers=1)) as sandbox:
-            player = Player(Fragile(), Answers(), 0, Services(Parrot(), sandbox))
+            answers = Says([f"{MARKER}\n{REFERENCE_CODE}"])
+            cast = {AGENT: answers, PERSON: PersonSampler(Parrot())}
+            driver = Driver(Fragile(), cast, seed=0, shared=Shared(sandbox))
             tasks = [replace(a_task(), id=name) for name in ("good", "bad", "better")]
-            async with player.play_all([Episode(task, 0, 0, "s") for task in tasks]) as playing:
+            async with driver.play_all([Episode(task, 0, 0, "s") for task in tasks]) as playing:
                 return [one async for one in playing]
 
     found = {one.episode.task.id: one for one in asyncio.run(run())}

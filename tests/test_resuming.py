@@ -9,13 +9,15 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from coterie.engines.protocol import EngineError, EngineGone
+from coterie.environments.protocol import Shared
 from coterie.environments.registry import make_environment
 from coterie.errors import UserError
 from coterie.models.catalogue import packaged_folder
 from coterie.progress import Silent
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.registry import settings
-from coterie.rollout.episodes import Episode, Player
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
@@ -53,7 +55,9 @@ def played(store: Store, sampler: Scripted, count: int = 4) -> list[str]:
     environment = make_environment("exchange")
     tasks = environment.tasks("heldout", count, 0)
     episodes = [Episode(task, 0, 0, "evaluate") for task in tasks]
-    asyncio.run(play(store, Player(environment, sampler, 0), episodes, Silent(), lambda: 0))
+    cast = dict.fromkeys(environment.actors, sampler)
+    driver = Driver(environment, cast, seed=0, shared=Shared())
+    asyncio.run(play(store, driver, episodes, Silent(), lambda: 0))
     return [task.id for task in tasks]
 
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from coterie.engines.protocol import Engine, Sampling
 from coterie.environments.exchange.environment import Exchange
+from coterie.environments.protocol import Shared
 from coterie.models.loading import LoadedModel
-from coterie.rollout.episodes import Episode, Player
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 
 SAMPLING = Sampling(temperature=1.2, top_p=0.98, max_tokens=64, timeout=60)
@@ -34,9 +36,10 @@ async def play(engine: Engine, model: LoadedModel, long: int | None = None) -> P
         for index, task in enumerate(tasks)
     ]
     sampler = TokenSampler(engine, model.renderer.render, SAMPLING, model.context_length)
-    player = Player(environment, sampler, seed=5)
+    cast = dict.fromkeys(environment.actors, sampler)
+    driver = Driver(environment, cast, seed=5, shared=Shared())
     played: Played = {}
-    async with player.play_all(episodes) as playing:
+    async with driver.play_all(episodes) as playing:
         async for one in playing:
             name = str([task.id for task in tasks].index(one.episode.task.id))
             if one.tree is None:

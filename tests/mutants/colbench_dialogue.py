@@ -9,6 +9,7 @@ ENVIRONMENT = "environments/coding.py"
 MARKS = "environments/code_text.py"
 PERSON = "environments/user_simulator.py"
 
+SIGHT = f"{CODING}test_thoughts_stay_out_of_the_history_and_of_the_persons_sight"
 ENDS = f"{CODING}test_a_dialogue_ends_with_an_answer_or_with_the_last_turn"
 SECRETS = f"{CODING}test_secrets_are_for_those_who_may_read_them"
 LEAKS = f"{CODING}test_what_a_reply_quotes_of_the_reference_is_counted"
@@ -21,8 +22,8 @@ MUTANTS = (
     Mutant(
         "colbench-one-turn-more",
         ENVIRONMENT,
-        "_own(state) >= self.max_turns",
-        "_own(state) > self.max_turns",
+        'return {f"turns:{AGENT}": self.max_turns}',
+        'return {f"turns:{AGENT}": self.max_turns + 1}',
         "the agent has a turn more than it is told",
         (ENDS,),
     ),
@@ -37,18 +38,34 @@ MUTANTS = (
     Mutant(
         "colbench-transcript-with-thoughts",
         ENVIRONMENT,
-        "turn.text if turn.speaker.name == PERSON else self.visible(turn.text),",
+        "environment.visible(turn.text) if turn.speaker.name == AGENT else turn.text,",
         "turn.text,",
+        "a judge reads what the agent thinks",
+        (SIGHT,),
+    ),
+    Mutant(
+        "colbench-person-reads-thoughts",
+        ENVIRONMENT,
+        "if turn.speaker.name == AGENT and (seen",
+        "if actor == turn.speaker.name == AGENT and (seen",
         "the person reads what the agent thinks",
-        (f"{CODING}test_thoughts_stay_out_of_the_history_and_of_the_persons_sight",),
+        (SIGHT,),
+    ),
+    Mutant(
+        "colbench-thoughts-stay-in-the-history",
+        ENVIRONMENT,
+        "if turn.speaker.name == AGENT and (seen",
+        "if actor == PERSON and turn.speaker.name == AGENT and (seen",
+        "the agent reads its earlier thoughts again",
+        (SIGHT,),
     ),
     Mutant(
         "colbench-one-seed-for-all-replies",
-        ENVIRONMENT,
-        'digest("person", said.id)',
-        'digest("person")',
+        "rollout/driver.py",
+        "len(at.state.turns) + place)",
+        "place)",
         "a person's random numbers are the same in every turn",
-        (f"{CODING}test_what_a_person_draws_depends_on_what_was_said",),
+        (f"{CODING}test_what_a_person_draws_is_of_the_sample_and_of_the_place_of_its_turn",),
     ),
     Mutant(
         "colbench-agent-reads-the-reference",

@@ -7,7 +7,8 @@ BEST = f"{SELECTION}test_best_of_each_task_above_the_threshold_then_the_top_shar
 GATE = f"{SELECTION}test_the_gate_keeps_wrong_trajectories_out_whatever_their_reward"
 EASIEST = f"{SELECTION}test_the_easiest_can_be_left_out"
 RANDOM = f"{SELECTION}test_random_takes_as_many_as_asked_one_a_task_and_repeats"
-TREES = "tests/test_dialogue_tree.py::"
+TREES = "tests/test_tree_search.py::"
+GAMES = "tests/test_grower.py::"
 ALL_PAIRS = f"{TREES}test_all_siblings_that_differ_enough_are_pairs_the_best_first"
 BOUNDS = f"{TREES}test_both_bounds_are_exclusive"
 SHARE = f"{TREES}test_the_top_share_of_a_task_is_rounded_down_but_one_pair_stays"
@@ -191,24 +192,27 @@ MUTANTS = (
     ),
     Mutant(
         "optima-tree-nothing-is-merged",
-        "rollout/dialogue_tree.py",
-        "/ (len(new) + 1) < self.settings.merge_distance",
+        "rollout/search.py",
+        "/ (len(new) + 1) < distance",
         "/ (len(new) + 1) < 0",
         "dpo.search.merge_distance has no effect: trees fall apart, and values are of single rollouts",
         (f"{TREES}test_near_siblings_are_one[0.5]", f"{TREES}test_merging_makes_a_tree_narrower"),
     ),
     Mutant(
         "optima-tree-equal-seeds",
-        "rollout/dialogue_tree.py",
-        'self._key("seed", r.search, r.number, depth)',
-        'self._key("seed", 0, 0, depth)',
+        "rollout/tree_search.py",
+        'self._key("seed", rollout.search, rollout.number, place)',
+        'self._key("seed", 0, 0, place)',
         "all rollouts of a search say the same",
-        (f"{SEEN}test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_answer",),
+        (
+            f"{TREES}test_merging_makes_a_tree_narrower",
+            f"{GAMES}test_every_turn_of_every_rollout_is_drawn_by_a_seed_of_its_own",
+        ),
     ),
     Mutant(
         "optima-tree-half-paths-stay",
-        "rollout/dialogue_tree.py",
-        "        if any(rollout.leaf is None for rollout in found):\n            self._prune()\n",
+        "rollout/tree_search.py",
+        "        if any(rollout.leaf is None for rollout in found):\n            await self._prune()\n",
         "",
         "turns of failed rollouts stay in the tree though the record has none of them",
         (f"{TREES}test_a_branch_that_fails_is_recorded_and_the_others_go_on",),

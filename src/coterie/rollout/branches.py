@@ -186,13 +186,22 @@ class Branches:
         return grade
 
     async def prune(self, tree: Tree) -> None:
-        """Go on with a part of the tree; what stands elsewhere is dropped."""
+        """Go on with a part of the tree; what stands elsewhere is dropped.
+
+        What the environment said after a turn that is kept stays, and so does its beginning.
+        """
+        self._after = {
+            node: after
+            for node, after in self._after.items()
+            if node == tree.root or node in tree.turns
+        }
+        for after in self._after.values():
+            for turn in after.seen:
+                tree.add(turn)
         gone = self._positions.keys() - tree.turns.keys() - {tree.root}
         await self._close(gone)
         for node in gone:
             del self._positions[node]
-        kept = (tree.root, *tree.turns)
-        self._after = {node: self._after[node] for node in kept if node in self._after}
         self.tree = tree
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Trees of dialogues: values, choice, merging and pairs by hand; whole searches on the real engine."""
+"""Searches of trees: values, choice, merging and pairs by hand; whole searches on the real engine."""
 
 import asyncio
 import math
@@ -10,11 +10,14 @@ from rapidfuzz.distance import Levenshtein
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
+from coterie.environments.protocol import Shared
 from coterie.environments.registry import make_environment
 from coterie.models.loading import LoadedModel, load
-from coterie.rollout.dialogue_tree import DialogueTree, Judged, path_tree
+from coterie.rollout.driver import Driver
+from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
-from coterie.rollout.search import Rollout, SearchSettings, Value, choose, node_values
+from coterie.rollout.search import SearchSettings, Value, choose, growth, node_values
+from coterie.rollout.tree_search import Judged, TreeSearch, path_tree
 from coterie.selection.pairs import PairSettings, sibling_pairs
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.tree import Outcome, Tree
@@ -177,20 +180,28 @@ def search(
     sampler: TokenSampler,
     settings: SearchSettings,
     begun: tuple[Tree, Sequence[Rollout]] | None = None,
-) -> tuple[DialogueTree, Steps]:
+) -> tuple[TreeSearch, Steps]:
     """Grow a tree of the first training task; gives it as it was after each search."""
     environment = make_environment("exchange")
     (task,) = environment.tasks("train", 1, 3)
     tree, rollouts = begun or (Tree(task.id, "rollout", 1), ())
-    growing = DialogueTree(environment, sampler, by_score, settings, task, tree, rollouts)
+    samplers = dict.fromkeys(environment.actors, sampler)
+    driver = Driver(environment, samplers, seed=0, shared=Shared())
     steps: Steps = []
 
-    def record(tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> None:
-        leaves = [r.leaf for r in growing.rollouts if r.leaf is not None]
-        steps.append((path_tree(tree, leaves), list(growing.rollouts)))
+    async def grow() -> TreeSearch:
+        async with driver.sessions() as sessions:
+            branches = driver.branches(task, tree, sessions)
+            growing = TreeSearch(branches, samplers, by_score, growth(settings), rollouts)
 
-    asyncio.run(growing.grow(record))
-    return growing, steps
+            def record(tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> None:
+                leaves = [r.leaf for r in growing.rollouts if r.leaf is not None]
+                steps.append((path_tree(tree, leaves), list(growing.rollouts)))
+
+            await growing.grow(record)
+            return growing
+
+    return asyncio.run(grow()), steps
 
 
 FEW = SearchSettings(searches=3, rollouts=3)
@@ -273,12 +284,12 @@ class Breaking(TokenSampler):
     broken = 0
 
     async def candidates(
-        self, prompt: Prompt, context: AgentContext, seeds: Sequence[int]
+        self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
     ) -> list[Response]:
         if prompt.parent != prompt.tree.root and prompt.agent == "Bob" and seeds[0] % 2:
             self.broken += len(seeds)
             raise EngineError("the server went away")
-        return await super().candidates(prompt, context, seeds)
+        return await super().candidates(prompt, context, seeds, draws)
 
 
 def test_a_branch_that_fails_is_recorded_and_the_others_go_on(tiny: LoadedModel) -> None:

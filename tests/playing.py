@@ -1,0 +1,58 @@
+"""A dialogue of a coding environment whose agent says what a test gives it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coterie.environments.coding import AGENT, Coding
+from coterie.environments.protocol import Grade, Shared, State
+from coterie.environments.user_simulator import PERSON, UserSimulator
+from coterie.rollout.driver import Driver
+from coterie.rollout.persons import PersonSampler
+from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Part, Speaker, make_turn
+
+
+@dataclass
+class Says:
+    """A sampler that says its texts one after the other."""
+
+    texts: Sequence[str]
+
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        path = [] if prompt.parent == prompt.tree.root else prompt.tree.path(prompt.parent)
+        text = self.texts[sum(turn.speaker.name == prompt.agent for turn in path)]
+        speaker = Speaker("agent", prompt.agent)
+        turn = make_turn(prompt.parent, speaker, [Part(text)], author="test", draw=prompt.draw)
+        return Response(turn, None, len(text))
+
+
+class Absent:
+    """A sampler that nobody may ask."""
+
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        raise AssertionError(f"{prompt.agent} was asked")
+
+
+async def converse(
+    environment: Coding,
+    task: Task,
+    texts: Sequence[str],
+    shared: Shared,
+    person: UserSimulator | None = None,
+) -> tuple[State, Grade | None]:
+    """Where a dialogue stands when the agent has said all texts and was answered; its grade if it has ended."""
+    other: Sampler = Absent() if person is None else PersonSampler(person)
+    driver = Driver(environment, {AGENT: Says(texts), PERSON: other}, seed=0, shared=shared)
+    left = len(texts)
+    async with driver.sessions() as sessions:
+        branches = driver.branches(task, Tree(task.id, "test", 0), sessions)
+        at = await branches.start()
+        while at.state.end is None and (left or branches.acting(at) != (AGENT,)):
+            acting = branches.acting(at)
+            left -= acting == (AGENT,)
+            responses = await branches.respond(at, dict.fromkeys(acting, 0), 0)
+            at = await branches.advance(at, responses)
+        assert not left, f"it ended before the agent had said {list(texts[-left:])}"
+        return at.state, await branches.grade(at) if at.state.end else None

@@ -1,0 +1,424 @@
+"""Searches of games: observations, players who act at the same time, sessions, merged turns, and what fails alone."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from coterie.engines.protocol import EngineError, EngineGone
+from coterie.environments.protocol import Environment, Grade, State, Transition
+from coterie.rollout.branches import Branches, Diverged
+from coterie.rollout.grower import Merge, Rollout, TreeGrower, never_merge
+from coterie.rollout.samplers import AgentContext, Prompt, Response
+from coterie.rollout.sessions import Sessions, sessions_of
+from coterie.rollout.taken import context_at
+from coterie.rollout.tree_search import GrowthRule, Judged, TreeSearch, path_tree
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.item import ItemKey
+from coterie.trajectories.store import Store
+from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.turn import Turn
+from tests.games import Counting, Rounds, Script
+from tests.test_branches import branches
+
+
+@dataclass
+class Candidates(Script):
+    """A script that gives several ways to go on, each by its seed."""
+
+    seeds: list[int] = field(default_factory=list)
+
+    async def candidates(
+        self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
+    ) -> list[Response]:
+        self.seeds += seeds
+        return [await self.respond(replace(prompt, seed=seed), context) for seed in seeds]
+
+
+def drawn(*words: str) -> Candidates:
+    """Says one of these words, by the seed."""
+    return Candidates(lambda prompt: words[prompt.seed % len(words)])
+
+
+async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
+    """The score, less a little for each turn."""
+    return [Judged((one.score or 0.0) - len(tree.path(one.leaf)) / 100) for one in outcomes]
+
+
+def anywhere(tree: Tree, rollouts: Sequence[Rollout], rng: Random) -> str:
+    """The root, or a node at which the environment has spoken and somebody acted then."""
+    spoken = (t.id for t in tree.turns.values() if t.speaker.kind == "environment")
+    return rng.choice([tree.root, *sorted(node for node in spoken if tree.children(node))])
+
+
+def after_an_agent(tree: Tree, rollouts: Sequence[Rollout], rng: Random) -> str:
+    """The root, or a turn of an agent, which the environment has answered, and which did not end it."""
+    said = (t.id for t in tree.turns.values() if t.speaker.kind == "agent")
+    going = (n for n in said if any(tree.children(child.id) for child in tree.children(n)))
+    return rng.choice([tree.root, *sorted(going)])
+
+
+@dataclass
+class Grown:
+    """A search that is over."""
+
+    search: TreeSearch
+    sessions: Sessions
+    trees: list[Tree] = field(default_factory=list)
+    """After each search."""
+
+    @property
+    def tree(self) -> Tree:
+        return self.search.tree
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return self.search.rollouts
+
+
+def grow(
+    game: Environment,
+    samplers: Mapping[str, Candidates],
+    rule: GrowthRule,
+    begun: tuple[Tree, Sequence[Rollout]] | None = None,
+    *,
+    sessions: int = 100,
+    seconds: float = 5.0,
+) -> Grown:
+    """A whole search of the task of ``tests.test_branches``."""
+    tree, rollouts = begun or (Tree("t", "rollout", 0), ())
+
+    async def run() -> Grown:
+        async with sessions_of(sessions, seconds) as kept:
+            own = branches(game, dict(samplers), tree, kept, seconds)
+            grown = Grown(TreeSearch(own, samplers, by_score, rule, rollouts), kept)
+
+            def record(tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> None:
+                leaves = [one.leaf for one in grown.rollouts if one.leaf is not None]
+                grown.trees.append(path_tree(tree, leaves))
+
+            await grown.search.grow(record)
+            return grown
+
+    return asyncio.run(run())
+
+
+def agent(*words: str) -> dict[str, Candidates]:
+    return {"agent": drawn(*words)}
+
+
+STEPS = ("0", "1", "2", "3")
+RULE = GrowthRule(6, 4, anywhere)
+
+
+def whole(grown: Grown) -> None:
+    """Every rollout has an end, and no path of the tree leads nowhere."""
+    assert {one.leaf for one in grown.rollouts} == set(grown.tree.outcomes)
+    assert {turn.id for turn in grown.tree.leaves()} == set(grown.tree.outcomes)
+    for one in grown.rollouts:
+        assert one.leaf is not None
+        path = [turn.id for turn in grown.tree.path(one.leaf)]
+        assert one.start in (grown.tree.root, *path) and one.reward is not None
+
+
+@pytest.mark.parametrize("choose", [anywhere, after_an_agent])
+def test_what_a_game_says_follows_what_was_done_on_every_path(choose: Any) -> None:
+    game = Counting()
+    grown = grow(game, agent(*STEPS), GrowthRule(6, 4, choose))
+    whole(grown)
+    assert len(grown.rollouts) == 24 and len({one.start for one in grown.rollouts}) > 3
+    for leaf in grown.tree.outcomes:
+        first, *path = grown.tree.path(leaf)
+        said = [int(turn.text) for turn in path[::2]]
+        heard = [turn.text for turn in path[1::2]]
+        assert first.text == "reach 6"
+        assert heard == [f"now {sum(said[: n + 1])}" for n in range(len(said))]
+        assert grown.tree.outcomes[leaf].score == float(sum(said) >= 6)
+    assert game.live == 0
+
+
+def test_players_who_act_at_the_same_time_are_asked_from_one_state() -> None:
+    cast = {name: drawn(f"{name} 0", f"{name} 1") for name in ("Ann", "Ben")}
+    grown = grow(Rounds(rounds=3), cast, GrowthRule(4, 4, anywhere))
+    whole(grown)
+    for leaf in grown.tree.outcomes:
+        names = [turn.speaker.name for turn in grown.tree.path(leaf)]
+        assert names == ["Ann", "Ben", "game"] * 3
+    assert {len(shown) % 3 for one in cast.values() for shown in one.shown or ()} == {1}
+    wide = [turn for turn in grown.tree.turns.values() if len(grown.tree.children(turn.id)) > 1]
+    assert {turn.speaker.name for turn in wide} >= {"Ann", "game"}
+
+
+def test_every_turn_of_every_rollout_is_drawn_by_a_seed_of_its_own() -> None:
+    cast = {name: drawn(name) for name in ("Ann", "Ben")}
+    grow(Rounds(rounds=2), cast, GrowthRule(3, 4, lambda tree, *_: tree.root))
+    seeds = [*cast["Ann"].seeds, *cast["Ben"].seeds]
+    assert len(seeds) == len(set(seeds)) == 2 * 2 * 3 * 4
+
+
+def test_a_search_grows_the_same_tree_with_forks_and_with_replay() -> None:
+    games = (Counting(), Counting(forks=False), Counting())
+    forked, replayed, bounded = (
+        grow(game, agent(*STEPS), RULE, sessions=sessions)
+        for game, sessions in zip(games, (100, 100, 1), strict=True)
+    )
+    assert forked.tree == replayed.tree == bounded.tree
+    assert forked.rollouts == replayed.rollouts == bounded.rollouts
+    assert forked.sessions.forked and not replayed.sessions.forked
+    assert forked.search.branches.replayed < replayed.search.branches.replayed
+    assert bounded.sessions.closed_early and games[2].most == 1
+    assert [game.live for game in games] == [0, 0, 0]
+
+
+def same_number(turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
+    """Spaces do not count."""
+    return next((one for one in siblings if one.text.strip() == turn.text.strip()), None)
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_merged_turn_goes_on_from_its_sibling(forks: bool) -> None:
+    def search(merge: Merge) -> tuple[Grown, Counting, Candidates]:
+        game, cast = Counting(forks=forks), agent("3", "3 ", " 3")
+        rule = GrowthRule(1, 6, lambda tree, *_: tree.root, merge)
+        return grow(game, cast, rule), game, cast["agent"]
+
+    (merged, game, script), (apart, *_) = search(same_number), search(never_merge)
+    whole(merged)
+    assert len(merged.tree.turns) == 5, "what was merged is one path"
+    first, said, heard, last, end = merged.tree.turns.values()
+    assert {one.leaf for one in merged.rollouts} == {end.id}
+    assert [first.text, heard.text, end.text] == ["reach 6", "now 3", "now 6"]
+    assert game.acts == 2, "the environment is not asked again"
+    after = [shown for shown in script.shown or () if len(shown) > 2]
+    assert {shown[2] for shown in after} == {said.text}, "it goes on from what the tree says"
+    lengths = {one.sampled for one in merged.rollouts}
+    assert len(lengths) > 1 and min(lengths) >= 2, "what was sampled counts, not what it became"
+    assert [one.sampled for one in merged.rollouts] == [one.sampled for one in apart.rollouts]
+    assert len(apart.tree.turns) > 5 and last.parent == heard.id
+
+
+class Breaking(Candidates):
+    """An engine that gives up where the number is 3."""
+
+    error: type[EngineError] = EngineError
+
+    async def candidates(
+        self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
+    ) -> list[Response]:
+        if prompt.tree.turns[prompt.parent].text == "now 3":
+            raise self.error("the server went away")
+        return await super().candidates(prompt, context, seeds, draws)
+
+
+FAULTS: dict[str, tuple[Callable[[Candidates], Candidates], str]] = {
+    "engine": (lambda script: Breaking(script.say), "the server went away"),
+    "environment": (
+        lambda script: Candidates(lambda p: script.say(p).replace("3", "x")),
+        "Counting failed with ValueError",
+    ),
+    "time": (lambda script: script, "did not end within 0.2 seconds"),
+}
+
+
+@pytest.mark.parametrize("forks", [True, False])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_rollout_that_fails_is_recorded_and_the_others_go_on(fault: str, forks: bool) -> None:
+    game = Counting(forks=forks)
+    if fault == "time":
+        game.hang.add("3")
+    broken, expected = FAULTS[fault]
+    cast = {"agent": broken(drawn(*STEPS))}
+    grown = grow(game, cast, GrowthRule(4, 6, anywhere), seconds=0.2)
+    failed = [one for one in grown.rollouts if one.leaf is None]
+    assert 0 < len(failed) < 24 and len(grown.rollouts) == 24
+    assert all(expected in str(one.failure) for one in failed)
+    assert all(one.reward is not None for one in grown.rollouts if one.leaf is not None)
+    assert {turn.id for turn in grown.tree.leaves()} == set(grown.tree.outcomes), "no half paths"
+    assert grown.tree == grown.trees[-1] and game.live == 0
+
+
+def test_an_engine_that_is_gone_ends_the_search_and_closes_its_sessions() -> None:
+    game, script = Counting(), Breaking(drawn(*STEPS).say)
+    script.error = EngineGone
+    with pytest.raises(EngineGone):
+        grow(game, {"agent": script}, RULE)
+    assert game.live == 0
+
+
+def test_a_search_goes_on_after_one_of_which_nothing_is_left() -> None:
+    fails = 6
+
+    def say(prompt: Prompt) -> str:
+        nonlocal fails
+        fails -= fails > 0
+        return "x" if fails else "6"
+
+    grown = grow(Counting(), {"agent": Candidates(say)}, GrowthRule(2, 5, anywhere))
+    assert [one.leaf is None for one in grown.rollouts] == [True] * 5 + [False] * 5
+    assert [turn.text for turn in grown.tree.turns.values()] == ["reach 6", "6", "now 6"]
+
+
+def test_a_path_that_cannot_be_graded_fails_its_search() -> None:
+    class Ungraded(Counting):
+        async def grade(self, state: State, live: Any) -> Grade:
+            return Grade(None)
+
+    grown = grow(Ungraded(), agent(*STEPS), GrowthRule(1, 4, anywhere))
+    assert {one.failure for one in grown.rollouts} == {
+        "no reward: the dialogue could not be graded"
+    }
+    assert grown.tree.outcomes == {}
+
+
+# -- read back from a store -------------------------------------------------------------------
+
+
+def stored(path: Path, grown: Grown, searches: int) -> tuple[Tree, list[Rollout]]:
+    """The first searches as a store gives them back."""
+    rollouts = [one for one in grown.rollouts if one.search < searches]
+    with Store.open(path / "store.sqlite") as store:
+        for one in rollouts:
+            assert one.leaf is not None
+            key = ItemKey(0, "rollout", "t", f"{one.search:03d}/{one.number:02d}")
+            store.finish(key, tree=path_tree(grown.tree, [one.leaf]))
+        return store.tree(0, "rollout", "t"), rollouts
+
+
+@pytest.mark.parametrize("forks", [True, False])
+@pytest.mark.parametrize("choose", [anywhere, after_an_agent])
+def test_a_search_of_a_tree_from_a_store_goes_on_alike(
+    tmp_path: Path, choose: Any, forks: bool
+) -> None:
+    rule = GrowthRule(6, 4, choose)
+    every = grow(Counting(forks=forks), agent(*STEPS), rule)
+    script = agent(*STEPS)
+    again = grow(Counting(forks=forks), script, rule, stored(tmp_path, every, 3))
+    assert again.rollouts == every.rollouts
+    assert again.tree.turns == every.tree.turns and again.tree.outcomes == every.tree.outcomes
+    first = grow(Counting(forks=forks), before := agent(*STEPS), replace(rule, searches=3))
+    assert first.rollouts == every.rollouts[:12]
+    assert not {*script["agent"].seeds} & {*before["agent"].seeds}, "nothing is asked again"
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_where_a_branch_stands_after_a_turn_has_what_the_game_said_then(
+    tmp_path: Path, forks: bool
+) -> None:
+    every = grow(Counting(forks=forks), agent(*STEPS), RULE)
+    tree, _ = stored(tmp_path, every, 6)
+    before = dict(tree.turns)
+
+    async def check() -> None:
+        async with sessions_of(4, 5.0) as kept:
+            own = branches(Counting(forks=forks), dict(agent("1")), tree, kept)
+            for turn in before.values():
+                if turn.speaker.kind != "agent":
+                    continue
+                (heard,) = tree.children(turn.id)
+                at = await own.position(turn.id)
+                assert at.node == heard.id and at is await own.position(heard.id)
+                assert at.state.turns == tuple(tree.path(heard.id))
+                assert f"now {at.state.data}" == heard.text
+
+    asyncio.run(check())
+    assert tree.turns == before
+
+
+class Drifting(Counting):
+    """Says something else than it did before."""
+
+    async def act(self, *args: Any, recorded: tuple[Turn, ...] = (), **more: Any) -> Transition:
+        found = await super().act(*args, recorded=recorded, **more)
+        (said,) = found.seen
+        return replace(found, seen=(replace(said, parts=(replace(said.parts[0], text="odd"),)),))
+
+
+@pytest.mark.parametrize("choose", [anywhere, after_an_agent])
+def test_a_game_that_has_changed_fails_the_rollouts_that_go_on_from_its_words(
+    tmp_path: Path, choose: Any
+) -> None:
+    rule = GrowthRule(6, 4, choose)
+    tree, rollouts = stored(tmp_path, grow(Counting(), agent(*STEPS), rule), 3)
+    before = dict(tree.turns)
+    grown = grow(Drifting(), agent(*STEPS), rule, (tree, rollouts))
+    begun = [one for one in grown.rollouts if one.search >= 3 and one.start != tree.root]
+    assert begun and all("did not do in a replay" in str(one.failure) for one in begun)
+    assert before.items() <= grown.tree.turns.items()
+
+
+def test_a_node_whose_answer_has_changed_is_refused_there(tmp_path: Path) -> None:
+    tree, _ = stored(tmp_path, grow(Counting(), agent(*STEPS), RULE), 6)
+    turns = dict(tree.turns)
+    first = next(turn for turn in turns.values() if turn.speaker.kind == "agent")
+
+    async def check() -> None:
+        async with sessions_of(4, 5.0) as kept:
+            with pytest.raises(Diverged, match="task t"):
+                await branches(Drifting(), dict(agent("1")), tree, kept).position(first.id)
+
+    asyncio.run(check())
+    assert tree.turns == turns
+
+
+# -- pruning ----------------------------------------------------------------------------------
+
+
+async def said(grown: Branches, at: Any, text: str) -> Any:
+    prompt = grown.prompt(at, "agent", 0, 0)
+    response = await Candidates(lambda _: text).respond(prompt, context_at(at, "agent"))
+    return await grown.advance(at, [response], others_follow=True)
+
+
+def test_a_pruned_tree_goes_on_and_what_stood_elsewhere_is_closed() -> None:
+    async def check() -> None:
+        game = Counting()
+        async with sessions_of(100, 5.0) as kept:
+            own = branches(game, dict(agent("1")), Tree("t", "rollout", 0), kept)
+            start = await own.start()
+            one, two = await said(own, start, "1"), await said(own, start, "2")
+            three = await said(own, one, "3")
+            assert (game.live, game.acts) == (4, 3)
+            await own.prune(path_tree(own.tree, [one.node]))
+            assert game.live == 2 and {t.text for t in own.tree.turns.values()} == {
+                "reach 6", "1", "now 1",
+            }  # fmt: skip
+            assert await own.start() is start and await own.position(one.node) is one
+            again = await said(own, one, "3")
+            assert again.state == three.state and again is not three and game.acts == 4
+            assert (await said(own, start, "2")).state == two.state and game.acts == 5
+        assert game.live == 0
+
+    asyncio.run(check())
+
+
+def test_what_the_environment_says_first_outlives_pruning() -> None:
+    async def check() -> None:
+        async with sessions_of(4, 5.0) as kept:
+            own = branches(Counting(), dict(agent("1")), Tree("t", "rollout", 0), kept)
+            start = await own.start()
+            await said(own, start, "1")
+            await own.prune(Tree("t", "rollout", 0))
+            assert [turn.text for turn in own.tree.turns.values()] == ["reach 6"]
+            assert await own.position(start.node) is start
+            await own.close()
+
+    asyncio.run(check())
+
+
+def test_what_was_never_in_the_tree_has_no_place_in_it() -> None:
+    async def check() -> None:
+        async with sessions_of(4, 5.0) as kept:
+            own = branches(Counting(), dict(agent("1")), Tree("t", "rollout", 0), kept)
+            samplers = agent("1", "2", "3")
+            grower = TreeGrower(own, lambda _: samplers, lambda rollout, depth: rollout.number)
+            at = await own.start()
+            ways = await grower.ways(at, [Rollout(0, n, at.node) for n in range(3)])
+            assert [way[0].turn.text for way in ways] == ["1", "2", "3"]
+            assert [turn.text for turn in own.tree.turns.values()] == ["reach 6"]
+            await own.close()
+
+    asyncio.run(check())
