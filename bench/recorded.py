@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from coterie.environments.talk import drop_format
 from coterie.models.loading import load
 from coterie.progress import Silent
-from coterie.recipes.optima.recipe import NAME, Optima
+from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
@@ -25,12 +25,12 @@ def recorded_pairs() -> tuple[Pair, ...]:
 
     The reference log-probs are made up (about those of a random model of SmolLM2's vocabulary).
     """
-    recipe, rng = Optima(settings(NAME, WORDS)), random.Random(3)
+    recipe, rng = Optima(settings("optima/isft", WORDS)), random.Random(3)
     renderer = load("tiny-exchange").renderer
     found: list[Pair] = []
     with (
         TemporaryDirectory() as folder,
-        open_run(Path(folder) / "run", NAME, recipe.settings) as run,
+        open_run(Path(folder) / "run", "optima/isft", recipe.settings) as run,
     ):
         run_steps(recipe, run, Silent(), [Step(0, stage) for stage in ("rollout", "reward")])
         rewards = recipe.rewards(run, 0)

@@ -29,8 +29,8 @@ def test_a_value_out_of_range(cli: Cli) -> None:
 
 
 def test_a_combination_that_can_not_work(cli: Cli) -> None:
-    said = refused(cli, "run", "optima/isft", "train.method=lora")
-    assert "adapter" in said
+    said = refused(cli, "run", "optima/idpo", "train.method=lora")
+    assert "each training goes on from the one before" in said
 
 
 def test_a_model_path_that_is_no_model(cli: Cli, tmp_path: Path) -> None:

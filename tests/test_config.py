@@ -57,7 +57,6 @@ def test_stored_values_lie_between_preset_and_words() -> None:
         ("=4", "key=value"),
         ("seed", "key=value"),
         ("rollout.samples=1", "nothing to choose from"),
-        ("train.method=lora", "adapter on an adapter"),
         ("select.rule=random", "select.counts"),
         ("rollout={samples: 4", "rollout is a group of keys"),
     ],

@@ -37,7 +37,7 @@ CUT = ("model.safetensors", "config.json", "tokenizer.json")
 @pytest.mark.parametrize("name", CUT)
 def test_a_truncated_checkpoint_is_named(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(TINY, tmp_path / "cut")
-    final = run / "training/iteration-00/final"
+    final = run / "training/policy/iteration-00/final"
     for folder in (tmp_path / "cut", final):
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(whole[: len(whole) // 2])

@@ -4,8 +4,9 @@ import pytest
 
 from coterie.environments.registry import DataSettings, make_environment
 from coterie.environments.rows import draws
+from coterie.recipes.optima.methods import optima
 from coterie.recipes.plan import content_of
-from coterie.recipes.registry import optima, settings
+from coterie.recipes.registry import settings
 from coterie.runs.folder import Step
 from coterie.trajectories.task import Task
 

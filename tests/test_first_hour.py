@@ -257,7 +257,7 @@ def test_a_run_is_a_model(cli: Cli, run: Path) -> None:
     said = cli("run", "optima/isft", "model=run", *FEW, "--folder", "second", "--dry-run")
     assert said.code == 0, said.err
     assert cli("evaluate", "second", "model=run", *FEW).code == 0
-    final = "run/training/iteration-00/final"
+    final = "run/training/policy/iteration-00/final"
     assert f"model: {final}" in Path("second/config.yaml").read_text()
     assert cli("evaluate", "exchange", "policy=run", "tasks=2").code == 0
 

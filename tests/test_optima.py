@@ -9,19 +9,21 @@ import pytest
 
 from coterie.environments.talk import FORMAT_SOURCE, drop_format
 from coterie.progress import Silent
-from coterie.recipes.base import STAGES
-from coterie.recipes.optima.recipe import DROP_FORMAT, NAME, Optima
+from coterie.recipes.optima.data import DROP_FORMAT
+from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from tests.conftest import SMALL, Cli, once
 
+STAGES = ("evaluate", "rollout", "reward", "select", "train")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A finished run of two small iterations."""
-    own = settings(NAME, [*SMALL, "iterations=2"])
-    with open_run(tmp_path_factory.mktemp("optima") / "run", NAME, own) as opened:
+    own = settings("optima/isft", [*SMALL, "iterations=2"])
+    with open_run(tmp_path_factory.mktemp("optima") / "run", "optima/isft", own) as opened:
         run_steps(Optima(own), opened, Silent())
         yield opened
 
@@ -125,7 +127,9 @@ def test_stages_alone_make_the_same_run(cli: Cli, run: Run, tmp_path: Path) -> N
     assert said.code == 0, said.err
     assert "score=" in said.out
     assert cli("report", "alone").code == 0
-    with open_run(tmp_path / "alone", NAME, settings(NAME, SMALL), write=False) as alone:
+    with open_run(
+        tmp_path / "alone", "optima/isft", settings("optima/isft", SMALL), write=False
+    ) as alone:
         for step in (*(Step(0, stage) for stage in STAGES), Step(1, "evaluate")):
             mine, whole = dict(alone.metrics(step)), dict(run.metrics(step))
             assert mine | {"seconds": 0} == whole | {"seconds": 0}, step
@@ -147,7 +151,7 @@ def test_adapters_are_trained_from_the_base_and_sampled(cli: Cli, tmp_path: Path
     said = cli("run", "optima/isft", *once(*SMALL, *lora, "iterations=2"), "--folder", "lora")
     assert said.code == 0, said.err
     for iteration in (0, 1):
-        final = tmp_path / f"lora/training/iteration-{iteration:02d}/final"
+        final = tmp_path / f"lora/training/policy/iteration-{iteration:02d}/final"
         assert (final / "adapter_config.json").is_file()
         assert not (final / "model.safetensors").exists()
     assert "well formed" in said.err and "cut off" in said.err and "well_formed" not in said.err

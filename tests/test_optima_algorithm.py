@@ -15,11 +15,10 @@ import torch
 from coterie.environments.talk import FORMAT_SOURCE
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
-from coterie.recipes.base import PolicyRecipe
-from coterie.recipes.optima import dpo as optima_dpo
-from coterie.recipes.optima import recipe as optima
-from coterie.recipes.optima.dpo import PROBE, OptimaDPO
-from coterie.recipes.optima.trees import rollouts
+from coterie.recipes import trainings
+from coterie.recipes.base import Recipe
+from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima.trees import PROBE, rollouts
 from coterie.recipes.registry import recipe, settings
 from coterie.rollout.search import Rollout
 from coterie.runs.folder import Run, Step, open_run
@@ -62,7 +61,7 @@ class Walk:
     """A run whose steps are done, but for its trainings."""
 
     run: Run
-    recipe: OptimaDPO
+    recipe: Optima
     samplers: dict[tuple[int, float, float], int]
     """How often each (policy, temperature, top_p) was asked for, in rollouts."""
     policies: list[LoadedModel]
@@ -82,20 +81,19 @@ class Walk:
             caught.append(Training(model, list(items), settings, named.get("objective")))
             raise Given
 
-        for module in (optima, optima_dpo):
-            monkeypatch.setattr(module, "train", train)
+        monkeypatch.setattr(trainings, "train", train)
         with pytest.raises(Given):
-            own.train(self.run, iteration, Silent())
+            own.at(Step(iteration, "train")).do(self.run, iteration, Silent())
         return caught[0]
 
 
-def made(method: str = "optima/isft_dpo", *words: str) -> OptimaDPO:
+def made(method: str = "optima/isft_dpo", *words: str) -> Optima:
     found = recipe(settings(method, once(*WORDS, *words)))
-    assert isinstance(found, OptimaDPO)
+    assert isinstance(found, Optima)
     return found
 
 
-def stand_in(own: OptimaDPO, run: Run, iteration: int) -> None:
+def stand_in(own: Optima, run: Run, iteration: int) -> None:
     """A training that is done: the base, moved by chance."""
     loaded = own.load_policy(run, 0)
     torch.manual_seed(iteration)
@@ -114,7 +112,7 @@ def stand_in(own: OptimaDPO, run: Run, iteration: int) -> None:
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     own = made()
     samplers: dict[tuple[int, float, float], int] = {}
-    whole = PolicyRecipe.sampler
+    whole = Recipe.sampler
 
     async def sampler(
         self: Any, run: Run, version: int, temperature: float, top_p: float = 1.0
@@ -127,7 +125,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
         pytest.MonkeyPatch.context() as patch,
         open_run(tmp_path_factory.mktemp("walk") / "run", own.name, own.settings) as run,
     ):
-        patch.setattr(PolicyRecipe, "sampler", sampler)
+        patch.setattr(Recipe, "sampler", sampler)
         for iteration in (0, 1):
             stand_in(own, run, iteration)
         steps = [Step(i, s) for i in range(3) for s in ("rollout", "reward", "select")]
@@ -364,7 +362,7 @@ def test_the_gate_of_sft_takes_only_dialogues_that_were_right(walk: Walk) -> Non
         any(outcome.score == 1 for outcome in tree.outcomes.values()) for tree in walk.trees(2)
     ]
     assert walk.recipe.select(walk.run, 2)["selected"] == 3
-    gated = made("optima/isft_dpo", "select.min_score=1").select(walk.run, 2)
+    gated = made("optima/isft_dpo", "select.min_score=1").demonstrate(walk.run, 2, Silent())
     assert gated["selected"] == sum(rights) < 3, "some are right and some are wrong"
 
 
@@ -382,7 +380,7 @@ def test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_answer(walk
             every += worse
             right += worse if min(scores[turn.id]) == 1 else 0
     assert walk.recipe.select(walk.run, 1)["selected"] == every
-    gated = made("optima/isft_dpo", "dpo.select.min_score=1").select(walk.run, 1)
+    gated = made("optima/isft_dpo", "dpo.select.min_score=1").pair(walk.run, 1, Silent())
     assert gated["selected"] == right < every, "some are right and some are wrong"
 
 

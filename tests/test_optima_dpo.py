@@ -11,7 +11,7 @@ import pytest
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
-from coterie.recipes.optima.dpo import OptimaDPO
+from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.settings import OptimaDPOSettings
 from coterie.recipes.optima.trees import Growing, rollouts
 from coterie.recipes.plan import plan
@@ -34,9 +34,9 @@ WORDS = once(
 BOTH = once(*WORDS, "iterations=3")
 
 
-def opened(words: tuple[str, ...] = WORDS, name: str = "optima/idpo") -> OptimaDPO:
+def opened(words: tuple[str, ...] = WORDS, name: str = "optima/idpo") -> Optima:
     found = recipe(settings(name, words))
-    assert isinstance(found, OptimaDPO)
+    assert isinstance(found, Optima)
     return found
 
 
@@ -136,7 +136,7 @@ def test_dpo_starts_from_the_last_policy_which_is_its_reference(run: Run, both: 
         assert abs(mean_nll(one, own, before) - mean_nll(one, own, base)) > 1e-2, "told apart"
 
 
-def mean_nll(run: Run, own: OptimaDPO, policy: LoadedModel) -> float:
+def mean_nll(run: Run, own: Optima, policy: LoadedModel) -> float:
     """The mean over pairs of the chosen turn's mean loss under a policy."""
     losses = []
     for task, selection in run.store.selections(1, "select"):
@@ -167,7 +167,7 @@ def test_the_gate_keeps_pairs_whose_chosen_turn_always_led_to_a_right_answer(bot
                 if values[other.id].mean < values[turn.id].mean
             ]
             right += len(worse) if min(scores[turn.id]) == 1 else 0
-    assert gated.select(both, 1)["selected"] == right
+    assert gated.pair(both, 1, Silent())["selected"] == right
     assert every.select(both, 1)["selected"] >= right
 
 
@@ -313,7 +313,7 @@ def test_a_run_of_both_kinds_is_reported_and_its_policies_evaluated(cli: Cli, bo
     ("words", "message"),
     [
         (["iterations=1"], "has no DPO in it"),
-        (["train.method=lora"], "an adapter on an adapter"),
+        (["train.method=lora"], "each training goes on from the one before"),
         (["dpo.search.merge_distance=2"], "must be at most 1"),
         (["dpo.objective.gamma=1"], "dpo.objective.gamma"),
     ],

@@ -5,12 +5,13 @@ from typing import cast
 import pytest
 
 from coterie.models.loading import load
-from coterie.recipes.base import STAGES
 from coterie.recipes.optima.controls import ScriptedControl
 from coterie.recipes.optima.methods import optima
 from coterie.recipes.optima.settings import OptimaSettings
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step
+
+STAGES = ("evaluate", "rollout", "reward", "select", "train")
 
 SFT, DPO = 0, 1
 DEPENDS = {

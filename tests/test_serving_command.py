@@ -104,7 +104,7 @@ def test_a_run_serves_its_newest_policy_or_the_one_asked_for(cli: Cli, tmp_path:
     assert cli("run", "optima/isft", *SMALL, "--folder", folder).code == 0
     newest = open_policies(str(folder), None, "run", "cpu").base
     assert newest.engine.version == "1"
-    final = folder / "training/iteration-00/final"
+    final = folder / "training/policy/iteration-00/final"
     assert newest.root == str(final)
     name = "model.layers.0.mlp.up_proj.weight"
     trained = load(final).model.get_parameter(name)

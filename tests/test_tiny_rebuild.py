@@ -61,14 +61,14 @@ def test_the_model_has_the_packaged_shape(rebuilt: Callable[[str], Path], micro_
 
 def test_the_exchange_model_talks_in_form(rebuilt: Callable[[str], Path], tmp_path: Path) -> None:
     from coterie.progress import Silent
-    from coterie.recipes.optima.recipe import NAME, Optima
+    from coterie.recipes.optima.recipe import Optima
     from coterie.runs.folder import Step, open_run
     from coterie.runs.loop import run_steps
 
     model = rebuilt("exchange")
-    own = settings(NAME, [f"model={model}", "rollout.tasks=64", "rollout.samples=2"])
+    own = settings("optima/isft", [f"model={model}", "rollout.tasks=64", "rollout.samples=2"])
     recipe = Optima(own)
-    with open_run(tmp_path / "run", NAME, own) as run:
+    with open_run(tmp_path / "run", "optima/isft", own) as run:
         run_steps(recipe, run, Silent(), [Step(0, "rollout")])
         outcomes = [o for tree in run.store.trees(0, "rollout") for o, _ in tree.trajectories()]
     answered = sum(outcome.answer is not None for outcome in outcomes) / len(outcomes)

@@ -15,16 +15,19 @@ import signal
 import sqlite3
 import sys
 import traceback
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from coterie.progress import Silent
-from coterie.recipes.optima.recipe import NAME, Optima
+from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
+from coterie.runs.stage import Stage
 
 WORDS = [
     "iterations=2", "rollout.tasks=4", "rollout.samples=2", "rollout.max_tokens=24",
@@ -80,9 +83,12 @@ class Watched(Optima):
 
     killer: Killer
 
-    def do(self, run: Run, step: Step, progress: Any) -> Any:
-        self.killer.enter(step.stage)
-        return super().do(run, step, progress)
+    def stages(self) -> list[Stage]:
+        return [replace(stage, do=partial(self.watched, stage)) for stage in super().stages()]
+
+    def watched(self, stage: Stage, run: Run, iteration: int, progress: Any) -> Any:
+        self.killer.enter(stage.step.stage)
+        return stage.do(run, iteration, progress)
 
 
 def digest(recipe: Optima, run: Run) -> str:
@@ -104,11 +110,11 @@ def digest(recipe: Optima, run: Run) -> str:
 def child(folder: Path, kill_at: str, answer: int) -> None:
     """The whole run, in a forked process."""
     torch.set_num_threads(1)
-    own = settings(NAME, WORDS)
+    own = settings("optima/isft", WORDS)
     recipe = Watched(own)
     recipe.killer = Killer(str(folder), kill_at)
     sys.addaudithook(recipe.killer.audit)
-    with open_run(folder, NAME, own) as run:
+    with open_run(folder, "optima/isft", own) as run:
         recipe.killer.watch_commits()
         run_steps(recipe, run, Silent())
         counted = recipe.killer.count

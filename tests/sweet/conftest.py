@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from coterie.environments.coding import CRITIC
 from coterie.models.heads import HEAD_FILE
 from coterie.progress import Silent
-from coterie.recipes.sweet_rl import training as sweet_training
+from coterie.recipes import trainings as trainings_of_recipes
 from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.runs.folder import Run, open_run
 from coterie.runs.loop import run_steps
@@ -61,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     recipe = imported(folder)
     with open_run(folder / "run", recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent(), [SELECT])
-        critic, final = moved(0), run.training_folder(0) / "final"
+        critic, final = moved(0), run.training_folder(0, CRITIC) / "final"
         critic.model.save_pretrained(final)
         critic.tokenizer.save_pretrained(final)
         width = torch.randn(
@@ -71,7 +72,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             {"value_head.weight": width, "value_head.bias": torch.zeros(1)}, final / HEAD_FILE
         )
         for step in (BRANCH, REWARD, SELECT_TURNS):
-            recipe.do(run, step, Silent())
+            recipe.at(step).do(run, step.iteration, Silent())
         yield run
     recipe.close()
 
@@ -86,5 +87,5 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[Training]:
         seen.append(Training(model, list(items), settings, objective or SFT()))
         raise Enough
 
-    monkeypatch.setattr(sweet_training, "train", train)
+    monkeypatch.setattr(trainings_of_recipes, "train", train)
     return seen

@@ -79,7 +79,7 @@ class Training:
 def trained(seen: list[Training], run: Run, step: Step, *words: str) -> Training:
     """What a step of a recipe under these settings hands to ``train``."""
     with pytest.raises(Enough):
-        made(*WORDS, *words).do(run, step, Silent())
+        made(*WORDS, *words).at(step).do(run, step.iteration, Silent())
     assert weight_hash(bare(seen[-1].model)) == weight_hash(base().model), "begins as the base"
     return seen[-1]
 

@@ -80,7 +80,7 @@ def prompt_of(tree: Tree, turn: Turn, *, privileged: bool) -> tuple[int, ...]:
 def log_ratios(
     run: Run, tree: Tree, group: Sequence[Turn], *, privileged: bool
 ) -> list[list[float]]:
-    critic = load(run.training_folder(0) / "final")
+    critic = load(run.training_folder(0, CRITIC) / "final")
     prompt = prompt_of(tree, group[0], privileged=privileged)
     found = []
     for turn in group:
@@ -120,7 +120,7 @@ def test_ablations_of_the_critic_change_what_it_reads_or_how_it_counts(
 def test_a_head_gives_the_mean_of_a_candidate_or_the_value_at_its_end(run: Run, kind: str) -> None:
     task, tree, group = list(groups(run))[1]
     found = advantages(run, task, tree, group, f"critic.kind={kind}")
-    critic = load(run.training_folder(0) / "final")
+    critic = load(run.training_folder(0, CRITIC) / "final")
     head = torch.randn(
         1, critic.model.config.hidden_size, generator=torch.Generator().manual_seed(0)
     )

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from coterie.engines.run_engines import POLICY
+from coterie.environments.coding import CRITIC
 from coterie.progress import Silent
-from coterie.recipes.base import PolicyRecipe
+from coterie.recipes.base import Recipe
 from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.recipes.sweet_rl.settings import SweetSettings
 from coterie.rollout.episodes import Episode
@@ -30,12 +32,12 @@ def plays(monkeypatch: pytest.MonkeyPatch) -> list[Plays]:
     seen: list[Plays] = []
 
     async def play(
-        self: PolicyRecipe, run: Any, episodes: Any, t: float, p: float, progress: Any
+        self: Recipe, run: Any, episodes: Any, t: float, p: float, progress: Any
     ) -> dict[str, int]:
         seen.append(Plays(episodes, t, p))
         return {}
 
-    monkeypatch.setattr(PolicyRecipe, "play", play)
+    monkeypatch.setattr(Recipe, "play", play)
     return seen
 
 
@@ -82,10 +84,12 @@ def test_the_steps_of_a_method(word: str) -> None:
     assert recipe.steps() == [Step(*one) for one in STEPS[word]]
     judged = word == "critic.kind=judge"
     if recipe.settings.method == "sweet":
-        assert recipe.needs(REWARD) == ([BRANCH] if judged else [BRANCH, TRAIN])
-        assert recipe.needs(BRANCH) == [Step(0, "rollout")]
-        assert recipe.needs(Step(1, "train")) == [SELECT_TURNS]
-    assert recipe.needs(recipe.steps()[-1]) == [recipe.steps()[-2]]
+        assert recipe.at(REWARD).after == ((BRANCH,) if judged else (BRANCH, TRAIN))
+        assert recipe.at(BRANCH).after == (Step(0, "rollout"),)
+        assert recipe.at(Step(1, "train")).after == (SELECT_TURNS,)
+        assert recipe.at(Step(1, "train")).trains == POLICY
+        assert judged or recipe.at(TRAIN).trains == CRITIC
+    assert recipe.stages()[-1].after == (recipe.steps()[-2],)
 
 
 CHANGES: dict[str, set[tuple[int, str]]] = {
