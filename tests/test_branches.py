@@ -61,8 +61,8 @@ def test_players_who_act_at_the_same_time_do_not_see_each_other() -> None:
             names = [turn.speaker.name for turn in grown.tree.path(at.node)]
             assert names == ["Ann", "Ben", "game"] * 2
             assert at.state.end.reason == "over" and not at.state.end.truncated
-            first = grown.tree.path(at.node)[:2]
-            assert [grown.rewards.get(turn.id) for turn in first] == [0.5, 0.5]
+            ben = grown.tree.path(at.node)[1].id
+            assert grown.rewards[ben, "Ann"] == grown.rewards[ben, "Ben"] == 0.5
             assert (await grown.grade(at)).score == 1.0
 
     asyncio.run(test())

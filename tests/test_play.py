@@ -2,18 +2,21 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from coterie.environments.protocol import Environment, Shared
+from coterie.environments.protocol import Environment, Grade, Shared, State, Transition
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.rollout.driver import Driver
-from coterie.rollout.episodes import Episode
-from coterie.rollout.samplers import Prompt
-from coterie.runs.play import ENVIRONMENT, REWARD, play
+from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD, Episode
+from coterie.rollout.samplers import AgentContext, Prompt, Response
+from coterie.runs.play import play
 from coterie.trajectories.store import Store
+from coterie.trajectories.turn import Turn
 from tests.games import Counting, Rounds, Script
 
 STAGE = "rollout"
@@ -30,8 +33,8 @@ def episodes(game: Environment, tasks: int = 2, samples: int = 2) -> list[Episod
     return [Episode(task, sample, 0, STAGE) for task in drawn for sample in range(samples)]
 
 
-def credit(store: Store) -> dict[str, float]:
-    return store.credit(ENVIRONMENT, REWARD, iteration=0, stage=STAGE)
+def credit(store: Store, actor: str = "agent", name: str = REWARD) -> dict[str, float]:
+    return store.credit(ENVIRONMENT, f"{name}:{actor}", iteration=0, stage=STAGE)
 
 
 def test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn(tmp_path: Path) -> None:
@@ -39,10 +42,45 @@ def test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn(tmp_path: 
     with Store.open(tmp_path / "store.sqlite") as store:
         play_into(store, game, Script(lambda prompt: prompt.agent), episodes(game))
         turns = [turn for tree in store.trees(0, STAGE) for turn in tree.turns.values()]
-        said = [turn.id for turn in turns if turn.speaker.name in game.actors]
-        assert len(said) == len(set(said)) == 2 * 2 * 4, "of two players in two rounds"
-        assert credit(store) == dict.fromkeys(said, 0.5)
+        last = [turn.id for turn in turns if turn.speaker.name == "Ben"]
+        assert len(last) == len(set(last)) == 2 * 2 * 2, "in two rounds of four episodes"
+        assert credit(store, "Ann") == credit(store, "Ben") == dict.fromkeys(last, 0.5)
         assert len(turns) == 2 * 2 * 6, "what the game says is no act"
+
+
+class Against(Rounds):
+    """What Ann gets depends on what Ben says at the same time."""
+
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        found = await super().act(state, taken, live, recorded=recorded)
+        return replace(found, rewards={"Ann": float(taken[1].text)})
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        return Grade(1.0, rewards={"Ben": float(state.turns[1].text)})
+
+
+def test_a_reward_belongs_to_all_that_is_said_at_the_same_time(tmp_path: Path) -> None:
+    game = Against(rounds=1)
+
+    class Same(Script):
+        """Says the same in every sample, as one turn."""
+
+        async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+            return await super().respond(replace(prompt, draw=0), context)
+
+    with Store.open(tmp_path / "store.sqlite") as store:
+        samplers = {"Ann": Same(lambda _: "same"), "Ben": Script(lambda prompt: str(prompt.draw))}
+        driver = Driver(game, samplers, seed=0, shared=Shared())
+        asyncio.run(play(store, driver, episodes(game, tasks=1, samples=3), Silent(), lambda: 0))
+        assert not store.failures(0)
+        (tree,) = store.trees(0, STAGE)
+        (first,) = tree.children(tree.root)
+        ben = {turn.id: float(turn.text) for turn in tree.children(first.id)}
+        assert credit(store, "Ann") == ben and sorted(ben.values()) == [0, 1, 2]
+        final = {outcome.leaf: float(path[1].text) for outcome, path in tree.trajectories()}
+        assert credit(store, "Ben", FINAL_REWARD) == final
 
 
 def test_rewards_of_sessions_differ_by_turn_and_are_given_once(tmp_path: Path) -> None:

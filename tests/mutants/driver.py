@@ -320,8 +320,8 @@ MUTANTS = (
     Mutant(
         "play-rewards-are-lost",
         "runs/play.py",
-        "for turn, reward in one.rewards.items()]",
-        "for turn, reward in one.rewards.items() if False]",
+        "one.tree, one.credit, one.failure)",
+        "one.tree, (), one.failure)",
         "what an environment rewards is not in the store",
         (f"{PLAY}test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn",),
     ),
@@ -335,5 +335,21 @@ MUTANTS = (
             f"{PLAY}test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn",
             f"{PLAY}test_rewards_of_sessions_differ_by_turn_and_are_given_once",
         ),
+    ),
+    Mutant(
+        "play-rewards-by-first-turn",
+        "rollout/transitions.py",
+        "return {(taken[-1].id, name)",
+        "return {(taken[0].id, name)",
+        "samples that share a first turn can't have rewards that differ",
+        (f"{PLAY}test_a_reward_belongs_to_all_that_is_said_at_the_same_time",),
+    ),
+    Mutant(
+        "play-final-rewards-are-lost",
+        "rollout/driver.py",
+        "for actor, one in grade.rewards.items()}",
+        "for actor, one in {}.items()}",
+        "what grading gives an actor is not in the store",
+        (f"{PLAY}test_a_reward_belongs_to_all_that_is_said_at_the_same_time",),
     ),
 )

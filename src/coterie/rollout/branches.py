@@ -67,8 +67,8 @@ class Branches:
         self.seconds = seconds
         """Time limit of what the environment does at a time."""
         self.variant = variant
-        self.rewards: dict[str, float] = {}
-        """By turn of an actor: what the environment gave for it."""
+        self.rewards: dict[tuple[str, str], float] = {}
+        """By the last of the turns taken at a time, and by actor: what the environment gave."""
         self.replayed = 0
         """How many sessions were brought to a node by replay."""
         self._positions: dict[str, Position] = {}

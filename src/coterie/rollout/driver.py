@@ -12,11 +12,20 @@ from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.checking import check_environment
 from coterie.environments.protocol import Environment, Grade, Shared
 from coterie.rollout.branches import Branches
-from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, Finished
+from coterie.rollout.episodes import (
+    CUT_OFF,
+    ENVIRONMENT,
+    FINAL_REWARD,
+    MESSAGES,
+    REWARD,
+    Episode,
+    Finished,
+)
 from coterie.rollout.flight import in_flight
 from coterie.rollout.samplers import Response, Sampler
 from coterie.rollout.sessions import Sessions, sessions_of
 from coterie.rollout.transitions import Position
+from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
@@ -113,12 +122,20 @@ class Driver:
             await branches.close()
         tree.end(Outcome(at.node, episode.sample, at.state.end, at.state.answer, grade.score))
         tokens = sum(response.tokens for response in said)
-        return Finished(episode, tree, None, tokens, _metrics(grade, said), branches.rewards)
+        credit = _credit(branches, at.node, grade)
+        return Finished(episode, tree, None, tokens, _metrics(grade, said), credit)
 
     def _seed(self, episode: Episode, at: Position, place: int) -> int:
         """``place`` is that of the actor among those who act now."""
         key = (self.seed, episode.iteration, episode.stage, episode.task.id, episode.sample)
         return int(digest("seed", *key, len(at.state.turns) + place)[:15], 16)
+
+
+def _credit(branches: Branches, leaf: str, grade: Grade) -> tuple[Credit, ...]:
+    """What the environment gave on the way, and in the end."""
+    given = {(node, f"{REWARD}:{actor}"): one for (node, actor), one in branches.rewards.items()}
+    given |= {(leaf, f"{FINAL_REWARD}:{actor}"): one for actor, one in grade.rewards.items()}
+    return tuple(Credit(node, name, one, ENVIRONMENT) for (node, name), one in given.items())
 
 
 def _metrics(grade: Grade, said: Sequence[Response]) -> Metrics:

@@ -1,8 +1,9 @@
 """What is played, and what came of it: one sample of one task."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
@@ -12,6 +13,13 @@ MESSAGES = "messages"
 """The metric of an episode that counts its agents' messages."""
 CUT_OFF = "cut_off"
 """The one that counts those that ran to the limit of tokens; of many episodes, the share of all messages."""
+
+REWARD = "reward"
+"""The name of credit (``reward:ACTOR``) that an environment gave for an act, at the last turn of those taken then."""
+FINAL_REWARD = "final_reward"
+"""Of credit (``final_reward:ACTOR``) that it gave in grading, at the leaf."""
+ENVIRONMENT = "environment"
+"""What such credit is keyed by: no settings of a later stage change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +50,8 @@ class Finished:
     """Of all its agents' turns, as their maker counts."""
     metrics: Metrics = field(default_factory=dict)
     """What the environment found in grading it, and how many messages there are and were cut off."""
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    """By turn: what the environment gave for it."""
+    credit: tuple[Credit, ...] = ()
+    """What the environment gave: :data:`REWARD`, :data:`FINAL_REWARD`."""
 
 
 def dialogue_tokens(path: Sequence[Turn]) -> int:

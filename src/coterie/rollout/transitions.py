@@ -34,8 +34,8 @@ class Arrival:
 
     position: Position
     seen: tuple[Turn, ...]
-    rewards: Mapping[str, float]
-    """By turn."""
+    rewards: Mapping[tuple[str, str], float]
+    """By the last of the turns taken, and by actor: what others did at the same time counts."""
 
     def same(self, other: "Arrival") -> bool:
         """Whether the environment did the same; its own data may be anything."""
@@ -111,15 +111,15 @@ def _observed(parent: str, seen: Iterable[Observation], syntax: Syntax | None) -
     return tuple(turns)
 
 
-def _rewards(taken: Sequence[Turn], given: Mapping[str, float]) -> dict[str, float]:
-    """Rewards by turn; none may be for somebody who did not act, or be no number."""
-    turns = {turn.speaker.name: turn.id for turn in taken}
+def _rewards(taken: Sequence[Turn], given: Mapping[str, float]) -> dict[tuple[str, str], float]:
+    """Rewards by last turn and actor; none may be for somebody who did not act, or be no number."""
+    names = {turn.speaker.name for turn in taken}
     for name, reward in given.items():
-        if name not in turns:
+        if name not in names:
             raise ValueError(f"a reward is for {name!r}, who did not act")
         if not math.isfinite(reward):
             raise ValueError(f"the reward of {name!r} is {reward}")
-    return {turns[name]: float(reward) for name, reward in given.items()}
+    return {(taken[-1].id, name): float(reward) for name, reward in given.items()}
 
 
 def _check_frozen(data: object) -> None:

@@ -7,13 +7,7 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, Finished
 from coterie.runs.held_out import grade_means
 from coterie.runs.items import Done, going_on, record
-from coterie.trajectories.credit import Credit
 from coterie.trajectories.store import Metrics, Store
-
-REWARD = "reward"
-"""The name of credit that an environment gave for a turn."""
-ENVIRONMENT = "environment"
-"""What that credit is keyed by: no settings of a later stage change it."""
 
 
 async def play(
@@ -63,5 +57,4 @@ def summary(store: Store, iteration: int, stage: str) -> Metrics:
 async def _items(playing: AsyncIterator[Finished]) -> AsyncIterator[Done]:
     async for one in playing:
         metrics = {"tokens": one.tokens, **one.metrics}
-        credit = [Credit(turn, REWARD, reward, ENVIRONMENT) for turn, reward in one.rewards.items()]
-        yield Done(one.episode.key, metrics, one.tree, tuple(credit), one.failure)
+        yield Done(one.episode.key, metrics, one.tree, one.credit, one.failure)
