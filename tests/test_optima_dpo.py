@@ -11,10 +11,10 @@ import pytest
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
+from coterie.recipes.optima.plan import optima_plan as plan
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.settings import OptimaDPOSettings
 from coterie.recipes.optima.trees import Growing, rollouts
-from coterie.recipes.plan import plan
 from coterie.recipes.registry import recipe, run_report, settings
 from coterie.reports.data import TreeTurn
 from coterie.runs.folder import Run, Step, open_run

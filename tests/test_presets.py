@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coterie.recipes.plan import plan
+from coterie.recipes.optima.plan import optima_plan as plan
 from coterie.recipes.registry import datasets, preset, settings
 from tests.conftest import Cli
 from tests.templates import model

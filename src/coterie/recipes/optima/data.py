@@ -10,6 +10,7 @@ from coterie.environments.talk import drop_format
 from coterie.environments.traits import QuestionEnvironment, agents_of
 from coterie.models.loading import LoadedModel
 from coterie.recipes.base import Recipe
+from coterie.recipes.optima.plan import optima_plan
 from coterie.recipes.optima.reward import PARTS, reward_of, score
 from coterie.recipes.optima.settings import (
     DPORoundSettings,
@@ -17,7 +18,7 @@ from coterie.recipes.optima.settings import (
     OptimaSettings,
     TrainingKind,
 )
-from coterie.recipes.plan import RunPlan, plan
+from coterie.recipes.plan import RunPlan
 from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Value
@@ -51,7 +52,7 @@ class OptimaData(Recipe):
 
     def plan(self) -> RunPlan:
         """What the run costs."""
-        return plan(self.settings)
+        return optima_plan(self.settings)
 
     @property
     def dpo_settings(self) -> DPORoundSettings:
