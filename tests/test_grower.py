@@ -1,7 +1,7 @@
 """Searches of games: observations, players who act at the same time, sessions, merged turns, and what fails alone."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -14,6 +14,7 @@ from coterie.environments.protocol import Environment, Grade, State, Transition
 from coterie.rollout.branches import Branches, Diverged
 from coterie.rollout.grower import Merge, Rollout, TreeGrower, never_merge
 from coterie.rollout.samplers import AgentContext, Prompt, Response
+from coterie.rollout.search import SearchSettings, growth
 from coterie.rollout.sessions import Sessions, sessions_of
 from coterie.rollout.taken import context_at
 from coterie.rollout.tree_search import GrowthRule, Judged, TreeSearch, path_tree
@@ -49,13 +50,15 @@ async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
     return [Judged((one.score or 0.0) - len(tree.path(one.leaf)) / 100) for one in outcomes]
 
 
-def anywhere(tree: Tree, rollouts: Sequence[Rollout], rng: Random) -> str:
+def anywhere(tree: Tree, rollouts: Sequence[Rollout], nodes: Container[str], rng: Random) -> str:
     """The root, or a node at which the environment has spoken and somebody acted then."""
     spoken = (t.id for t in tree.turns.values() if t.speaker.kind == "environment")
     return rng.choice([tree.root, *sorted(node for node in spoken if tree.children(node))])
 
 
-def after_an_agent(tree: Tree, rollouts: Sequence[Rollout], rng: Random) -> str:
+def after_an_agent(
+    tree: Tree, rollouts: Sequence[Rollout], nodes: Container[str], rng: Random
+) -> str:
     """The root, or a turn of an agent, which the environment has answered, and which did not end it."""
     said = (t.id for t in tree.turns.values() if t.speaker.kind == "agent")
     going = (n for n in said if any(tree.children(child.id) for child in tree.children(n)))
@@ -422,3 +425,12 @@ def test_what_was_never_in_the_tree_has_no_place_in_it() -> None:
             await own.close()
 
     asyncio.run(check())
+
+
+def test_optimas_rule_begins_no_search_between_two_who_act_at_the_same_time() -> None:
+    cast = {"Ann": drawn("a", "b", "c"), "Ben": drawn("d", "e")}
+    settings = SearchSettings(searches=8, rollouts=3, choice_distance=0.0)
+    grown = grow(Rounds(rounds=4), cast, growth(settings))
+    assert not [one.failure for one in grown.rollouts if one.failure]
+    starts = {one.start for one in grown.rollouts} - {grown.tree.root}
+    assert starts and all(grown.tree.turns[node].speaker.name != "Ann" for node in starts)

@@ -99,19 +99,22 @@ class Recipe(ABC):
 
     def fingerprint(self, step: Step) -> str:
         """Hash of the settings that the step's own results depend on."""
-        s = self.settings
-        common = (self._model, s.dataset, s.data.context, self._content, s.seed)
+        s, version = self.settings, self.environment.version
+        common = (self._models, s.dataset, s.data.context, self._content, version, s.seed)
         return digest(step.stage, *common, *self.at(step).depends)[:16]
 
+    def content(self) -> str:
+        """A hash of what the tasks are made of, wherever their files lie."""
+        return content(self.settings.dataset, self.settings.data)
+
     @cached_property
-    def _model(self) -> str:
-        """What the base model is, wherever it lies."""
-        return identity(self.settings.model)
+    def _models(self) -> list[list[str | None]]:
+        """What its roles begin as, wherever that lies."""
+        return [[role.name, identity(role.model), role.shares] for role in self.roles()]
 
     @cached_property
     def _content(self) -> str:
-        """What the data set's files hold, wherever they lie."""
-        return content(self.settings.dataset, self.settings.data)
+        return self.content()
 
     def close(self) -> None:
         """End the servers of its stages."""

@@ -117,6 +117,10 @@ class Branches:
             raise self._diverged(here)
         return here
 
+    def nodes(self) -> set[str]:
+        """Where branches are known to stand: not in the middle of what was said at the same time."""
+        return {self.tree.root, *self._after, *self._positions}
+
     def acting(self, at: Position) -> tuple[str, ...]:
         """Who acts now, in the order in which it is recorded; somebody, in a state that has not ended."""
         with faults_of(self.environment):

@@ -5,7 +5,7 @@ through it; one of the best is drawn by softmax, leaving out those that say near
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -69,9 +69,16 @@ def growth(settings: SearchSettings) -> GrowthRule:
     )
 
 
-def _choose(settings: SearchSettings, tree: Tree, rollouts: Sequence[Rollout], rng: Random) -> str:
+def _choose(
+    settings: SearchSettings,
+    tree: Tree,
+    rollouts: Sequence[Rollout],
+    nodes: Container[str],
+    rng: Random,
+) -> str:
     chosen = [rollout.start for rollout in rollouts]
-    return choose(tree, node_values(tree, rollouts), chosen, settings, rng)
+    values = {n: value for n, value in node_values(tree, rollouts).items() if n in nodes}
+    return choose(tree, values, chosen, settings, rng)
 
 
 def _near_sibling(distance: float, turn: Turn, siblings: Sequence[Turn]) -> Turn | None:

@@ -7,7 +7,7 @@ again alike.
 """
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coterie.engines.protocol import EngineError, EngineGone
@@ -32,8 +32,8 @@ PathJudge = Callable[[Tree, Sequence[Outcome]], Awaitable[list[Judged]]]
 """Rewards of finished paths of a tree, in order; raises ``EngineError``."""
 OnSearch = Callable[[Tree, Sequence[Rollout], Sequence[Credit]], None]
 """Is told of each finished search: the tree as it is now, the new rollouts, and their credit."""
-Choose = Callable[[Tree, Sequence[Rollout], random.Random], str]
-"""The node that the next search begins at, given all rollouts so far."""
+Choose = Callable[[Tree, Sequence[Rollout], Container[str], random.Random], str]
+"""The node that the next search begins at, given all rollouts so far, and the nodes after which a branch can go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,7 @@ class TreeSearch:
             self.judged[leaf] = Judged(reward)
         done = {rollout.search for rollout in self.rollouts}
         try:
+            await self._stand()
             for search in range(self.rule.searches):
                 if search not in done:
                     new, credit = await self.search(search)
@@ -94,10 +95,20 @@ class TreeSearch:
         finally:
             await self.branches.close()
 
+    async def _stand(self) -> None:
+        """Work out where the branches of a tree that was read from the store stand."""
+        for leaf in self.judged:
+            try:
+                await self.branches.position(leaf)
+            except EngineGone:
+                raise
+            except EngineError:  # of a drifted environment: no search begins on that path
+                continue
+
     async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
         """One search: choose a node, play rollouts from it, value what they went through."""
         rng = random.Random(self._key("choose", search))
-        node = self.rule.choose(self.tree, self.rollouts, rng)
+        node = self.rule.choose(self.tree, self.rollouts, self.branches.nodes(), rng)
         blank = [Rollout(search, number, node) for number in range(self.rule.rollouts)]
         played = await self.grower.roll(node, blank)
         found, credit = await self._valued(sorted(played, key=lambda r: r.number))

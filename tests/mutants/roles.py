@@ -1,0 +1,102 @@
+"""Faults of roles and of stages."""
+
+from tests.mutation.mutant import Mutant
+
+TWO = "tests/test_two_roles.py::"
+VERSIONS = f"{TWO}test_each_role_has_its_own_versions_and_says_its_own_turns"
+GOES_ON = f"{TWO}test_an_adapter_goes_on_from_the_last_one_and_its_base_stays"
+SHARED = f"{TWO}test_roles_that_share_a_base_say_what_merged_ones_say"
+REFUSED = f"{TWO}test_roles_that_cannot_be_are_refused"
+STAGES = f"{TWO}test_stages_that_cannot_run_are_refused"
+FORKED = f"{TWO}test_a_run_that_was_cut_goes_on_and_a_fork_keeps_what_is_the_same"
+
+MUTANTS = (
+    Mutant(
+        "roles-versions-of-all-trainings",
+        "recipes/base.py",
+        "if s.trains == role and run.is_finished(s.step)]",
+        "if s.trains and run.is_finished(s.step)]",
+        "a training of one role counts as a version of every role",
+        (VERSIONS,),
+    ),
+    Mutant(
+        "roles-one-for-all-agents",
+        "recipes/base.py",
+        "return {agent: by_role[role] for agent, role in players.items()}",
+        "return dict.fromkeys(players, next(iter(by_role.values())))",
+        "one role speaks for all agents",
+        (VERSIONS,),
+    ),
+    Mutant(
+        "roles-newest-of-all",
+        "recipes/base.py",
+        "if version <= iteration)",
+        ")",
+        "an iteration is played by what was trained after it",
+        (VERSIONS,),
+    ),
+    Mutant(
+        "roles-one-folder-for-all",
+        "runs/folder.py",
+        'self.folder / "training" / role / f"iteration',
+        'self.folder / "training" / POLICY / f"iteration',
+        "trainings of several roles lie in one folder",
+        (VERSIONS,),
+    ),
+    Mutant(
+        "roles-adapter-begins-anew",
+        "runs/roles.py",
+        "return replace(loaded, model=load_adapter(loaded.model, Path(path), trainable=True))",
+        "return loaded",
+        "each training of an adapter begins with a fresh one",
+        (GOES_ON,),
+    ),
+    Mutant(
+        "roles-shared-base-without-adapter",
+        "runs/roles.py",
+        "model = load_adapter(loaded.model, Path(path), name=role.name)",
+        "model = _as_it_began(loaded.model, role.name)",
+        "roles that share a base speak as if they were never trained",
+        (SHARED,),
+    ),
+    Mutant(
+        "roles-share-another-base",
+        "runs/roles.py",
+        "    if identity(role.model) != identity(other.model):\n",
+        "    if False:\n",
+        "adapters of different bases are put on one",
+        (REFUSED,),
+    ),
+    Mutant(
+        "stages-after-themselves",
+        "runs/stage.py",
+        "            if needed == stage.step:\n",
+        "            if False:\n",
+        "a stage after itself is called one out of order",
+        (STAGES,),
+    ),
+    Mutant(
+        "stages-in-any-order",
+        "runs/stage.py",
+        "            if needed not in before:\n",
+        "            if False:\n",
+        "a stage may come before what it needs",
+        (STAGES,),
+    ),
+    Mutant(
+        "stages-fork-without-trainings",
+        "runs/loop.py",
+        "shutil.copytree(trained, new.training_folder(step.iteration, role))",
+        "shutil.copytree(trained, new.training_folder(step.iteration))",
+        "a fork puts every role's training into the policy's folder",
+        (FORKED,),
+    ),
+    Mutant(
+        "stages-without-what-they-need",
+        "runs/loop.py",
+        "        if not run.is_finished(needed):\n",
+        "        if False:\n",
+        "a stage runs without the results that it reads",
+        (f"{TWO}test_a_stage_needs_those_before_it_of_every_role",),
+    ),
+)

@@ -1,0 +1,252 @@
+"""An environment with a live session and a tool, a reward, and a recipe of two roles, all from outside the package."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from coterie.config.settings import key
+from coterie.datasets.catalogue import Split
+from coterie.environments.protocol import (
+    ActorKind,
+    Grade,
+    Observation,
+    Shared,
+    State,
+    Syntax,
+    Transition,
+)
+from coterie.progress import Progress
+from coterie.recipes.base import Recipe
+from coterie.recipes.plan import RunPlan
+from coterie.recipes.settings import RecipeSettings
+from coterie.recipes.trainings import train_role
+from coterie.rollout.episodes import Episode
+from coterie.runs.folder import Run, Step
+from coterie.runs.items import Done, on_trees
+from coterie.runs.roles import Role
+from coterie.runs.selected import selected
+from coterie.runs.stage import Stage
+from coterie.tools.run import CallLimits, run_calls
+from coterie.training.settings import TrainingSettings
+from coterie.trajectories.calls import Tool, ToolCall
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.item import ItemKey, Metrics
+from coterie.trajectories.row import rows
+from coterie.trajectories.selection import Selection
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Ending, Tree
+from coterie.trajectories.turn import Finish, Message, Part, Speaker, Turn
+from coterie.trajectories.view import view
+
+SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+WEIGH = Tool("weigh", "Says how long a word is.", SCHEMA, alone=True)
+
+
+class FirstWord:
+    """A syntax in which the first word of a message is what is weighed."""
+
+    stop: tuple[str, ...] = ()
+
+    def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
+        return tuple(
+            ToolCall("c0", "weigh", json.dumps({"word": word})) for word in text.split()[:1]
+        )
+
+    def show(self, results: Sequence[Any]) -> str:
+        return "; ".join(result.text for result in results)
+
+
+@dataclass
+class Scales:
+    """The session: what was weighed so far."""
+
+    relay: "Relay"
+    total: int = 0
+
+    def fork(self) -> AbstractAsyncContextManager["Scales"] | None:
+        return None  # branches are replayed
+
+
+class Relay:
+    """A planner speaks, then a grounder whose first word is put on scales; short words are better."""
+
+    name = "relay"
+    version = "1"
+    actors: Mapping[str, ActorKind] = {"planner": "agent", "grounder": "agent"}
+    limits: Mapping[str, int] = {"turns": 4}
+    needs: tuple[type, ...] = ()
+    pure = False
+    max_sessions = 3
+    syntax: Syntax | None = FirstWord()
+    metric = "lightness"
+
+    def __init__(self) -> None:
+        self.live = self.most = self.opened = 0
+
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
+        first = sum(drawn)
+        return [
+            Task(f"{split}-{n}", {"topic": f"topic {n} of {split}"})
+            for n in range(first, first + count)
+        ]
+
+    @asynccontextmanager
+    async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Scales]:
+        self.live, self.opened = self.live + 1, self.opened + 1
+        self.most = max(self.most, self.live)
+        try:
+            yield Scales(self)
+        finally:
+            self.live -= 1
+
+    async def begin(self, task: Task, live: Scales) -> Transition:
+        said = Observation(Speaker("environment", "relay"), (Part(str(task.public["topic"])),))
+        return Transition(seen=(said,))
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        return ("grounder",) if state.turns[-1].speaker.name == "planner" else ("planner",)
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        system = Message.of("system", f"You are the {actor}.")
+        shown = (
+            Message("assistant" if turn.speaker.name == actor else "user", turn=turn.id)
+            for turn in state.turns
+        )
+        return (system, *shown)
+
+    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+        return (WEIGH,) if actor == "grounder" else ()
+
+    async def act(
+        self,
+        state: State,
+        taken: tuple[Turn, ...],
+        live: Scales,
+        *,
+        recorded: tuple[Turn, ...] = (),
+    ) -> Transition:
+        (turn,) = taken
+        if turn.speaker.name == "planner":
+            return Transition(data=live.total)
+
+        async def weigh(given: Mapping[str, Any]) -> str:
+            live.total += len(given["word"])
+            return f"{live.total} so far"
+
+        results = await run_calls(turn.calls, (WEIGH,), {"weigh": weigh}, CallLimits(seconds=5))
+        over = Ending("weighed") if live.total > 8 else None
+        said = Observation(Speaker("tool", "scales"), results=results)
+        return Transition(live.total, (said,) if results else (), str(live.total), over)
+
+    async def grade(self, state: State, live: Scales) -> Grade:
+        return Grade(1 / (1 + int(state.answer or 0)), {"weighed": live.total})
+
+
+def lightness(tree: Tree, leaf: str) -> float:
+    """A reward: one function of a path."""
+    return tree.outcomes[leaf].score or 0.0
+
+
+class RelaySettings(RecipeSettings):
+    """Settings of the recipe."""
+
+    recipe: ClassVar[str] = "relay/sft"
+    model: str = key("tiny-exchange", "Both roles begin as it.")
+    dataset: str = key("relay", "The tasks.")
+    shares: bool = key(False, "Whether the roles are adapters of one base in memory.")
+    tasks: int = key(3, "Tasks an iteration.", ge=1)
+    samples: int = key(3, "Dialogues a task.", ge=1)
+    train: TrainingSettings = TrainingSettings()
+
+    @property
+    def rounds(self) -> int:
+        return 2
+
+    @property
+    def max_tokens(self) -> int:
+        return 6
+
+
+class RelayRecipe(Recipe):
+    """Iteration 0 trains the grounder on the lightest dialogues, iteration 1 both."""
+
+    settings: RelaySettings
+
+    def __init__(self, settings: RelaySettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.name = settings.recipe
+        self.environment = Relay()
+
+    def content(self) -> str:
+        return ""
+
+    def plan(self) -> RunPlan:
+        raise AssertionError("nobody asks")
+
+    def roles(self) -> tuple[Role, ...]:
+        model, shares = self.settings.model, "grounder" if self.settings.shares else None
+        return (Role("grounder", model), Role("planner", model, shares))
+
+    def players(self) -> Mapping[str, str]:
+        return {"planner": "planner", "grounder": "grounder"}
+
+    def stages(self) -> list[Stage]:
+        found, before = list[Stage](), list[Stage]()
+        for i, trained in enumerate((["grounder"], ["grounder", "planner"])):
+            found.append(self.evaluation(i, before, [self.settings.evaluate.fingerprint()]))
+            rollout = self.stage(i, "rollout", self.rollout, before)
+            weigh = self.stage(i, "weigh", self.weigh, [rollout])
+            select = self.stage(i, "select", self.select, [weigh])
+            before = [
+                self.stage(i, f"train_{role}", partial(self.train, role), [select], trains=role)
+                for role in trained
+            ]
+            found += [rollout, weigh, select, *before]
+        return [*found, self.evaluation(2, before, [self.settings.evaluate.fingerprint()])]
+
+    async def rollout(self, run: Run, i: int, progress: Progress) -> Metrics:
+        tasks = self.environment.tasks("train", self.settings.tasks, 0, [self.settings.tasks] * i)
+        episodes = [
+            Episode(t, n, i, "rollout") for t in tasks for n in range(self.settings.samples)
+        ]
+        return await self.play(run, episodes, 1.0, 1.0, progress)
+
+    async def weigh(self, run: Run, i: int, progress: Progress) -> Metrics:
+        settings = self.fingerprint(Step(i, "weigh"))
+
+        async def weighed(tree: Tree) -> Done:
+            await asyncio.sleep(0)
+            credit = [
+                Credit(leaf, "light", lightness(tree, leaf), settings) for leaf in tree.outcomes
+            ]
+            return Done(ItemKey(i, "weigh", tree.task), {}, credit=tuple(credit))
+
+        await on_trees(run.store, i, weighed, progress, "weigh", in_flight=4, stage="weigh")
+        return {}
+
+    def select(self, run: Run, i: int, progress: Progress) -> Metrics:
+        settings, chosen = self.fingerprint(Step(i, "weigh")), list[Selection]()
+        for tree in run.store.trees(i, "rollout"):
+            light = run.store.credit(settings, "light", list(tree.outcomes))
+            best = max(sorted(light), key=lambda leaf: light[leaf])
+            chosen += [Selection(best, agent) for agent in self.environment.actors]
+        run.select(i, chosen)
+        return {"selected": len(chosen)}
+
+    def train(self, role: str, run: Run, i: int, progress: Progress) -> Metrics:
+        model = self.models(run).load_to_train(role, self.newest(run, role, i))
+        found = [
+            row
+            for tree, one in selected(run, i)
+            if one.agent == role
+            for row in rows(view(tree, one.leaf, role))
+            if row.targets
+        ]
+        targets = sum(row.target_count for row in found)
+        own = self.seeded(self.settings.train, i)
+        return train_role(run, i, model, found, own, progress, targets=targets, role=role)

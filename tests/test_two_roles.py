@@ -1,0 +1,237 @@
+"""A recipe of two roles, with an environment, a tool and a reward of its own, run whole from outside the package."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.errors import UserError
+from coterie.models.adapters import adapter_weights, base_fingerprint
+from coterie.models.loading import load
+from coterie.progress import Silent
+from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.loop import fork, run_steps
+from coterie.runs.roles import Role, check_roles
+from coterie.runs.stage import Stage, check_stages
+from coterie.training.checkpoint import weight_hash
+from tests.relay import Relay, RelayRecipe, RelaySettings
+
+TRAIN = {"learning_rate": 1e-3, "epochs": 1, "max_length": 512, "batch_rows": 4}
+LORA = {**TRAIN, "method": "lora", "lora_r": 4}
+WAYS: dict[str, dict[str, Any]] = {
+    "whole": {"train": TRAIN},
+    "adapters": {"train": LORA},
+    "shared": {"train": LORA, "shares": True},
+}
+
+
+def made(way: str, **more: Any) -> RelayRecipe:
+    return RelayRecipe(
+        RelaySettings.model_validate({**WAYS[way], "evaluate": {"tasks": 2}, **more})
+    )
+
+
+def run_whole(recipe: RelayRecipe, folder: Path) -> Run:
+    with open_run(folder, recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent())
+        return run
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run folder of each way, whole."""
+
+    @cache
+    def folder(way: str) -> Path:
+        found = tmp_path_factory.mktemp(way) / "run"
+        run_whole(made(way), found)
+        return found
+
+    return folder
+
+
+@pytest.fixture(params=list(WAYS))
+def whole(request: pytest.FixtureRequest, folders: Callable[[str], Path]) -> Any:
+    """A recipe that has run, with its run open again."""
+    recipe = made(request.param)
+    with open_run(folders(request.param), recipe.name, recipe.settings) as run:
+        yield request.param, recipe, run
+    recipe.close()
+
+
+def finals(recipe: RelayRecipe, run: Run) -> dict[tuple[str, int], str]:
+    return {
+        (role.name, version): weight_hash(Path(recipe.policy_path(run, version, role.name)))
+        for role in recipe.roles()
+        for version in recipe.versions(run, role.name)[1:]
+    }
+
+
+def test_each_role_has_its_own_versions_and_says_its_own_turns(whole: Any) -> None:
+    _, recipe, run = whole
+    assert recipe.versions(run, "grounder") == [0, 1, 2] and recipe.versions(run, "planner") == [
+        0,
+        2,
+    ]
+    assert len(set(finals(recipe, run).values())) == 3, "three trainings, three results"
+    for i, expected in ((0, {("planner", "0"), ("grounder", "0")}),
+                        (1, {("planner", "0"), ("grounder", "1")}),
+                        (2, {("planner", "2"), ("grounder", "2")})):  # fmt: skip
+        stage = "rollout" if i < 2 else "evaluate"
+        turns = [turn for tree in run.store.trees(i, stage) for turn in tree.turns.values()]
+        said = {(t.speaker.name, t.sample.version) for t in turns if t.sample}
+        assert said == expected
+        assert all(t.sample.policy == t.speaker.name for t in turns if t.sample)
+
+
+def test_calls_of_the_role_that_has_the_tool_were_run_and_answered(whole: Any) -> None:
+    _, _, run = whole
+    turns = [turn for tree in run.store.trees(0, "rollout") for turn in tree.turns.values()]
+    called = [turn for turn in turns if turn.calls]
+    answered = [turn for turn in turns if turn.results]
+    assert called and len(called) == len(answered)
+    assert all(turn.speaker.name == "grounder" for turn in called)
+
+
+def test_sessions_stay_within_their_bound_and_are_closed(tmp_path: Path) -> None:
+    recipe = made("whole")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent(), recipe.steps()[:2])
+    relay = recipe.environment
+    assert relay.live == 0 and 1 < relay.most <= Relay.max_sessions
+
+
+def test_an_adapter_goes_on_from_the_last_one_and_its_base_stays(
+    whole: Any, tmp_path: Path
+) -> None:
+    way, recipe, run = whole
+    if way == "whole":
+        return
+    models = recipe.models(run)
+    loaded = models.load_to_train("grounder", 1)
+    before = weight_hash(Path(models.path("grounder", 1)))
+    names = adapter_weights(loaded.model, "default")
+    assert names and base_fingerprint(loaded.model) == base_fingerprint(load("tiny-exchange").model)
+    again = finals(recipe, run)["grounder", 2]
+    done = recipe.at(Step(1, "train_grounder"))
+    folder = run.training_folder(1, "grounder")
+    folder.rename(tmp_path / "aside")
+    try:
+        done.do(run, 1, Silent())
+        assert weight_hash(folder / "final") == again, "the same training from the same adapter"
+    finally:
+        (tmp_path / "aside").rename(folder) if not folder.exists() else None
+    assert weight_hash(Path(models.path("grounder", 1))) == before
+
+
+def test_roles_that_share_a_base_say_what_merged_ones_say(folders: Callable[[str], Path]) -> None:
+    texts = []
+    for way in ("adapters", "shared"):
+        recipe = made(way)
+        with open_run(folders(way), recipe.name, recipe.settings) as run:
+            trees = run.store.trees(1, "rollout")
+            texts.append([sorted(turn.text for turn in tree.turns.values()) for tree in trees])
+    assert texts[0] == texts[1]
+
+
+def test_a_run_that_was_cut_goes_on_and_a_fork_keeps_what_is_the_same(
+    tmp_path: Path, folders: Callable[[str], Path]
+) -> None:
+    recipe = made("whole")
+    with open_run(tmp_path / "cut", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent(), recipe.steps()[:4])
+    run_whole(recipe, tmp_path / "cut")
+    found = []
+    for folder in (tmp_path / "cut", folders("whole")):
+        with open_run(folder, recipe.name, recipe.settings) as run:
+            found.append(finals(recipe, run))
+        recipe.close()
+    assert found[0] == found[1]
+    other = made("whole", evaluate={"tasks": 1})
+    kept = fork(other, tmp_path / "cut", tmp_path / "fork", other.settings)
+    assert Step(1, "train_planner") in kept and Step(2, "evaluate") not in kept
+    with open_run(tmp_path / "fork", other.name, other.settings) as forked:
+        assert finals(other, forked) == found[0], "the trainings of all roles came along"
+    other.close()
+
+
+def test_a_stage_needs_those_before_it_of_every_role(tmp_path: Path) -> None:
+    recipe = made("whole")
+    reason = "the select of iteration 0 needs the weigh of iteration 0"
+    with (
+        open_run(tmp_path / "run", recipe.name, recipe.settings) as run,
+        pytest.raises(UserError, match=reason),
+    ):
+        run_steps(recipe, run, Silent(), [Step(0, "select")])
+
+
+def nothing(run: Run, iteration: int, progress: Any) -> Any:
+    raise AssertionError("never done")
+
+
+def stage(name: str, *after: str) -> Stage:
+    return Stage(Step(0, name), nothing, tuple(Step(0, one) for one in after))
+
+
+@pytest.mark.parametrize(
+    ("stages", "reason"),
+    [
+        ([stage("a", "a")], "a stage after itself: the a of iteration 0"),
+        ([stage("a"), stage("a")], "two stages called a of iteration 0"),
+        (
+            [stage("a", "b")],
+            "the a of iteration 0 after the b of iteration 0, which it does not have",
+        ),
+        ([stage("a", "b"), stage("b")], "the a of iteration 0 before the b of iteration 0"),
+    ],
+    ids=["itself", "twice", "unknown", "order"],
+)
+def test_stages_that_cannot_run_are_refused(stages: list[Stage], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        check_stages("toy", stages)
+
+
+def with_other_tokenizer(folder: Path) -> str:
+    loaded = load("tiny-exchange")
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.add_tokens(["<extra>"])
+    loaded.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("roles", "reason"),
+    [
+        ([Role("a", "")], "'a' names no base"),
+        ([Role("a", "tiny-exchange"), Role("a", "tiny-exchange")], "two roles are called 'a'"),
+        (
+            [Role("a", "tiny-exchange", shares="b")],
+            "shares its base with 'b', which is no other role",
+        ),
+        (
+            [Role("a", "tiny-exchange", shares="a")],
+            "shares its base with 'a', which is no other role",
+        ),
+        (
+            [Role("a", "tiny-exchange"), Role("b", "tiny-persona", shares="a")],
+            "differ in their weights",
+        ),
+        (
+            [Role("a", "tiny-exchange"), Role("b", "tiny-exchange", "a", head=True)],
+            "has a value head",
+        ),
+    ],
+    ids=["base", "twice", "unknown", "itself", "bases", "head"],
+)
+def test_roles_that_cannot_be_are_refused(roles: list[Role], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        check_roles(roles)
+
+
+def test_roles_with_other_tokenizers_work_apart_and_do_not_share(tmp_path: Path) -> None:
+    other = with_other_tokenizer(tmp_path / "other")
+    check_roles([Role("a", "tiny-exchange"), Role("b", other)])
+    with pytest.raises(UserError, match="differ in their weights or tokenizers"):
+        check_roles([Role("a", "tiny-exchange"), Role("b", other, shares="a")])
