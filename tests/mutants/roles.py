@@ -3,8 +3,8 @@
 from tests.mutation.mutant import Mutant
 
 TWO = "tests/test_two_roles.py::"
-VERSIONS = f"{TWO}test_each_role_has_its_own_versions_and_says_its_own_turns"
-GOES_ON = f"{TWO}test_an_adapter_goes_on_from_the_last_one_and_its_base_stays"
+VERSIONS = f"{TWO}test_each_role_has_its_own_versions_and_says_its_own_turns[whole]"
+GOES_ON = f"{TWO}test_an_adapter_goes_on_from_the_last_one_and_its_base_stays[adapters]"
 SHARED = f"{TWO}test_roles_that_share_a_base_say_what_merged_ones_say"
 REFUSED = f"{TWO}test_roles_that_cannot_be_are_refused"
 STAGES = f"{TWO}test_stages_that_cannot_run_are_refused"
