@@ -26,7 +26,7 @@ from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
-from coterie.recipes.line_files import NEW
+from coterie.recipes.importing import finish_imported, imported_run
 from coterie.recipes.plan import content_of
 from coterie.recipes.sweet_rl.files.records import Trajectories, TrajectoryRow, blocks
 from coterie.recipes.sweet_rl.recipe import FIRST, SweetRL
@@ -34,7 +34,7 @@ from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.flight import in_flight
 from coterie.rollout.recorded import recorded
 from coterie.rollout.samplers import MIN_ROOM, AgentContext, Prompt
-from coterie.runs.folder import Run, Step, new_run
+from coterie.runs.folder import Run, Step
 from coterie.runs.play import summary
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.item import ItemKey, Metrics
@@ -120,13 +120,9 @@ def import_trajectories(
     """
     environment = environment_of(recipe)
     renderer, context = load_renderer(recipe.settings.model)
-    try:
-        with new_run(folder, recipe.name, recipe.settings, NEW) as run:
-            work = _SweetImport(rows, recipe, environment, run, renderer, context)
-            result = asyncio.run(work.do(found, progress))
-    finally:
-        progress.close()
-    return result
+    with imported_run(recipe, folder, progress) as run:
+        work = _SweetImport(rows, recipe, environment, run, renderer, context)
+        return asyncio.run(work.do(found, progress))
 
 
 class _SweetImport:
@@ -178,7 +174,8 @@ class _SweetImport:
                 f"{found.tasks} tasks are held out in this run, {failed} dialogues failed)",
                 "give a file of training tasks, and a model with room for their dialogues",
             )
-        self._finish()
+        metrics = summary(self.run.store, FIRST, ROLLOUT.stage)
+        finish_imported(self.recipe, self.run, ROLLOUT, self.rows.path, metrics)
         return SweetImported(len(self.samples), dialogues, failed, self.left_out)
 
     def _work(
@@ -253,15 +250,6 @@ class _SweetImport:
         ending = TURNS if given is None else ANSWERED
         end = State(task, 0, turns=turns, answer=answer, end=ending)
         return tree, end, room
-
-    def _finish(self) -> None:
-        settings, found = (
-            self.recipe.fingerprint(ROLLOUT),
-            summary(self.run.store, FIRST, "rollout"),
-        )
-        self.run.begin(ROLLOUT, settings)
-        file = self.rows.path.name
-        self.run.finish(ROLLOUT, settings, {**found, "imported": file, "seconds": 0.0})
 
 
 def _repeats(rows: Trajectories) -> int:
