@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peft import PeftModel
 
 from coterie.errors import UserError
 from coterie.models.adapters import adapter_weights, base_fingerprint
@@ -76,6 +77,7 @@ def test_each_role_has_its_own_versions_and_says_its_own_turns(whole: Any) -> No
         2,
     ]
     assert len(set(finals(recipe, run).values())) == 3, "three trainings, three results"
+    assert [recipe.newest(run, role, 1) for role in ("grounder", "planner")] == [1, 0]
     for i, expected in ((0, {("planner", "0"), ("grounder", "0")}),
                         (1, {("planner", "0"), ("grounder", "1")}),
                         (2, {("planner", "2"), ("grounder", "2")})):  # fmt: skip
@@ -111,6 +113,7 @@ def test_an_adapter_goes_on_from_the_last_one_and_its_base_stays(
         return
     models = recipe.models(run)
     loaded = models.load_to_train("grounder", 1)
+    assert isinstance(loaded.model, PeftModel)
     before = weight_hash(Path(models.path("grounder", 1)))
     names = adapter_weights(loaded.model, "default")
     assert names and base_fingerprint(loaded.model) == base_fingerprint(load("tiny-exchange").model)
@@ -153,6 +156,7 @@ def test_a_run_that_was_cut_goes_on_and_a_fork_keeps_what_is_the_same(
     kept = fork(other, tmp_path / "cut", tmp_path / "fork", other.settings)
     assert Step(1, "train_planner") in kept and Step(2, "evaluate") not in kept
     with open_run(tmp_path / "fork", other.name, other.settings) as forked:
+        assert forked.training_folder(1, "planner").is_dir()
         assert finals(other, forked) == found[0], "the trainings of all roles came along"
     other.close()
 

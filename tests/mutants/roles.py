@@ -12,14 +12,6 @@ FORKED = f"{TWO}test_a_run_that_was_cut_goes_on_and_a_fork_keeps_what_is_the_sam
 
 MUTANTS = (
     Mutant(
-        "roles-versions-of-all-trainings",
-        "recipes/base.py",
-        "if s.trains == role and run.is_finished(s.step)]",
-        "if s.trains and run.is_finished(s.step)]",
-        "a training of one role counts as a version of every role",
-        (VERSIONS,),
-    ),
-    Mutant(
         "roles-one-for-all-agents",
         "recipes/base.py",
         "return {agent: by_role[role] for agent, role in players.items()}",
@@ -33,14 +25,6 @@ MUTANTS = (
         "if version <= iteration)",
         ")",
         "an iteration is played by what was trained after it",
-        (VERSIONS,),
-    ),
-    Mutant(
-        "roles-one-folder-for-all",
-        "runs/folder.py",
-        'self.folder / "training" / role / f"iteration',
-        'self.folder / "training" / POLICY / f"iteration',
-        "trainings of several roles lie in one folder",
         (VERSIONS,),
     ),
     Mutant(
@@ -86,9 +70,9 @@ MUTANTS = (
     Mutant(
         "stages-fork-without-trainings",
         "runs/loop.py",
-        "shutil.copytree(trained, new.training_folder(step.iteration, role))",
-        "shutil.copytree(trained, new.training_folder(step.iteration))",
-        "a fork puts every role's training into the policy's folder",
+        "if role is not None and (",
+        'if role == "policy" and (',
+        "a fork forgets the trainings of all roles but one",
         (FORKED,),
     ),
     Mutant(
