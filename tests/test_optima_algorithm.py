@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.engines.run_engines import POLICY
 from coterie.environments.talk import FORMAT_SOURCE
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
@@ -115,11 +116,16 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     whole = Recipe.sampler
 
     async def sampler(
-        self: Any, run: Run, version: int, temperature: float, top_p: float = 1.0
+        self: Any,
+        run: Run,
+        version: int,
+        temperature: float,
+        top_p: float = 1.0,
+        role: str = POLICY,
     ) -> Any:
         asked = (version, temperature, top_p)
         samplers[asked] = samplers.get(asked, 0) + 1
-        return await whole(self, run, version, temperature, top_p)
+        return await whole(self, run, version, temperature, top_p, role)
 
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -361,7 +367,7 @@ def test_the_gate_of_sft_takes_only_dialogues_that_were_right(walk: Walk) -> Non
     rights = [
         any(outcome.score == 1 for outcome in tree.outcomes.values()) for tree in walk.trees(2)
     ]
-    assert walk.recipe.select(walk.run, 2)["selected"] == 3
+    assert walk.recipe.demonstrate(walk.run, 2, Silent())["selected"] == 3
     gated = made("optima/isft_dpo", "select.min_score=1").demonstrate(walk.run, 2, Silent())
     assert gated["selected"] == sum(rights) < 3, "some are right and some are wrong"
 
@@ -379,7 +385,7 @@ def test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_answer(walk
             worse = sum(mean < values[turn.id].mean for mean in others)
             every += worse
             right += worse if min(scores[turn.id]) == 1 else 0
-    assert walk.recipe.select(walk.run, 1)["selected"] == every
+    assert walk.recipe.pair(walk.run, 1, Silent())["selected"] == every
     gated = made("optima/isft_dpo", "dpo.select.min_score=1").pair(walk.run, 1, Silent())
     assert gated["selected"] == right < every, "some are right and some are wrong"
 

@@ -168,7 +168,7 @@ def test_the_gate_keeps_pairs_whose_chosen_turn_always_led_to_a_right_answer(bot
             ]
             right += len(worse) if min(scores[turn.id]) == 1 else 0
     assert gated.pair(both, 1, Silent())["selected"] == right
-    assert every.select(both, 1)["selected"] >= right
+    assert every.pair(both, 1, Silent())["selected"] >= right
 
 
 def test_only_idpo_has_the_chosen_sides_nll() -> None:

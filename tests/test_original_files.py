@@ -220,7 +220,7 @@ def test_the_gate_the_threshold_and_the_shares_decide_what_is_trained_on(
     told = ("dataset=hotpot_qa", "select.threshold=0.5", "select.top_share=1", *words)
     own = Optima(settings("optima/isft", [*TINY, *told]))
     with opened(tmp_path / "run", "dataset=hotpot_qa") as (_, run):
-        own.select(run, 0)
+        own.demonstrate(run, 0, Silent())
         turns = {t.id: t for tree in run.store.trees(0, "rollout") for t in tree.turns.values()}
         found = {
             (task, turns[turns[one.leaf].parent].text)

@@ -19,6 +19,7 @@ from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.registry import settings
+from coterie.recipes.sweet_rl.data import rewards
 from coterie.recipes.sweet_rl.files.exporting import export_run
 from coterie.recipes.sweet_rl.files.importing import (
     SweetImported,
@@ -129,7 +130,7 @@ def test_trajectories_become_the_finished_dialogues_of_round_0(tmp_path: Path) -
                 assert [turn.speaker.name for turn in path] == ([PERSON, AGENT] * 4)[: len(path)]
                 said = [turn.text for turn in path if turn.speaker.name == AGENT]
                 found[tree.task, outcome.sample] = (said, outcome.ending.reason, outcome.score)
-        rewards = recipe.rewards(run)
+        shares = rewards(run)
         metrics = run.store.metrics(0, "rollout")
     expected = {}
     for index, one in enumerate(rows):
@@ -137,7 +138,7 @@ def test_trajectories_become_the_finished_dialogues_of_round_0(tmp_path: Path) -
         outputs = [turn.output for turn in one.dialogue_history if turn.role == "assistant"]
         score = float(index in (0, 3))
         expected[id_, index // 2] = (outputs, "answered", score)
-        assert rewards[id_, index // 2] == one.reward
+        assert shares[id_, index // 2] == one.reward
     assert found == expected
     assert sorted(int(m["turns"]) for key, m in metrics.items() if key.task) == [1, 2, 2, 3]
 
@@ -182,10 +183,10 @@ def test_dialogues_without_a_reward_are_graded_in_the_sandbox(tmp_path: Path) ->
     lines = wrote(tmp_path / "theirs.jsonl", [one for r in rows for one in (r, broken)])
     assert survey(lines) == found
     assert put_in(lines, tmp_path / "run") == SweetImported(2, 8, 4, 0)
-    with opened(tmp_path / "run", "rollout.repeats=4") as (recipe, run):
+    with opened(tmp_path / "run", "rollout.repeats=4") as (_, run):
         (tree,) = run.store.trees(0, "rollout")
-        rewards = recipe.rewards(run)
-        assert [rewards[tree.task, n] for n in range(4)] == [1, 1, 0.1, 0.25]
+        shares = rewards(run)
+        assert [shares[tree.task, n] for n in range(4)] == [1, 1, 0.1, 0.25]
         outcomes = [outcome for outcome, _ in tree.trajectories()]
         assert [o.score for o in outcomes] == [1, 1, 0, 0]
         assert [o.ending.reason for o in outcomes] == ["answered"] * 3 + ["turns"]
@@ -392,11 +393,11 @@ def test_dialogues_of_our_own_go_out_and_come_back(tmp_path: Path) -> None:
             shown = [renderer.decode(ids) for ids, _ in prompts(tree, leaf, AGENT)]
             assert [turn.input for turn in one.dialogue_history if turn.input] == shown
         put_in(rows, tmp_path / "back")
-        with opened(tmp_path / "back", "rollout.tasks=3") as (other, back):
+        with opened(tmp_path / "back", "rollout.tasks=3") as (_, back):
             for tree in back.store.trees(0, "rollout"):
                 for outcome, path in tree.trajectories():
                     assert [turn.text for turn in path] == found[tree.task, outcome.sample]
-            assert other.rewards(back) == recipe.rewards(run)
+            assert rewards(back) == rewards(run)
 
 
 def test_tasks_without_all_their_dialogues_do_not_go_out(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe, run_report, settings
 from coterie.recipes.sweet_rl.critic import open_critic
-from coterie.recipes.sweet_rl.data import PRIVILEGED, played, seen, selected
+from coterie.recipes.sweet_rl.data import PRIVILEGED, played, rewards, seen
 from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.reports.page import write_page
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
+from coterie.runs.selected import selected
 from coterie.trajectories.store import Store
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import view
@@ -60,13 +61,13 @@ def test_every_step_is_done_and_the_trained_policy_is_version_2(run: Run) -> Non
 
 
 def test_pairs_for_the_critic_are_a_success_over_a_failure_of_the_same_task(run: Run) -> None:
-    rewards = opened().rewards(run)
+    shares = rewards(run)
     found = run.store.selections(0, "select")
     assert found
     for task, selection in found:
         tree = run.store.tree(0, "rollout", task)
         better, worse = (tree.outcomes[leaf] for leaf in (selection.leaf, selection.rejected or ""))
-        assert rewards[task, better.sample] == 1.0 > rewards[task, worse.sample]
+        assert shares[task, better.sample] == 1.0 > shares[task, worse.sample]
 
 
 def test_each_turn_of_a_dialogue_gets_its_candidates_under_its_own_prompt(run: Run) -> None:
@@ -224,7 +225,7 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
 
     async def check() -> None:
         own = opened()
-        async with open_critic(own, run, own.settings.critic, own.environment) as critic:
+        async with open_critic(own, run) as critic:
             for task, tree in dialogues:
                 groups = candidates(tree)
                 for turn in tree.path(next(iter(tree.outcomes))):

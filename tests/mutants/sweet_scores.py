@@ -70,8 +70,8 @@ MUTANTS = (
     Mutant(
         "sweet-base-as-its-own-critic",
         TURN_CRITIC,
-        "critic = recipe.load_policy(run, FIRST + 1)",
-        "critic = recipe.load_policy(run, FIRST)",
+        "engine = models.embedded(CRITIC, FIRST + 1)",
+        "engine = models.embedded(CRITIC, FIRST)",
         "the trained critic is never asked",
         (REWARD,),
     ),

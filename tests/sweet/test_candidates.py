@@ -137,8 +137,7 @@ def advantages(run: Run, task: Task, tree: Tree, group: Sequence[Turn], word: st
     recipe = made(*WORDS, word)
 
     async def ask() -> list[float]:
-        settings = recipe.settings.critic
-        async with open_critic(recipe, run, settings, recipe.environment) as critic:
+        async with open_critic(recipe, run) as critic:
             return await critic.advantages(task, tree, group)
 
     try:

@@ -49,7 +49,7 @@ def test_each_task_is_played_k_times_and_each_held_out_one_once(plays: list[Play
         "rollout.top_p=0.95",
     )
     recipe = made(*words, "evaluate.tasks=5", "evaluate.temperature=0.6")
-    asyncio.run(recipe.rollout(None, Silent()))  # type: ignore[arg-type]
+    asyncio.run(recipe.rollout(None, 0, Silent()))  # type: ignore[arg-type]
     asyncio.run(recipe.evaluate(None, 2, Silent()))  # type: ignore[arg-type]
     rollout, heldout = plays
     environment = recipe.environment

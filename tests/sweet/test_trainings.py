@@ -6,6 +6,8 @@ No weights are trained here: what the recipe hands to ``train`` is looked at ins
 import pytest
 
 from coterie.models.heads import find_head
+from coterie.progress import Silent
+from coterie.recipes.sweet_rl.data import rewards
 from coterie.runs.folder import Run
 from coterie.training.classifier import Classifier
 from coterie.training.dpo import DPO
@@ -85,7 +87,7 @@ def test_rejection_ft_imitates_what_succeeded(
     played_only: Run, trainings: list[Training], least: float, count: int
 ) -> None:
     words = ("method=rejection_ft", f"min_reward={least}", "rejection_ft.train.batch_rows=5")
-    assert made(*WORDS, *words).select(played_only)["selected"] == count
+    assert made(*WORDS, *words).select(played_only, 0, Silent())["selected"] == count
     got = trained(trainings, played_only, TRAIN, *words)
     assert isinstance(got.objective, SFT) and got.settings.batch_rows == 5
     assert len(got.items) == count + 1  # thoughts leave the history, and so begin a row
@@ -100,11 +102,11 @@ def test_pairs_need_a_dialogue_that_is_good_enough(
     played_only: Run, least: float, pairs: list[tuple[float, float]]
 ) -> None:
     recipe = made(*WORDS, f"min_reward={least}")
-    recipe.select(played_only)
-    rewards, found = recipe.rewards(played_only), []
-    assert sorted(rewards.values()) == [0.1, 0.1, 0.1, 0.5, 1.0, 1.0]
+    recipe.select(played_only, 0, Silent())
+    shares, found = rewards(played_only), []
+    assert sorted(shares.values()) == [0.1, 0.1, 0.1, 0.5, 1.0, 1.0]
     for task, one in played_only.store.selections(0, "select"):
         outcomes = played_only.store.tree(0, "rollout", task).outcomes
         better, worse = (outcomes[leaf].sample for leaf in (one.leaf, str(one.rejected)))
-        found.append((rewards[task, better], rewards[task, worse]))
+        found.append((shares[task, better], shares[task, worse]))
     assert sorted(found) == pairs

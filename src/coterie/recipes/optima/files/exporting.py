@@ -62,9 +62,10 @@ def _files(
     recipe: Optima, run: Run, out: Path, iteration: int
 ) -> Iterator[tuple[Path, Iterator[BaseModel]]]:
     """The files of an iteration with their lines, which are made when they are read."""
+    if (reward := Step(iteration, "reward")) not in recipe.steps():
+        return
     if run.is_finished(Step(iteration, "rollout")):
         yield out / f"iteration_{iteration}.jsonl", raw_lines(recipe, run, iteration)
-    reward = Step(iteration, "reward")
     if run.is_finished(reward) and (found := recipe.rewards(run, iteration)):
         lines = rewarded_lines(recipe, run, iteration, found)
         yield out / f"rewarded_iteration_{iteration}.jsonl", lines
