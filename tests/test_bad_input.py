@@ -24,6 +24,13 @@ def test_an_unknown_key_names_the_nearest(cli: Cli, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "nothing was made"
 
 
+def test_an_unknown_recipe_is_told_the_nearest_one_if_any_is_near(cli: Cli) -> None:
+    assert "did you mean 'optima/isft'?" in refused(cli, "run", "optima/isf")
+    said = refused(cli, "run", "zzzzz")
+    assert "did you mean" not in said
+    assert "no recipe is called 'zzzzz'" in said and "there is: optima/" in said
+
+
 def test_a_value_out_of_range(cli: Cli) -> None:
     assert "reward.lambda_token=-1" in refused(cli, "run", "optima/isft", "reward.lambda_token=-1")
 

@@ -3,17 +3,21 @@
 import json
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coterie.environments.talk import FORMAT_SOURCE, drop_format
 from coterie.progress import Silent
+from coterie.recipes import trainings
 from coterie.recipes.optima.data import DROP_FORMAT
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
+from tests.by_hand import distance
 from tests.conftest import SMALL, Cli, once
 
 STAGES = ("evaluate", "rollout", "reward", "select", "train")
@@ -163,6 +167,45 @@ def test_adapters_are_trained_from_the_base_and_sampled(cli: Cli, tmp_path: Path
     exec(textwrap.dedent(lines))  # as a reader would
     said = cli("run", "optima/isft", *SMALL, "model=MERGED", "--dry-run")
     assert said.code == 0, said.err
+
+
+class Given(Exception):
+    """Raised instead of training."""
+
+
+def test_an_adapter_goes_on_from_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora = ("train.method=lora", "from_initial=false", "train.learning_rate=0.01")
+    own = settings("optima/isft", once(*SMALL, *lora, "iterations=2"))
+    recipe, models = Optima(own), list[Any]()
+
+    def train(model: Any, *_: Any, **__: Any) -> None:
+        models.append(model)
+        raise Given
+
+    stages = ("rollout", "reward", "select", "train")
+    *before, last = (Step(i, stage) for i in (0, 1) for stage in stages)
+    with open_run(tmp_path / "run", "optima/isft", own) as run:
+        run_steps(recipe, run, Silent(), before)
+        with monkeypatch.context() as patch:
+            patch.setattr(trainings, "train", train)
+            with pytest.raises(Given):
+                recipe.at(last).do(run, 1, Silent())
+        base, policy = (recipe.load_policy(run, version) for version in (0, 1))
+        (given,) = models
+        weights = dict(given.named_parameters())
+        moved = {name for name, weight in weights.items() if weight.requires_grad}
+        assert moved == {name for name in weights if "lora_" in name}
+        assert distance(replace(base, model=given.merge_and_unload()), policy) < 1e-4
+        assert distance(base, policy) > 0.1, "told apart"
+        run_steps(recipe, run, Silent())
+        assert recipe.versions(run) == [0, 1, 2]
+        after = recipe.load_policy(run, 2)
+        assert distance(policy, after) > 0.1 and distance(base, after) > 0.1
+        final = run.training_folder(1) / "final"
+        assert (final / "adapter_config.json").is_file()
+        assert run.metrics(Step(2, "evaluate"))["n"] == 4
 
 
 def test_quickstart_ends_with_one_json_line(cli: Cli) -> None:

@@ -3,9 +3,11 @@
 Policies 1 and 2 are the base, moved a little by chance; of a training, what it would be given is kept.
 """
 
+import asyncio
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +21,14 @@ from coterie.progress import Silent
 from coterie.recipes import trainings
 from coterie.recipes.base import Recipe
 from coterie.recipes.optima.recipe import Optima
-from coterie.recipes.optima.trees import PROBE, rollouts
+from coterie.recipes.optima.trees import PROBE, probe, rollouts
 from coterie.recipes.registry import recipe, settings
+from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Rollout
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.training.settings import TrainingSettings
+from coterie.trajectories.item import ItemKey
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row
 from coterie.trajectories.tree import Tree
@@ -293,6 +297,31 @@ def test_the_probe_says_what_tokens_are_over(walk: Walk) -> None:
             if tree.outcomes[reward.leaf].ending.reason != "length":
                 said = sum(len(turn.ids) for turn in tree.path(reward.leaf))
                 assert reward.token_term == pytest.approx(-LAMBDA_TOKEN * said / limit)
+
+
+def test_the_probe_of_an_iteration_leaves_those_of_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record has probes of three iterations, of different lengths; none is played anew."""
+    played: list[Episode] = []
+
+    async def play(self: Any, run: Run, episodes: list[Episode], *_: Any) -> dict[str, int]:
+        played.extend(episodes)
+        return {}
+
+    monkeypatch.setattr(Recipe, "play", play)
+    lengths = {1: [10, 20, 30], 3: [1000, 2000, 3000], 5: [1, 2, 3]}
+    own = made("optima/isft_dpo", "iterations=6", "dpo.percentile=50")
+    with open_run(tmp_path / "run", own.name, own.settings) as run:
+        for iteration, tokens in lengths.items():
+            for number, count in enumerate(tokens):
+                key = ItemKey(iteration, PROBE, f"task-{number}", "0")
+                run.store.finish(key, metrics={"tokens": count})
+        found = [asyncio.run(probe(own, run, iteration, Silent())) for iteration in lengths]
+    assert found == [20 + 1, 2000 + 1, 2 + 1]
+    assert [(one.iteration, one.stage) for one in played] == [
+        (iteration, PROBE) for iteration in lengths for _ in range(3)
+    ]
 
 
 # -- rewards ----------------------------------------------------------------------------------

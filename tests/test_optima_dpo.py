@@ -334,6 +334,12 @@ def test_the_plan_checks_what_only_dpo_needs() -> None:
     assert found.dialogues == 4 * 2 + 3 * 9 + 4
 
 
+def test_a_run_has_at_least_one_iteration() -> None:
+    with pytest.raises(UserError, match="iterations=0: must be at least 1"):
+        settings("optima/isft", ["iterations=0"])
+    assert settings("optima/isft", ["iterations=1"]).rounds == 1
+
+
 def test_isft_has_no_keys_of_dpo() -> None:
     with pytest.raises(UserError, match="dpo"):
         settings("optima/isft", ["dpo.tasks=3"])

@@ -19,6 +19,8 @@ TRAININGS = f"{SEEN}test_each_iterations_training_has_its_own_settings_and_seed"
 PROBE = f"{SEEN}test_the_probe_says_what_tokens_are_over"
 VALUES = f"{SEEN}test_values_of_utterances_are_means_over_rollouts_and_pairs_prefer_the_better"
 GATE = f"{SEEN}test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_answer"
+OWN_PROBE = f"{SEEN}test_the_probe_of_an_iteration_leaves_those_of_others_out"
+ADAPTERS = "tests/test_optima.py::test_an_adapter_goes_on_from_the_last_one"
 
 MUTANTS = (
     Mutant(
@@ -251,5 +253,21 @@ MUTANTS = (
         "        context = None\n",
         "the base is asked how likely a turn is under the format prompt: oddities seem fluent",
         (f"{LOSSES}[0]",),
+    ),
+    Mutant(
+        "optima-adapters-begin-anew",
+        "runs/roles.py",
+        "return replace(loaded, model=load_adapter(loaded.model, Path(path), trainable=True))",
+        "return loaded",
+        "each training of an adapter starts from the base, though from_initial is off",
+        (ADAPTERS,),
+    ),
+    Mutant(
+        "optima-dpo-probe-of-the-first-iteration",
+        "recipes/optima/trees.py",
+        "run.store.metrics(iteration, PROBE)",
+        "run.store.metrics(1, PROBE)",
+        "tokens of later iterations are over the lengths of iteration 1",
+        (OWN_PROBE,),
     ),
 )

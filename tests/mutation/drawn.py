@@ -35,8 +35,19 @@ LOSSES = (
     "test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed",
     "tests/test_value_head.py::test_a_bias_that_cancels_is_left_alone",
 )
-OPTIMA = ("tests/test_presets.py", "tests/test_optima.py", "tests/test_optima_dpo.py")
-SWEET = ("tests/test_presets.py", "tests/test_step_critic.py", "tests/test_sweet_rl.py")
+OPTIMA = (
+    "tests/test_presets.py",
+    "tests/test_optima_algorithm.py",
+    "tests/test_optima.py",
+    "tests/test_optima_dpo.py",
+)
+SWEET = (
+    "tests/test_presets.py",
+    "tests/sweet/test_steps.py",
+    "tests/sweet/test_candidates.py",
+    "tests/test_step_critic.py",
+    "tests/test_sweet_rl.py",
+)
 SWEET_FILES = ("test_sweet_files.py", "test_sweet_import.py", "test_sweet_preferences.py")
 CONCERNED = {
     "training/sft.py": LOSSES,
@@ -54,11 +65,12 @@ CONCERNED = {
         f"tests/test_original_{name}.py" for name in ("names", "files", "pairs")
     ),
     "recipes/sweet_rl/files/": tuple(f"tests/{name}" for name in SWEET_FILES),
-    "recipes/optima": OPTIMA,
-    "recipes/sweet": SWEET,
+    "recipes/optima/": OPTIMA,
+    "recipes/sweet_rl/": SWEET,
     "recipes/base.py": (*OPTIMA, *SWEET[1:]),
+    "recipes/trainings.py": (*OPTIMA, *SWEET[1:]),
     "recipes/plan.py": (*OPTIMA, *SWEET[1:]),
-    "recipes/registry.py": (*OPTIMA, *SWEET[1:]),
+    "recipes/registry.py": ("tests/test_bad_input.py", *OPTIMA, *SWEET[1:]),
     "recipes/presets.py": ("tests/test_presets.py",),
 }
 """By the beginning of a module's path: the tests that concern it, the fast ones first."""

@@ -11,6 +11,7 @@ from coterie.engines.run_engines import POLICY
 from coterie.environments.coding import CRITIC
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
+from coterie.recipes.registry import recipe, settings
 from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.recipes.sweet_rl.settings import SweetSettings
 from coterie.rollout.episodes import Episode
@@ -138,6 +139,19 @@ def test_the_defaults_are_the_papers() -> None:
         400,
         "sweet",
     )
+
+
+@pytest.mark.parametrize("method", ["sweet", "rejection_ft", "multi_turn_dpo"])
+def test_the_plan_counts_the_dialogues_of_all_tasks(method: str) -> None:
+    words = ("rollout.tasks=5", "rollout.repeats=3", "evaluate.tasks=4")
+    found = settings("sweet_rl/backend", ["dataset=persona", f"method={method}", *words])
+    whole = recipe(found).plan()
+    assert whole.dialogues == 5 * 3
+    assert whole.evaluations == 2 * 4
+    lines = dict(whole.lines())
+    assert lines["training dialogues"] == "15"
+    assert lines["held-out dialogues"] == "8"
+    assert lines["training tasks"] == "5 of 5 asked for"
 
 
 def test_a_critic_is_no_policy(played_only: Run, own: SweetRL) -> None:
