@@ -39,7 +39,7 @@ from coterie.engines.settings import EngineSettings
 from coterie.environments.baselines import Method
 from coterie.environments.protocol import WELL_FORMED, Shared
 from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings
-from coterie.environments.traits import persons_of
+from coterie.environments.traits import agents_of, persons_of
 from coterie.environments.user_simulator import ModelUserSimulator, UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.generators.colbench.drawn import draw_rows
@@ -162,7 +162,8 @@ async def measure(options: Options, end: float, functions: Path) -> dict[str, Fo
                 chat, user_simulator
             )
             persons = dict.fromkeys(persons_of(environment), PersonSampler(speaker))
-            driver = Cast(environment, persons, Shared(sandbox)).driver(sampler, 0)
+            samplers = dict.fromkeys(agents_of(environment), sampler)
+            driver = Cast(environment, persons, Shared(sandbox)).driver(samplers, 0)
             share = (end - time.perf_counter()) / (len(CASES) - place)
             title = name if method == "dialogue" else f"{name} {method}"
             found[title] = await played(driver, options.tasks, share)

@@ -97,10 +97,10 @@ def test_reward_credit_adds_up_and_is_keyed_by_settings(run: Run) -> None:
     recipe = recipe_of(run)
     for rewards in recipe.rewards(run, 0).values():
         assert len(rewards) == 2
-        assert min(r.token_term for r in rewards) == pytest.approx(
+        assert min(r.terms["tokens"] for r in rewards) == pytest.approx(
             -recipe.settings.reward.lambda_token
         )
-        assert all(r.loss_term > 0 for r in rewards)
+        assert all(r.terms["loss"] > 0 for r in rewards)
     other = recipe.settings.reward.model_copy(update={"lambda_token": 0.1})
     changed = Optima(recipe.settings.model_copy(update={"reward": other}))
     assert not any(changed.rewards(run, 0).values()), "other settings have no credit yet"

@@ -296,7 +296,7 @@ def test_the_probe_says_what_tokens_are_over(walk: Walk) -> None:
         for reward in walk.recipe.rewards(walk.run, 1)[tree.task]:
             if tree.outcomes[reward.leaf].ending.reason != "length":
                 said = sum(len(turn.ids) for turn in tree.path(reward.leaf))
-                assert reward.token_term == pytest.approx(-LAMBDA_TOKEN * said / limit)
+                assert reward.terms["tokens"] == pytest.approx(-LAMBDA_TOKEN * said / limit)
 
 
 def test_the_probe_of_an_iteration_leaves_those_of_others_out(
@@ -346,10 +346,10 @@ def test_losses_are_those_of_the_frozen_base_without_formats(walk: Walk, iterati
         for reward in own.rewards(run, iteration)[tree.task]:
             worst = max(losses[turn.id] for turn in tree.path(reward.leaf))
             if tree.outcomes[reward.leaf].ending.reason != "length":
-                assert reward.loss_term == pytest.approx(
+                assert reward.terms["loss"] == pytest.approx(
                     LAMBDA_LOSS / max(worst, MIN_LOSS), rel=0.05
                 )
-            assert reward.task_term == tree.outcomes[reward.leaf].score
+            assert reward.terms["task"] == tree.outcomes[reward.leaf].score
     assert (max(apart) > 1e-2) == bool(iteration), "told apart"
 
 

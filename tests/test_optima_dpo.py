@@ -82,7 +82,7 @@ def test_rewards_are_those_of_equation_1_relative_to_the_probe(run: Run) -> None
     for task, played in rollouts(run.store, 1).items():
         tree = run.store.tree(1, "rollout", task)
         total = {reward.leaf: reward.total for reward in found[task]}
-        tokens = {reward.leaf: reward.token_term for reward in found[task]}
+        tokens = {reward.leaf: reward.terms["tokens"] for reward in found[task]}
         for one in played:
             assert one.leaf is not None
             assert one.reward == pytest.approx(total[one.leaf])
@@ -206,7 +206,7 @@ def test_losses_are_those_of_the_frozen_base(both: Run, iteration: int) -> None:
             )
             worst = max(kept[turn.id] for turn in tree.path(reward.leaf))
             if tree.outcomes[reward.leaf].ending.reason != "length":
-                assert reward.loss_term == pytest.approx(0.002 / max(worst, 0.005))
+                assert reward.terms["loss"] == pytest.approx(0.002 / max(worst, 0.005))
 
 
 def test_every_iteration_has_new_tasks(both: Run) -> None:

@@ -127,7 +127,7 @@ def test_rewarded_dialogues_become_finished_rollouts_and_rewards(tmp_path: Path)
         ]  # fmt: skip
         assert {turn.writer for turn in tree.turns.values()} == {"import:theirs.jsonl"}
         (rewards,) = recipe.rewards(run, 0).values()
-        assert [(r.task_term, r.token_term, r.loss_term, r.leak_term) for r in rewards] == [
+        assert [(r.terms["task"], r.terms["tokens"], r.terms["loss"], r.terms["leaks"]) for r in rewards] == [
             (1.0, -0.6, 0.4, 0.0), (0.0, -0.3, 0.5, -20.0), (0.0, -1.0, -1.0, 0.0)
         ]  # fmt: skip
         assert [reason for _, reason in run.store.failures()] == [
@@ -338,13 +338,22 @@ def test_our_dialogues_go_round_and_train_the_same(
                 )
         rewards = [
             [
-                (r.sample, r.task_term, r.token_term, r.loss_term, pytest.approx(r.leak_term))
+                (
+                    r.sample,
+                    r.terms["task"],
+                    r.terms["tokens"],
+                    r.terms["loss"],
+                    pytest.approx(r.terms["leaks"]),
+                )
                 for r in found
             ]
             for found in recipe.rewards(run, 0).values()
         ]
         assert rewards == [
-            [(r.sample, r.task_term, r.token_term, r.loss_term, r.leak_term) for r in found]
+            [
+                (r.sample, r.terms["task"], r.terms["tokens"], r.terms["loss"], r.terms["leaks"])
+                for r in found
+            ]
             for found in recipe.rewards(back, 0).values()
         ]
         base = recipe.load_policy(run, 0)

@@ -12,7 +12,7 @@ from coterie.selection.demonstrations import (
 
 
 def reward(task: str, sample: int, total: float) -> Reward:
-    return Reward(f"{task}/{sample}", sample, total, 0.0, 0.0)
+    return Reward(f"{task}/{sample}", sample, {"task": total, "tokens": 0.0, "loss": 0.0})
 
 
 REWARDS = {
@@ -39,8 +39,8 @@ def test_the_easiest_can_be_left_out() -> None:
 
 
 def test_the_gate_keeps_wrong_trajectories_out_whatever_their_reward() -> None:
-    fluent = Reward("w", 0, 0.0, -0.1, 5.0)
-    right = Reward("r", 1, 1.0, -0.6, 0.2)
+    fluent = Reward("w", 0, {"task": 0.0, "tokens": -0.1, "loss": 5.0})
+    right = Reward("r", 1, {"task": 1.0, "tokens": -0.6, "loss": 0.2})
     paper = best_demonstrations({"a": [fluent, right]}, SelectSettings())
     assert [r.leaf for _, r in paper] == ["w"]
     gated = best_demonstrations({"a": [fluent, right]}, SelectSettings(min_score=1.0))

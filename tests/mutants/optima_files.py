@@ -106,8 +106,8 @@ MUTANTS = (
     Mutant(
         "optima-export-token-sign",
         "recipes/optima/files/exporting.py",
-        '"token_score": reward.token_term,',
-        '"token_score": -reward.token_term,',
+        '"token_score": reward.terms["tokens"],',
+        '"token_score": -reward.terms["tokens"],',
         "token scores of an exported file have the wrong sign",
         (EXPORT,),
     ),

@@ -70,8 +70,8 @@ MUTANTS = (
     Mutant(
         "optima-reward-one-leak-is-enough",
         "rewards/combined.py",
-        "-settings.leak_penalty * sample.leaks,",
-        "-settings.leak_penalty * bool(sample.leaks),",
+        "return -settings.leak_penalty * sample.leaks",
+        "return -settings.leak_penalty * bool(sample.leaks)",
         "further leaks cost nothing",
         (f"{REWARDS}test_each_leak_costs_the_penalty",),
     ),

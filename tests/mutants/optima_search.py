@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant(
         "optima-select-gate-not-applied",
         "selection/demonstrations.py",
-        "[r for r in rs if r.task_term >= settings.min_score]",
+        "[r for r in rs if r.score >= settings.min_score]",
         "list(rs)",
         "select.min_score has no effect: wrong dialogues are trained on",
         (GATE, f"{SEEN}test_the_gate_of_sft_takes_only_dialogues_that_were_right"),
@@ -37,9 +37,9 @@ MUTANTS = (
     Mutant(
         "optima-select-gate-after-the-best",
         "selection/demonstrations.py",
-        "[r for r in rs if r.task_term >= settings.min_score] for task, rs in rewards.items()\n    }",
-        "[r for r in rs] if max((r.total, r.task_term) for r in rs)[1] >= settings.min_score else []\n"
-        "        for task, rs in rewards.items() if rs\n    }",
+        "[r for r in rs if r.score >= settings.min_score] for task, rs in rewards.items()}",
+        "[r for r in rs] if max((r.total, r.score) for r in rs)[1] >= settings.min_score else []"
+        " for task, rs in rewards.items() if rs}",
         "a task whose best dialogue is wrong is left out, though another one is right",
         (GATE,),
     ),
@@ -47,7 +47,7 @@ MUTANTS = (
         "optima-select-threshold-on-the-score",
         "selection/demonstrations.py",
         "if r.total >= settings.threshold]",
-        "if r.task_term >= settings.threshold]",
+        "if r.score >= settings.threshold]",
         "the threshold is that of the task term in place of R",
         (
             "tests/test_original_files.py::"

@@ -125,8 +125,9 @@ class Recipe(ABC):
     # -- roles and tasks ----------------------------------------------------------------------
 
     def models(self, run: Run) -> Roles:
-        """The models of its roles; open until :meth:`close`."""
-        if self._roles is None:
+        """The models of its roles; open until :meth:`close`, or until another run is asked for."""
+        if self._roles is None or self._roles.run is not run:
+            self.close()
             self._roles = Roles(self.roles(), self.settings.engine, run)
         return self._roles
 

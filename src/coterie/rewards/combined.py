@@ -6,8 +6,10 @@ penalties are those of the released code: see :class:`RewardSettings` and ``rewa
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Literal
 
 from coterie.config.settings import Settings, key
@@ -98,23 +100,18 @@ class Reward:
 
     leaf: str
     sample: int
-    task_term: float
-    token_term: float
-    """-lambda_token * tokens / max tokens, or -1 of a truncated dialogue; at most 0."""
-    loss_term: float
-    """lambda_loss / loss (or its bounded form); -1 of a truncated dialogue, 0 of a dialogue that repeats itself."""
-    leak_term: float = 0.0
-    """-leak_penalty for each leak, at most 0."""
+    terms: Mapping[str, float]
+    """By name, in the order in which they are added (:data:`TERMS`)."""
 
     @property
     def total(self) -> float:
-        """R."""
-        return self.task_term + self.token_term + self.loss_term + self.leak_term
+        """R; added one by one, so that it is the same in every version of Python."""
+        return reduce(add, self.terms.values())
 
     @property
-    def terms(self) -> tuple[float, float, float, float]:
-        """What is added, in the order of declaration."""
-        return (self.task_term, self.token_term, self.loss_term, self.leak_term)
+    def score(self) -> float:
+        """What the task alone gives."""
+        return self.terms["task"]
 
 
 def rewards(
@@ -131,10 +128,7 @@ def rewards(
         Reward(
             sample.outcome.leaf,
             sample.outcome.sample,
-            _task_term(sample, settings),
-            _token_term(sample, max_tokens, settings),
-            _loss_term(sample, settings),
-            -settings.leak_penalty * sample.leaks,
+            {name: term(sample, settings, max_tokens) for name, term in TERMS.items()},
         )
         for sample in samples
     ]
@@ -145,13 +139,15 @@ def largest_loss(losses: Mapping[str, float], path: Sequence[str]) -> float:
     return max(losses[turn] for turn in path)
 
 
-def _task_term(sample: Sampled, settings: RewardSettings) -> float:
+def task_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
+    """The score."""
     if sample.outcome.score is None:
         raise ValueError(f"the path to {sample.outcome.leaf} was not graded, so it has no reward")
     return 0.0 if sample.leaks and settings.leaks_lose_task else sample.outcome.score
 
 
-def _token_term(sample: Sampled, max_tokens: int, settings: RewardSettings) -> float:
+def token_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
+    """-lambda_token * tokens / max tokens, or -1 of a truncated dialogue; at most 0."""
     if not settings.lambda_token:
         return 0.0
     if sample.truncated or sample.tokens <= settings.short_tokens:
@@ -159,7 +155,8 @@ def _token_term(sample: Sampled, max_tokens: int, settings: RewardSettings) -> f
     return -settings.lambda_token * sample.tokens / max(max_tokens, 1)
 
 
-def _loss_term(sample: Sampled, settings: RewardSettings) -> float:
+def loss_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
+    """lambda_loss / loss (or its bounded form); -1 of a truncated dialogue, 0 of one that repeats itself."""
     if not settings.lambda_loss:
         return 0.0
     if sample.truncated:  # a loop that never ends is fluent: without this it would be trained on
@@ -169,3 +166,19 @@ def _loss_term(sample: Sampled, settings: RewardSettings) -> float:
     if settings.loss_term == "bounded":
         return settings.lambda_loss * math.exp(-sample.loss)
     return settings.lambda_loss / max(sample.loss, settings.min_loss)
+
+
+def leak_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
+    """-leak_penalty for each leak, at most 0."""
+    return -settings.leak_penalty * sample.leaks
+
+
+Term = Callable[[Sampled, RewardSettings, int], float]
+"""A part of the reward of a trajectory; the number is what its tokens are over."""
+TERMS: dict[str, Term] = {
+    "task": task_term,
+    "tokens": token_term,
+    "loss": loss_term,
+    "leaks": leak_term,
+}
+"""What is added, by its name as credit. Another term is another function here."""

@@ -28,7 +28,7 @@ class Rewarded(Protocol):
         ...
 
     @property
-    def task_term(self) -> float:
+    def score(self) -> float:
         """Its score, in [0, 1]."""
         ...
 
@@ -91,9 +91,7 @@ def best_demonstrations(
 
     Ties go to the earlier sample, then to the smaller task id.
     """
-    right = {
-        task: [r for r in rs if r.task_term >= settings.min_score] for task, rs in rewards.items()
-    }
+    right = {task: [r for r in rs if r.score >= settings.min_score] for task, rs in rewards.items()}
     best = {task: min(rs, key=lambda r: (-r.total, r.sample)) for task, rs in right.items() if rs}
     good = [(task, r) for task, r in best.items() if r.total >= settings.threshold]
     good.sort(key=lambda item: (-item[1].total, item[0]))

@@ -97,10 +97,7 @@ def _rewards(
 
 
 def _means(iteration: int, over: Literal["all", "selected"], rewards: list[Reward]) -> RewardMeans:
-    parts = [
-        RewardPart(name, sum(r.terms[place] for r in rewards) / len(rewards))
-        for place, name in enumerate(PARTS)
-    ]
+    parts = [RewardPart(name, sum(r.terms[name] for r in rewards) / len(rewards)) for name in PARTS]
     return RewardMeans(iteration, over, tuple(parts), sum(part.mean for part in parts))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from coterie.engines.protocol import Engine, EngineError
-from coterie.rewards.combined import Reward, RewardSettings, Sampled, largest_loss, rewards
+from coterie.rewards.combined import TERMS, Reward, RewardSettings, Sampled, largest_loss, rewards
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import dialogue_tokens
@@ -14,7 +14,7 @@ from coterie.trajectories.store import Store
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import View
 
-PARTS = ("task", "tokens", "loss", "leaks")
+PARTS = tuple(TERMS)
 """The names of the terms of a reward, as credit, in their order."""
 COUNTS = ("trajectories", "failed", "truncated", "leaks", "repeats")
 """What is counted of every task's dialogues."""
@@ -55,14 +55,15 @@ async def score(
     ]
     credit = [Credit(turn, "nll", loss, settings) for turn, loss in losses.items()]
     for reward in rewards(samples, rule):
-        named = zip(PARTS, reward.terms, strict=True)
-        credit += [Credit(reward.leaf, name, value, settings) for name, value in named]
+        credit += [
+            Credit(reward.leaf, name, value, settings) for name, value in reward.terms.items()
+        ]
     return Done(key, _counts(samples), credit=tuple(credit))
 
 
 def reward_of(leaf: str, sample: int, parts: list[dict[str, float]]) -> Reward:
     """The reward of a leaf from the credit of its parts, in the order of :data:`PARTS`."""
-    return Reward(leaf, sample, *(part[leaf] for part in parts))
+    return Reward(leaf, sample, {name: part[leaf] for name, part in zip(PARTS, parts, strict=True)})
 
 
 def totals(store: Store, iteration: int, names: Sequence[str] = COUNTS) -> Metrics:

@@ -10,7 +10,6 @@ from coterie.engines.run_engines import POLICY
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.optima.data import OptimaData
-from coterie.recipes.optima.reward import PARTS
 from coterie.rewards.combined import RewardSettings, Sampled, largest_loss, rewards
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.likelihood import turn_losses
@@ -121,8 +120,8 @@ class TreeJudge:
         ]
         found = []
         for reward in rewards(samples, self.rule, max_tokens=self.max_tokens):
-            named = zip(PARTS, reward.terms, strict=True)
-            own = [Credit(reward.leaf, name, value, self.settings) for name, value in named]
+            terms = reward.terms.items()
+            own = [Credit(reward.leaf, name, value, self.settings) for name, value in terms]
             found.append(Judged(reward.total, tuple(own)))
         if found and new:
             nll = tuple(Credit(turn, "nll", loss, self.settings) for turn, loss in new.items())

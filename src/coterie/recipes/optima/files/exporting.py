@@ -126,9 +126,9 @@ def _rewarded(result: DialogueResult, reward: Reward) -> DialogueResult:
     return result.model_copy(
         update={
             "reward": reward.total,
-            "correct_score": reward.task_term,
-            "token_score": reward.token_term,
-            "ppl_score": reward.loss_term,
+            "correct_score": reward.score,
+            "token_score": reward.terms["tokens"],
+            "ppl_score": reward.terms["loss"],
         }
     )
 
