@@ -236,6 +236,15 @@ def test_roles_that_cannot_be_are_refused(roles: list[Role], reason: str) -> Non
 
 def test_roles_with_other_tokenizers_work_apart_and_do_not_share(tmp_path: Path) -> None:
     other = with_other_tokenizer(tmp_path / "other")
-    check_roles([Role("a", "tiny-exchange"), Role("b", other)])
     with pytest.raises(UserError, match="differ in their weights or tokenizers"):
         check_roles([Role("a", "tiny-exchange"), Role("b", other, shares="a")])
+
+    class Apart(RelayRecipe):
+        def roles(self) -> tuple[Role, ...]:
+            return (Role("grounder", "tiny-exchange"), Role("planner", other))
+
+    recipe = Apart(made("whole").settings)
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent(), recipe.steps()[:2])
+        turns = [turn for tree in run.store.trees(0, "rollout") for turn in tree.turns.values()]
+    assert {turn.speaker.name for turn in turns if turn.sample} == {"planner", "grounder"}
