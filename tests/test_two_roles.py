@@ -14,9 +14,9 @@ from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
-from coterie.runs.roles import Role, check_roles
+from coterie.runs.roles import Role, Roles, check_roles
 from coterie.runs.stage import Stage, check_stages
-from coterie.training.checkpoint import weight_hash
+from coterie.training.checkpoint import save_final, weight_hash
 from tests.relay import Relay, RelayRecipe, RelaySettings
 
 TRAIN = {"learning_rate": 1e-3, "epochs": 1, "max_length": 512, "batch_rows": 4}
@@ -163,12 +163,23 @@ def test_a_run_that_was_cut_goes_on_and_a_fork_keeps_what_is_the_same(
 
 def test_a_stage_needs_those_before_it_of_every_role(tmp_path: Path) -> None:
     recipe = made("whole")
-    reason = "the select of iteration 0 needs the weigh of iteration 0"
+    reason = "the select of iteration 0 needs the weigh of iteration 0(.|\n)*coterie stage weigh "
     with (
         open_run(tmp_path / "run", recipe.name, recipe.settings) as run,
         pytest.raises(UserError, match=reason),
     ):
         run_steps(recipe, run, Silent(), [Step(0, "select")])
+
+
+def test_a_value_head_goes_on_from_the_last_one(tmp_path: Path) -> None:
+    recipe = made("whole")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        critic = Role("critic", "tiny-exchange", head=True)
+        roles = Roles([critic], recipe.settings.engine, run)
+        trained = roles.load_to_train("critic", 0)
+        trained.model.value_head.bias.data.fill_(0.25)
+        save_final(trained.model, Path(roles.path("critic", 1)), {}, Path(trained.source))
+        assert weight_hash(roles.load_to_train("critic", 1).model) == weight_hash(trained.model)
 
 
 def nothing(run: Run, iteration: int, progress: Any) -> Any:

@@ -5,6 +5,7 @@ from tests.mutation.mutant import Mutant
 TWO = "tests/test_two_roles.py::"
 VERSIONS = f"{TWO}test_each_role_has_its_own_versions_and_says_its_own_turns[whole]"
 GOES_ON = f"{TWO}test_an_adapter_goes_on_from_the_last_one_and_its_base_stays[adapters]"
+HEAD = f"{TWO}test_a_value_head_goes_on_from_the_last_one"
 SHARED = f"{TWO}test_roles_that_share_a_base_say_what_merged_ones_say"
 REFUSED = f"{TWO}test_roles_that_cannot_be_are_refused"
 STAGES = f"{TWO}test_stages_that_cannot_run_are_refused"
@@ -34,6 +35,14 @@ MUTANTS = (
         "return loaded",
         "each training of an adapter begins with a fresh one",
         (GOES_ON,),
+    ),
+    Mutant(
+        "roles-head-begins-anew",
+        "runs/roles.py",
+        "            elif role.head:",
+        "            if role.head:",
+        "each training of a value head begins with a fresh one",
+        (HEAD,),
     ),
     Mutant(
         "roles-shared-base-without-adapter",

@@ -144,7 +144,7 @@ def _step(recipe: Recipe, stage: str, iteration: int | None) -> Step:
             return step
     raise UserError(
         f"--iteration {iteration} is out of range",
-        f"{stage} has {', '.join(str(step.iteration) for step in steps)}",
+        f"{stage} has the iterations {', '.join(str(step.iteration) for step in steps)}",
     )
 
 

@@ -175,7 +175,7 @@ class Recipe(ABC):
         top_p: float = 1.0,
         role: str = POLICY,
     ) -> TokenSampler:
-        """What the agents of a role's version speak by."""
+        """The sampler of the agents that a version of a role plays."""
         max_tokens, timeout = self.settings.max_tokens, self.settings.engine.timeout
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
         speaking = await self.models(run).speak(role, version)
@@ -185,7 +185,7 @@ class Recipe(ABC):
     async def samplers(
         self, run: Run, iteration: int, temperature: float, top_p: float = 1.0
     ) -> dict[str, TokenSampler]:
-        """By what each agent speaks in an iteration: the newest version of its role by then."""
+        """The sampler of each agent in an iteration: that of the newest version of its role by then."""
         players = self.players()
         by_role = {
             role: await self.sampler(

@@ -24,7 +24,7 @@ Merge = Callable[[Turn, Sequence[Turn]], Turn | None]
 Seed = Callable[["Rollout", int], int]
 """The seed of a rollout's next turn, which has this place on its path."""
 Samplers = Callable[["Rollout"], Mapping[str, CandidateSampler]]
-"""By what the actors of a rollout speak, by actor."""
+"""The samplers of a rollout, by actor."""
 Way = tuple[Response, ...]
 """What all who act at a node say."""
 

@@ -7,7 +7,7 @@ from coterie.rollout.samplers import AgentContext, Prompt, Response, utterance
 from coterie.trajectories.turn import Part, Speaker, make_turn
 
 SILENCE = "…"
-"""What a person says who says nothing."""
+"""Stands for a reply that is empty."""
 
 
 class PersonSampler:

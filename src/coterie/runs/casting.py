@@ -26,7 +26,7 @@ Openers = Mapping[type, Callable[[], AbstractAsyncContextManager[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """All whom no policy plays, and what an environment needs."""
+    """Everybody whom no policy plays, and what an environment needs."""
 
     environment: Environment
     persons: Mapping[str, Sampler]

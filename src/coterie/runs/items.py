@@ -1,4 +1,4 @@
-"""Does the items of a stage, many in flight, writes each as it finishes, and says what it means when all fail."""
+"""Does the items of a stage, many in flight; writes each as it finishes, and refuses to go on if all fail."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager

@@ -76,8 +76,8 @@ def _run_stage(recipe: Staged, run: Run, stage: Stage, progress: Progress) -> No
         if not run.is_finished(needed):
             raise UserError(
                 f"the {step} needs the {needed}, which is not finished",
-                f"run `coterie {needed.stage} {run.folder} --iteration {needed.iteration}` first, or "
-                "`coterie run` for all",
+                f"run `coterie stage {needed.stage} {run.folder} --iteration {needed.iteration}` first, "
+                "or `coterie run` for all",
             )
     run.begin(step, recipe.fingerprint(step))
     began = time.monotonic()

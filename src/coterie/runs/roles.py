@@ -1,4 +1,4 @@
-"""The models of a run, by role: where each version lies, how it is loaded, and by what it speaks.
+"""The models of a run, by role: where each version lies, how it is loaded, and which engine samples from it.
 
 Version 0 of a role is the model that it begins as; version ``i`` is what the training of iteration ``i - 1`` left:
 whole weights, or a LoRA adapter of that model. An adapter stays one: the next training goes on from it. For sampling
@@ -38,7 +38,7 @@ class Role:
 
 
 def check_roles(roles: Sequence[Role]) -> None:
-    """Refuse, with :class:`UserError`, roles that can't be."""
+    """Refuse, with :class:`UserError`, roles that can't work."""
     known: dict[str, Role] = {}
     for role in roles:
         if role.name in known:
@@ -108,20 +108,22 @@ class Roles:
         role, path, device = self.known[name], self.path(name, version), self.settings.device_name
         if not is_adapter(path):
             loaded = load(path, device=device)
-            if role.head:
+            if role.head and version:
+                load_head(loaded.model, Path(path))
+            elif role.head:
                 add_head(loaded.model)
             return loaded
         loaded = load(role.model, device=device)
         return replace(loaded, model=load_adapter(loaded.model, Path(path), trainable=True))
 
-    # -- by what they speak ---------------------------------------------------------------------
+    # -- the engines that sample from them -------------------------------------------------------
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run asynchronous work on the loop that servers live on."""
         return self.engines.run(work)
 
     async def speak(self, name: str, version: int) -> Speaking:
-        """What a version of a role speaks by."""
+        """The engine that samples from a version of a role."""
         role, path = self.known[name], self.path(name, version)
         base = self._base(role)
         if base is None or self.settings.kind != "inprocess":
@@ -132,7 +134,7 @@ class Roles:
         return await self.engines.speak(version, path, lambda: shared, role=name, adapter=name)
 
     def embedded(self, name: str, version: int) -> InProcessEngine:
-        """A version of a role in this process, such as a frozen base, whatever the others speak by."""
+        """A version of a role in this process, such as a frozen base, whatever engines the others have."""
         return self.engines.embedded(self.load(name, version), version, role=name)
 
     def make_room(self) -> None:
