@@ -58,6 +58,11 @@ def _check_shared(role: Role, known: Mapping[str, Role]) -> None:
             f"the role {role.name!r} shares its base with {role.shares!r}, which is no other role",
             f"name one of: {', '.join(name for name in known if name != role.name)}",
         )
+    if other.shares is not None:
+        raise UserError(
+            f"{role.name!r} shares the base of {other.name!r}, which shares another one's",
+            f"let both share with {other.shares!r}",
+        )
     if role.head or other.head:
         raise UserError(
             f"{role.name!r} and {other.name!r} share a base, and one of them has a value head",
