@@ -237,8 +237,16 @@ def with_other_tokenizer(folder: Path) -> str:
             [Role("a", "tiny-exchange"), Role("b", "tiny-exchange", "a", head=True)],
             "has a value head",
         ),
+        (
+            [
+                Role("a", "tiny-exchange"),
+                Role("b", "tiny-exchange", "a"),
+                Role("c", "tiny-exchange", "b"),
+            ],
+            "'c' shares the base of 'b', which shares another one's",
+        ),
     ],
-    ids=["base", "twice", "unknown", "itself", "bases", "head"],
+    ids=["base", "twice", "unknown", "itself", "bases", "head", "chain"],
 )
 def test_roles_that_cannot_be_are_refused(roles: list[Role], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
