@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from coterie.errors import UserError
 from coterie.models.heads import add_head
-from coterie.training import loop
+from coterie.training import trainer
 from coterie.training.dpo import DPO
 from coterie.training.loop import train
 from coterie.training.regression import Regression
@@ -37,7 +37,7 @@ def test_two_sharded_ranks_stop_resume_and_end_with_the_weights_of_one(method, t
 
 
 def test_a_value_head_is_refused_under_fsdp(monkeypatch, tmp_path):
-    monkeypatch.setattr(loop, "_accelerator", lambda *_: nullcontext(Sharded))
+    monkeypatch.setattr(trainer, "ranks", lambda *_: nullcontext(Sharded))
     model = tiny_llama()
     add_head(model)
     with pytest.raises(UserError, match="can't be trained under FSDP"):

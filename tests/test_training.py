@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora
 from coterie.models.packing import CostRule, pack
+from coterie.models.splitting import Splitter
 from coterie.training import checkpoint
-from coterie.training.batches import plan
+from coterie.training.batches import Order, hand, usable
 from coterie.training.checkpoint import weight_hash
 from coterie.training.forward import row_logprobs
 from coterie.training.loop import train
@@ -49,59 +50,60 @@ def metrics_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def planned(rows, **changes):
-    numbers = {"seed": 0, "batch_rows": 8, "tokens_per_microbatch": 128, "max_length": 64}
-    return plan(rows, SFT(), **{**numbers, **changes})
+def order_of(rows, seed=0):
+    return Order([""] * len(rows), seed, 8)
+
+
+def split(rows, rule=None, budget=128):
+    """The rows of one step as families, and how they are split."""
+    batch = usable(rows, SFT(), 64)
+    splitter = Splitter(batch.sequences, rule, budget)
+    return splitter, splitter.families(range(len(rows)))
 
 
 # What a step is.
 
 
 def test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed():
-    batches = planned(some_rows(43))
-    steps = list(batches.steps(0, 12))
+    steps = list(order_of(some_rows(43)).steps(0, 12))
     assert [len(step) for step in steps] == [8, 8, 8, 8, 8, 3] * 2
     for epoch in (steps[:6], steps[6:]):
         assert sorted(index for step in epoch for index in step) == list(range(43))
     assert steps[:6] != steps[6:]
-    assert steps[4:] == list(planned(some_rows(43)).steps(4, 12))
-    assert steps != list(planned(some_rows(43), seed=1).steps(0, 12))
+    assert steps[4:] == list(order_of(some_rows(43)).steps(4, 12))
+    assert steps != list(order_of(some_rows(43), seed=1).steps(0, 12))
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_microbatches_split_a_step_within_the_budget(ranks):
-    batches = planned(some_rows(40), batch_rows=20)
-    chosen = next(batches.steps(0, 1))
-    families = batches.splitter.families(chosen)
-    hands = [batches.microbatches(families, rank, ranks) for rank in range(ranks)]
-    assert sorted(i for hand in hands for part in hand for i in part) == sorted(chosen)
-    assert len({len(hand) for hand in hands}) == 1
-    for part in (part for hand in hands for part in hand if part):
-        assert len(part) * max(len(batches.items[i].ids) for i in part) <= 128
+    rows = some_rows(20)
+    splitter, families = split(rows)
+    hands = [hand(splitter, families, rank, ranks) for rank in range(ranks)]
+    assert sorted(i for parts in hands for part in parts for i in part) == list(range(20))
+    assert len({len(parts) for parts in hands}) == 1
+    for part in (part for parts in hands for part in parts if part):
+        assert len(part) * max(len(rows[i].ids) for i in part) <= 128
 
 
 def test_ranks_get_equally_many_micro_batches():
     rows = [Row((2,) * 60, (Target(1, 60, "a"),)) for _ in range(3)]
-    batches = planned(rows, tokens_per_microbatch=64)
-    families = batches.splitter.families(range(3))
-    assert [len(batches.microbatches(families, rank, 2)) for rank in range(2)] == [2, 2]
+    splitter, families = split(rows, budget=64)
+    assert [len(hand(splitter, families, rank, 2)) for rank in range(2)] == [2, 2]
 
 
 def test_items_of_one_group_are_drawn_into_one_step():
-    numbers = {"seed": 0, "batch_rows": 6, "tokens_per_microbatch": 128, "max_length": 64}
-    batches = plan(some_pairs(trees=6), Regression(), **numbers)
-    for step in batches.steps(0, 6):
+    groups = usable(some_pairs(trees=6), Regression(), 64).groups
+    for step in Order(groups, seed=0, batch_rows=6).steps(0, 6):
         assert len(step) == 6
-        assert len({batches.groups[item] for item in step}) == 2, "three pairs of each tree"
+        assert len({groups[item] for item in step}) == 2, "three pairs of each tree"
 
 
 def test_a_family_over_the_budget_is_halved():
     beginning = tuple(range(2, 22))
     rows = [Row((*beginning, *range(n, n + 8)), (Target(20, 28, "a"),)) for n in range(2, 18)]
-    batches = planned(rows, batch_rows=16, rule=CostRule(0.0))
-    families = batches.splitter.families(range(16))
+    splitter, families = split(rows, CostRule(0.0))
     assert len(families) > 1
-    (parts,) = batches.splitter.microbatches(families)
+    (parts,) = splitter.microbatches(families)
     assert sorted(item for part in parts for item in part) == list(range(16))
     for part in parts:
         packs = pack([rows[item].ids for item in part], CostRule(0.0))

@@ -31,7 +31,7 @@ class StopAt:
 
     def advance(self, n, **fields):
         self.left -= n
-        if self.left < 0:
+        if self.left <= 0:
             raise Stop
 
     def close(self): ...

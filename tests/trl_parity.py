@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from bench.trl_side import arguments, dpo_trainer, sft_trainer
 from coterie.models.loading import LoadedModel
-from coterie.training.batches import plan
+from coterie.training.batches import Order, usable
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.loop import train
 from coterie.training.reference import with_reference
@@ -77,8 +77,8 @@ def main(side: str, kind: str, folder: Path) -> None:
         lines = (folder / "train" / "metrics.jsonl").read_text().splitlines()
         losses = [json.loads(line)["loss"] for line in lines]
     else:
-        numbers = {"seed": 0, "batch_rows": ROWS, "tokens_per_microbatch": 4096, "max_length": 1024}
-        order = [i for step in plan(items, objective, **numbers).steps(0, STEPS) for i in step]
+        groups = usable(items, objective, 1024).groups
+        order = [i for step in Order(groups, 0, ROWS).steps(0, STEPS) for i in step]
         ranks = state.num_processes
         batch = 1 if kind == "dpo-nll" else ROWS // ranks
         options = arguments(folder, batch, ROWS // ranks // batch, RATE, STEPS)

@@ -35,7 +35,7 @@ def train_role(
     """Train a role's model on items that have ``targets`` tokens as targets; SFT on rows by default."""
     folder = run.training_folder(iteration, role)
     report = train(model.model, items, settings, folder, objective=objective, progress=progress)
-    return trained_metrics(report, targets * settings.epochs)
+    return trained_metrics(report, len(items), targets * settings.epochs)
 
 
 def prefer(
@@ -73,11 +73,12 @@ def targets_of(pairs: Sequence[Pair]) -> int:
     return sum(row.target_count for side in sides for row in side)
 
 
-def trained_metrics(report: TrainingReport, trained_tokens: int) -> Metrics:
-    """What to remember of a training."""
+def trained_metrics(report: TrainingReport, items: int, trained_tokens: int) -> Metrics:
+    """What to remember of a training that was given so many items."""
+    dropped = report.dropped_too_long + report.dropped_empty
     return {
-        "rows": report.rows,
-        "dropped": report.dropped_too_long + report.dropped_empty,
+        "rows": items - dropped,
+        "dropped": dropped,
         "trained_tokens": trained_tokens,
         "steps": report.steps,
         "loss": report.last_loss,

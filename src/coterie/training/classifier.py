@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from coterie.errors import UserError
-from coterie.training.objective import Reads
+from coterie.training.objective import Reads, TargetValue
 from coterie.trajectories.labelled import Labelled
 from coterie.trajectories.row import Row
 
@@ -24,6 +24,7 @@ class Classifier:
 
     name = "classifier"
     reads: Reads = "values"
+    needs: Sequence[TargetValue] = ()
 
     def rows(self, item: Labelled) -> Sequence[Row]:
         """Those of the trajectory."""

@@ -19,7 +19,7 @@ from torch.nn.functional import logsigmoid
 
 from coterie.config.settings import Settings, key
 from coterie.errors import UserError
-from coterie.training.objective import Reads
+from coterie.training.objective import Reads, TargetValue
 from coterie.training.sides import Normalise, pair_weight, side_statistic
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row
@@ -44,6 +44,7 @@ class DPO:
 
     name = "dpo"
     reads: Reads = "logprobs"
+    needs: Sequence[TargetValue] = ()
 
     def __init__(self, settings: DPOSettings) -> None:
         self.settings = settings

@@ -22,6 +22,8 @@ Reads = Literal["logprobs", "values", "differences"]
 Of values only ``differences`` may count. The head's bias then cancels, and is not trained: its gradient
 is nothing but rounding, which Adam would make steps of.
 """
+TargetValue = Literal["logprobs", "advantages", "reference", "values"]
+"""What rows may carry for each target besides its id; fields of :class:`~coterie.trajectories.row.Row`."""
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 
@@ -35,6 +37,8 @@ class Objective(Protocol[Item_contra]):
 
     name: str
     reads: Reads
+    needs: Sequence[TargetValue]
+    """The values of targets that its rows must carry."""
 
     def rows(self, item: Item_contra) -> Sequence[Row]:
         """The sequences whose log-probs (or values) the item needs."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from coterie.errors import UserError
 from coterie.training.settings import TrainingSettings
 
 
@@ -23,8 +24,23 @@ def make_optimizer(
     return torch.optim.AdamW(filled, lr=settings.learning_rate, betas=settings.betas, fused=True)
 
 
-def rate_at(step: int, total: int, settings: TrainingSettings) -> float:
-    """Learning rate of a step (from 0): a linear climb, then the schedule down to zero at the end."""
+def check_schedule(settings: TrainingSettings, total: int | None) -> None:
+    """Refuse a schedule that goes by the number of steps where that is not known."""
+    if total is None and (settings.schedule != "constant" or settings.warmup_ratio):
+        raise UserError(
+            f"schedule={settings.schedule} with warmup_ratio={settings.warmup_ratio} goes by the number of steps, "
+            "which is not known",
+            "say how many steps there will be, or use schedule=constant warmup_ratio=0",
+        )
+
+
+def rate_at(step: int, total: int | None, settings: TrainingSettings) -> float:
+    """Learning rate of a step (from 0): a linear climb, then the schedule down to zero at the end.
+
+    It is constant where the number of steps is not known.
+    """
+    if total is None:
+        return settings.learning_rate
     climb = math.ceil(settings.warmup_ratio * total)
     if step < climb:
         return settings.learning_rate * (step + 1) / climb

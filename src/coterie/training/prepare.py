@@ -1,7 +1,8 @@
 """Making a model ready to be trained, and refusing one that can't be trained as asked."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from peft import PeftModel
 from torch import nn
 
 from coterie.errors import UserError
-from coterie.models.adapters import activate, add_lora
+from coterie.models.adapters import activate, add_lora, using
 from coterie.models.context import context_length
 from coterie.models.heads import find_head
 from coterie.training.objective import Reads
@@ -20,35 +21,78 @@ RANDOM = ("dropout", "layerdrop", "jitter")
 """What modules call the rates of what is random while a model trains."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that is being trained."""
+
+    model: Any
+    """With its adapter, for lora."""
+    adapter: str | None
+    """The one that is trained; ``None`` where whole weights are."""
+    names: frozenset[str]
+    """The weights that are trained, by name."""
+    checkpointing: bool
+    """Whether activations are computed again."""
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """While in it the model is in training mode and only these weights need gradients; afterwards all is as it was
+        found. So others may use the model between two steps, and train other adapters of it."""
+        model = self.model
+        base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        with using(self.model, self.adapter) if self.adapter else nullcontext():
+            found = {weight: weight.requires_grad for weight in self.model.parameters()}
+            for name, weight in self.model.named_parameters():
+                weight.requires_grad_(name in self.names)
+            if self.checkpointing:
+                base.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.train()
+            try:
+                yield
+            finally:
+                self.model.eval()
+                if self.checkpointing:
+                    base.gradient_checkpointing_disable()
+                for weight, was in found.items():
+                    weight.requires_grad_(was)
+
+
 @contextmanager
 def prepared(
     model: Any, settings: TrainingSettings, adapter: str | None = None, reads: Reads = "logprobs"
-) -> Iterator[Any]:
-    """The model in training mode (with an adapter, for lora), and afterwards as it was found.
+) -> Iterator[Prepared]:
+    """The model (with an adapter, for lora) and what of it is trained; afterwards it is as it was found.
 
     ``adapter`` is the one of several that is trained. A fresh adapter is taken off again: its weights
     are in the training's ``final`` folder. ``reads`` is what the objective does.
     """
     _check_head(model, settings, reads)
     frozen = {name: not weight.requires_grad for name, weight in model.named_parameters()}
-    base = model
+    base, active = model, model.active_adapter if isinstance(model, PeftModel) else None
     model = _with_trainable(model, settings, adapter)
     try:
         _freeze_unread(model, reads)
         _refuse_dropout(model)
         _refuse_low_precision(model)
-        if settings.gradient_checkpointing:
-            base.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
-        yield model
+        trained = model.active_adapter if isinstance(model, PeftModel) else None
+        checkpointing = settings.gradient_checkpointing
+        found = Prepared(model, trained, frozenset(trainable(model)), checkpointing)
+        if model is base:
+            _put_back(base, active, frozen)
+        yield found
     finally:
-        model.eval()
-        if settings.gradient_checkpointing:
-            base.gradient_checkpointing_disable()
         if model is not base:
             base = model.unload()
-        for name, weight in base.named_parameters():
-            weight.requires_grad_(not frozen[name])
+        _put_back(base, active, frozen)
+
+
+def _put_back(model: Any, active: str | None, frozen: Mapping[str, bool]) -> None:
+    """The adapter that was active, if one was, and what was frozen."""
+    model.eval()
+    if active is not None:
+        activate(model, active)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(not frozen[name])
 
 
 def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from coterie.config.folders import flush
 from coterie.errors import UserError
 from coterie.models.saved import reading
 from coterie.training import checkpoint
-from coterie.training.batches import TrainingPlan
 from coterie.training.prepare import tokenizer_folder
 from coterie.training.settings import TrainingSettings
 
@@ -30,7 +29,7 @@ class TrainingReport:
     steps: int
     """Optimiser steps."""
     rows: int
-    """Items that were trained, each once per epoch."""
+    """Items of all steps; one that is seen in several epochs counts in each."""
     dropped_too_long: int
     """Items left out because a row is longer than the limit."""
     dropped_empty: int
@@ -52,35 +51,43 @@ class TrainingReport:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
+@dataclass(slots=True)
+class Counts:
+    """What went through a training so far."""
+
+    rows: int = 0
+    too_long: int = 0
+    empty: int = 0
+    tokens: int = 0
+    computed_tokens: int = 0
+
+
 class Record:
     """The folder of one training, and where the training is."""
 
     def __init__(
         self,
         model: Any,
-        objective: str,
-        batches: TrainingPlan[Any],
-        settings: TrainingSettings,
         folder: Path,
+        settings: TrainingSettings,
         accelerator: Accelerator,
+        total: int | None,
+        identity: Mapping[str, str],
     ) -> None:
-        steps = batches.steps_per_epoch * settings.epochs
-        self.total = min(steps, settings.max_steps or steps)
+        self.total = total
         self.settings = settings
-        self._model, self._batches, self._folder = model, batches, folder
-        self._accelerator = accelerator
-        self._identity = {
-            "objective": objective,
-            "settings": settings.identity(),
-            "rows": checkpoint.hash_items(batches.items),
-            "starting weights": checkpoint.hash_tensors(model.named_parameters()),
-        }
-        self.computed_tokens = 0
-        """Tokens that went forward and backward so far."""
+        self._model, self._folder, self._accelerator = model, folder, accelerator
+        self._identity = identity
+        self.counts = Counts()
         self._losses: list[float] = []
-        self._tokens = self._tokens_before = 0
-        self._seconds_before = 0.0
-        self._start = self._saved_at = time.monotonic()
+        self._seconds = self._seconds_before = 0.0
+        self._tokens_before = 0
+        self._saved_at = time.monotonic()
+
+    @property
+    def done(self) -> int:
+        """Steps that were taken."""
+        return len(self._losses)
 
     def finished(self) -> TrainingReport | None:
         """The report of an earlier, finished training, its weights loaded; ``None`` if there is none."""
@@ -95,66 +102,69 @@ class Record:
         checkpoint.load_final(self._model, final)
         return TrainingReport(final=final, **report)
 
-    def restore(self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> int:
-        """Go on from the newest checkpoint, if there is one. Gives the number of steps done."""
+    def restore(
+        self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Go on from the newest checkpoint, if there is one."""
         newest = checkpoint.newest_checkpoint(self._folder)
         if newest is not None:
             facts = checkpoint.read_facts(newest)
             self._check(facts["identity"])
             checkpoint.load_checkpoint(newest, weights, optimizer)
-            self._tokens = self._tokens_before = facts["tokens"]
-            self.computed_tokens = facts["computed_tokens"]
-            self._seconds_before = facts["seconds"]
+            self.counts = Counts(**facts["counts"])
+            self._tokens_before = self.counts.tokens
+            self._seconds = self._seconds_before = facts["seconds"]
             again = f"remove {self._folder}: the training then begins again"
             with reading(self._metrics, again), self._metrics.open() as file:
                 self._losses = [json.loads(file.readline())["loss"] for _ in range(facts["step"])]
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
             self._cut_metrics(len(self._losses))
-        self._start = self._saved_at = time.monotonic()
-        return len(self._losses)
+        self._saved_at = time.monotonic()
 
     def add(
-        self, chosen: Sequence[int], *, loss: float, grad_norm: float, learning_rate: float
+        self, *, loss: float, grad_norm: float, learning_rate: float, seconds: float
     ) -> dict[str, float]:
         """Note a step that was taken. Gives its metrics, which are in ``metrics.jsonl`` too."""
         self._losses.append(loss)
-        self._tokens += sum(self._batches.tokens[i] for i in chosen)
-        done = len(self._losses)
-        speed = (self._tokens - self._tokens_before) / (time.monotonic() - self._start)
+        self._seconds += seconds
+        counts = self.counts
+        speed = (counts.tokens - self._tokens_before) / (self._seconds - self._seconds_before)
         metrics = {
-            "step": done,
+            "step": self.done,
             "loss": loss,
             "grad_norm": grad_norm,
             "learning_rate": learning_rate,
             "tokens_per_second": speed,
-            "seconds_left": (self.total - done) * self._tokens / done / speed,
-            "rows_dropped": self._batches.too_long + self._batches.empty,
+            "rows_dropped": counts.too_long + counts.empty,
         }
+        if self.total is not None:
+            left = self.total - self.done
+            metrics["seconds_left"] = left * counts.tokens / self.done / speed
         if self._accelerator.is_main_process:
             with self._metrics.open("a") as file:
                 file.write(json.dumps(metrics) + "\n")
         return metrics
 
-    def save_if_due(
-        self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Write a checkpoint if one is due by steps or by time (the last step has ``finish``)."""
-        step, every = len(self._losses), self.settings.save_every_steps
-        due = every is not None and step % every == 0
+    @property
+    def save_is_due(self) -> bool:
+        """Whether a checkpoint is due by steps or by time (the last step has ``finish``); all ranks say the same."""
+        every = self.settings.save_every_steps
+        due = every is not None and self.done % every == 0
         if (seconds := self.settings.save_every_seconds) is not None:
             due = due or time.monotonic() - self._saved_at >= seconds
-        if not _agreed(due, self._accelerator) or step == self.total:
-            return
+        return _agreed(due, self._accelerator) and self.done != self.total
+
+    def save(self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        """Write a checkpoint."""
         if write := self._accelerator.is_main_process:
             flush(self._metrics)
         facts = {
             "identity": self._identity,
-            "tokens": self._tokens,
-            "computed_tokens": self.computed_tokens,
+            "counts": asdict(self.counts),
             "seconds": self._seconds,
         }
-        checkpoint.save_checkpoint(self._folder, step, weights, optimizer, facts, write=write)
+        checkpoint.save_checkpoint(self._folder, self.done, weights, optimizer, facts, write=write)
         self._saved_at = time.monotonic()
 
     def finish(self) -> TrainingReport:
@@ -177,11 +187,11 @@ class Record:
         return TrainingReport(
             final=self._folder / "final",
             steps=len(self._losses),
-            rows=len(self._batches.items),
-            dropped_too_long=self._batches.too_long,
-            dropped_empty=self._batches.empty,
-            tokens=self._tokens,
-            computed_tokens=self.computed_tokens,
+            rows=self.counts.rows,
+            dropped_too_long=self.counts.too_long,
+            dropped_empty=self.counts.empty,
+            tokens=self.counts.tokens,
+            computed_tokens=self.counts.computed_tokens,
             first_loss=self._losses[0],
             last_loss=sum(tail) / len(tail),
             seconds=self._seconds,
@@ -190,10 +200,6 @@ class Record:
     @property
     def _metrics(self) -> Path:
         return self._folder / "metrics.jsonl"
-
-    @property
-    def _seconds(self) -> float:
-        return self._seconds_before + time.monotonic() - self._start
 
     def _cut_metrics(self, steps: int) -> None:
         """Forget the metrics of steps after the checkpoint: they are taken again."""
@@ -204,7 +210,7 @@ class Record:
             file.truncate(file.tell())
 
     def _check(self, identity: Mapping[str, str]) -> None:
-        other = [name for name, value in self._identity.items() if identity[name] != value]
+        other = [name for name, value in self._identity.items() if identity.get(name) != value]
         if other:
             raise UserError(
                 f"{self._folder} holds a training that differs in its {', '.join(other)}",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import logsigmoid
 
-from coterie.training.objective import Reads
+from coterie.training.objective import Reads, TargetValue
 from coterie.training.sides import pair_weight, side_statistic
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import Row
@@ -25,6 +25,7 @@ class Regression:
 
     name = "regression"
     reads: Reads = "differences"
+    needs: Sequence[TargetValue] = ()
 
     def rows(self, item: Pair) -> Sequence[Row]:
         """Those of the chosen side, then those of the rejected one."""

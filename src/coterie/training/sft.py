@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from coterie.errors import UserError
-from coterie.training.objective import Reads
+from coterie.training.objective import Reads, TargetValue
 from coterie.trajectories.row import Row
 
 
@@ -18,6 +18,7 @@ class SFT:
 
     name = "sft"
     reads: Reads = "logprobs"
+    needs: Sequence[TargetValue] = ()
 
     def rows(self, item: Row) -> Sequence[Row]:
         """The row itself."""

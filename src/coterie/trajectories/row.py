@@ -32,6 +32,12 @@ class Row:
     """Name of the recontext rule, ``None`` for the context as recorded."""
     origin: str = ""
     """``LEAF/AGENT/SEGMENT`` of the record, or the file of an import."""
+    advantages: tuple[float, ...] | None = None
+    """How much better each target was than expected, in order."""
+    reference: tuple[float, ...] | None = None
+    """Log-probs of the targets under a reference model, in order."""
+    values: tuple[float, ...] | None = None
+    """What a value head said at the targets when the row was made, in order."""
 
     def __post_init__(self) -> None:
         position = 0

@@ -1,0 +1,282 @@
+"""A training that takes steps: the same for every objective, full weights or adapter, one rank or many.
+
+    with Trainer(model, SFT(), TrainingSettings(learning_rate=1e-3), Path("runs/x"), steps=50) as trainer:
+        for step in range(trainer.done, 50):
+            trainer.step(rows_of(step))
+        report = trainer.finish()
+
+The state of the optimiser, the schedule and the random numbers last from step to step, and over restarts: a trainer
+of the same folder goes on from its newest checkpoint, so its caller begins with step ``trainer.done``. In float32 on
+one CPU process the weights come out bitwise as if it had never stopped.
+
+Between two steps the model is as it was found, and an engine in this process that has ``trainer.model`` samples from
+the new weights at once. Servers, and engines beside several ranks, get them by :meth:`Trainer.publish`.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Generic
+
+import torch
+from accelerate.utils import gather_object
+
+from coterie.config.settings import Settings
+from coterie.errors import UserError
+from coterie.models.check import check
+from coterie.models.heads import find_head
+from coterie.models.splitting import Family, Splitter
+from coterie.training import checkpoint
+from coterie.training.batches import Batch, hand, usable
+from coterie.training.forward import LossModule
+from coterie.training.objective import Item, Objective
+from coterie.training.optimizer import check_schedule, make_optimizer, rate_at, set_rate
+from coterie.training.prepare import max_row_length, prepared, tokenizer_folder
+from coterie.training.ranks import ranks, refuse_sharded_head
+from coterie.training.record import Record, TrainingReport, open_folder
+from coterie.training.settings import TrainingSettings
+from coterie.training.surroundings import Surroundings
+from coterie.training.trackers import Tracker, make_tracker
+
+
+class Trainer(Generic[Item]):
+    """One training, open until :meth:`finish` or :meth:`close`. On one rank of many, all ranks call all its methods
+    with the same items.
+
+    ``steps`` is how many optimiser steps it will take, which the schedule goes by; without it the learning rate has
+    to be constant from the first step. With ``method=lora`` a model without adapter gets a fresh one, which is taken
+    off again at the end and lives in ``folder/final``; of a model with adapters the one named, or the active one, is
+    trained. ``identity`` is what else must be the same for a training to be gone on with. ``tracker`` stands in for
+    the one that ``settings`` names, and is left open.
+
+    Raises :class:`UserError` for what can't be trained: a folder with another training, dropout, an objective on values
+    without a head.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        objective: Objective[Item],
+        settings: TrainingSettings,
+        folder: Path,
+        *,
+        steps: int | None = None,
+        adapter: str | None = None,
+        resume: bool = True,
+        tracker: Tracker | None = None,
+        identity: Mapping[str, str] | None = None,
+    ) -> None:
+        check_schedule(settings, steps)
+        self.objective = objective
+        self.settings = settings
+        self.folder = folder
+        self.report: TrainingReport | None = None
+        """What was done, once it is finished (by an earlier process too: its weights are then in the model)."""
+        self._closed = False
+        self._surroundings = Surroundings(settings.threads, settings.seed)
+        with ExitStack() as opened, self._surroundings:
+            self._prepared = opened.enter_context(
+                prepared(model, settings, adapter, objective.reads)
+            )
+            self.model = self._prepared.model
+            """With its adapter, for lora: what engines sample from between two steps."""
+            self._accelerator = opened.enter_context(ranks(settings, self.model.device))
+            if find_head(self.model) is not None:
+                refuse_sharded_head(self._accelerator)
+            self._rule = check(self.model).packing(settings.packing)
+            self._max_length = max_row_length(self.model, settings)
+            open_folder(folder, self._accelerator, resume=resume)
+            with self._prepared.training():
+                self._open(steps, identity or {})
+                self._tracker = tracker or opened.enter_context(self._own_tracker())
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> "Trainer[Item]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def done(self) -> int:
+        """Steps that were taken, by earlier processes too."""
+        return self.report.steps if self.report else self._record.done
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the only rank, or the first."""
+        return self._accelerator.is_main_process
+
+    def step(self, items: Sequence[Item]) -> dict[str, float]:
+        """One optimiser step on items, all of them together. Gives its metrics, as in ``metrics.jsonl``.
+
+        Items that can't be trained (too long, or without targets) are left out and counted. Raises
+        :class:`UserError` if none is left, and for a loss or gradient that is not finite: the weights are then as they
+        were before the step.
+        """
+        self._refuse_closed()
+        if self.done == self._record.total:
+            raise UserError(
+                f"the training in {self.folder} has taken all its {self.done} steps",
+                "finish it, or say beforehand that there will be more",
+            )
+        began = time.monotonic()
+        batch = usable(items, self.objective, self._max_length)
+        with self._surroundings, self._prepared.training():
+            splitter = Splitter(batch.sequences, self._rule, self.settings.tokens_per_microbatch)
+            families = splitter.families(range(len(batch.items)))
+            rate = rate_at(self.done, self._record.total, self.settings)
+            set_rate(self._optimizer, rate)
+            try:
+                loss, norm = self._gradient(batch, splitter, families)
+                self._stepper.step()
+            finally:
+                self._stepper.zero_grad()
+            self._count(batch, families)
+            seconds = time.monotonic() - began
+            metrics = self._record.add(
+                loss=loss, grad_norm=norm, learning_rate=rate, seconds=seconds
+            )
+            self._tracker.log(metrics, self.done)
+            if self._record.save_is_due:
+                self._record.save(self._weights, self._optimizer)
+        return metrics
+
+    def leave_out(self, too_long: int, empty: int) -> None:
+        """Count items that were left out before they came here."""
+        self._record.counts.too_long += too_long
+        self._record.counts.empty += empty
+
+    def save(self) -> None:
+        """Write a checkpoint now, from which the training goes on after a restart."""
+        self._refuse_closed()
+        if self.done:
+            with self._surroundings, self._prepared.training():
+                self._record.save(self._weights, self._optimizer)
+
+    def publish(self, folder: Path) -> None:
+        """Write the weights as they are now (of the adapter, for lora) to ``folder``, for engines to load."""
+        self._refuse_closed()
+        facts = {"steps": self.done, "settings": self.settings.model_dump(mode="json")}
+        with self._prepared.training():
+            checkpoint.save_final(
+                self.model, folder, facts, tokenizer_folder(self.model), write=self.is_main
+            )
+            self._accelerator.wait_for_everyone()
+
+    def finish(self) -> TrainingReport:
+        """Publish the final weights in ``folder/final``, remove the checkpoints, and close."""
+        if self.report is None:
+            self._refuse_closed()
+            if not self.done:
+                raise UserError("a training without a step has nothing to publish", "take a step")
+            with self._prepared.training():
+                self.report = self._record.finish()
+        self.close()
+        return self.report
+
+    def close(self) -> None:
+        """Let go of the model. What was not saved is lost; the folder can be gone on from."""
+        self._opened.close()
+        self._closed = True
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _open(self, steps: int | None, identity: Mapping[str, str]) -> None:
+        """Wrap the model, and go on from what the folder holds."""
+        own = getattr(self.objective, "settings", None)
+        numbers = own.fingerprint() if isinstance(own, Settings) else ""
+        identity = {
+            "objective": f"{self.objective.name} {numbers}",
+            "settings": self.settings.identity(),
+            "steps": str(steps),
+            "starting weights": checkpoint.hash_tensors(self._starting()),
+            **identity,
+        }
+        self._record = Record(
+            self.model, self.folder, self.settings, self._accelerator, steps, identity
+        )
+        self.report = self._record.finished()
+        if self.report is not None:
+            return
+        module = LossModule(self.model, self.objective, self._rule)
+        self._optimizer = make_optimizer(self._trained(), self.settings)
+        self._wrapped, self._stepper = self._accelerator.prepare(module, self._optimizer)
+        self._weights = self._trained()  # sharding has put others in their places
+        self._record.restore(self._weights, self._optimizer)
+
+    def _starting(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """What the training begins from: without adapters that others train meanwhile."""
+        for name, weight in self.model.named_parameters():
+            if name in self._prepared.names or ".lora_" not in name:
+                yield name, weight
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        names = self._prepared.names
+        return {name: one for name, one in self.model.named_parameters() if name in names}
+
+    @contextmanager
+    def _own_tracker(self) -> Iterator[Tracker]:
+        name = self.settings.tracker if self.is_main and self.report is None else "none"
+        run = "-".join(self.folder.parts[-3:])
+        tracker = make_tracker(name, self.folder, run, self.settings.model_dump())
+        try:
+            yield tracker
+        finally:
+            tracker.close()
+
+    def _count(self, batch: Batch[Item], families: Sequence[Family]) -> None:
+        counts = self._record.counts
+        counts.rows += len(batch.items)
+        counts.too_long += batch.too_long
+        counts.empty += batch.empty
+        counts.tokens += batch.tokens
+        counts.computed_tokens += sum(family.nodes for family in families)
+
+    def _gradient(
+        self, batch: Batch[Item], splitter: Splitter, families: Sequence[Family]
+    ) -> tuple[float, float]:
+        """Put the gradient of one step into the weights, clipped; gives (loss, norm before clipping).
+
+        The denominator is one number, known before the first pass. Ranks average their gradients, so
+        each loss is multiplied by their number. An empty micro-batch takes a row along at weight 0.
+        """
+        accelerator, module = self._accelerator, self._wrapped
+        ranks, count = accelerator.num_processes, sum(batch.counts)
+        parts = hand(splitter, families, accelerator.process_index, ranks)
+        found: list[tuple[int, torch.Tensor]] = []
+        for number, part in enumerate(parts, start=1):
+            items = [batch.items[i] for i in part or [0]]
+            with nullcontext() if number == len(parts) else accelerator.no_sync(module):
+                losses = module(items)
+                accelerator.backward(losses.sum() * (ranks / count if part else 0.0))
+            found += zip(part, losses.detach(), strict=False)
+        total = sum((loss for _, loss in found), torch.zeros((), device=accelerator.device))
+        loss = float(accelerator.reduce(total, reduction="sum")) / count
+        norm = float(accelerator.clip_grad_norm_(module.parameters(), self.settings.max_grad_norm))
+        if not all(map(_finite, (loss, norm))):
+            bad = [batch.names[i] for i, value in found if not _finite(float(value))]
+            _refuse_step(loss, norm, gather_object(bad), batch.names)
+        return loss, norm
+
+    def _refuse_closed(self) -> None:
+        if self._closed or self.report is not None:
+            raise UserError(
+                f"the training in {self.folder} is {'finished' if self.report else 'closed'}",
+                "give the next one another folder" if self.report else "open it again",
+            )
+
+
+def _refuse_step(loss: float, norm: float, bad: Sequence[str], step: Sequence[str]) -> None:
+    """Say which rows made a step's loss or gradient not finite."""
+    rows = f"of rows {', '.join(bad[:8])}" if bad else f"of a step of rows {', '.join(step[:8])}"
+    raise UserError(
+        f"the loss ({loss}) or gradient norm ({norm}) {rows} is not finite; "
+        "the weights are as they were before this step",
+        "look at these rows and their weights; a lower learning_rate may help if loss had grown",
+    )
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0.0

@@ -1,0 +1,346 @@
+"""A trainer that takes steps: as rows arrive, over kills, between others' steps, beside an engine that samples."""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+
+from coterie.errors import UserError
+from coterie.models.adapters import activate, add_lora, load_adapter
+from coterie.models.loading import LoadedModel
+from coterie.training.batches import Order
+from coterie.training.checkpoint import weight_hash
+from coterie.training.dpo import DPO, DPOSettings
+from coterie.training.loop import train
+from coterie.training.settings import TrainingSettings
+from coterie.training.sft import SFT
+from coterie.training.trainer import Trainer
+from coterie.trajectories.row import Row, Target
+from tests.engine_models import COMPILED, PLAIN, PROMPT, engine_of, loaded, recomputed, sampled
+from tests.fsdp2_side import pairs
+from tests.training_models import SETTINGS, some_rows, tiny_llama
+
+STEPS = 50
+LONG = SETTINGS.model_copy(update={"epochs": 10})
+CONSTANT = TrainingSettings(**{**SETTINGS.model_dump(), "schedule": "constant", "warmup_ratio": 0})
+METHODS = {"full": LONG, "lora": TrainingSettings(**{**LONG.model_dump(), "method": "lora"})}
+
+
+def arriving(settings: TrainingSettings, first: int = 0) -> Iterator[list[Row]]:
+    """The rows of each step of ``train``, in its order, from one step on."""
+    rows = some_rows()
+    order = Order([""] * len(rows), settings.seed, settings.batch_rows)
+    for chosen in order.steps(first, STEPS):
+        yield [rows[i] for i in chosen]
+
+
+def take_steps(folder: Path, settings: TrainingSettings, said: Connection | None = None) -> str:
+    """A training step by step, from wherever it is, to its end; gives the hash of its weights.
+
+    Whoever is told of the steps has time to kill it.
+    """
+    with Trainer(tiny_llama(), SFT(), settings, folder, steps=STEPS) as trainer:
+        for rows in arriving(settings, trainer.done):
+            if said is not None:
+                said.send(trainer.done)
+                time.sleep(0.05)
+            trainer.step(rows)
+        return weight_hash(trainer.finish().final)
+
+
+def metrics_of(folder: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: line[k] for k in ("step", "loss", "grad_norm", "learning_rate")} for line in lines]
+
+
+# Steps are those of a training.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fifty_steps_on_rows_that_arrive_are_bitwise_one_training(tmp_path, method):
+    settings = METHODS[method]
+    whole = train(tiny_llama(), some_rows(), settings, tmp_path / "whole")
+    assert whole.steps == STEPS
+    assert take_steps(tmp_path / "steps", settings) == weight_hash(whole.final)
+    assert metrics_of(tmp_path / "steps") == metrics_of(tmp_path / "whole")
+
+
+def test_killed_at_twenty_random_moments_it_ends_with_the_same_weights(tmp_path):
+    settings = LONG.model_copy(update={"save_every_steps": 1})
+    whole = take_steps(tmp_path / "whole", settings)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.test_trainer"])
+    moments, reached = random.Random(0), []
+    for _ in range(20):
+        hears, says = context.Pipe(duplex=False)
+        child = context.Process(target=take_steps, args=(tmp_path / "cut", settings, says))
+        child.start()
+        steps = [hears.recv() for _ in range(moments.randint(1, 3))]
+        time.sleep(moments.uniform(0.0, 0.1))
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        reached.append(steps[0])
+    assert reached == sorted(reached), "nothing that was saved is lost"
+    assert reached[-1] > 10
+    assert take_steps(tmp_path / "cut", settings) == whole
+    assert metrics_of(tmp_path / "cut") == metrics_of(tmp_path / "whole")
+
+
+def test_a_checkpoint_is_written_when_it_is_asked_for(tmp_path):
+    whole = take_steps(tmp_path / "whole", LONG)
+    with Trainer(tiny_llama(), SFT(), LONG, tmp_path / "cut", steps=STEPS) as trainer:
+        for step, rows in enumerate(arriving(LONG)):
+            trainer.step(rows)
+            if step == 20:
+                trainer.save()
+            if step == 23:
+                break
+    with Trainer(tiny_llama(), SFT(), LONG, tmp_path / "cut", steps=STEPS) as trainer:
+        assert trainer.done == 21
+    assert take_steps(tmp_path / "cut", LONG) == whole
+
+
+def test_what_is_left_out_is_counted_over_restarts(tmp_path):
+    rows = some_rows(8)
+    long, mute = Row((2,) * 65, (Target(3, 65, "script"),)), Row((2, 3), ())
+    settings = CONSTANT.model_copy(update={"save_every_steps": 1})
+    for step in range(3):
+        with Trainer(tiny_llama(), SFT(), settings, tmp_path) as trainer:
+            assert trainer.done == step
+            trainer.step([*rows, long, mute])
+            report = trainer.finish() if step == 2 else None
+    assert (report.steps, report.rows) == (3, 24)
+    assert (report.dropped_too_long, report.dropped_empty) == (3, 3)
+    assert report.tokens == 3 * sum(len(row.ids) for row in rows)
+
+
+def test_a_training_that_is_cut_counts_what_it_leaves_out_once(tmp_path):
+    rows = [*some_rows(16), Row((2,) * 65, (Target(3, 65, "script"),)), Row((2, 3), ())]
+    settings = SETTINGS.model_copy(update={"save_every_steps": 1})
+
+    class Cut:
+        def start(self, total: int, description: str) -> None: ...
+
+        def advance(self, n: int, **fields: float) -> None:
+            if fields.get("step") == 2:
+                raise InterruptedError
+
+        def close(self) -> None: ...
+
+    with pytest.raises(InterruptedError):
+        train(tiny_llama(), rows, settings, tmp_path, progress=Cut())
+    report = train(tiny_llama(), rows, settings, tmp_path)
+    assert (report.steps, report.rows) == (4, 32)
+    assert (report.dropped_too_long, report.dropped_empty) == (1, 1)
+
+
+# Others work between two steps.
+
+
+def test_threads_random_numbers_and_the_model_are_the_callers_between_steps(tmp_path):
+    model = tiny_llama()
+    model.requires_grad_(False)
+    threads = torch.get_num_threads()
+    settings = CONSTANT.model_copy(update={"threads": threads + 1, "gradient_checkpointing": True})
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    found = []
+    with Trainer(model, SFT(), settings, tmp_path) as trainer:
+        for _ in range(3):
+            trainer.step(some_rows(8))
+            found.append(torch.rand(1))
+            assert torch.get_num_threads() == threads
+            assert not model.training
+            assert not model.is_gradient_checkpointing
+            assert not any(weight.requires_grad for weight in model.parameters())
+            assert all(weight.grad is None for weight in model.parameters())
+    assert torch.equal(torch.cat(found), expected)
+
+
+def adapted() -> torch.nn.Module:
+    """A base with two adapters."""
+    model = tiny_llama()
+    for role in ("planner", "grounder"):
+        model = add_lora(model, r=2, alpha=4, name=role)
+    return model
+
+
+def opened(*words: object, **more: object) -> Trainer[Row]:
+    """A trainer that has to open."""
+    try:
+        return Trainer(*words, **more)
+    except UserError as refused:
+        raise AssertionError(str(refused)) from refused
+
+
+def test_two_adapters_of_a_base_trained_in_turn_are_each_as_if_alone(tmp_path):
+    steps, alone = 6, {}
+    for role in ("planner", "grounder"):
+        with opened(
+            adapted(), SFT(), METHODS["lora"], tmp_path / role, steps=steps, adapter=role
+        ) as one:
+            for rows in islice(arriving(LONG), steps):
+                one.step(rows)
+            alone[role] = weight_hash(one.finish().final)
+    both = adapted()
+    activate(both, "planner")
+    trainers = {
+        role: opened(
+            both, SFT(), METHODS["lora"], tmp_path / f"{role}-2", steps=steps, adapter=role
+        )
+        for role in alone
+    }
+    for rows in islice(arriving(LONG), steps):
+        for trainer in trainers.values():
+            trainer.step(rows)
+            assert both.active_adapter == "planner"
+    for role, trainer in trainers.items():
+        trainer.publish(tmp_path / f"{role}-published")
+        assert weight_hash(trainer.finish().final) == alone[role]
+        assert weight_hash(tmp_path / f"{role}-published") == alone[role]
+    assert both.active_adapter == "planner"
+
+
+def test_one_of_two_adapters_is_gone_on_with_though_the_other_has_moved(tmp_path):
+    both = adapted()
+    with opened(both, SFT(), METHODS["lora"], tmp_path / "p", steps=STEPS, adapter="planner") as p:
+        rows = next(arriving(LONG))
+        p.step(rows)
+        p.save()
+        with opened(both, SFT(), CONSTANT_LORA, tmp_path / "g", adapter="grounder") as g:
+            g.step(rows)
+            g.finish()
+    fresh = adapted()
+    with opened(fresh, SFT(), CONSTANT_LORA, tmp_path / "g", adapter="grounder") as g:
+        assert g.done == 1
+    with opened(fresh, SFT(), METHODS["lora"], tmp_path / "p", steps=STEPS, adapter="planner") as p:
+        assert p.done == 1
+
+
+CONSTANT_LORA = TrainingSettings(**{**CONSTANT.model_dump(), "method": "lora"})
+
+
+def of_folder(one: LoadedModel, folder: Path) -> torch.nn.Module:
+    """The model with the weights that lie in a folder, or with the adapter there."""
+    if (folder / "adapter_model.safetensors").is_file():
+        return load_adapter(one.model, folder)
+    one.model.load_state_dict(type(one.model).from_pretrained(folder).state_dict())
+    return one.model
+
+
+@pytest.mark.parametrize("config", [COMPILED["tied"], PLAIN["qwen3"]], ids=["compiled", "plain"])
+@pytest.mark.parametrize("settings", [CONSTANT, CONSTANT_LORA], ids=["full", "lora"])
+def test_an_engine_samples_from_the_new_weights_without_a_file(tmp_path, config, settings):
+    one = loaded(config)
+    with Trainer(one.model, SFT(), settings, tmp_path / "training") as trainer:
+        engine = engine_of(replace(one, model=trainer.model))
+        scores = []
+        for _ in range(3):
+            said, logprobs = sampled(engine, PROMPT, 5)
+            right = recomputed(trainer.model, said, PROMPT)
+            assert logprobs == pytest.approx(right, abs=3e-4)
+            (again,) = asyncio.run(engine.logprobs(PROMPT, [PROMPT[:9]]))
+            scores.append(again)
+            trainer.step(some_rows(8))
+        assert scores[0] != scores[1] != scores[2]
+        trainer.publish(tmp_path / "published")
+        last = sampled(engine, PROMPT, 5)
+    assert not (tmp_path / "training" / "final").exists()
+    other = loaded(config)
+    published = of_folder(other, tmp_path / "published")
+    said, logprobs = sampled(engine_of(replace(other, model=published)), PROMPT, 5)
+    assert said == last[0]
+    assert logprobs == pytest.approx(last[1], abs=3e-4)
+
+
+# What is refused.
+
+
+def stepped(trainer: Trainer[Row], rows: list[Row]) -> None:
+    """A step that has to succeed."""
+    try:
+        trainer.step(rows)
+    except UserError as refused:
+        raise AssertionError(str(refused)) from refused
+
+
+def test_a_step_that_fails_leaves_nothing_behind(tmp_path):
+    rows = some_rows(8)
+    bad = [*rows[:3], replace(rows[3], weight=float("inf")), *rows[4:]]
+    hashes = []
+    for fails in (False, True):
+        with Trainer(tiny_llama(), SFT(), CONSTANT, tmp_path / str(fails)) as trainer:
+            trainer.step(rows)
+            if fails:
+                with pytest.raises(UserError, match="of rows row3 is not finite"):
+                    trainer.step(bad)
+                with pytest.raises(UserError, match="no row is left to train"):
+                    trainer.step([])
+            stepped(trainer, rows)
+            assert trainer.done == 2
+            hashes.append(weight_hash(trainer.finish().final))
+    assert hashes[0] == hashes[1]
+
+
+def test_a_schedule_needs_to_know_how_many_steps_there_are(tmp_path):
+    for settings in (SETTINGS, CONSTANT.model_copy(update={"warmup_ratio": 0.1})):
+        with pytest.raises(UserError, match="goes by the number of steps, which is not known"):
+            Trainer(tiny_llama(), SFT(), settings, tmp_path)
+
+
+def test_more_steps_than_were_said_and_steps_after_the_end_are_refused(tmp_path):
+    rows = some_rows(8)
+    with Trainer(tiny_llama(), SFT(), SETTINGS, tmp_path, steps=1) as trainer:
+        with pytest.raises(UserError, match="nothing to publish"):
+            trainer.finish()
+        trainer.step(rows)
+        with pytest.raises(UserError, match="has taken all its 1 steps"):
+            trainer.step(rows)
+        done = trainer.finish()
+        with pytest.raises(UserError, match="is finished"):
+            trainer.step(rows)
+    with Trainer(model := tiny_llama(), SFT(), SETTINGS, tmp_path, steps=1) as again:
+        assert (again.done, again.finish()) == (1, done)
+    assert weight_hash(model) == weight_hash(done.final)
+    closed = Trainer(tiny_llama(), SFT(), SETTINGS, tmp_path / "closed", steps=1)
+    closed.close()
+    with pytest.raises(UserError, match="is closed"):
+        closed.step(rows)
+
+
+def test_another_training_of_the_folder_is_refused(tmp_path):
+    with Trainer(tiny_llama(), SFT(), LONG, tmp_path, steps=STEPS) as trainer:
+        trainer.step(some_rows(8))
+        trainer.save()
+    others = {
+        "steps": {"steps": 7},
+        "objective": {"objective": DPO(DPOSettings())},
+        "starting weights": {"model": tiny_llama(1)},
+        "tasks": {"identity": {"tasks": "others"}},
+    }
+    for name, changed in others.items():
+        given = {"model": tiny_llama(), "objective": SFT(), "steps": STEPS, **changed}
+        with pytest.raises(UserError, match=f"differs in its {name}"):
+            Trainer(settings=LONG, folder=tmp_path, **given)
+
+
+def test_another_number_of_the_objective_is_another_training(tmp_path):
+    Trainer(tiny_llama(), DPO(DPOSettings()), LONG, tmp_path, steps=STEPS).close()
+    whole = {"settings": LONG, "folder": tmp_path / "t", "steps": 1}
+    with Trainer(tiny_llama(), DPO(DPOSettings(beta=0.1)), **whole) as trainer:
+        trainer.step(pairs()[:4])
+        trainer.finish()
+    with pytest.raises(UserError, match="differs in its objective"):
+        Trainer(tiny_llama(), DPO(DPOSettings(beta=0.2)), **whole)
