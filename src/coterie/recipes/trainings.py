@@ -11,11 +11,13 @@ from coterie.progress import Progress
 from coterie.runs.folder import Run
 from coterie.training.checkpoint import weight_hash
 from coterie.training.dpo import DPO, DPOSettings
+from coterie.training.launch import launches, train_on_ranks
 from coterie.training.loop import train
 from coterie.training.objective import Objective
 from coterie.training.record import TrainingReport
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
+from coterie.training.sft import SFT
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.pair import Pair
 
@@ -34,7 +36,11 @@ def train_role(
 ) -> Metrics:
     """Train a role's model on items that have ``targets`` tokens as targets; SFT on rows by default."""
     folder = run.training_folder(iteration, role)
-    report = train(model.model, items, settings, folder, objective=objective, progress=progress)
+    if launches(settings):
+        given = (model, items, settings, folder, objective or SFT(), progress)
+        report = train_on_ranks(*given)
+    else:
+        report = train(model.model, items, settings, folder, objective=objective, progress=progress)
     return trained_metrics(report, len(items), targets * settings.epochs)
 
 

@@ -13,8 +13,8 @@ Packing = Literal["auto", "flat"]
 Precision = Literal["no", "bf16", "auto"]
 TrackerName = Literal["none", "tensorboard", "trackio", "wandb", "swanlab"]
 
-_WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "tracker")
-"""Keys that change no weight, so that a training may be resumed under other values of them."""
+_WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "tracker", "processes", "launch")
+"""Keys that change no weight beyond rounding, so that a training may be resumed under other values of them."""
 
 
 class TrainingSettings(Settings):
@@ -59,6 +59,17 @@ class TrainingSettings(Settings):
     save_every_seconds: float | None = key(300.0, "time between checkpoints; none for never", gt=0)
     save_every_steps: int | None = key(None, "optimiser steps between checkpoints", ge=1)
     tracker: TrackerName = key("none", "where metrics go besides the training's metrics.jsonl")
+    processes: int | None = key(
+        None,
+        "ranks of a training, each a process that coterie starts and ends; none for a training in the run's own "
+        "process, or for as many as the launch file says",
+        ge=1,
+    )
+    launch: str | None = key(
+        None,
+        "a configuration file of Accelerate for the ranks, such as configs/accelerate/fsdp2.yaml; none: a copy of the "
+        "model on each",
+    )
     threads: int | None = key(None, "CPU threads of torch; none leaves them as they are", ge=1)
 
     @model_validator(mode="before")

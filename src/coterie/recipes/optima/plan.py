@@ -17,6 +17,7 @@ from coterie.recipes.plan import (
     shortest_prompt,
     updates_of,
 )
+from coterie.training.launch import check_launch
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import check_tracker
 from coterie.trajectories.task import Task
@@ -33,6 +34,7 @@ def optima_plan(settings: OptimaSettings) -> RunPlan:
     trainings = _trainings(settings)
     for name, training in trainings.items():
         check_tracker(training.tracker, f"{name}.tracker")
+        check_launch(training, settings.engine.device_name, name)
     environment = make_question_environment(settings.dataset, settings.data)
     train = environment.tasks("train", settings.rollout.tasks, settings.seed)
     heldout = environment.tasks("heldout", settings.evaluate.tasks, settings.seed)

@@ -20,6 +20,7 @@ from coterie.recipes.plan import (
 )
 from coterie.recipes.sweet_rl.settings import POLICY, SweetSettings
 from coterie.tools.sandbox.jail import make_jail
+from coterie.training.launch import check_launch
 from coterie.training.trackers import check_tracker
 
 
@@ -32,6 +33,7 @@ def sweet_plan(settings: SweetSettings, environment: Coding) -> RunPlan:
     _check_services(s, environment)
     for name, training in s.trainings.items():
         check_tracker(training.tracker, f"{name}.tracker")
+        check_launch(training, settings.engine.device_name, name)
     train = environment.tasks("train", s.rollout.tasks, s.seed)
     heldout = environment.tasks("heldout", s.evaluate.tasks, s.seed)
     check_disjoint(train, heldout)

@@ -1,0 +1,234 @@
+"""A training on several ranks that we start and end: what it is given, how it is watched, what is refused beforehand.
+
+The ranks are ``accelerate launch`` of :mod:`coterie.training.rank`, on a leash, so that they end with us. They read
+their job from the folder ``job`` in the training's own, where their log is too.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from peft import PeftModel
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+from safetensors.torch import save_file
+
+from coterie.config.settings import Settings
+from coterie.engines.servers import leash
+from coterie.errors import UserError
+from coterie.models.adapters import save_adapter
+from coterie.models.heads import HEAD_FILE, find_head, split_head
+from coterie.models.loading import LoadedModel
+from coterie.progress import Progress
+from coterie.training.accelerate_config import accelerate_config
+from coterie.training.objective import Objective
+from coterie.training.record import TrainingReport
+from coterie.training.settings import TrainingSettings
+
+JOB, ITEMS, PROGRESS, ERROR = "job.json", "items.json", "progress.jsonl", "error.json"
+ADAPTER, CONFIG, LOG, JOINED = "adapter", "accelerate.yaml", "ranks.log", "joined-"
+JOIN_SECONDS = 300.0
+"""How long ranks may take to start and find each other."""
+TIMEOUT = 1800.0
+"""How long a rank waits for the others in the middle of a step, in seconds."""
+GRACE = 5.0
+POLL = 0.2
+LAST_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Settings as JSON, and what they are settings of (``module:Name``)."""
+
+    name: str
+    json: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What ranks are told."""
+
+    model: str
+    """Folder or hub name of the base."""
+    adapter: str | None
+    """The adapter in the job's folder that goes on."""
+    head: bool
+    """Whether the model has a value head, which lies in the job's folder."""
+    settings: TrainingSettings
+    objective: str
+    """``module:Class``"""
+    objective_settings: Given | None
+    item: str
+    """``module:Class`` of the items."""
+    timeout: float = TIMEOUT
+
+
+def launches(settings: TrainingSettings) -> bool:
+    """Whether a training runs on ranks of its own."""
+    return settings.processes is not None or settings.launch is not None
+
+
+def check_launch(settings: TrainingSettings, device: str, key: str = "train") -> None:
+    """Refuse ranks that can't be started: a file of the wrong kind, more of them than devices.
+
+    ``key`` is the name of these settings.
+    """
+    if not launches(settings):
+        return
+    ranks = accelerate_config(settings, key)["num_processes"]
+    if device != "cpu" and ranks > torch.cuda.device_count():
+        raise UserError(
+            f"{key} asks for {ranks} ranks, and this machine has {torch.cuda.device_count()} GPUs",
+            f"set {key}.processes to at most {torch.cuda.device_count()}, or engine.device=cpu",
+        )
+
+
+def train_on_ranks(
+    loaded: LoadedModel,
+    items: Sequence[Any],
+    settings: TrainingSettings,
+    folder: Path,
+    objective: Objective[Any],
+    progress: Progress,
+) -> TrainingReport:
+    """:func:`~coterie.training.loop.train` on ranks of their own; the model itself is left as it is.
+
+    Raises :class:`UserError` as ``train`` does, and for ranks that die or never join, with the end of their log. What
+    was done until the last checkpoint is gone on with next time.
+    """
+    job = folder / "job"
+    shutil.rmtree(job, ignore_errors=True)
+    job.mkdir(parents=True)
+    config = accelerate_config(settings)
+    _write(job, loaded, items, settings, objective, config)
+    if loaded.model.device.type == "cuda":
+        loaded.model.to("cpu")  # the ranks need the room
+        torch.cuda.empty_cache()
+    with _started(job, settings, config["num_processes"], loaded.model.device.type) as ranks:
+        _watch(ranks, job, config["num_processes"], progress)
+    facts = json.loads((folder / "final" / "training.json").read_text())
+    shutil.rmtree(job)
+    return TrainingReport(final=folder / "final", **facts["report"])
+
+
+def _write(
+    job: Path,
+    loaded: LoadedModel,
+    items: Sequence[Any],
+    settings: TrainingSettings,
+    objective: Objective[Any],
+    config: dict[str, Any],
+) -> None:
+    """Put all that ranks need into their folder."""
+    model = loaded.model
+    adapter = model.active_adapter if isinstance(model, PeftModel) else None
+    if adapter is not None:
+        save_adapter(model, job / ADAPTER, adapter)
+    head = find_head(model) is not None
+    if head:
+        save_file(split_head(model.state_dict())[1], job / HEAD_FILE)
+    own = getattr(objective, "settings", None)
+    given = Given(_name(type(own)), own.model_dump_json()) if isinstance(own, Settings) else None
+    told = Job(
+        model=loaded.source,
+        adapter=adapter,
+        head=head,
+        settings=settings,
+        objective=_name(type(objective)),
+        objective_settings=given,
+        item=_name(type(items[0])),
+    )
+    (job / JOB).write_bytes(TypeAdapter(Job).dump_json(told))
+    (job / ITEMS).write_bytes(to_json(items))
+    (job / CONFIG).write_text(yaml.safe_dump(config))
+
+
+@contextmanager
+def _started(job: Path, settings: TrainingSettings, ranks: int, device: str) -> Iterator[Any]:
+    """The launcher, on its leash, until it has ended or we are done."""
+    threads = settings.threads or max(1, (os.cpu_count() or 1) // ranks)
+    command = [
+        *(sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), str(GRACE)),
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(job / CONFIG)),
+        *("--num_cpu_threads_per_process", str(threads), "--main_process_port", "0"),
+        *("--module", "coterie.training.rank", str(job)),
+    ]
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+    if device == "cpu":
+        environment["ACCELERATE_USE_CPU"] = "true"
+    with (job / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    try:
+        yield process
+    finally:
+        process.stdin.close()
+        process.wait()
+
+
+def _watch(process: Any, job: Path, ranks: int, progress: Progress) -> None:
+    """Pass on the progress of ranks until they end; raises :class:`UserError` if they fail."""
+    began, told = time.monotonic(), 0
+    try:
+        while True:
+            over = process.poll() is not None
+            told += _pass_on(job / PROGRESS, told, progress)
+            if over:
+                break
+            absent = [n for n in range(ranks) if not (job / f"{JOINED}{n}").exists()]
+            if absent and time.monotonic() - began > JOIN_SECONDS:
+                raise UserError(
+                    f"of {ranks} ranks number {', '.join(map(str, absent))} did not join within {JOIN_SECONDS:g} s",
+                    _advice(job),
+                )
+            time.sleep(POLL)
+    finally:
+        if told:
+            progress.close()
+    if (job / ERROR).exists():
+        raise UserError(*json.loads((job / ERROR).read_text()))
+    if process.returncode:
+        raise UserError(f"a rank of {ranks} died, and so ended the training", _advice(job))
+
+
+def _pass_on(file: Path, first: int, progress: Progress) -> int:
+    """Tell of the lines that are new since the ``first``; gives their number."""
+    if not file.exists():
+        return 0
+    text = file.read_text()
+    lines = text[: text.rfind("\n") + 1].splitlines()[first:]
+    for line in map(json.loads, lines):
+        if "total" in line:
+            progress.start(line["total"], line["description"])
+        else:
+            progress.advance(line["n"], **line["fields"])
+    return len(lines)
+
+
+def _advice(job: Path) -> str:
+    lines = (job / LOG).read_text(errors="replace").splitlines()[-LAST_LINES:]
+    return (
+        f"run it again: it goes on from its last checkpoint. The log {job / LOG} ends:\n  "
+        + "\n  ".join(lines)
+    )
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"

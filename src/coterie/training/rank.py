@@ -1,0 +1,103 @@
+"""One rank of a training that :mod:`coterie.training.launch` started.
+
+    accelerate launch --module coterie.training.rank JOB
+
+It loads the model and the items of the job, trains with the other ranks, and writes down how far it is.
+"""
+
+import importlib
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from pydantic import TypeAdapter
+
+from coterie.errors import UserError
+from coterie.models.adapters import load_adapter
+from coterie.models.heads import load_head
+from coterie.models.loading import load
+from coterie.training.launch import ADAPTER, ERROR, ITEMS, JOB, JOINED, PROGRESS, Job
+from coterie.training.loop import train
+from coterie.training.objective import Objective
+
+
+class ToFile:
+    """A progress that another process reads."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def start(self, total: int, description: str) -> None:
+        """The first line."""
+        self._write({"total": total, "description": description})
+
+    def advance(self, n: int, **fields: float) -> None:
+        """A line more."""
+        self._write({"n": n, "fields": fields})
+
+    def close(self) -> None:
+        """Nothing: the reader sees the process end."""
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def named(name: str) -> Any:
+    """What ``module:Name`` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def objective_of(job: Job) -> Objective[Any]:
+    """The objective under its settings."""
+    made: Objective[Any]
+    if job.objective_settings is None:
+        made = named(job.objective)()
+    else:
+        settings = named(job.objective_settings.name).model_validate_json(
+            job.objective_settings.json
+        )
+        made = named(job.objective)(settings)
+    return made
+
+
+def model_of(folder: Path, job: Job, device: torch.device) -> Any:
+    """The model with its adapter or its head."""
+    model = load(job.model, device=device).model
+    if job.adapter is not None:
+        return load_adapter(model, folder / ADAPTER, name=job.adapter, trainable=True)
+    if job.head:
+        load_head(model, folder)
+    return model
+
+
+def main(folder: Path) -> None:
+    """Train, with the other ranks."""
+    job = TypeAdapter(Job).validate_json((folder / JOB).read_bytes())
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU") == "true"
+    state = PartialState(on_cpu, timeout=timedelta(seconds=job.timeout))
+    (folder / f"{JOINED}{state.process_index}").touch()
+    kind: Any = list.__class_getitem__(named(job.item))
+    items: TypeAdapter[Any] = TypeAdapter(kind)
+    try:
+        train(
+            model_of(folder, job, state.device),
+            items.validate_json((folder / ITEMS).read_bytes()),
+            job.settings,
+            folder.parent,
+            objective=objective_of(job),
+            progress=ToFile(folder / PROGRESS),
+        )
+    except UserError as error:
+        (folder / ERROR).write_text(json.dumps([error.what, error.todo]))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,224 @@
+"""Trainings on ranks that coterie starts and ends: weights of one process, ranks that die or never come, refusals."""
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from coterie.errors import UserError
+from coterie.models.adapters import load_adapter
+from coterie.models.heads import add_head, load_head
+from coterie.models.loading import LoadedModel, load
+from coterie.progress import Silent
+from coterie.training import launch
+from coterie.training.dpo import DPO, DPOSettings
+from coterie.training.forward import row_logprobs, row_values
+from coterie.training.launch import check_launch, train_on_ranks
+from coterie.training.loop import train
+from coterie.training.regression import Regression
+from coterie.training.settings import TrainingSettings
+from coterie.training.sft import SFT
+from tests.conftest import SMALL, refused
+from tests.fsdp2_side import pairs
+from tests.launching import CONFIGS
+from tests.templates import model as templated
+from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
+
+TWO = SETTINGS.model_copy(update={"processes": 2, "epochs": 1})
+LORA = TrainingSettings(**{**TWO.model_dump(), "method": "lora", "lora_r": 4})
+SHARDED = TWO.model_copy(update={"launch": str(CONFIGS / "fsdp2.yaml")})
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> LoadedModel:
+    """A model that ranks can load too."""
+    folder = tmp_path / "model"
+    tiny_llama(vocab_size=300).save_pretrained(folder)
+    templated("chatml").tokenizer.save_pretrained(folder)
+    return load(folder)
+
+
+class Steps(Silent):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.total, self.losses, self.closed = 0, [], False
+
+    def start(self, total: int, description: str) -> None:
+        self.total = total
+
+    def advance(self, n: int, **fields: float) -> None:
+        self.losses += [fields["loss"]] if fields else []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def held_out(model: torch.nn.Module, read=row_logprobs) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.cat(read(model, some_rows(10, seed=9)))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("settings", [TWO, LORA, SHARDED], ids=["full", "lora", "fsdp2"])
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind):
+    items, objective = (some_rows(), SFT())
+    if kind == "dpo":
+        items, objective = pairs(), DPO(DPOSettings(beta=0.5, nll=0.2))
+    watched = Steps()
+    before = held_out(saved.model)
+    report = train_on_ranks(saved, items, settings, tmp_path / "two", objective, watched)
+    assert torch.equal(held_out(saved.model), before), "the model itself is left as it is"
+    one = train(saved.model, items, settings, tmp_path / "one", objective=objective)
+    assert (report.steps, report.rows) == (one.steps, one.rows)
+    assert watched.total == one.steps == len(watched.losses)
+    assert watched.closed
+    assert report.first_loss == pytest.approx(one.first_loss, abs=1e-5)
+    again = load(tmp_path / "model").model
+    if settings is LORA:
+        found, right = (
+            held_out(load_adapter(load(tmp_path / "model").model, done.final))
+            for done in (report, one)
+        )
+    else:
+        found, right = held_out(load(report.final).model), held_out(saved.model)
+    assert (found - right).abs().max() < 1e-4
+    assert (found - held_out(again)).abs().max() > 1e-3
+    assert sorted(file.name for file in (tmp_path / "two").iterdir()) == ["final", "metrics.jsonl"]
+
+
+@pytest.mark.ranks
+def test_a_value_head_goes_on_ranks_and_comes_back(saved, tmp_path):
+    torch.nn.init.normal_(add_head(saved.model).weight)
+    report = train_on_ranks(saved, some_pairs(), TWO, tmp_path / "two", Regression(), Silent())
+    train(saved.model, some_pairs(), TWO, tmp_path / "one", objective=Regression())
+    both = load(report.final).model, saved.model
+    load_head(both[0], report.final)
+    found, right = (held_out(model, row_values) for model in both)
+    assert (found - right).abs().max() < 1e-4
+
+
+@pytest.mark.ranks
+def test_a_rank_that_dies_ends_the_training_which_goes_on_next_time(saved, tmp_path):
+    settings = TWO.model_copy(update={"save_every_steps": 1, "epochs": 12})
+    whole = train(load(tmp_path / "model").model, some_rows(), settings, tmp_path / "one")
+    folder, killed = tmp_path / "two", []
+
+    def kill() -> None:
+        while not (folder / "checkpoint-00000002").exists():
+            time.sleep(0.02)
+        ranks = [
+            child
+            for child in psutil.Process().children(recursive=True)
+            if "coterie.training.rank" in child.cmdline() and child.environ().get("RANK") == "1"
+        ]
+        (victim,) = [
+            child for child in ranks if "accelerate.commands.launch" not in child.cmdline()
+        ]
+        killed.append(victim.pid)
+        os.kill(victim.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(
+        UserError, match=r"(?s)a rank of 2 died.*goes on from its last checkpoint.*SIGKILL"
+    ):
+        train_on_ranks(saved, some_rows(), settings, folder, SFT(), Silent())
+    thread.join()
+    assert not any(
+        "coterie.training.rank" in c.cmdline() for c in psutil.Process().children(recursive=True)
+    )
+    done = max(int(found.name[-8:]) for found in folder.glob("checkpoint-*"))
+    assert 2 <= done < whole.steps
+    watched = Steps()
+    report = train_on_ranks(saved, some_rows(), settings, folder, SFT(), watched)
+    assert report.steps == whole.steps
+    assert len(watched.losses) == whole.steps - done
+    assert report.last_loss == pytest.approx(whole.last_loss, abs=1e-3)
+
+
+@pytest.mark.ranks
+def test_what_a_rank_refuses_is_said_as_if_there_were_one(saved, tmp_path):
+    bad = [
+        replace(row, weight=float("nan")) if n == 3 else row for n, row in enumerate(some_rows())
+    ]
+    with pytest.raises(UserError, match="row row3: SFT needs a weight >= 0, got nan"):
+        train_on_ranks(saved, bad, TWO, tmp_path / "two", SFT(), Silent())
+
+
+def test_ranks_that_do_not_come_are_named_and_ended(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "JOIN_SECONDS", 0.3)
+    with pytest.raises(UserError, match=r"of 2 ranks number 0, 1 did not join within 0.3 s"):
+        train_on_ranks(saved, some_rows(), TWO, tmp_path / "two", SFT(), Silent())
+    left = [
+        one for one in psutil.Process().children(recursive=True) if "rank" in str(one.cmdline())
+    ]
+    assert not left
+
+
+def test_a_machine_with_fewer_devices_than_ranks_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    check_launch(TWO, "cpu")
+    check_launch(SETTINGS, "cuda")
+    with pytest.raises(
+        UserError, match=r"policy\.train asks for 2 ranks, and this machine has 1 GPUs"
+    ):
+        check_launch(TWO, "cuda", "policy.train")
+    eight = SETTINGS.model_copy(update={"launch": str(CONFIGS / "ddp.yaml")})
+    with pytest.raises(UserError, match="train asks for 8 ranks"):
+        check_launch(eight, "cuda")
+    check_launch(eight.model_copy(update={"processes": 1}), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (None, "there is no such file"),
+        ("a: b: c", "is not a configuration of Accelerate: "),
+        ("- 1\n- 2\n", "is not a configuration of Accelerate: "),
+        ("just words", "is not a configuration of Accelerate: "),
+        ((CONFIGS / "ddp.yaml").read_text() + "num_process: 2\n", "num_process"),
+        ((CONFIGS / "zero2.yaml").read_text(), "distributed_type DEEPSPEED"),
+        (
+            (CONFIGS / "ddp.yaml").read_text().replace("num_machines: 1", "num_machines: 4"),
+            "is for 4 machines",
+        ),
+    ],
+    ids=["none", "broken", "list", "words", "unknown key", "deepspeed", "machines"],
+)
+def test_a_file_that_is_not_a_launch_configuration_is_refused(tmp_path, text, wrong):
+    file = tmp_path / "launch.yaml"
+    if text is not None:
+        file.write_text(text)
+    settings = SETTINGS.model_copy(update={"launch": str(file)})
+    with pytest.raises(UserError) as refusal:
+        check_launch(settings, "cpu", "train")
+    assert wrong in refusal.value.what
+    assert f"train.launch={file}" in refusal.value.what
+
+
+def test_a_run_refuses_it_before_anything_expensive(cli, tmp_path):
+    said = refused(
+        cli, "run", "optima/isft", *SMALL, "train.launch=nowhere.yaml", "--folder", "run"
+    )
+    assert "train.launch=nowhere.yaml: there is no such file" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.ranks
+def test_a_run_trains_on_two_ranks(cli, tmp_path):
+    said = cli("run", "optima/isft", *SMALL, "train.processes=2", "--folder", "run")
+    assert said.code == 0, said.err
+    report = json.loads(
+        (tmp_path / "run/training/policy/iteration-00/final/training.json").read_text()
+    )
+    assert report["settings"]["processes"] == 2
+    assert "training 8 rows" in said.err
