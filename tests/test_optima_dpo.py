@@ -136,6 +136,19 @@ def test_dpo_starts_from_the_last_policy_which_is_its_reference(run: Run, both: 
         assert abs(mean_nll(one, own, before) - mean_nll(one, own, base)) > 1e-2, "told apart"
 
 
+def test_an_adapter_that_sft_trained_goes_on_under_dpo_and_is_its_reference(tmp_path: Path) -> None:
+    lora = ("train.method=lora", "dpo.train.method=lora", "train.learning_rate=0.01")
+    own = opened((*WORDS, *lora))
+    with open_run(tmp_path / "run", own.name, own.settings) as made:
+        run_steps(own, made, Silent())
+        assert made.metrics(Step(2, "evaluate"))["n"] == 4
+        base, before, after = (own.load_policy(made, version) for version in range(3))
+        assert 0 < distance(after, before) < distance(before, base) / 10 < distance(after, base)
+        expected = math.log(2) + mean_nll(made, own, before)
+        assert made.metrics(Step(1, "train"))["loss"] == pytest.approx(expected, abs=1e-4)
+        assert (made.training_folder(1) / "final/adapter_config.json").is_file()
+
+
 def mean_nll(run: Run, own: Optima, policy: LoadedModel) -> float:
     """The mean over pairs of the chosen turn's mean loss under a policy."""
     losses = []
