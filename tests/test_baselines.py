@@ -1,8 +1,11 @@
 """Chain of thought, multi-agent debate and AutoForm: prompts, who hears what, ends, and the command."""
 
 import asyncio
+import inspect
 import json
 from collections.abc import Sequence
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -14,9 +17,10 @@ from coterie.environments.baselines import (
     by_method,
     single_agent,
 )
+from coterie.environments.coding import Coding
 from coterie.environments.exchange.environment import Exchange
 from coterie.environments.gold import gold_answer
-from coterie.environments.protocol import State
+from coterie.environments.protocol import Environment, State
 from coterie.environments.registry import (
     CODING,
     NAMES,
@@ -25,9 +29,11 @@ from coterie.environments.registry import (
     make_question_environment,
 )
 from coterie.environments.talk import Talk
+from coterie.environments.traits import Formats, Graded, Scripted, Solo, Votes
 from coterie.errors import UserError
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, TURNS, Ending
+from coterie.trajectories.turn import Message, Part
 from tests import talking
 from tests.conftest import Cli
 
@@ -180,6 +186,77 @@ def test_a_method_of_no_kind_is_refused(cli: Cli) -> None:
     said = cli("evaluate", "exchange", "policy=tiny-exchange", "method=cott")
     assert said.code == 2
     assert "did you mean cot?" in said.err
+
+
+OF_TRAITS = (Environment, Votes, Graded, Solo, Formats, Scripted)
+GOES = frozenset(
+    {"actors", "limits", "syntax", "begin", "acting", "see", "tools", "act", "formats"}
+)
+"""How a dialogue goes, which is the method's own where one agent works alone or all debate."""
+PLAYS: dict[Method, frozenset[str]] = {
+    "cot": GOES,
+    "mad": GOES,
+    "autoform": frozenset({"see", "formats"}),
+}
+
+
+def marked(own: Talk | Coding) -> dict[str, object]:
+    """What each thing is that the protocol and the traits have and this environment has too, after it is replaced
+    by something that can be told apart."""
+    found: dict[str, object] = {}
+    replaced: dict[str, Any] = {}
+    for name, wanted in [pair for one in OF_TRAITS for pair in vars(one).items()]:
+        if name.startswith("_") or not hasattr(own, name):
+            continue
+        mark = found[name] = object()
+        if isinstance(wanted, property):
+            replaced[name] = mark
+        elif inspect.iscoroutinefunction(wanted):
+            replaced[name] = AsyncMock(return_value=mark)
+        else:
+            replaced[name] = Mock(return_value=mark)
+    own.__class__ = type("Marked", (type(own),), replaced)
+    for name in replaced.keys() & vars(own).keys():
+        delattr(own, name)
+    return found
+
+
+def asked_of(played: Environment, name: str) -> object:
+    """An attribute, or what a method gives."""
+    found = getattr(played, name)
+    if not inspect.ismethod(found):
+        return found
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    count = sum(one.kind in kinds for one in inspect.signature(found).parameters.values())
+    given = found(*[Mock()] * count)
+    return asyncio.run(given) if inspect.iscoroutine(given) else given
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [(name, method) for name in TALKS for method in PLAYS if (name, method) != ("exchange", "cot")]
+    + [(name, "cot") for name in CODING],
+)
+def test_all_that_an_environment_has_is_passed_on_but_how_the_method_plays(
+    name: str, method: Method
+) -> None:
+    own = make_environment(name, SAMPLE)
+    plays = frozenset({"limits", "see"}) if name in CODING else PLAYS[method]
+    marks = marked(own)
+    played = by_method(own, method)
+    for member in marks.keys() - plays:
+        assert asked_of(played, member) is marks[member], member
+    if method == "autoform":
+        turn, task = Mock(), Mock()
+        shown = (Message("system", (Part("own"),)), Message("user", turn=turn))
+        own.see.return_value = shown  # type: ignore[attr-defined]
+        first, *rest = played.see(State(task, 0), "Alice")
+        assert rest == [shown[1]] and [part.text for part in first.parts][1:] == ["own"]
+
+
+def test_alone_in_the_micro_world_there_are_as_many_turns_as_were_asked_for() -> None:
+    short = make_question_environment("exchange", DataSettings(turns=3))
+    assert by_method(short, "cot").limits == {"turns": 3}
 
 
 @pytest.mark.parametrize("name", CODING)

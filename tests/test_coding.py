@@ -16,7 +16,6 @@ from coterie.environments.coding import (
     AGENT,
     TESTS,
     Coding,
-    SingleTurn,
     coding_task,
     hidden_calls,
     transcript,
@@ -27,6 +26,7 @@ from coterie.environments.persona.environment import HIDDEN, Persona
 from coterie.environments.persona.wordings import ASKS
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import DataSettings, make_coding_environment
+from coterie.environments.single_turn import SingleTurn
 from coterie.environments.user_simulator import (
     PERSON,
     REFERENCE,

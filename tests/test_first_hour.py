@@ -253,6 +253,22 @@ def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> 
     assert "is empty" in refused(cli, "run", "optima/isft", "--folder", "run")
 
 
+def test_a_run_with_trainings_in_no_folder_of_a_role_is_refused(cli: Cli, run: Path) -> None:
+    (run / "training/policy/iteration-00").rename(run / "training/iteration-00")
+    (run / "training/policy").rmdir()
+    before = sorted(run.rglob("*"))
+    for words in (
+        ("run", "optima/isft", "--folder", "run"),
+        ("run", "optima/isft", "--folder", "run", "--fork", "new"),
+        ("train", "run"),
+        ("report", "run"),
+        ("run", "optima/isft", "model=run", *FEW),
+    ):
+        said = refused(cli, *words)
+        assert "earlier version" in said and "iteration-00" in said and "into a new folder" in said
+    assert sorted(run.rglob("*")) == before and not Path("new").exists()
+
+
 def test_a_run_is_a_model(cli: Cli, run: Path) -> None:
     said = cli("run", "optima/isft", "model=run", *FEW, "--folder", "second", "--dry-run")
     assert said.code == 0, said.err

@@ -115,6 +115,7 @@ def agent(*words: str) -> dict[str, Candidates]:
 
 
 STEPS = ("0", "1", "2", "3")
+REASON = "no reward: the dialogue could not be graded"
 RULE = GrowthRule(6, 4, anywhere)
 
 
@@ -265,16 +266,30 @@ def test_a_search_goes_on_after_one_of_which_nothing_is_left() -> None:
     assert [turn.text for turn in grown.tree.turns.values()] == ["reach 6", "6", "now 6"]
 
 
-def test_a_path_that_cannot_be_graded_fails_its_search() -> None:
+def test_a_path_that_cannot_be_graded_is_lost_alone() -> None:
     class Ungraded(Counting):
-        async def grade(self, state: State, live: Any) -> Grade:
-            return Grade(None)
+        lost = tuple(f"now {number}" for number in range(9))
 
-    grown = grow(Ungraded(), agent(*STEPS), GrowthRule(1, 4, anywhere))
-    assert {one.failure for one in grown.rollouts} == {
-        "no reward: the dialogue could not be graded"
-    }
-    assert grown.tree.outcomes == {}
+        async def grade(self, state: State, live: Any) -> Grade:
+            if state.turns[-1].text in self.lost:
+                return Grade(None)
+            return await super().grade(state, live)
+
+    none = grow(game := Ungraded(), agent(*STEPS), GrowthRule(1, 4, anywhere))
+    assert {one.failure for one in none.rollouts} == {REASON} and none.tree.outcomes == {}
+    game.lost = ("now 7",)
+    grown = grow(game, agent(*STEPS), RULE)
+    every = grow(Counting(), agent(*STEPS), replace(RULE, searches=1))
+    lost = [one for one in grown.rollouts if one.leaf is None]
+    kept = [one for one in grown.rollouts if one.leaf is not None]
+    assert len(lost) + len(kept) == 24 and len({one.search for one in grown.rollouts}) == 6
+    assert {one.search for one in lost} & {one.search for one in kept}, "of one search"
+    assert {(one.failure, one.reward) for one in lost} == {(REASON, None)}
+    assert all(one.reward is not None for one in kept)
+    for one, alone in zip(grown.rollouts, every.rollouts, strict=False):
+        assert one.sampled == alone.sampled and one.leaf in (alone.leaf, None)
+    leaves = {one.leaf for one in kept}
+    assert {turn.id for turn in grown.tree.leaves()} == set(grown.tree.outcomes) == leaves
 
 
 # -- read back from a store -------------------------------------------------------------------

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from coterie.environments.talk import FORMAT_SOURCE, drop_format
 from coterie.progress import Silent
@@ -18,8 +20,9 @@ from coterie.recipes.registry import settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from tests.by_hand import distance
-from tests.conftest import SMALL, Cli, once
+from tests.conftest import SMALL, Cli, once, refused
 
+ADAPTER = "adapter_model.safetensors"
 STAGES = ("evaluate", "rollout", "reward", "select", "train")
 
 
@@ -167,6 +170,27 @@ def test_adapters_are_trained_from_the_base_and_sampled(cli: Cli, tmp_path: Path
     exec(textwrap.dedent(lines))  # as a reader would
     said = cli("run", "optima/isft", *SMALL, "model=MERGED", "--dry-run")
     assert said.code == 0, said.err
+
+
+def test_a_run_with_adapters_can_be_forked_to_one_that_trains_all_weights(
+    cli: Cli, tmp_path: Path
+) -> None:
+    words = once(*SMALL, "train.method=lora", "rollout.tasks=2", "evaluate.tasks=2")
+    assert cli("run", "optima/isft", *words, "--folder", "lora").code == 0
+    fork = ("run", "optima/isft", "--folder", "lora", "--fork")
+    same = cli(*fork, "same", "evaluate.tasks=1")
+    assert same.code == 0, same.err
+    assert "train of iteration 0" in same.err.split("kept from lora:")[1]
+    trained = "training/policy/iteration-00/final"
+    first, again = (load_file(tmp_path / run / trained / ADAPTER) for run in ("lora", "same"))
+    assert all(torch.equal(first[name], again[name]) for name in first.keys() | again.keys())
+    said = refused(cli, *fork, "none", "train.method=full", "train.lora_r=8")
+    assert "train.lora_r and train.lora_alpha mean nothing with train.method=full" in said
+    whole = cli(*fork, "whole", "train.method=full")
+    assert whole.code == 0, whole.err
+    kept = whole.err.split("kept from lora:")[1].splitlines()[0]
+    assert "select of iteration 0" in whole.err and "train of iteration 0" not in kept
+    assert (tmp_path / "whole" / trained / "model.safetensors").is_file()
 
 
 class Given(Exception):

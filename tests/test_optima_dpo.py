@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from coterie.environments.protocol import Grade, State
+from coterie.environments.talk import Talk
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
@@ -17,6 +19,7 @@ from coterie.recipes.optima.settings import OptimaDPOSettings
 from coterie.recipes.optima.trees import Growing, rollouts
 from coterie.recipes.registry import recipe, run_report, settings
 from coterie.reports.data import TreeTurn
+from coterie.rollout.grower import Rollout
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.trajectories.tree import Tree
@@ -134,6 +137,19 @@ def test_dpo_starts_from_the_last_policy_which_is_its_reference(run: Run, both: 
         expected = math.log(2) + nll * mean_nll(one, own, before)
         assert one.metrics(Step(1, "train"))["loss"] == pytest.approx(expected, abs=1e-4)
         assert abs(mean_nll(one, own, before) - mean_nll(one, own, base)) > 1e-2, "told apart"
+
+
+def test_an_adapter_that_sft_trained_goes_on_under_dpo_and_is_its_reference(tmp_path: Path) -> None:
+    lora = ("train.method=lora", "dpo.train.method=lora", "train.learning_rate=0.01")
+    own = opened((*WORDS, *lora))
+    with open_run(tmp_path / "run", own.name, own.settings) as made:
+        run_steps(own, made, Silent())
+        assert made.metrics(Step(2, "evaluate"))["n"] == 4
+        base, before, after = (own.load_policy(made, version) for version in range(3))
+        assert 0 < distance(after, before) < distance(before, base) / 10 < distance(after, base)
+        expected = math.log(2) + mean_nll(made, own, before)
+        assert made.metrics(Step(1, "train"))["loss"] == pytest.approx(expected, abs=1e-4)
+        assert (made.training_folder(1) / "final/adapter_config.json").is_file()
 
 
 def mean_nll(run: Run, own: Optima, policy: LoadedModel) -> float:
@@ -280,6 +296,37 @@ def test_a_run_cut_off_between_searches_equals_one_that_was_not(
         for step in opened().steps():
             mine, other = dict(cut.metrics(step)), dict(run.metrics(step))
             assert mine | {"seconds": 0} == other | {"seconds": 0}, step
+
+
+def test_a_dialogue_that_cannot_be_graded_has_no_reward_and_its_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, grade = opened(), Talk.grade
+
+    async def graded(self: Talk, state: State, live: Any) -> Grade:
+        lost = int(state.turns[-1].id, 16) % 3 == 0
+        return Grade(None) if lost else await grade(self, state, live)
+
+    monkeypatch.setattr(Talk, "grade", graded)
+    with open_run(tmp_path / "run", own.name, own.settings) as made:
+        run_steps(own, made, Silent())
+        found = [one for played in rollouts(made.store, 1).values() for one in played]
+        lost = [one for one in found if one.leaf is None]
+        metrics = made.metrics(Step(1, "rollout"))
+        assert 0 < len(lost) == metrics["failed"] < len(found) == metrics["n"] == 27
+        assert all("could not be graded" in str(one.failure) for one in lost)
+        assert any(mixed(played) for played in rollouts(made.store, 1).values())
+        outcomes = [o for t in made.store.trees(1, "rollout") for o in t.outcomes.values()]
+        assert outcomes and all(outcome.score is not None for outcome in outcomes)
+        assert made.metrics(Step(2, "evaluate"))["n"] == 4
+
+
+def mixed(played: list[Rollout]) -> bool:
+    """Whether a search lost one path and kept another."""
+    lost, kept = (
+        {one.search for one in played if (one.leaf is None) is no} for no in (True, False)
+    )
+    return bool(lost & kept)
 
 
 def test_settings_of_a_tree_are_its_rollouts_and_those_of_pairs_are_not() -> None:

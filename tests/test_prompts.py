@@ -12,7 +12,7 @@ import pytest
 from coterie.datasets.code_rows import CodeRow
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.code_form import functions
-from coterie.environments.coding import AGENT, MARKER, Coding, SingleTurn, coding_task
+from coterie.environments.coding import AGENT, MARKER, Coding, coding_task
 from coterie.environments.colbench import BackendProgramming
 from coterie.environments.debate import NO_MISTAKE, Debate
 from coterie.environments.format_writer import _request
@@ -21,6 +21,7 @@ from coterie.environments.gold import gold_answer
 from coterie.environments.persona.environment import Persona
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings, make_environment
+from coterie.environments.single_turn import SingleTurn
 from coterie.environments.talk import Talk
 from coterie.environments.traits import agents_of
 from coterie.environments.user_simulator import PERSON, REFERENCE, role

@@ -165,6 +165,21 @@ def test_a_role_loads_its_own_adapter_and_forgets_what_it_kept(tmp_path):
         assert alike(asyncio.run(engines[role].sample(*ASK)), first["grounder"])
 
 
+def test_an_adapter_of_another_rank_and_scale_takes_the_place_of_one(tmp_path):
+    bench = two_roles(tiny_llama())
+    rows = torch.arange(20)[None]
+    for rank, alpha in ((3, 12), (1, 2), (2, 12)):
+        own = add_lora(tiny_llama(), r=rank, alpha=alpha)
+        torch.manual_seed(rank)
+        for name, weight in own.named_parameters():
+            if "lora_B" in name:
+                weight.data.normal_(std=0.1)
+        save_adapter(own, tmp_path / "own")
+        with torch.no_grad():
+            bench = load_adapter(bench, tmp_path / "own", name="planner")
+            assert torch.equal(bench(rows).logits, own(rows).logits)
+
+
 def test_a_base_that_differs_in_any_one_value_is_another_base_and_one_in_bfloat16_is_not(tmp_path):
     save_adapter(two_roles(tiny_llama()), tmp_path / "planner", "planner")
     load_adapter(tiny_llama().to(torch.bfloat16), tmp_path / "planner")

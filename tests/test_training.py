@@ -355,11 +355,18 @@ def test_settings_that_cannot_work_are_refused(bad):
         with_(**bad)
 
 
-def test_lora_settings_are_filled_in_and_survive_a_round_trip():
+def test_an_adapter_that_is_not_described_has_rank_16_and_is_the_same_as_one_that_is():
     settings = TrainingSettings(method="lora")
-    assert (settings.lora_r, settings.lora_alpha) == (16, 32)
+    assert (settings.rank, settings.alpha) == (16, 32)
+    assert (with_(method="lora", lora_r=4).alpha, with_(lora_alpha=5, method="lora").alpha) == (
+        8,
+        5,
+    )
     assert TrainingSettings(**settings.model_dump()) == settings
-    assert settings.identity() == settings.model_copy(update={"tracker": "wandb"}).identity()
+    assert TrainingSettings(**{**settings.model_dump(), "method": "full"}) == TrainingSettings()
+    described = TrainingSettings(method="lora", lora_r=16, lora_alpha=32)
+    assert settings.identity() == described.model_copy(update={"tracker": "wandb"}).identity()
+    assert settings.identity() != TrainingSettings(method="lora", lora_alpha=16).identity()
 
 
 def test_bfloat16_trains_too(tmp_path):

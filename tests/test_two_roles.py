@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from peft import PeftModel
 
+from coterie.engines.protocol import Completion, Sampling
 from coterie.errors import UserError
 from coterie.models.adapters import adapter_weights, base_fingerprint
 from coterie.models.loading import load
@@ -137,6 +138,32 @@ def test_roles_that_share_a_base_say_what_merged_ones_say(folders: Callable[[str
             trees = run.store.trees(1, "rollout")
             texts.append([sorted(turn.text for turn in tree.turns.values()) for tree in trees])
     assert texts[0] == texts[1]
+
+
+def test_a_role_that_shares_a_base_speaks_as_each_of_its_versions_merged(
+    folders: Callable[[str], Path],
+) -> None:
+    """Version 0 has a placeholder of rank 1, the others have adapters of rank 4."""
+    recipe = made("shared")
+    with open_run(folders("shared"), recipe.name, recipe.settings, write=False) as run:
+        models = recipe.models(run)
+
+        async def says(name: str, version: int) -> tuple[Completion, Completion]:
+            shared = (await models.speak(name, version)).engine
+            ask = (list(range(60)), [0], Sampling(max_tokens=12))
+            return (*await shared.sample(*ask), *await models.embedded(name, version).sample(*ask))
+
+        found = []
+        for name, version in (
+            *(("grounder", 0), ("planner", 0), ("grounder", 1), ("grounder", 2)),
+            *(("planner", 2), ("grounder", 0), ("grounder", 2)),
+        ):
+            one, merged = models.run_async(says(name, version))
+            assert one.ids == merged.ids, (name, version)
+            assert one.logprobs == pytest.approx(merged.logprobs, abs=1e-3), (name, version)
+            found.append(merged.logprobs)
+        assert len(set(found)) == 4, "told apart, but for the base"
+        recipe.close()
 
 
 def test_a_run_that_was_cut_goes_on_and_a_fork_keeps_what_is_the_same(

@@ -84,4 +84,12 @@ MUTANTS = (
         "a tree goes on from words that the environment did not say then",
         (f"{GAMES}test_a_node_whose_answer_has_changed_is_refused_there",),
     ),
+    Mutant(
+        "growing-ungraded-fails-all",
+        SEARCH,
+        'failures[leaf] = f"no reward: {error}"',
+        'failures |= {r.leaf: f"no reward: {error}" for r in played if r.leaf}',
+        "a path that can't be graded fails its whole search",
+        (f"{GAMES}test_a_path_that_cannot_be_graded_is_lost_alone",),
+    ),
 )

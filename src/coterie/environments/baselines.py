@@ -12,19 +12,30 @@ Prompts are our own.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, Literal
 
 from coterie.datasets.catalogue import Split
-from coterie.environments.coding import Coding, SingleTurn
+from coterie.environments.coding import Coding
 from coterie.environments.exchange.environment import Exchange, ExchangeAlone
-from coterie.environments.protocol import Environment, State, Transition
+from coterie.environments.protocol import (
+    ActorKind,
+    Environment,
+    Grade,
+    Shared,
+    State,
+    Transition,
+)
+from coterie.environments.single_turn import SingleTurn
 from coterie.environments.talk import AGREED, ANSWERED, FORMAT_SOURCE, Talk
 from coterie.environments.votes import Vote
 from coterie.errors import UserError
+from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, TURNS
-from coterie.trajectories.turn import Part, Turn
+from coterie.trajectories.turn import Message, Part, Turn
 
 Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform"]
 """How a benchmark's tasks are played: the benchmark's own dialogue, or a baseline."""
@@ -52,22 +63,37 @@ def by_method(environment: Talk | Coding, method: Method) -> Environment:
 
 def single_agent(environment: Talk) -> Talk:
     """The environment's tasks for one agent that holds everything: the ceiling of a dialogue."""
-    return (
-        ExchangeAlone(environment.levels)
-        if isinstance(environment, Exchange)
-        else SingleAgent(environment)
-    )
+    if not isinstance(environment, Exchange):
+        return SingleAgent(environment)
+    alone = ExchangeAlone(environment.levels)
+    alone.max_turns = environment.max_turns
+    return alone
 
 
 class Variant(Talk):
-    """The tasks, answers and scores of an environment, to be played in another way."""
+    """The tasks, answers and grades of an environment, and what these need, to be played in another way.
+
+    How it goes is not passed on: who acts, what the environment says, its tools and its formats.
+    """
 
     def __init__(self, environment: Talk) -> None:
         self.environment = environment
         self.name = environment.name
+        self.version = environment.version
         self.agents = environment.agents
         self.max_turns = environment.max_turns
         self.metric = environment.metric
+        self.needs = environment.needs
+        self.pure = environment.pure
+        self.max_sessions = environment.max_sessions
+
+    def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
+        """As the environment's own."""
+        return self.environment.open(task, seed, shared)
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        """As the environment's own."""
+        return await self.environment.grade(state, live)
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """As the environment's own."""
@@ -178,11 +204,52 @@ class MultiAgentDebate(Variant):
 
 
 class AutoForm(Variant):
-    """The environment's own dialogue, in a format that the agents choose themselves."""
+    """The environment's own dialogue, in a format that the agents choose themselves, and not one of a pool."""
+
+    def __init__(self, environment: Talk) -> None:
+        super().__init__(environment)
+        self.syntax = environment.syntax
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """The request to choose a format, and the environment's own prompt."""
-        return (Part(_CHOOSE, source=FORMAT_SOURCE), *self.environment.system_parts(task, agent))
+        return (_CHOOSING, *self.environment.system_parts(task, agent))
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        """What the environment shows, with the request to choose a format before its prompt."""
+        system, *heard = self.environment.see(state, actor)
+        return (replace(system, parts=(_CHOOSING, *system.parts)), *heard)
+
+    @property
+    def actors(self) -> Mapping[str, ActorKind]:
+        """As the environment's own."""
+        return self.environment.actors
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """As the environment's own."""
+        return self.environment.limits
+
+    async def begin(self, task: Task, live: Any) -> Transition:
+        """As the environment's own."""
+        return await self.environment.begin(task, live)
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        """As the environment's own."""
+        return self.environment.acting(state)
+
+    def heard(self, state: State, agent: str) -> tuple[Turn, ...]:
+        """As the environment's own."""
+        return self.environment.heard(state, agent)
+
+    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+        """As the environment's own."""
+        return self.environment.tools(state, actor)
+
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        """As the environment's own."""
+        return await self.environment.act(state, taken, live, recorded=recorded)
 
 
 _DEBATE = (
@@ -194,3 +261,4 @@ _CHOOSE = (
     "logic, code, or a form of your own. Name it at the beginning of your first message, and use it in all of your "
     "messages. Only the line with the answer keeps the form that is shown below.\n"
 )
+_CHOOSING = Part(_CHOOSE, source=FORMAT_SOURCE)

@@ -218,27 +218,6 @@ class Coding(Pure, ABC):
         return float(self.same(answer, other))
 
 
-class SingleTurn(Coding):
-    """The tasks of a coding environment without the conversation: the agent answers at once."""
-
-    max_turns = 1
-
-    def __init__(self, environment: Coding) -> None:
-        super().__init__(environment.mode, environment.tolerance, environment.strict)
-        self.environment = environment
-        self.name = environment.name
-        self.fenced = environment.fenced
-        self.script = environment.script
-
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """As the environment's own."""
-        return self.environment.tasks(split, count, seed, drawn)
-
-    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """As the environment's own, for an agent that has to answer at once."""
-        return self.environment.solo_parts(task, agent)
-
-
 def coding_task(
     id_: str,
     opening: str,

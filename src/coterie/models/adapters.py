@@ -6,6 +6,7 @@ its adapters off; :func:`using` switches to either for a while.
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,21 +143,27 @@ def load_adapter(
             f"{folder} has no adapter_model.safetensors", "give a folder that save_adapter wrote"
         )
     _check_base(model, folder)
-    known = isinstance(model, PeftModel) and name in model.peft_config
     with reading(folder):
         saved = load_file(file)
-        if not isinstance(model, PeftModel):
+        if isinstance(model, PeftModel):
+            if name in model.peft_config:  # maybe of another rank or scale
+                remove_adapter(model, name)
+            model.load_adapter(str(folder), adapter_name=name, is_trainable=trainable)
+        else:
             model = PeftModel.from_pretrained(
                 model, str(folder), adapter_name=name, is_trainable=trainable
             )
-        elif not known:
-            model.load_adapter(str(folder), adapter_name=name, is_trainable=trainable)
         check_whole(file, adapter_weights(model, name) - saved.keys())
-        if known:
-            set_state(model, saved, adapter_name=name)
     model.set_adapter(name, inference_mode=not trainable)
     assert isinstance(model, PeftModel)
     return model
+
+
+def remove_adapter(model: PeftModel, name: str) -> None:
+    """Take an adapter off; if it was the active one, another one is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it tells which one
+        model.delete_adapter(name)
 
 
 def adapter_weights(model: PeftModel, name: str) -> set[str]:

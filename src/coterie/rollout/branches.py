@@ -9,32 +9,19 @@ replay that differs fails its branch alone.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from coterie.engines.protocol import EngineError
-from coterie.environments.faults import EnvironmentFault, faults_of
-from coterie.environments.protocol import Environment, Grade, Shared, State
+from coterie.environments.faults import faults_of
+from coterie.environments.protocol import Environment, Grade, Shared
+from coterie.rollout.checked_environment import CheckedEnvironment
 from coterie.rollout.samplers import Prompt, Response, Sampler
 from coterie.rollout.sessions import OwnedSession, Place, Sessions
 from coterie.rollout.taken import chain, context_at, contexts_after
-from coterie.rollout.timing import timed
-from coterie.rollout.transitions import (
-    Arrival,
-    Position,
-    arrive,
-    check_grade,
-    environment_seed,
-    left_after,
-)
-from coterie.tools.checking import check_tools
-from coterie.trajectories.calls import Tool
+from coterie.rollout.transitions import Arrival, Position, environment_seed
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
-
-T = TypeVar("T")
 
 
 class Diverged(EngineError):
@@ -66,7 +53,7 @@ class Branches:
         self.sessions = sessions
         self.seconds = seconds
         """Time limit of what the environment does at a time."""
-        self.variant = variant
+        self._checked = CheckedEnvironment(environment, task, self.seed, seconds, variant)
         self.rewards: dict[tuple[str, str], float] = {}
         """By the last of the turns taken at a time, and by actor: what the environment gave."""
         self.replayed = 0
@@ -75,8 +62,6 @@ class Branches:
         self._after: dict[str, Arrival] = {}
         """By turn, and the root: what the environment answered, and where that ends."""
         self._arriving: dict[str, asyncio.Lock] = {}
-        self._tools: dict[str, tuple[Tool, ...]] = {}
-        """By actor: tools that were checked."""
 
     # -- going on -----------------------------------------------------------------------------
 
@@ -86,7 +71,7 @@ class Branches:
         async def begin() -> Arrival:
             known = set(self.tree.turns)
             async with self._live() as (live, stand):
-                found = await self._begin(live)
+                found = await self._checked.begin(live, self.tree.root)
                 if known and not known.issuperset(turn.id for turn in found.seen):
                     raise self._diverged(found.position)
                 return stand(found)
@@ -123,22 +108,11 @@ class Branches:
 
     def acting(self, at: Position) -> tuple[str, ...]:
         """Who acts now, in the order in which it is recorded; somebody, in a state that has not ended."""
-        with faults_of(self.environment):
-            names = self.environment.acting(at.state)
-            known = self.environment.actors
-            if not names or not set(names) <= known.keys() or len(set(names)) < len(names):
-                raise ValueError(f"acting() gave {names}; the actors are {', '.join(known)}")
-        return tuple(name for name in known if name in names)
+        return self._checked.acting(at.state)
 
     def prompt(self, at: Position, actor: str, seed: int, draw: int) -> Prompt:
         """What a sampler needs to know to speak as ``actor``."""
-        with faults_of(self.environment):
-            shown = tuple(self.environment.see(at.state, actor))
-            tools = tuple(self.environment.tools(at.state, actor))
-        if tools != self._tools.get(actor, ()):
-            check_tools(tools)
-            self._tools[actor] = tools
-        tools = self._tools.get(actor, ())
+        shown, tools = self._checked.shown(at.state, actor)
         syntax = self.environment.syntax
         stop = syntax.stop if syntax is not None and tools else ()
         return Prompt(self.tree, at.node, actor, shown, seed, draw, tools, stop, self.task)
@@ -181,11 +155,7 @@ class Branches:
     async def grade(self, at: Position) -> Grade:
         """What a branch that has ended is worth."""
         async with self._live(at) as (live, stand):
-            grade: Grade = await timed(
-                self.environment, self.seconds, "grading", self.environment.grade, at.state, live
-            )
-            with faults_of(self.environment):
-                check_grade(grade, self.environment.actors)
+            grade = await self._checked.grade(at.state, live)
             stand(Arrival(at, (), {}))
         return grade
 
@@ -228,40 +198,12 @@ class Branches:
             self._arriving.pop(node, None)
         return self._after[node].position
 
-    async def _begin(self, live: Any) -> Arrival:
-        found = await timed(
-            self.environment, self.seconds, "the beginning", self.environment.begin, self.task, live
-        )
-        left = MappingProxyType(dict(self.environment.limits))
-        with faults_of(self.environment):
-            before = State(self.task, self.seed, self.variant, left=left)
-            syntax = self.environment.syntax
-            arrival = arrive(self.tree.root, before, (), found, {}, syntax)
-        if arrival.position.state.end is not None:
-            raise EnvironmentFault(
-                f"{self.environment.name}: task {self.task.id} ended before anybody acted"
-            )
-        return arrival
-
     async def _act(
         self, at: Position, taken: tuple[Turn, ...], live: Any, recorded: tuple[Turn, ...] = ()
     ) -> Arrival:
         """The transition that turns bring about."""
-        left = left_after(at.state.left, taken)
-        now = replace(at.state, turns=(*at.state.turns, *taken), left=left)
-        found = await timed(
-            self.environment,
-            self.seconds,
-            "an act",
-            self.environment.act,
-            now,
-            taken,
-            live,
-            recorded=recorded,
-        )
-        with faults_of(self.environment):
-            contexts = contexts_after(self.tree, at, taken)
-            return arrive(taken[-1].id, now, taken, found, contexts, self.environment.syntax)
+        contexts = contexts_after(self.tree, at, taken)
+        return await self._checked.act(at.state, taken, live, contexts, recorded)
 
     def _note(self, node: str, arrival: Arrival) -> None:
         """Keep what came after a node."""
@@ -324,7 +266,10 @@ class Branches:
         try:
             live = await session.live(self.seconds)
             path = [turn.id for turn in self.tree.path(at.node)]
-            found, then = await self._begin(live), self._after[self.tree.root]
+            found, then = (
+                await self._checked.begin(live, self.tree.root),
+                self._after[self.tree.root],
+            )
             while found.same(then) and found.position.node != at.node:
                 taken = self._next(path, found.position)
                 then = self._after[taken[-1].id]

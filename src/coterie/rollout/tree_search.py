@@ -120,24 +120,45 @@ class TreeSearch:
     # -- values -------------------------------------------------------------------------------
 
     async def _valued(self, played: Sequence[Rollout]) -> tuple[list[Rollout], list[Credit]]:
-        """The rollouts with their rewards, and the credit of leaves that are new."""
-        new: dict[str, Outcome] = {}
+        """The rollouts with their rewards, and the credit of leaves that are new.
+
+        A path that can't be graded fails alone. Rewards are computed together, and fail together.
+        """
+        new, failures = await self._graded(played)
         try:
-            for rollout in played:
-                if rollout.leaf is not None and rollout.leaf not in self.judged:
-                    new.setdefault(rollout.leaf, await self._outcome(rollout.leaf, rollout))
-            judged = dict(zip(new, await self.judge(self.tree, list(new.values())), strict=True))
+            judged = await self.judge(self.tree, list(new.values())) if new else []
         except EngineGone:
             raise
         except EngineError as error:
-            failed = replace(played[0], leaf=None, failure=f"no reward: {error}")
-            return [replace(failed, number=r.number, sampled=r.sampled) for r in played], []
-        self.judged |= judged
+            failures |= dict.fromkeys(new, f"no reward: {error}")
+            new, judged = {}, []
+        self.judged |= zip(new, judged, strict=True)
         for outcome in new.values():
             self.tree.end(outcome)
-        found = [r if r.leaf is None else replace(r, reward=self.judged[r.leaf].reward)
-                 for r in played]  # fmt: skip
-        return found, [credit for one in judged.values() for credit in one.credit]
+        found = [self._rewarded(rollout, failures) for rollout in played]
+        return found, [credit for one in judged for credit in one.credit]
+
+    async def _graded(self, played: Sequence[Rollout]) -> tuple[dict[str, Outcome], dict[str, str]]:
+        """The outcomes of leaves that are new, and of those that can't be graded the reasons."""
+        graded, failures = dict[str, Outcome](), dict[str, str]()
+        for rollout in played:
+            leaf = rollout.leaf
+            if leaf is None or leaf in self.judged or leaf in graded or leaf in failures:
+                continue
+            try:
+                graded[leaf] = await self._outcome(leaf, rollout)
+            except EngineGone:
+                raise
+            except EngineError as error:
+                failures[leaf] = f"no reward: {error}"
+        return graded, failures
+
+    def _rewarded(self, rollout: Rollout, failures: Mapping[str, str]) -> Rollout:
+        if rollout.leaf is None:
+            return rollout
+        if rollout.leaf in failures:
+            return replace(rollout, leaf=None, failure=failures[rollout.leaf])
+        return replace(rollout, reward=self.judged[rollout.leaf].reward)
 
     async def _outcome(self, leaf: str, rollout: Rollout) -> Outcome:
         at = await self.branches.position(leaf)

@@ -107,8 +107,8 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
     In the block, chat templates write the day on which the folder was made (that of the run that is
     open already, if this one is made from it).
 
-    Raises :class:`UserError` if the folder belongs to another recipe, holds other things or trainings
-    without their record, can't be written to, is in use by another process, or lies on a disk that is full.
+    Raises :class:`UserError` if the folder belongs to another recipe or an earlier version, holds other things or
+    trainings without their record, can't be written to, is in use by another process, or lies on a disk that is full.
     """
     _check_folder(folder, recipe)
     if write:
@@ -195,6 +195,12 @@ def _check_folder(folder: Path, recipe: str) -> None:
     elif folder.is_file() or (folder.is_dir() and not _only_beginnings(folder)):
         raise UserError(
             f"{folder} exists and is not a run folder", "give another --folder, or an empty one"
+        )
+    if old := min(folder.glob("training/iteration-*"), default=None):
+        raise UserError(
+            f"{folder} was written by an earlier version of coterie, which kept trainings in {old} "
+            "and not in a folder of each role",
+            "open it with the coterie version that wrote it, or run again into a new folder",
         )
 
 

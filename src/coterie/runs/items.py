@@ -69,11 +69,16 @@ async def on_trees(
     in_flight: int,
     stage: str = "reward",
 ) -> None:
-    """Do what is left of a stage of which each tree of the iteration's rollouts is an item."""
-    items = {
-        ItemKey(iteration, stage, tree.task): partial(do, tree)
-        for tree in store.trees(iteration, "rollout")
-    }
+    """Do what is left of a stage of which each tree of the iteration's rollouts is an item.
+
+    A tree is read when its work begins: there are ``in_flight`` of them in memory at most.
+    """
+
+    async def one(task: str) -> Done:
+        return await do(store.tree(iteration, "rollout", task))
+
+    tasks = store.tree_tasks(iteration, "rollout")
+    items = {ItemKey(iteration, stage, task): partial(one, task) for task in tasks}
     await do_items(store, items, progress, "trees", title, in_flight=in_flight)
 
 

@@ -16,7 +16,7 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
-from coterie.models.adapters import add_lora, load_adapter
+from coterie.models.adapters import add_lora, load_adapter, remove_adapter
 from coterie.models.heads import add_head, load_head
 from coterie.models.loading import LoadedModel, identity, is_adapter, load, reload
 from coterie.runs.folder import Run
@@ -180,5 +180,5 @@ class Roles:
 def _as_it_began(model: Any, name: str) -> Any:
     """The model with a fresh adapter, which changes nothing."""
     if isinstance(model, PeftModel) and name in model.peft_config:
-        model.delete_adapter(name)
+        remove_adapter(model, name)
     return add_lora(model, r=1, alpha=1, name=name).eval()

@@ -111,9 +111,9 @@ def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None)
         activate(model, adapter or model.active_adapter)
         model.set_adapter(model.active_adapter)  # trainable, and no other one is
         return model
-    assert settings.lora_r is not None and settings.lora_alpha is not None
-    r, alpha, targets = settings.lora_r, settings.lora_alpha, settings.lora_targets
-    return add_lora(model, r=r, alpha=alpha, target_modules=targets)
+    return add_lora(
+        model, r=settings.rank, alpha=settings.alpha, target_modules=settings.lora_targets
+    )
 
 
 def _check_head(model: Any, settings: TrainingSettings, reads: Reads) -> None:

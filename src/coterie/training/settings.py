@@ -1,6 +1,6 @@
 """The settings of one training; combinations that can't work are refused when they are read."""
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -72,19 +72,12 @@ class TrainingSettings(Settings):
     )
     threads: int | None = key(None, "CPU threads of torch; none leaves them as they are", ge=1)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_adapter(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or values.get("method") != "lora":
-            return values
-        rank = values.get("lora_r") or 16
-        alpha = values.get("lora_alpha") or 2 * int(rank)
-        return {**values, "lora_r": rank, "lora_alpha": alpha}
-
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         if self.method == "full" and (self.lora_r is not None or self.lora_alpha is not None):
-            raise ValueError("lora_r and lora_alpha mean nothing with method=full; use method=lora")
+            raise ValueError(
+                "lora_r and lora_alpha mean nothing with method=full; use method=lora, or give both as none"
+            )
         if self.max_length > self.tokens_per_microbatch:
             raise ValueError(
                 f"a row of max_length={self.max_length} tokens does not fit "
@@ -94,8 +87,20 @@ class TrainingSettings(Settings):
             raise ValueError(f"betas={list(self.betas)}: both must be at least 0 and less than 1")
         return self
 
+    @property
+    def rank(self) -> int:
+        """Rank of the adapter: as given, or 16."""
+        return self.lora_r or 16
+
+    @property
+    def alpha(self) -> int:
+        """Scale of the adapter: as given, or twice its rank."""
+        return self.lora_alpha or 2 * self.rank
+
     def identity(self) -> str:
         """Hash of all that can change the trained weights."""
         fields = type(self).model_fields
-        neutral = {name: fields[name].default for name in _WITHOUT_EFFECT}
-        return self.model_copy(update=neutral).fingerprint()
+        same = {name: fields[name].default for name in _WITHOUT_EFFECT}
+        if self.method == "lora":
+            same |= {"lora_r": self.rank, "lora_alpha": self.alpha}
+        return self.model_copy(update=same).fingerprint()

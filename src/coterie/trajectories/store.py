@@ -196,6 +196,11 @@ class Store:
                 raise KeyError(f"no tree of {iteration}/{stage}/{task} in {self.path}")
             return reader.tree(self._db, keys[0])
 
+    def tree_tasks(self, iteration: int, stage: str) -> list[str]:
+        """The tasks of which a stage has a tree, in the order of :meth:`trees`."""
+        with explained(self.path):
+            return [task for *_, task in reader.tree_keys(self._db, iteration, stage)]
+
     def trees(self, iteration: int, stage: str) -> Iterator[Tree]:
         """The trees of a stage in order of task, one in memory at a time."""
         with explained(self.path):

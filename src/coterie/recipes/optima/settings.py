@@ -100,10 +100,10 @@ class OptimaSettings(RecipeSettings):
         if (
             self.engine.kind == "vllm"
             and self.train.method == "lora"
-            and self.engine.vllm.lora_rank < (self.train.lora_r or 0)
+            and self.engine.vllm.lora_rank < self.train.rank
         ):
             raise ValueError(
-                f"adapters of rank {self.train.lora_r} need engine.vllm.lora_rank of at least that"
+                f"adapters of rank {self.train.rank} need engine.vllm.lora_rank of at least that"
             )
         if (
             self.engine.kind == "vllm"
@@ -197,11 +197,16 @@ class OptimaDPOSettings(OptimaSettings):
 
     @model_validator(mode="after")
     def _refuse_two_kinds_of_adapters(self) -> Self:
-        for name in ("method", "lora_r", "lora_alpha", "lora_targets"):
-            one, other = getattr(self.train, name), getattr(self.dpo.train, name)
-            if one != other:
+        one, other = self.train, self.dpo.train
+        for name, mine, its in (
+            ("method", one.method, other.method),
+            ("lora_r", one.rank, other.rank),
+            ("lora_alpha", one.alpha, other.alpha),
+            ("lora_targets", one.lora_targets, other.lora_targets),
+        ):
+            if mine != its:
                 raise ValueError(
-                    f"train.{name}={one} and dpo.train.{name}={other}: each training goes on from the one "
+                    f"train.{name}={mine} and dpo.train.{name}={its}: each training goes on from the one "
                     "before, so give both the same"
                 )
         return self

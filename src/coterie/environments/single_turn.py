@@ -1,0 +1,121 @@
+"""The tasks of a coding environment without the conversation: the benchmark's single-turn baseline."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+
+from coterie.datasets.catalogue import Split
+from coterie.environments.coding import AGENT, Coding
+from coterie.environments.protocol import Grade, Shared, State, Transition
+from coterie.tools.sandbox.inside.plain import Wire
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.trajectories.calls import Tool
+from coterie.trajectories.task import Task
+from coterie.trajectories.turn import Message, Part, Turn
+
+
+class SingleTurn(Coding):
+    """Another coding environment, in which the agent has one turn and is told to answer at once.
+
+    All else is the other environment's own.
+    """
+
+    max_turns = 1
+
+    def __init__(self, environment: Coding) -> None:
+        super().__init__(environment.mode, environment.tolerance, environment.strict)
+        self.environment = environment
+        self.name = environment.name
+        self.version = environment.version
+        self.actors = environment.actors
+        self.needs = environment.needs
+        self.pure = environment.pure
+        self.max_sessions = environment.max_sessions
+        self.syntax = environment.syntax
+        self.metric = environment.metric
+        self.fenced = environment.fenced
+        self.script = environment.script
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """As the environment's own, for an agent that has to answer at once."""
+        return self.environment.solo_parts(task, agent)
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        """As in the environment, but that the agent is told to answer at once."""
+        shown = self.environment.see(state, actor)
+        if actor != AGENT:
+            return shown
+        return (replace(shown[0], parts=self.system_parts(state.task, actor)), *shown[1:])
+
+    # -- the environment's own ----------------------------------------------------------------
+
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
+        """As the environment's own."""
+        return self.environment.tasks(split, count, seed, drawn)
+
+    def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
+        """As the environment's own."""
+        return self.environment.open(task, seed, shared)
+
+    async def begin(self, task: Task, live: Any) -> Transition:
+        """As the environment's own."""
+        return await self.environment.begin(task, live)
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        """As the environment's own."""
+        return self.environment.acting(state)
+
+    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+        """As the environment's own."""
+        return self.environment.tools(state, actor)
+
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        """As the environment's own, to which this turn is the last one."""
+        return await self.environment.act(state, taken, live, recorded=recorded)
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        """As the environment's own."""
+        return await self.environment.grade(state, live)
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """As the environment's own."""
+        return self.environment.solo_parts(task, agent)
+
+    def visible(self, text: str) -> str:
+        """As the environment's own."""
+        return self.environment.visible(text)
+
+    def request(self, task: Task) -> str:
+        """As the environment's own."""
+        return self.environment.request(task)
+
+    def answer(self, text: str) -> str | None:
+        """As the environment's own."""
+        return self.environment.answer(text)
+
+    def answer_to(self, task: Task, text: str) -> str | None:
+        """As the environment's own."""
+        return self.environment.answer_to(task, text)
+
+    def code(self, answer: str) -> str:
+        """As the environment's own."""
+        return self.environment.code(answer)
+
+    def same(self, first: str, second: str) -> bool:
+        """As the environment's own."""
+        return self.environment.same(first, second)
+
+    def similarity(self, answer: str, other: str) -> float:
+        """As the environment's own."""
+        return self.environment.similarity(answer, other)
+
+    def well_formed(self, task: Task, answer: str) -> bool:
+        """As the environment's own."""
+        return self.environment.well_formed(task, answer)
+
+    async def expected(self, task: Task, sandbox: Sandbox) -> list[Wire]:
+        """As the environment's own."""
+        return await self.environment.expected(task, sandbox)

@@ -1,0 +1,100 @@
+"""The environment of one task, as branches ask it: within a time limit, and what it gives is checked.
+
+What an environment does that can't be is its own fault, and fails the branch that met it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from coterie.environments.faults import EnvironmentFault, faults_of
+from coterie.environments.protocol import Environment, Grade, State
+from coterie.rollout.samplers import AgentContext
+from coterie.rollout.timing import timed
+from coterie.rollout.transitions import Arrival, arrive, check_grade, left_after
+from coterie.tools.checking import check_tools
+from coterie.trajectories.calls import Tool
+from coterie.trajectories.task import Task
+from coterie.trajectories.turn import Message, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedEnvironment:
+    """All methods raise :class:`EnvironmentFault` for what the environment does wrong."""
+
+    environment: Environment
+    task: Task
+    seed: int
+    """The environment's."""
+    seconds: float
+    """Time limit of what it does at a time."""
+    variant: str | None
+    _tools: dict[str, tuple[Tool, ...]] = field(default_factory=dict)
+    """By actor: tools that were checked."""
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        """Who acts now, in the order in which it is recorded; somebody, in a state that has not ended."""
+        with faults_of(self.environment):
+            names = self.environment.acting(state)
+            known = self.environment.actors
+            if not names or not set(names) <= known.keys() or len(set(names)) < len(names):
+                raise ValueError(f"acting() gave {names}; the actors are {', '.join(known)}")
+        return tuple(name for name in known if name in names)
+
+    def shown(self, state: State, actor: str) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        """What an actor is shown now, and what it may call."""
+        with faults_of(self.environment):
+            shown = tuple(self.environment.see(state, actor))
+            tools = tuple(self.environment.tools(state, actor))
+        if tools != self._tools.get(actor, ()):
+            check_tools(tools)
+            self._tools[actor] = tools
+        return shown, self._tools.get(actor, ())
+
+    async def begin(self, live: Any, root: str) -> Arrival:
+        """The beginning, after the ``root`` of a tree."""
+        found = await timed(
+            self.environment, self.seconds, "the beginning", self.environment.begin, self.task, live
+        )
+        left = MappingProxyType(dict(self.environment.limits))
+        with faults_of(self.environment):
+            before = State(self.task, self.seed, self.variant, left=left)
+            arrival = arrive(root, before, (), found, {}, self.environment.syntax)
+        if arrival.position.state.end is not None:
+            raise EnvironmentFault(
+                f"{self.environment.name}: task {self.task.id} ended before anybody acted"
+            )
+        return arrival
+
+    async def act(
+        self,
+        state: State,
+        taken: tuple[Turn, ...],
+        live: Any,
+        contexts: Mapping[str, AgentContext],
+        recorded: tuple[Turn, ...],
+    ) -> Arrival:
+        """The transition that turns bring about; ``contexts`` are what actors have seen and said after them."""
+        now = replace(state, turns=(*state.turns, *taken), left=left_after(state.left, taken))
+        found = await timed(
+            self.environment,
+            self.seconds,
+            "an act",
+            self.environment.act,
+            now,
+            taken,
+            live,
+            recorded=recorded,
+        )
+        with faults_of(self.environment):
+            return arrive(taken[-1].id, now, taken, found, contexts, self.environment.syntax)
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        """What a state that has ended is worth."""
+        grade: Grade = await timed(
+            self.environment, self.seconds, "grading", self.environment.grade, state, live
+        )
+        with faults_of(self.environment):
+            check_grade(grade, self.environment.actors)
+        return grade
