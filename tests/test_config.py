@@ -40,7 +40,7 @@ def test_stored_values_lie_between_preset_and_words() -> None:
         ("rollout.samples=many", "rollout.samples"),
         ("rollout.top_p=1.5", "rollout.top_p"),
         ("train.method=half", "train.method=half: must be full or lora"),
-        ("train.tracker=wandbb", "did you mean wandb?"),
+        ("tracker=wandbb", "did you mean wandb?"),
         ("seed=99999999999999999999", "seed=99999999999999999999: must be at most 4294967295"),
         ("train.seed=4294967296", "train.seed=4294967296: must be at most"),
         ("rollout.samples=2.5", "rollout.samples=2.5: must be a whole number"),

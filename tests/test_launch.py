@@ -25,6 +25,7 @@ from coterie.training.loop import train
 from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
+from coterie.training.trackers import NoTracker
 from tests.conftest import SMALL, refused
 from tests.fsdp2_side import pairs
 from tests.launching import CONFIGS
@@ -75,7 +76,9 @@ def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind
         items, objective = pairs(), DPO(DPOSettings(beta=0.5, nll=0.2))
     watched = Steps()
     before = held_out(saved.model)
-    report = train_on_ranks(saved, items, settings, tmp_path / "two", objective, watched)
+    report = train_on_ranks(
+        saved, items, settings, tmp_path / "two", objective, watched, NoTracker()
+    )
     assert torch.equal(held_out(saved.model), before), "the model itself is left as it is"
     one = train(saved.model, items, settings, tmp_path / "one", objective=objective)
     assert (report.steps, report.rows) == (one.steps, one.rows)
@@ -98,7 +101,9 @@ def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind
 @pytest.mark.ranks
 def test_a_value_head_goes_on_ranks_and_comes_back(saved, tmp_path):
     torch.nn.init.normal_(add_head(saved.model).weight)
-    report = train_on_ranks(saved, some_pairs(), TWO, tmp_path / "two", Regression(), Silent())
+    report = train_on_ranks(
+        saved, some_pairs(), TWO, tmp_path / "two", Regression(), Silent(), NoTracker()
+    )
     train(saved.model, some_pairs(), TWO, tmp_path / "one", objective=Regression())
     both = load(report.final).model, saved.model
     load_head(both[0], report.final)
@@ -131,7 +136,7 @@ def test_a_rank_that_dies_ends_the_training_which_goes_on_next_time(saved, tmp_p
     with pytest.raises(
         UserError, match=r"(?s)a rank of 2 died.*goes on from its last checkpoint.*SIGKILL"
     ):
-        train_on_ranks(saved, some_rows(), settings, folder, SFT(), Silent())
+        train_on_ranks(saved, some_rows(), settings, folder, SFT(), Silent(), NoTracker())
     thread.join()
     assert not any(
         "coterie.training.rank" in c.cmdline() for c in psutil.Process().children(recursive=True)
@@ -139,7 +144,7 @@ def test_a_rank_that_dies_ends_the_training_which_goes_on_next_time(saved, tmp_p
     done = max(int(found.name[-8:]) for found in folder.glob("checkpoint-*"))
     assert 2 <= done < whole.steps
     watched = Steps()
-    report = train_on_ranks(saved, some_rows(), settings, folder, SFT(), watched)
+    report = train_on_ranks(saved, some_rows(), settings, folder, SFT(), watched, NoTracker())
     assert report.steps == whole.steps
     assert len(watched.losses) == whole.steps - done
     assert report.last_loss == pytest.approx(whole.last_loss, abs=1e-3)
@@ -151,13 +156,13 @@ def test_what_a_rank_refuses_is_said_as_if_there_were_one(saved, tmp_path):
         replace(row, weight=float("nan")) if n == 3 else row for n, row in enumerate(some_rows())
     ]
     with pytest.raises(UserError, match="row row3: SFT needs a weight >= 0, got nan"):
-        train_on_ranks(saved, bad, TWO, tmp_path / "two", SFT(), Silent())
+        train_on_ranks(saved, bad, TWO, tmp_path / "two", SFT(), Silent(), NoTracker())
 
 
 def test_ranks_that_do_not_come_are_named_and_ended(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "JOIN_SECONDS", 0.3)
     with pytest.raises(UserError, match=r"of 2 ranks number 0, 1 did not join within 0.3 s"):
-        train_on_ranks(saved, some_rows(), TWO, tmp_path / "two", SFT(), Silent())
+        train_on_ranks(saved, some_rows(), TWO, tmp_path / "two", SFT(), Silent(), NoTracker())
     left = [
         one for one in psutil.Process().children(recursive=True) if "rank" in str(one.cmdline())
     ]

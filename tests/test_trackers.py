@@ -6,20 +6,25 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from coterie.errors import UserError
+from coterie.recipes.optima import plan
+from coterie.runs import tracking
 from coterie.training.loop import train
-from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import make_tracker
+from tests.conftest import SMALL, once
 from tests.training_models import SETTINGS, some_rows, tiny_llama
 
 
 def tracked(name, folder):
-    settings = TrainingSettings(**{**SETTINGS.model_dump(), "tracker": name, "epochs": 1})
-    return train(tiny_llama(), some_rows(), settings, folder)
+    settings = SETTINGS.model_copy(update={"epochs": 1})
+    with closing(make_tracker(name, folder, "test", {"lr": 1.0})) as tracker:
+        return train(tiny_llama(), some_rows(), settings, folder, tracker=tracker)
 
 
 def test_metrics_are_written_without_any_tracker(tmp_path):
@@ -89,3 +94,49 @@ def test_trackers_are_imported_only_when_chosen():
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
+
+
+class Lines:
+    """Stands in for a tracker: keeps what it is told."""
+
+    opened: ClassVar[list["Lines"]] = []
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, dict[str, float]]] = []
+        self.closed = False
+        self.opened.append(self)
+
+    def log(self, metrics, step):
+        self.lines.append((step, dict(metrics)))
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_run_has_one_tracker_on_the_axis_of_its_steps(cli, monkeypatch):
+    """Also over a restart, after which the steps go on where they were."""
+    monkeypatch.setattr(Lines, "opened", [])
+    monkeypatch.setattr(tracking, "make_tracker", lambda *_: Lines())
+    monkeypatch.setattr(plan, "check_tracker", lambda *_: None)
+    words = (*SMALL, "train.batch_rows=4", "tracker=wandb")
+    assert cli("run", "optima/isft", *words, "--folder", "run").code == 0
+    (first,) = Lines.opened
+    assert first.closed
+    steps = [(step, found["policy/loss"]) for step, found in first.lines if "policy/loss" in found]
+    assert [step for step, _ in steps] == [1, 2]
+    assert [step for step, found in first.lines if "evaluate/score" in found] == [0, 2]
+    assert cli("run", "optima/isft", *once(*words, "iterations=2"), "--folder", "run").code == 0
+    second = Lines.opened[1]
+    assert [step for step, found in second.lines if "policy/loss" in found] == [3, 4]
+    assert [step for step, found in second.lines if "evaluate/score" in found] == [4]
+
+
+def test_tensorboard_has_a_whole_run(cli, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert cli("run", "optima/isft", *SMALL, "tracker=tensorboard", "--folder", "run").code == 0
+    (folder,) = {path.parent for path in (tmp_path / "run/tracking/run").glob("events.out.*")}
+    events = EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in events.Scalars("evaluate/score")] == [0, 1]
+    assert [event.step for event in events.Scalars("policy/loss")] == [1]

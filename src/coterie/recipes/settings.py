@@ -6,6 +6,7 @@ from typing import ClassVar
 from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.engines.settings import EngineSettings
 from coterie.environments.registry import DataSettings
+from coterie.runs.tracking import RunSettings
 
 
 class EvaluateSettings(Settings):
@@ -15,7 +16,7 @@ class EvaluateSettings(Settings):
     temperature: float = key(0.0, "0 is greedy.", source="Optima section 6", ge=0, le=2)
 
 
-class RecipeSettings(Settings):
+class RecipeSettings(RunSettings):
     """What every recipe is told."""
 
     recipe: ClassVar[str]

@@ -35,12 +35,18 @@ def train_role(
     role: str = POLICY,
 ) -> Metrics:
     """Train a role's model on items that have ``targets`` tokens as targets; SFT on rows by default."""
-    folder = run.training_folder(iteration, role)
+    folder, tracker = run.training_folder(iteration, role), run.tracking.of(role)
     if launches(settings):
-        given = (model, items, settings, folder, objective or SFT(), progress)
-        report = train_on_ranks(*given)
+        report = train_on_ranks(
+            model, items, settings, folder, objective or SFT(), progress, tracker
+        )
     else:
-        report = train(model.model, items, settings, folder, objective=objective, progress=progress)
+        report = train(
+            *(model.model, items, settings, folder),
+            objective=objective,
+            progress=progress,
+            tracker=tracker,
+        )
     return trained_metrics(report, len(items), targets * settings.epochs)
 
 

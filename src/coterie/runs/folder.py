@@ -8,7 +8,7 @@ FOLDER/report.html
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -21,6 +21,7 @@ from coterie.config.resolve import flatten, read_yaml
 from coterie.config.settings import Settings
 from coterie.engines.run_engines import POLICY
 from coterie.errors import UserError
+from coterie.runs.tracking import FINISHED, Tracking
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.store import ItemKey, Metrics, Store
 
@@ -40,7 +41,7 @@ class Step:
     @property
     def key(self) -> ItemKey:
         """The item that marks this step as finished."""
-        return ItemKey(self.iteration, self.stage, "", "finished")
+        return ItemKey(self.iteration, self.stage, "", FINISHED)
 
     @property
     def begun(self) -> ItemKey:
@@ -61,6 +62,8 @@ class Run:
     store: Store
     made: date
     """The day that chat templates with a clock write, however long the run takes."""
+    tracking: Tracking
+    """Where its metrics go besides the store."""
 
     @property
     def report(self) -> Path:
@@ -89,6 +92,7 @@ class Run:
     def finish(self, step: Step, fingerprint: str, metrics: Metrics) -> None:
         """Mark a step as finished under the settings whose fingerprint is given."""
         self.store.finish(step.key, metrics={**metrics, "settings": fingerprint})
+        self.tracking.stage(step.stage, metrics)
 
     def select(self, iteration: int, selections: Sequence[Selection]) -> None:
         """Write what an iteration selects, once."""
@@ -128,7 +132,8 @@ def open_run(folder: Path, recipe: str, settings: Settings, *, write: bool = Tru
     with Store.open(path, read_only=not write) as store, pinned(made):
         if trained and store.is_empty():
             raise _without_record(path, "is empty")
-        yield Run(folder, recipe, settings, store, made)
+        with closing(Tracking(folder, settings, store)) as tracking:
+            yield Run(folder, recipe, settings, store, made, tracking)
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from coterie.training.accelerate_config import accelerate_config
 from coterie.training.objective import Objective
 from coterie.training.record import TrainingReport
 from coterie.training.settings import TrainingSettings
+from coterie.training.trackers import Tracker
 
 JOB, ITEMS, PROGRESS, ERROR = "job.json", "items.json", "progress.jsonl", "error.json"
 ADAPTER, CONFIG, LOG, JOINED = "adapter", "accelerate.yaml", "ranks.log", "joined-"
@@ -100,6 +101,7 @@ def train_on_ranks(
     folder: Path,
     objective: Objective[Any],
     progress: Progress,
+    tracker: Tracker,
 ) -> TrainingReport:
     """:func:`~coterie.training.loop.train` on ranks of their own; the model itself is left as it is.
 
@@ -115,7 +117,7 @@ def train_on_ranks(
         loaded.model.to("cpu")  # the ranks need the room
         torch.cuda.empty_cache()
     with _started(job, settings, config["num_processes"], loaded.model.device.type) as ranks:
-        _watch(ranks, job, config["num_processes"], progress)
+        _watch(ranks, job, config["num_processes"], progress, tracker)
     facts = json.loads((folder / "final" / "training.json").read_text())
     shutil.rmtree(job)
     return TrainingReport(final=folder / "final", **facts["report"])
@@ -183,13 +185,13 @@ def _started(job: Path, settings: TrainingSettings, ranks: int, device: str) -> 
         process.wait()
 
 
-def _watch(process: Any, job: Path, ranks: int, progress: Progress) -> None:
+def _watch(process: Any, job: Path, ranks: int, progress: Progress, tracker: Tracker) -> None:
     """Pass on the progress of ranks until they end; raises :class:`UserError` if they fail."""
     began, told = time.monotonic(), 0
     try:
         while True:
             over = process.poll() is not None
-            told += _pass_on(job / PROGRESS, told, progress)
+            told += _pass_on(job / PROGRESS, told, progress, tracker)
             if over:
                 break
             absent = [n for n in range(ranks) if not (job / f"{JOINED}{n}").exists()]
@@ -208,7 +210,7 @@ def _watch(process: Any, job: Path, ranks: int, progress: Progress) -> None:
         raise UserError(f"a rank of {ranks} died, and so ended the training", _advice(job))
 
 
-def _pass_on(file: Path, first: int, progress: Progress) -> int:
+def _pass_on(file: Path, first: int, progress: Progress, tracker: Tracker) -> int:
     """Tell of the lines that are new since the ``first``; gives their number."""
     if not file.exists():
         return 0
@@ -219,6 +221,8 @@ def _pass_on(file: Path, first: int, progress: Progress) -> int:
             progress.start(line["total"], line["description"])
         else:
             progress.advance(line["n"], **line["fields"])
+            if "step" in line["fields"]:
+                tracker.log(line["fields"], line["fields"]["step"])
     return len(lines)
 
 

@@ -40,7 +40,7 @@ def train(
 
     With ``method=lora`` a model without adapter gets a fresh one, which is taken off again at the
     end and lives in ``folder/final``; of a model with adapters the one named, or the active one, is
-    trained. On one rank of many, give every rank all rows. ``tracker`` stands in for the one that ``settings`` names.
+    trained. On one rank of many, give every rank all rows. ``tracker`` is told of every step.
 
     An objective that reads values needs a model with a value head (``models.heads``), which is trained
     with it; full weights only, and not under FSDP.

@@ -11,9 +11,8 @@ Method = Literal["full", "lora"]
 Schedule = Literal["cosine", "linear", "constant"]
 Packing = Literal["auto", "flat"]
 Precision = Literal["no", "bf16", "auto"]
-TrackerName = Literal["none", "tensorboard", "trackio", "wandb", "swanlab"]
 
-_WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "tracker", "processes", "launch")
+_WITHOUT_EFFECT = ("save_every_seconds", "save_every_steps", "processes", "launch")
 """Keys that change no weight beyond rounding, so that a training may be resumed under other values of them."""
 
 
@@ -58,7 +57,6 @@ class TrainingSettings(Settings):
     seed: int = key(0, "seed of the order of rows and of a fresh adapter", ge=0, le=MOST_SEED)
     save_every_seconds: float | None = key(300.0, "time between checkpoints; none for never", gt=0)
     save_every_steps: int | None = key(None, "optimiser steps between checkpoints", ge=1)
-    tracker: TrackerName = key("none", "where metrics go besides the training's metrics.jsonl")
     processes: int | None = key(
         None,
         "ranks of a training, each a process that coterie starts and ends; none for a training in the run's own "

@@ -1,17 +1,20 @@
 """Trackers: where metrics go besides the training's own ``metrics.jsonl``.
 
+    with Trainer(model, objective, settings, folder, tracker=make_tracker("wandb", folder, "my run", {})) as trainer:
+
 All but ``none`` are Accelerate's tracker classes, and their packages are imported only when chosen.
 Nothing leaves the machine unless the person says so: ``wandb`` and ``swanlab`` start offline
-unless ``WANDB_MODE`` or ``SWANLAB_MODE`` says otherwise, and write under the training's folder, as
+unless ``WANDB_MODE`` or ``SWANLAB_MODE`` says otherwise, and write under the folder that is given, as
 ``tensorboard`` does; ``trackio`` keeps one local database for all runs, where its own ``trackio show`` finds
 it (``TRACKIO_DIR`` moves it).
 """
 
+import hashlib
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from accelerate.tracking import (
     GeneralTracker,
@@ -22,8 +25,8 @@ from accelerate.tracking import (
 )
 
 from coterie.errors import UserError
-from coterie.training.settings import TrackerName
 
+TrackerName = Literal["none", "tensorboard", "trackio", "wandb", "swanlab"]
 PROJECT = "coterie"
 
 
@@ -94,7 +97,9 @@ def _tensorboard(folder: Path, run: str) -> GeneralTracker:
 
 def _wandb(folder: Path, run: str) -> GeneralTracker:
     mode = os.environ.get("WANDB_MODE", "offline")
-    return WandBTracker(PROJECT, name=run, dir=str(folder), mode=mode)
+    return WandBTracker(
+        PROJECT, name=run, id=_id(folder, run), resume="allow", dir=str(folder), mode=mode
+    )
 
 
 def _swanlab(folder: Path, run: str) -> GeneralTracker:
@@ -103,7 +108,12 @@ def _swanlab(folder: Path, run: str) -> GeneralTracker:
 
 
 def _trackio(_: Path, run: str) -> GeneralTracker:
-    return TrackioTracker(PROJECT, name=run)
+    return TrackioTracker(PROJECT, name=run, resume="allow")
+
+
+def _id(folder: Path, run: str) -> str:
+    """One that a run keeps when it is gone on with."""
+    return hashlib.sha256(f"{folder.absolute()} {run}".encode()).hexdigest()[:16]
 
 
 _MAKERS: dict[str, Callable[[Path, str], GeneralTracker]] = {

@@ -15,7 +15,7 @@ the new weights at once. Servers, and engines beside several ranks, get them by 
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Generic
 
@@ -37,7 +37,7 @@ from coterie.training.ranks import ranks, refuse_sharded_head
 from coterie.training.record import Record, TrainingReport, open_folder
 from coterie.training.settings import TrainingSettings
 from coterie.training.surroundings import Surroundings
-from coterie.training.trackers import Tracker, make_tracker
+from coterie.training.trackers import NoTracker, Tracker
 
 
 class Trainer(Generic[Item]):
@@ -47,8 +47,8 @@ class Trainer(Generic[Item]):
     ``steps`` is how many optimiser steps it will take, which the schedule goes by; without it the learning rate has
     to be constant from the first step. With ``method=lora`` a model without adapter gets a fresh one, which is taken
     off again at the end and lives in ``folder/final``; of a model with adapters the one named, or the active one, is
-    trained. ``identity`` is what else must be the same for a training to be gone on with. ``tracker`` stands in for
-    the one that ``settings`` names, and is left open.
+    trained. ``identity`` is what else must be the same for a training to be gone on with. ``tracker`` is told
+    of every step, and left open.
 
     Raises :class:`UserError` for what can't be trained: a folder with another training, dropout, an objective on values
     without a head.
@@ -71,6 +71,7 @@ class Trainer(Generic[Item]):
         self.objective = objective
         self.settings = settings
         self.folder = folder
+        self._tracker = tracker or NoTracker()
         self.report: TrainingReport | None = None
         """What was done, once it is finished (by an earlier process too: its weights are then in the model)."""
         self._closed = False
@@ -89,7 +90,6 @@ class Trainer(Generic[Item]):
             open_folder(folder, self._accelerator, resume=resume)
             with self._prepared.training():
                 self._open(steps, identity or {})
-                self._tracker = tracker or opened.enter_context(self._own_tracker())
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "Trainer[Item]":
@@ -138,7 +138,8 @@ class Trainer(Generic[Item]):
             metrics = self._record.add(
                 loss=loss, grad_norm=norm, learning_rate=rate, seconds=seconds
             )
-            self._tracker.log(metrics, self.done)
+            if self.is_main:
+                self._tracker.log(metrics, self.done)
             if self._record.save_is_due:
                 self._record.save(self._weights, self._optimizer)
         return metrics
@@ -215,16 +216,6 @@ class Trainer(Generic[Item]):
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         names = self._prepared.names
         return {name: one for name, one in self.model.named_parameters() if name in names}
-
-    @contextmanager
-    def _own_tracker(self) -> Iterator[Tracker]:
-        name = self.settings.tracker if self.is_main and self.report is None else "none"
-        run = "-".join(self.folder.parts[-3:])
-        tracker = make_tracker(name, self.folder, run, self.settings.model_dump())
-        try:
-            yield tracker
-        finally:
-            tracker.close()
 
     def _count(self, batch: Batch[Item], families: Sequence[Family]) -> None:
         counts = self._record.counts

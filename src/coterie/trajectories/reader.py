@@ -154,10 +154,13 @@ def credit_of_nodes(
 
 
 def items(
-    db: sqlite3.Connection, iteration: int | None = None, stage: str | None = None
+    db: sqlite3.Connection,
+    iteration: int | None = None,
+    stage: str | None = None,
+    sample: str | None = None,
 ) -> Iterator[tuple[int, Item]]:
     """Finished items with their keys in the tables, in the order of :class:`ItemKey`."""
-    where, values = _where("item", iteration=iteration, stage=stage)
+    where, values = _where("item", iteration=iteration, stage=stage, sample=sample)
     rows = db.execute(
         "SELECT key, iteration, stage, task, sample, failure, metrics FROM item "
         f"{where} ORDER BY iteration, stage, task, sample",

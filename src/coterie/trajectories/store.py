@@ -188,6 +188,11 @@ class Store:
         """What was measured on the finished items of a stage, in key order."""
         return {item.key: dict(item.metrics) for item in self._items(iteration, stage)}
 
+    def metrics_of(self, sample: str) -> list[Metrics]:
+        """What was measured on the finished items of this sample's name, of all iterations and stages."""
+        with explained(self.path):
+            return [item.metrics for _, item in reader.items(self._db, sample=sample)]
+
     def tree(self, iteration: int, stage: str, task: str) -> Tree:
         """The tree of one task; ``KeyError`` if no finished item brought one."""
         with explained(self.path):

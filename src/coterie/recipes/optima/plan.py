@@ -33,8 +33,8 @@ def optima_plan(settings: OptimaSettings) -> RunPlan:
         check_vllm(settings.engine.vllm)
     trainings = _trainings(settings)
     for name, training in trainings.items():
-        check_tracker(training.tracker, f"{name}.tracker")
         check_launch(training, settings.engine.device_name, name)
+    check_tracker(settings.tracker)
     environment = make_question_environment(settings.dataset, settings.data)
     train = environment.tasks("train", settings.rollout.tasks, settings.seed)
     heldout = environment.tasks("heldout", settings.evaluate.tasks, settings.seed)

@@ -32,8 +32,8 @@ def sweet_plan(settings: SweetSettings, environment: Coding) -> RunPlan:
     s = settings
     _check_services(s, environment)
     for name, training in s.trainings.items():
-        check_tracker(training.tracker, f"{name}.tracker")
         check_launch(training, settings.engine.device_name, name)
+    check_tracker(settings.tracker)
     train = environment.tasks("train", s.rollout.tasks, s.seed)
     heldout = environment.tasks("heldout", s.evaluate.tasks, s.seed)
     check_disjoint(train, heldout)
