@@ -230,10 +230,14 @@ def make_turn(
     )
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+
+
 def digest(*values: object) -> str:
     """A short stable hash of JSON-able values (128 bits, hexadecimal)."""
-    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(encoded(text, "what was said or shown")).hexdigest()[:32]
+    return hashlib.sha256(encoded(_ENCODER.encode(values), "what was said or shown")).hexdigest()[
+        :32
+    ]
 
 
 def _common(new: tuple[object, ...], old: tuple[object, ...]) -> int:
