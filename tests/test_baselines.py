@@ -20,9 +20,6 @@ from coterie.environments.protocol import State
 from coterie.environments.registry import (
     CODING,
     NAMES,
-    DataSettings,
-    make_environment,
-    make_question_environment,
 )
 from coterie.environments.talk import Talk
 from coterie.errors import UserError
@@ -30,14 +27,13 @@ from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from tests import talking
 from tests.conftest import Cli
+from tests.played import coding_in, talk_in
 
 TALKS = tuple(name for name in NAMES if name not in CODING)
 
-SAMPLE = DataSettings(source="sample")
-
 
 def environment(name: str) -> Talk:
-    return make_question_environment(name, SAMPLE)
+    return talk_in(name)
 
 
 def prompt(played: Talk, task: Task, agent: str) -> str:
@@ -184,7 +180,7 @@ def test_a_method_of_no_kind_is_refused(cli: Cli) -> None:
 
 @pytest.mark.parametrize("name", CODING)
 def test_where_functions_are_written_the_only_baseline_is_to_answer_at_once(name: str) -> None:
-    environment = make_environment(name, DataSettings(source="sample"))
+    environment = coding_in(name)
     alone = by_method(environment, "cot")
     assert alone.max_turns == 1
     assert [task.id for task in alone.tasks("heldout", 2, 0)] == [
