@@ -29,7 +29,7 @@ from bench.smollm2 import loaded
 from bench.timing import alternate
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.registry import make_environment
+from coterie.environments.exchange.environment import Exchange
 from coterie.models.loading import LoadedModel, load
 from coterie.rollout.opening import first_prompts
 
@@ -46,7 +46,7 @@ def endless(model: LoadedModel) -> LoadedModel:
 
 def environment_prompts(model: LoadedModel) -> list[list[int]]:
     """First prompts of held-out tasks."""
-    environment = make_environment("exchange")
+    environment = Exchange()
     found = []
     for task in environment.tasks("heldout", BATCH, 0):
         agent, first = next(iter(first_prompts(environment, task).items()))

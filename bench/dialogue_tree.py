@@ -44,8 +44,8 @@ from bench.lockstep import generate, lockstep, score, scored
 from bench.timing import Times, rounds
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
+from coterie.environments.exchange.environment import Exchange
 from coterie.environments.protocol import Shared
-from coterie.environments.registry import make_environment
 from coterie.environments.traits import agents_of
 from coterie.models.loading import LoadedModel, load
 from coterie.recipes.optima.settings import OptimaDPOSettings
@@ -87,7 +87,7 @@ class Bench:
         self.base = InProcessEngine(base, policy="base", version="0")
         self.loaded, self.frozen = loaded, base
         self.settings, self.tasks = settings, tasks
-        self.environment = make_environment("exchange")
+        self.environment = Exchange()
         self.trees: list[TreeSearch] = []
 
     async def grow(self, kind: type[TreeGrower], at_a_time: int) -> float:

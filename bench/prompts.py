@@ -38,7 +38,7 @@ from coterie.engines.run_engines import Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.environments.baselines import Method
 from coterie.environments.protocol import WELL_FORMED, Shared
-from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings
+from coterie.environments.registry import EXCHANGES, MICRO_WORLDS, SUBJECTS
 from coterie.environments.traits import agents_of, persons_of
 from coterie.environments.user_simulator import ModelUserSimulator, UserSimulatorSettings
 from coterie.errors import UserError
@@ -49,7 +49,7 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, Finished
 from coterie.rollout.persons import PersonSampler
 from coterie.rollout.samplers import TokenSampler
-from coterie.runs.benchmark import BenchmarkSettings
+from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 from coterie.runs.casting import Cast
 from coterie.tools.sandbox.pool import Sandbox
 
@@ -154,10 +154,9 @@ async def measure(options: Options, end: float, functions: Path) -> dict[str, Fo
         await easiest(functions, options.tasks, sandbox)
         for place, (name, method) in enumerate(CASES):
             source = str(functions) if name == "colbench_code" else "sample"
-            settings = BenchmarkSettings(
-                method=method, data=DataSettings(source=source, turns=TURNS)
-            )
-            environment = settings.environment(name)
+            rows = [] if name in MICRO_WORLDS else [f"dataset.source={source}"]
+            words = [f"method={method}", f"environment.turns={TURNS}", *rows]
+            environment = benchmark_settings(BenchmarkSettings, name, words).made()
             speaker = getattr(environment, "script", None) or ModelUserSimulator(
                 chat, user_simulator
             )

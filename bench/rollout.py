@@ -39,8 +39,8 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Engine, Sampling
 from coterie.engines.servers.pool import ServerPool
 from coterie.engines.servers.vllm import VLLMSettings, vllm_pool
+from coterie.environments.exchange.environment import Exchange
 from coterie.environments.protocol import Shared
-from coterie.environments.registry import make_environment
 from coterie.models.loading import LoadedModel, load
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
@@ -137,7 +137,7 @@ async def compare(
     settings = (engine, model.renderer.render, sampling, model.context_length)
     recording = RecordingSampler(*settings)
     recording.asked = []
-    environment: Any = make_environment("exchange")
+    environment: Any = Exchange()
     environment.max_turns = TURNS
     tasks = environment.tasks("heldout", DIALOGUES, 0)
     await dialogues(recording, environment, tasks)

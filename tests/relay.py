@@ -19,28 +19,25 @@ from coterie.environments.protocol import (
     Syntax,
     Transition,
 )
+from coterie.environments.settings import EnvironmentSettings
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import RunPlan
 from coterie.recipes.settings import RecipeSettings
-from coterie.recipes.trainings import train_role
+from coterie.recipes.trainings import imitate
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
 from coterie.runs.roles import Role
-from coterie.runs.selected import selected
 from coterie.runs.stage import Stage
 from coterie.tools.run import CallLimits, run_calls
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
-from coterie.trajectories.row import rows
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending, Tree
 from coterie.trajectories.turn import Finish, Message, Part, Speaker, Turn
-from coterie.trajectories.view import view
 
 SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 WEIGH = Tool("weigh", "Says how long a word is.", SCHEMA, alone=True)
@@ -156,7 +153,7 @@ class RelaySettings(RecipeSettings):
 
     recipe: ClassVar[str] = "relay/sft"
     model: str = key("tiny-exchange", "Both roles begin as it.")
-    dataset: str = key("relay", "The tasks.")
+    environment: EnvironmentSettings = EnvironmentSettings(name="tests.relay:Relay")
     shares: bool = key(False, "Whether the roles are adapters of one base in memory.")
     tasks: int = key(3, "Tasks an iteration.", ge=1)
     samples: int = key(3, "Dialogues a task.", ge=1)
@@ -174,19 +171,8 @@ class RelaySettings(RecipeSettings):
 class RelayRecipe(Recipe):
     """Iteration 0 trains the grounder on the lightest dialogues, iteration 1 both."""
 
+    settings_type = RelaySettings
     settings: RelaySettings
-
-    def __init__(self, settings: RelaySettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self.name = settings.recipe
-        self.environment = Relay()
-
-    def content(self) -> str:
-        return ""
-
-    def plan(self) -> RunPlan:
-        raise AssertionError("nobody asks")
 
     def roles(self) -> tuple[Role, ...]:
         model, shares = self.settings.model, "grounder" if self.settings.shares else None
@@ -198,7 +184,7 @@ class RelayRecipe(Recipe):
     def stages(self) -> list[Stage]:
         found, before = list[Stage](), list[Stage]()
         for i, trained in enumerate((["grounder"], ["grounder", "planner"])):
-            found.append(self.evaluation(i, before, [self.settings.evaluate.fingerprint()]))
+            found.append(self.evaluation(i, before))
             rollout = self.stage(i, "rollout", self.rollout, before)
             weigh = self.stage(i, "weigh", self.weigh, [rollout])
             select = self.stage(i, "select", self.select, [weigh])
@@ -207,7 +193,7 @@ class RelayRecipe(Recipe):
                 for role in trained
             ]
             found += [rollout, weigh, select, *before]
-        return [*found, self.evaluation(2, before, [self.settings.evaluate.fingerprint()])]
+        return [*found, self.evaluation(2, before)]
 
     async def rollout(self, run: Run, i: int, progress: Progress) -> Metrics:
         tasks = self.environment.tasks("train", self.settings.tasks, 0, [self.settings.tasks] * i)
@@ -239,14 +225,4 @@ class RelayRecipe(Recipe):
         return {"selected": len(chosen)}
 
     def train(self, role: str, run: Run, i: int, progress: Progress) -> Metrics:
-        model = self.models(run).load_to_train(role, self.newest(run, role, i))
-        found = [
-            row
-            for tree, one in selected(run, i)
-            if one.agent == role
-            for row in rows(view(tree, one.leaf, role))
-            if row.targets
-        ]
-        targets = sum(row.target_count for row in found)
-        own = self.seeded(self.settings.train, i)
-        return train_role(run, i, model, found, own, progress, targets=targets, role=role)
+        return imitate(self, run, i, self.settings.train, progress, role=role)

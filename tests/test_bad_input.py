@@ -94,7 +94,7 @@ def test_a_context_longer_than_the_models(cli: Cli) -> None:
 
 
 def test_an_unknown_data_set(cli: Cli) -> None:
-    assert "exchange" in refused(cli, "run", "optima/isft", "dataset=exchanges")
+    assert "exchange" in refused(cli, "run", "optima/isft", "environment=exchanges")
 
 
 def test_a_run_folder_of_another_recipe(cli: Cli, tmp_path: Path) -> None:

@@ -24,9 +24,6 @@ from coterie.environments.protocol import Environment, State
 from coterie.environments.registry import (
     CODING,
     NAMES,
-    DataSettings,
-    make_environment,
-    make_question_environment,
 )
 from coterie.environments.talk import Talk
 from coterie.environments.traits import Formats, Graded, Scripted, Solo, Votes
@@ -36,14 +33,13 @@ from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from coterie.trajectories.turn import Message, Part
 from tests import talking
 from tests.conftest import Cli
+from tests.played import coding_in, environment_of, talk_in
 
 TALKS = tuple(name for name in NAMES if name not in CODING)
 
-SAMPLE = DataSettings(source="sample")
-
 
 def environment(name: str) -> Talk:
-    return make_question_environment(name, SAMPLE)
+    return talk_in(name)
 
 
 def prompt(played: Talk, task: Task, agent: str) -> str:
@@ -240,7 +236,7 @@ def asked_of(played: Environment, name: str) -> object:
 def test_all_that_an_environment_has_is_passed_on_but_how_the_method_plays(
     name: str, method: Method
 ) -> None:
-    own = make_environment(name, SAMPLE)
+    own = environment_of(name)
     plays = frozenset({"limits", "see"}) if name in CODING else PLAYS[method]
     marks = marked(own)
     played = by_method(own, method)
@@ -255,13 +251,13 @@ def test_all_that_an_environment_has_is_passed_on_but_how_the_method_plays(
 
 
 def test_alone_in_the_micro_world_there_are_as_many_turns_as_were_asked_for() -> None:
-    short = make_question_environment("exchange", DataSettings(turns=3))
+    short = talk_in("exchange", "environment.turns=3")
     assert by_method(short, "cot").limits == {"turns": 3}
 
 
 @pytest.mark.parametrize("name", CODING)
 def test_where_functions_are_written_the_only_baseline_is_to_answer_at_once(name: str) -> None:
-    environment = make_environment(name, DataSettings(source="sample"))
+    environment = coding_in(name)
     alone = by_method(environment, "cot")
     assert alone.max_turns == 1
     assert [task.id for task in alone.tasks("heldout", 2, 0)] == [

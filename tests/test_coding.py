@@ -20,12 +20,11 @@ from coterie.environments.coding import (
     hidden_calls,
     transcript,
 )
-from coterie.environments.colbench import BackendProgramming, compared
+from coterie.environments.colbench import compared
 from coterie.environments.persona.choices import CHOICES
-from coterie.environments.persona.environment import HIDDEN, Persona
+from coterie.environments.persona.environment import HIDDEN, Persona, PersonaSettings
 from coterie.environments.persona.wordings import ASKS
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
-from coterie.environments.registry import DataSettings, make_coding_environment
 from coterie.environments.single_turn import SingleTurn
 from coterie.environments.user_simulator import (
     PERSON,
@@ -43,6 +42,7 @@ from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Ending
 from coterie.trajectories.turn import PrivilegeError
+from tests.played import coding_in
 from tests.playing import Says, converse
 
 REFERENCE_CODE = "def double(x):\n    return 2 * x"
@@ -101,7 +101,7 @@ def test_a_dialogue_ends_with_an_answer_or_with_the_last_turn() -> None:
     assert grade.metrics["turns"] == 2 and grade.metrics["fraction"] == 1.0  # type: ignore[union-attr]
     assert grade.metrics["leaks"] == 0, "the answer itself is none"  # type: ignore[union-attr]
     assert grade.metrics[WELL_FORMED] == 1.0  # type: ignore[union-attr]
-    environment = make_coding_environment("persona", DataSettings(turns=3))
+    environment = Persona(PersonaSettings(turns=3))
     state, grade = play(environment, task, ["Which?", "And?", REFERENCE_CODE])
     assert state.end == TURNS and grade.score == 1.0  # type: ignore[union-attr]
     assert grade.metrics[WELL_FORMED] == 0.0, "the marker is missing"  # type: ignore[union-attr]
@@ -131,8 +131,8 @@ HELPERS = {
 @pytest.mark.parametrize("name", HELPERS)
 def test_what_passes_as_a_module_fails_as_in_the_legacy_grader(name: str) -> None:
     said = [f"{MARKER}\n{HELPERS[name]}"]
-    _, modern = play(Persona("module"), a_task(), said)
-    _, legacy = play(Persona("legacy"), a_task(), said)
+    _, modern = play(Persona(), a_task(), said)
+    _, legacy = play(Persona(PersonaSettings(grading="legacy")), a_task(), said)
     assert modern is not None and legacy is not None
     assert modern.score == 1.0
     # recursion alone passes a call that does not recurse
@@ -143,7 +143,7 @@ def test_floats_may_differ_by_the_tolerance_of_the_settings() -> None:
     task = a_task("def double(x):\n    return 2 * x + 0.5")
     near = [f"{MARKER}\ndef double(x):\n    return 2 * x + 0.5001"]
     for tolerance, score in ((0.0, 0.0), (0.01, 1.0)):
-        grade = play(Persona(tolerance=tolerance), task, near)[1]
+        grade = play(Persona(PersonaSettings(tolerance=tolerance)), task, near)[1]
         assert grade is not None and grade.score == score
 
 
@@ -192,8 +192,8 @@ def test_training_tasks_go_on_where_the_last_draw_ended_and_held_out_ones_are_th
 
 def test_legacy_refuses_words_wherever_they_stand() -> None:
     said = [f"{MARKER}\n{REFERENCE_CODE}\n# no sudo needed"]
-    assert play(Persona("module"), a_task(), said)[1].score == 1.0  # type: ignore[union-attr]
-    assert play(Persona("legacy"), a_task(), said)[1].score == 0.0  # type: ignore[union-attr]
+    assert play(Persona(), a_task(), said)[1].score == 1.0  # type: ignore[union-attr]
+    assert play(Persona(PersonaSettings(grading="legacy")), a_task(), said)[1].score == 0.0  # type: ignore[union-attr]
 
 
 def test_a_reference_that_fails_its_tests_is_a_recorded_failure() -> None:
@@ -255,7 +255,7 @@ def test_secrets_are_for_those_who_may_read_them() -> None:
 def test_values_are_compared_by_type_too_if_so_set() -> None:
     said = [f"{MARKER}\ndef double(x):\n    return 2.0 * x"]
     for strict, score in ((False, 1.0), (True, 0.0)):
-        environment = make_coding_environment("persona", DataSettings(strict=strict))
+        environment = Persona(PersonaSettings(strict=strict))
         assert play(environment, a_task(), said)[1].score == score  # type: ignore[union-attr]
 
 
@@ -288,7 +288,7 @@ ALWAYS = (
 def test_a_comparison_in_a_test_does_not_ask_the_answer() -> None:
     calls = ["double(1) == 2", "double(1) == 2 and double(2) == 4", "double(1) == double(1) == 2"]
     row = CodeRow(id="r", question="q", answer=REFERENCE_CODE, tests=tuple(calls))
-    environment = BackendProgramming("colbench_code", "sample", "module", 0.0)
+    environment = coding_in("colbench_code")
     for answer, fraction in ((ALWAYS, 0.0), (REFERENCE_CODE, 1.0)):
         _, grade = play(environment, environment.task(row), [f"{MARKER}\n{answer}"])
         assert grade is not None and grade.metrics["fraction"] == fraction

@@ -9,7 +9,9 @@ import pytest
 
 from coterie.datasets.catalogue import SPLITS, Split
 from coterie.datasets.code_rows import SENTENCE, CodeRow, signature
-from coterie.datasets.local import load_splits, rows_file
+from coterie.datasets.finding import Rows
+from coterie.datasets.local import rows_file
+from coterie.datasets.settings import SourceSettings
 from coterie.errors import UserError
 from coterie.generators.colbench.drawn import draw_rows, kinds_of
 from coterie.generators.colbench.kinds import KINDS, Level
@@ -72,9 +74,8 @@ def test_the_sample_is_what_the_command_draws(tmp_path: Path, cli: Cli) -> None:
     for split in SPLITS:
         packaged = rows_file("colbench_code", split, "sample").read_text()
         assert (out / f"{split}.jsonl").read_text() == packaged
-    assert {part: len(rows) for part, rows in load_splits("colbench_code", out).items()} == {
-        "train": 48, "heldout": 36,
-    }  # fmt: skip
+    rows = Rows(SourceSettings(name="colbench_code", source=str(out)))
+    assert [len(rows.split(split)) for split in SPLITS] == [48, 36]
     again = cli("data", "draw", *words)
     assert again.code == 2 and "exists already" in again.err
 

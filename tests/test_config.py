@@ -111,7 +111,8 @@ def test_a_settings_file_may_begin_with_a_bom_and_has_each_key_once(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("stored", "said"), [({"dataset": 5}, "dataset='5'"), ({1: 2}, "1: is not known here")]
+    ("stored", "said"),
+    [({"dataset": 5}, "dataset=5: dataset is a group of keys"), ({1: 2}, "1: is not known here")],
 )
 def test_stored_values_of_another_kind_are_refused(stored: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):

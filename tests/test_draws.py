@@ -2,13 +2,14 @@
 
 import pytest
 
-from coterie.environments.registry import DataSettings, make_environment
+from coterie.environments.registry import task_word
 from coterie.environments.rows import draws
 from coterie.recipes.optima.methods import optima
 from coterie.recipes.plan import content_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Step
 from coterie.trajectories.task import Task
+from tests.played import talk_in
 
 METHODS = ("optima/isft", "optima/idpo", "optima/isft_dpo")
 
@@ -40,7 +41,7 @@ def test_a_draw_depends_on_those_before_it_alone() -> None:
 
 @pytest.mark.parametrize("name", ["gsm8k", "hotpot_qa", "exchange", "persona", "colbench_code"])
 def test_an_environment_goes_on_where_the_draws_before_ended(name: str) -> None:
-    environment = make_environment(name, DataSettings(source="sample"))
+    environment = talk_in(name)
     counts = (5, 2, 9, 4)
     parts = [environment.tasks("train", n, 1, counts[:place]) for place, n in enumerate(counts)]
     assert [len(part) for part in parts] == list(counts)
@@ -55,7 +56,8 @@ def test_an_environment_goes_on_where_the_draws_before_ended(name: str) -> None:
 @pytest.mark.parametrize("dataset", ["gsm8k", "exchange"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_iteration_of_a_recipe_draws_new_tasks(method: str, dataset: str) -> None:
-    words = [f"dataset={dataset}", "data.source=sample", "iterations=4", "rollout.tasks=9"]
+    source = ["dataset.source=sample"] * (dataset == "gsm8k")
+    words = [task_word(dataset), *source, "iterations=4", "rollout.tasks=9"]
     words += [] if method == "optima/isft" else ["dpo.tasks=13"]
     recipe = optima(settings(method, words))
     sizes = {"sft": 9, "dpo": 13}

@@ -79,7 +79,7 @@ def test_evaluations_that_have_no_place_are_refused_before_a_policy_is_loaded(
     (tmp_path / "runs").touch()
     assert "runs/evaluations" in refused(cli, "evaluate", "exchange", "policy=tiny-exchange")
     said = refused(cli, "evaluate", "gsm8k", "policy=http://127.0.0.1:9/v1", SERVER[1],
-                   "data.source=sample")  # fmt: skip
+                   "dataset.source=sample")  # fmt: skip
     assert "runs/evaluations" in said
 
 
@@ -121,7 +121,7 @@ def test_an_empty_file_is_named(cli: Cli, tmp_path: Path, name: str) -> None:
         cli, "data", "prepare", "gsm8k", "--from", name, "--from", name.replace("train", "test")
     )
     assert "test." in said
-    source = ("data.source=rows", "model=tiny-exchange")
+    source = ("dataset.source=rows", "model=tiny-exchange")
     assert "rows/train.jsonl is empty" in refused(
         cli, "run", "optima/isft", "dataset=gsm8k", *source
     )
@@ -140,7 +140,7 @@ def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(cli: Cli, tmp_path: 
     (tmp_path / "pool.yaml").write_text("- Speak in numbers.\n", encoding="utf-8-sig")
     (tmp_path / "theirs.jsonl").write_text("{}\n", encoding="utf-8-sig")
     assert list(LineFile(tmp_path / "theirs.jsonl").objects()) == [(1, {})]
-    words = ("data.source=rows", "data.format_pool_file=pool.yaml", "model=tiny-exchange",
+    words = ("dataset.source=rows", "environment.format_pool_file=pool.yaml", "model=tiny-exchange",
              "rollout.max_tokens=16", "train.max_length=1024", "rollout.tasks=1", "evaluate.tasks=1",
              "train.tokens_per_microbatch=1024")  # fmt: skip
     said = cli("run", "optima/isft", "dataset=gsm8k", *words, "--dry-run")
@@ -161,7 +161,7 @@ NAMES = (
     ("run optima/isft model=owner/weights.gguf", "there is no folder owner/weights.gguf"),
     ("run optima/isft model=beside/finishd", "did you mean beside/finished?"),
     ("run optima/isft model=~nobody-at-all/model", "~nobody-at-all/model: nobody of that name"),
-    ("evaluate gsm8k policy=tiny-exchange data.source=~nobody-at-all/x", "nobody of that name"),
+    ("evaluate gsm8k policy=tiny-exchange dataset.source=~nobody-at-all/x", "nobody of that name"),
     ("run optima/isft model=note.txt", "note.txt is a file"),
     ("run optima/isft model=", "no model is named"),
     (

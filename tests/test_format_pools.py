@@ -9,9 +9,9 @@ import pytest
 from coterie.environments.format_pool import MAX_LENGTH, read_pool
 from coterie.environments.format_writer import RefusedFormat, clean
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
-from coterie.environments.registry import DataSettings, make_environment
 from coterie.errors import UserError
 from tests.conftest import Cli
+from tests.played import talk_in
 from tests.test_endpoint import Answer, says, service
 
 FRESH = (
@@ -41,8 +41,7 @@ def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
     for file in (lines, items):
         assert read_pool(file) == FRESH
         for name in ("exchange", "2wiki", "math", "arc_c"):
-            data = DataSettings(source="sample", format_pool_file=str(file))
-            assert make_environment(name, data).formats == FRESH
+            assert talk_in(name, f"environment.format_pool_file={file}").formats == FRESH
 
 
 @pytest.mark.parametrize(
@@ -67,9 +66,8 @@ def test_a_broken_pool_is_named_by_line(
 ) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
-    data = DataSettings(source="sample", format_pool_file=str(tmp_path / name))
     with pytest.raises(UserError) as error:
-        make_environment("cbt", data)
+        talk_in("cbt", f"environment.format_pool_file={tmp_path / name}")
     assert said in error.value.what
 
 

@@ -8,7 +8,7 @@ import pytest
 from coterie.environments import equality
 from coterie.environments.gold import gold_answer
 from coterie.environments.mathematics import same_mathematics, spelling
-from coterie.environments.registry import DataSettings, make_question_environment
+from tests.played import talk_in
 
 EQUAL = [
     (r"\{1,2\}", r"\{2, 1\}"), (r"\{1,2\}", "2,1"), ("1,2", "2, 1"), ("1, 1, 2", "2,1,1"),
@@ -58,7 +58,7 @@ def test_answers_that_are_not(one: str, other: str) -> None:
 
 
 def test_the_answers_of_the_rows_that_ship_score_in_honest_dress_only() -> None:
-    environment = make_question_environment("math", DataSettings(source="sample"))
+    environment = talk_in("math")
     for task in environment.tasks("heldout", 100, 0):
         gold = gold_answer(task)
         for honest in (f" {gold}.", rf"${gold}$", rf"\boxed{{{gold}}}", f"**{gold}**"):

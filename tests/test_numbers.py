@@ -7,9 +7,9 @@ import pytest
 
 from coterie.environments.gold import gold_answer
 from coterie.environments.numbers import number, same_number
-from coterie.environments.registry import DataSettings, make_question_environment
 from coterie.environments.votes import Vote
 from coterie.trajectories.task import Task
+from tests.played import talk_in
 
 HONEST = (
     "G", "$G", r"\$G", "$G$", r"\(G\)", "**G**", "G.", "G.00", "G apples", "G dollars per day", "$G/day",
@@ -45,13 +45,13 @@ CHEATS = (
 @pytest.fixture(scope="module")
 def tasks() -> list[Task]:
     """Those whose answer is not 0, of which a seventh is 0 too; each answer once."""
-    environment = make_question_environment("gsm8k", DataSettings(source="sample"))
+    environment = talk_in("gsm8k")
     found = {gold_answer(task): task for task in environment.tasks("heldout", 100, 0)}
     return [task for gold, task in found.items() if gold != "0"]
 
 
 def test_a_number_in_an_honest_dress_scores_agrees_and_has_a_vote(tasks: list[Task]) -> None:
-    environment = make_question_environment("gsm8k", DataSettings(source="sample"))
+    environment = talk_in("gsm8k")
     for task in tasks:
         gold = gold_answer(task)
         for dress in (*HONEST, f"{float(gold):,}"):
@@ -65,7 +65,7 @@ def test_a_number_in_an_honest_dress_scores_agrees_and_has_a_vote(tasks: list[Ta
 def test_a_number_with_something_left_over_scores_agrees_and_votes_for_nothing(
     tasks: list[Task],
 ) -> None:
-    environment = make_question_environment("gsm8k", DataSettings(source="sample"))
+    environment = talk_in("gsm8k")
     for task in tasks:
         gold = gold_answer(task)
         for cheat in CHEATS:

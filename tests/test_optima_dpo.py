@@ -13,7 +13,6 @@ from coterie.environments.talk import Talk
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
-from coterie.recipes.optima.plan import optima_plan as plan
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.settings import OptimaDPOSettings
 from coterie.recipes.optima.trees import Growing, rollouts
@@ -373,10 +372,10 @@ def test_what_cannot_work_is_refused(words: list[str], message: str) -> None:
 def test_the_plan_checks_what_only_dpo_needs() -> None:
     long = settings("optima/idpo", ["dpo.train.max_length=2048", "dpo.tasks=3"])
     with pytest.raises(UserError, match=r"dpo\.train\.max_length=2048 is more than") as error:
-        plan(long)
+        recipe(long).plan()
     assert error.value.todo == "use dpo.train.max_length=1024 or less"
     own = opened()
-    found = plan(own.settings)
+    found = own.plan()
     # SFT: 4 tasks, 2 samples; DPO: 3 trees of 3 searches with 3 rollouts, and 4 to probe
     assert found.dialogues == 4 * 2 + 3 * 9 + 4
 

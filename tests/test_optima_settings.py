@@ -40,8 +40,11 @@ DEPENDS = {
 
 @pytest.mark.parametrize("word", DEPENDS)
 def test_a_setting_is_a_part_of_the_steps_that_it_changes(word: str) -> None:
-    words = ["data.source=sample", "iterations=2"]
-    one, other = (optima(settings("optima/isft_dpo", [*words, *more])) for more in ([], [word]))
+    words = ["iterations=2"]
+    source = ["dataset.source=sample"] * word.startswith("dataset")
+    one, other = (
+        optima(settings("optima/isft_dpo", [*words, *more])) for more in ([], [word, *source])
+    )
     steps = [Step(i, stage) for i in (SFT, DPO) for stage in STAGES]
     changed = [step for step in steps if one.fingerprint(step) != other.fingerprint(step)]
     assert {(step.iteration, step.stage) for step in changed} == DEPENDS[word]

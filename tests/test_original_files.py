@@ -25,7 +25,7 @@ from coterie.runs.loop import run_steps
 from coterie.trajectories.task import Task
 from tests.conftest import SMALL, Cli
 
-TINY = ("model=tiny-exchange", "data.source=sample", "engine.device=cpu")
+TINY = ("model=tiny-exchange", "dataset.source=sample", "engine.device=cpu")
 HOTPOT = {
     "question": "In which country was the designer of the Elm Street bridge born?",
     "prompt": "You are ${name}. Speak in a matrix. ${question} ${information}",

@@ -41,7 +41,9 @@ PAIRS_LINE = {
 
 def test_pairs_become_siblings_with_values_and_train(cli: Cli, tmp_path: Path) -> None:
     wrote(tmp_path / "theirs_dpo_format.jsonl", {"task_id": 1, "dpo_results": []}, PAIRS_LINE)
-    said = cli("import", "optima", "theirs_dpo_format.jsonl", "--folder", "run", "dataset=exchange")
+    said = cli(
+        "import", "optima", "theirs_dpo_format.jsonl", "--folder", "run", "environment=exchange"
+    )
     assert said.code == 0 and "pairs: 3" in said.err, said.err
     base = load("tiny-exchange")
     with Store.open(tmp_path / "run/store.sqlite", read_only=True) as store:
@@ -111,7 +113,7 @@ def test_a_broken_pair_is_named_and_nothing_is_made(
     assert isinstance(pairs, list)
     line = {"task_id": 3, "dpo_results": [{**pairs[0], **fields}, pairs[0]]}
     wrote(tmp_path / "theirs.jsonl", PAIRS_LINE, line)
-    said = cli("import", "optima", "theirs.jsonl", "--folder", "run", "dataset=exchange")
+    said = cli("import", "optima", "theirs.jsonl", "--folder", "run", "environment=exchange")
     assert said.code == 2 and "line 2" in said.err
     assert re.search(reason, said.err)
     assert [path.name for path in tmp_path.iterdir()] == ["theirs.jsonl"]

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from coterie.recipes.optima.plan import optima_plan as plan
-from coterie.recipes.registry import datasets, preset, settings
+from coterie.environments.registry import task_word
+from coterie.recipes.registry import played_by, preset, settings
+from coterie.recipes.registry import recipe as recipe_of
 from tests.conftest import Cli
 from tests.templates import model
 
@@ -22,7 +23,7 @@ Table = Mapping[str, Any]
 """By key; a value for each of :data:`SETS`, or one for all."""
 
 EVERYWHERE: Table = {
-    "model": "meta-llama/Meta-Llama-3-8B-Instruct", "dataset": SETS, "iterations": 6,
+    "model": "meta-llama/Meta-Llama-3-8B-Instruct", "dataset.name": SETS, "iterations": 6,
     "from_initial": (False, False, False, False, True, True, True, True),
     "evaluate.tasks": (1000, 1000, 1000, 1000, 5000, 1319, 1172, 14042), "evaluate.temperature": 0.0,
     "rollout.temperature": 0.7, "rollout.first_temperature": (0.3, 0.3, 0.3, 0.3, 0.7, 0.7, 0.3, 0.3),
@@ -76,7 +77,7 @@ PUBLISHED: Mapping[str, Table] = {
 }
 
 EXCHANGE: Table = {
-    "model": "tiny-exchange", "dataset": "exchange", "rollout.tasks": 128, "rollout.samples": 8,
+    "model": "tiny-exchange", "environment.name": "exchange", "rollout.tasks": 128, "rollout.samples": 8,
     "rollout.max_tokens": 96, "rollout.first_temperature": 0.7, "rollout.temperature": 0.7,
     "reward.lambda_token": 0.6, "reward.lambda_loss": 0.002, "reward.min_loss": 0.005,
     "reward.repeats_lose_loss": False, "select.threshold": 0.5, "select.top_share": 0.7,
@@ -108,7 +109,7 @@ def trainings(shared: Table, **own: Table) -> Table:
 
 
 COLBENCH: Table = {
-    "model": "meta-llama/Llama-3.1-8B-Instruct", "dataset": "colbench_code", "method": "sweet",
+    "model": "meta-llama/Llama-3.1-8B-Instruct", "dataset.name": "colbench_code", "method": "sweet",
     "rollout.tasks": 5000, "rollout.repeats": 3, "rollout.temperature": 1.0, "rollout.top_p": 1.0,
     "rollout.max_tokens": 1024, "min_reward": 1.0, "critic.kind": "likelihood", "critic.privileged": True,
     "critic.objective.beta": 0.1, "critic.objective.nll": 0.01, "critic.objective.normalise": "turns",
@@ -126,7 +127,7 @@ COLBENCH: Table = {
     ),
 }  # fmt: skip
 PERSONA: Table = {
-    "model": "tiny-persona", "dataset": "persona", "method": "sweet", "rollout.tasks": 600,
+    "model": "tiny-persona", "environment.name": "persona", "method": "sweet", "rollout.tasks": 600,
     "rollout.repeats": 3, "rollout.temperature": 1.0, "rollout.max_tokens": 128, "min_reward": 1.0,
     "critic.objective.beta": 0.1, "critic.objective.nll": 0.01, "critic.objective.normalise": "turns",
     "candidates.share": 0.2, "candidates.count": 16, "candidates.temperature": 1.0, "pairs.count": 4,
@@ -155,7 +156,7 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 def compare(recipe: str, dataset: str, table: Table, column: int | None = None) -> None:
     """What the recipe resolves to is the table, and its preset says nothing that the table does not."""
-    found = flat(settings(recipe, [f"dataset={dataset}"]).model_dump())
+    found = flat(settings(recipe, [task_word(dataset)]).model_dump())
     for key, values in table.items():
         per_set = column is not None and isinstance(values, tuple) and len(values) == len(SETS)
         assert found[key] == (values[column or 0] if per_set else values), (recipe, dataset, key)
@@ -164,14 +165,14 @@ def compare(recipe: str, dataset: str, table: Table, column: int | None = None) 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_presets_of_optima_have_the_published_values(method: str) -> None:
-    assert datasets(method) == ["exchange", *sorted(SETS)]
+    assert played_by(method) == ["exchange", *sorted(SETS)]
     for column, name in enumerate(SETS):
         compare(method, name, PUBLISHED[method], column)
     compare(method, "exchange", MICRO[method])
 
 
 def test_presets_of_sweet_rl_have_the_published_values() -> None:
-    assert datasets("sweet_rl/backend") == ["persona", "colbench_code"]
+    assert played_by("sweet_rl/backend") == ["persona", "colbench_code"]
     compare("sweet_rl/backend", "colbench_code", COLBENCH)
     compare("sweet_rl/backend", "persona", PERSONA)
 
@@ -191,14 +192,14 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_preset_can_be_planned_on_the_rows_that_ship(
     method: str, name: str, large: Path
 ) -> None:
-    own = settings(method, [f"dataset={name}", "data.source=sample", f"model={large}"])
-    found = plan(own)
+    own = settings(method, [f"dataset={name}", "dataset.source=sample", f"model={large}"])
+    found = recipe_of(own).plan()
     assert found.iterations == 6
     assert found.dialogues > 0 and found.max_updates > 0 and found.longest_prompt > 50
 
 
 def test_a_dry_run_says_how_many_rows_there_are(cli: Cli, large: Path) -> None:
-    words = ("dataset=gsm8k", "data.source=sample", f"model={large}")
+    words = ("dataset=gsm8k", "dataset.source=sample", f"model={large}")
     said = cli("run", "optima/isft", *words, "--dry-run")
     assert said.code == 0
     assert "52 a round of 7,000 asked for" in said.err

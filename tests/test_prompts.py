@@ -13,14 +13,13 @@ from coterie.datasets.code_rows import CodeRow
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.code_form import functions
 from coterie.environments.coding import AGENT, MARKER, Coding, coding_task
-from coterie.environments.colbench import BackendProgramming
 from coterie.environments.debate import NO_MISTAKE, Debate
 from coterie.environments.format_writer import _request
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.environments.gold import gold_answer
 from coterie.environments.persona.environment import Persona
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
-from coterie.environments.registry import EXCHANGES, SUBJECTS, DataSettings, make_environment
+from coterie.environments.registry import EXCHANGES, SUBJECTS
 from coterie.environments.single_turn import SingleTurn
 from coterie.environments.talk import Talk
 from coterie.environments.traits import agents_of
@@ -29,12 +28,13 @@ from coterie.generators.colbench.checks import TESTS
 from coterie.generators.colbench.drafts import read_reply
 from coterie.generators.colbench.prompts import SYSTEM
 from coterie.rewards.judge import Situation, question, read_verdict
-from coterie.runs.benchmark import BenchmarkSettings, store_name
+from coterie.runs.benchmark import store_name
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from tests.conftest import Cli
+from tests.played import coding_in, environment_of, played, talk_in
 from tests.talking import talk_out
 
 METHODS: tuple[Method, ...] = ("dialogue", "cot", "mad", "autoform")
@@ -80,9 +80,7 @@ async def ended(
 def test_a_right_answer_in_the_form_of_the_prompt_scores_1(
     name: str, agents: int, method: Method
 ) -> None:
-    environment = by_method(
-        make_environment(name, DataSettings(source="sample", agents=agents)), method
-    )
+    environment = by_method(environment_of(name, f"environment.agents={agents}"), method)
     assert isinstance(environment, Talk)
 
     async def play() -> None:
@@ -97,7 +95,7 @@ def test_a_right_answer_in_the_form_of_the_prompt_scores_1(
 
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_what_a_critic_is_shown_is_no_answer(name: str) -> None:
-    environment = make_environment(name, DataSettings(source="sample", agents=3))
+    environment = environment_of(name, "environment.agents=3")
     assert isinstance(environment, Debate)
     (task,) = environment.tasks("heldout", 1, 0)
     for critic in environment.agents[1:]:
@@ -107,7 +105,7 @@ def test_what_a_critic_is_shown_is_no_answer(name: str) -> None:
 
 
 def test_a_message_that_is_cut_off_is_not_well_formed() -> None:
-    environment = make_environment("gsm8k", DataSettings(source="sample"))
+    environment = talk_in("gsm8k")
     (task,) = environment.tasks("heldout", 1, 0)
     state, grade = asyncio.run(ended(environment, task, gold_answer(task), truncated=True))
     assert len(state.turns) == 1 and grade == Grade(0.0, {WELL_FORMED: 0.0})
@@ -154,7 +152,7 @@ def shown(environment: Coding, task: Task) -> tuple[str, str]:
 def test_a_right_function_in_the_form_of_the_prompt_scores_1(
     runner: asyncio.Runner, sandbox: Sandbox, alone: bool, mode: str
 ) -> None:
-    backend = BackendProgramming("colbench_code", "sample", mode, 0.0)  # type: ignore[arg-type]
+    backend = coding_in("colbench_code", f"environment.grading={mode}")
     environment = SingleTurn(backend) if alone else backend
     for task in environment.tasks("heldout", 2, 0):
         answer, function = shown(environment, task)
@@ -186,9 +184,7 @@ def test_a_right_function_in_the_form_of_the_prompt_scores_1(
 def test_the_form_of_a_function_is_not_its_score(
     runner: asyncio.Runner, sandbox: Sandbox, text: str, score: int, formed: int
 ) -> None:
-    grade = answered(
-        runner, sandbox, BackendProgramming("colbench_code", "sample", "module", 0.0), TASK, text
-    )
+    grade = answered(runner, sandbox, coding_in("colbench_code"), TASK, text)
     assert (grade.score, grade.metrics[WELL_FORMED]) == (score, formed)
 
 
@@ -223,9 +219,7 @@ def test_no_prompt_has_words_that_models_seldom_meet() -> None:
     for name in (*EXCHANGES, *SUBJECTS, "colbench_code"):
         methods = METHODS if name != "colbench_code" else METHODS[:2]
         for method in methods:
-            environment = by_method(
-                make_environment(name, DataSettings(source="sample", agents=2)), method
-            )
+            environment = by_method(environment_of(name), method)
             assert isinstance(environment, Talk | Coding)
             task = Task("t", {"question": "?", "notes": {"Alice": [], "Bob": []}})
             texts += [prompt(environment, task, agent) for agent in agents_of(environment)]
@@ -256,10 +250,10 @@ def test_evaluations_show_well_formed_answers_and_cut_off_messages(cli: Cli) -> 
 def test_dialogues_under_other_prompts_are_not_read_for_these(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = BenchmarkSettings(data=DataSettings(source="sample"))
-    names = [asyncio.run(store_name("gsm8k", settings, "m")) for _ in range(2)]
+    settings = played("gsm8k")
+    names = [asyncio.run(store_name(settings, "m")) for _ in range(2)]
     monkeypatch.setattr("coterie.environments.debate.LENGTH", "- Take your time.\n")
-    assert len({*names, asyncio.run(store_name("gsm8k", settings, "m"))}) == 2
+    assert len({*names, asyncio.run(store_name(settings, "m"))}) == 2
 
 
 def test_the_benchmark_measures_within_its_time(

@@ -9,7 +9,6 @@ from coterie.datasets.local import load_rows
 from coterie.datasets.rows import HotpotRow
 from coterie.environments.contexts import deal_paragraphs
 from coterie.environments.protocol import State
-from coterie.environments.registry import DataSettings, make_environment, make_question_environment
 from coterie.environments.talk import FORMAT_SOURCE, Talk
 from coterie.errors import UserError
 from coterie.rollout.opening import first_prompts
@@ -17,15 +16,15 @@ from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import LENGTH, TURNS, Ending
 from tests import talking
 from tests.conftest import Cli
+from tests.played import talk_in
 from tests.templates import model
 
-SAMPLE = DataSettings(source="sample")
 SETS = ("hotpot_qa", "gsm8k")
 
 
 @pytest.fixture(params=SETS)
 def environment(request: pytest.FixtureRequest) -> Talk:
-    return make_question_environment(request.param, SAMPLE)
+    return talk_in(request.param)
 
 
 def hotpot_rows() -> list[HotpotRow]:
@@ -61,7 +60,7 @@ def test_only_first_sentences_where_that_is_asked_for() -> None:
 
 
 def test_no_agent_is_shown_the_others_notes_or_the_answer() -> None:
-    environment = make_environment("hotpot_qa", SAMPLE)
+    environment = talk_in("hotpot_qa")
     for task in environment.tasks("heldout", 48, 0):
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
         for agent, partner in (("Alice", "Bob"), ("Bob", "Alice")):
@@ -73,7 +72,7 @@ def test_no_agent_is_shown_the_others_notes_or_the_answer() -> None:
 
 
 def test_only_the_solver_of_a_debate_is_asked_for_a_format() -> None:
-    environment = make_environment("gsm8k", SAMPLE)
+    environment = talk_in("gsm8k")
     prompts = first_prompts(environment, environment.tasks("heldout", 1, 0)[0], "in verse")
     for agent, wanted in (("Alice", True), ("Bob", False)):
         (system,) = prompts[agent].messages
@@ -81,7 +80,7 @@ def test_only_the_solver_of_a_debate_is_asked_for_a_format() -> None:
 
 
 def test_the_critic_of_a_debate_is_told_to_give_no_answer() -> None:
-    environment = make_environment("gsm8k", SAMPLE)
+    environment = talk_in("gsm8k")
     (task,) = environment.tasks("heldout", 1, 0)
     solver, critic = (
         "".join(part.text for part in environment.system_parts(task, agent))
@@ -92,7 +91,7 @@ def test_the_critic_of_a_debate_is_told_to_give_no_answer() -> None:
 
 
 def test_both_agents_of_an_exchange_are_asked_for_the_format() -> None:
-    environment = make_question_environment("hotpot_qa", SAMPLE)
+    environment = talk_in("hotpot_qa")
     assert len(set(environment.formats)) >= 20
     (task,) = environment.tasks("heldout", 1, 0)
     prompts = first_prompts(environment, task, environment.formats[0])
@@ -102,7 +101,7 @@ def test_both_agents_of_an_exchange_are_asked_for_the_format() -> None:
 
 
 def talk(*said: str, truncated: bool = False) -> State:
-    environment, task = make_environment("gsm8k", SAMPLE), Task("t", {"question": "?"}, {})
+    environment, task = talk_in("gsm8k"), Task("t", {"question": "?"}, {})
     state, _ = asyncio.run(talking.talk(environment, task, said, truncated=truncated))
     return state
 
@@ -123,13 +122,13 @@ def test_a_debate_ends_when_the_solver_stays_with_its_answer() -> None:
 def test_a_debates_score_compares_numbers(gold: str, given: str | None, score: float) -> None:
     secret = Secret(gold, name="answer", readers=frozenset({"grader"}))
     task = Task("t", {"question": "?"}, {"answer": secret})
-    assert make_environment("gsm8k", SAMPLE).score(task, given) == score
+    assert talk_in("gsm8k").score(task, given) == score
 
 
 def test_missing_data_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTERIE_HOME", str(tmp_path))
     with pytest.raises(UserError, match="coterie data download hotpot_qa"):
-        make_environment("hotpot_qa").tasks("train", 1, 0)
+        talk_in("hotpot_qa", "dataset.source=prepared").tasks("train", 1, 0)
 
 
 def large(folder: Path) -> Path:
@@ -149,7 +148,7 @@ def test_an_unknown_data_set_is_refused(cli: Cli) -> None:
 def test_a_run_on_real_rows_goes_through_every_stage(cli: Cli, tmp_path: Path) -> None:
     """A random model: nothing is learned, but every stage runs and its dialogues are recorded."""
     words = [
-        "dataset=gsm8k", "data.source=sample", f"model={large(tmp_path / 'large')}", "iterations=2",
+        "dataset=gsm8k", "dataset.source=sample", f"model={large(tmp_path / 'large')}", "iterations=2",
         "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=12", "evaluate.tasks=2",
         "select.threshold=-100", "train.epochs=1", "train.tokens_per_microbatch=4096",
     ]  # fmt: skip

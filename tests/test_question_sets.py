@@ -16,10 +16,8 @@ from coterie.environments.registry import (
     EXCHANGES,
     NAMES,
     SUBJECTS,
-    DataSettings,
     content,
     make_environment,
-    make_question_environment,
 )
 from coterie.environments.talk import Talk
 from coterie.errors import UserError
@@ -33,13 +31,10 @@ from coterie.trajectories.tree import Ending
 from coterie.trajectories.turn import PrivilegeError
 from tests import talking
 from tests.games import Script
+from tests.played import played, talk_in
 
 TWO, THREE = ("Alice", "Bob"), ("Alice", "Bob", "Carol")
 SETS = (*EXCHANGES, *SUBJECTS)
-
-
-def sample(agents: int = 2, **more: str) -> DataSettings:
-    return DataSettings(source="sample", agents=agents, **more)  # type: ignore[arg-type]
 
 
 # Deals
@@ -126,7 +121,7 @@ def test_every_sample_row_is_dealt_whole(name: str, agents: tuple[str, ...]) -> 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("agents", [2, 3])
 def test_nobody_is_shown_anothers_notes_or_a_secret(name: str, agents: int) -> None:
-    environment = make_question_environment(name, sample(agents))
+    environment = talk_in(name, f"environment.agents={agents}")
     assert environment.agents == THREE[:agents]
     for task in environment.tasks("heldout", 5, 0):
         notes: dict[str, list[str]] = task.public.get("notes", {})  # type: ignore[assignment]
@@ -145,7 +140,7 @@ def test_nobody_is_shown_anothers_notes_or_a_secret(name: str, agents: int) -> N
 def test_two_agents_are_told_of_a_partner_and_three_of_partners(name: str) -> None:
     exchange = name in EXCHANGES
     for agents in (2, 3):
-        environment = make_question_environment(name, sample(agents))
+        environment = talk_in(name, f"environment.agents={agents}")
         (task,) = environment.tasks("heldout", 1, 0)
         for agent in environment.agents:
             parts = environment.system_parts(task, agent)
@@ -165,19 +160,19 @@ def test_two_agents_are_told_of_a_partner_and_three_of_partners(name: str) -> No
 
 def test_options_are_in_the_question() -> None:
     for name in ("cbt", "arc_c", "mmlu"):
-        for task in make_environment(name, sample()).tasks("heldout", 5, 0):
+        for task in talk_in(name).tasks("heldout", 5, 0):
             options = str(task.public["question"]).splitlines()[-1]
             assert " ".join(gold_answer(task).split()) in options
     row = load_rows("cbt", "heldout", "sample")[0]
     assert isinstance(row, CbtRow)
-    (task,) = make_environment("cbt", sample()).tasks("heldout", 1, 0)
+    (task,) = talk_in("cbt").tasks("heldout", 1, 0)
     assert all(option in str(task.public["question"]) for option in row.options)
 
 
 def test_only_the_solver_gets_a_format_and_mathematics_has_no_pool() -> None:
     assert len(set(EXCHANGE_FORMATS)) >= 20 and len(set(DEBATE_FORMATS)) >= 20
     for name in SETS:
-        environment = make_question_environment(name, sample(3))
+        environment = talk_in(name, "environment.agents=3")
         pool = EXCHANGE_FORMATS if name in EXCHANGES else DEBATE_FORMATS
         assert environment.formats == (() if name in ("gsm8k", "math") else pool)
         prompts = first_prompts(environment, environment.tasks("heldout", 1, 0)[0], "in verse")
@@ -191,29 +186,36 @@ def test_only_the_solver_gets_a_format_and_mathematics_has_no_pool() -> None:
 
 @pytest.mark.parametrize("agents", [0, 1, 4])
 def test_one_agent_and_four_are_refused(agents: int) -> None:
-    with pytest.raises(ValueError, match="agents"):
-        sample(agents)
+    with pytest.raises(UserError, match=r"environment\.agents"):
+        talk_in("cbt", f"environment.agents={agents}")
 
 
 def test_the_micro_world_has_two_agents() -> None:
-    with pytest.raises(UserError, match="made for two agents"):
-        make_environment("exchange", sample(3))
+    with pytest.raises(UserError, match=r"unknown key 'environment\.agents'"):
+        talk_in("exchange", "environment.agents=3")
 
 
 def test_what_tasks_are_made_of_is_hashed(tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     pool.write_text("- in verse\n")
-    told = [sample(), sample(3), sample(format_pool_file=str(pool)), sample(turns=4)]
-    found = [content("cbt", one) for one in told]
-    assert len(set(found)) == 4 and found[0] in found[1]
-    pool.write_text("- in prose\n")
-    assert content("cbt", told[2]) != found[2]
-    assert content("exchange", sample()) == ""
+    words = ((), ("environment.agents=3",), (f"environment.format_pool_file={pool}",),
+             ("environment.turns=4",))  # fmt: skip
+    found = [hashed(*some) for some in words]
+    assert len(set(found)) == 4
+    moved = pool.rename(tmp_path / "moved.yaml")
+    assert hashed(f"environment.format_pool_file={moved}") == found[2], "the content counts"
+    moved.write_text("- in prose\n")
+    assert hashed(f"environment.format_pool_file={moved}") != found[2]
+
+
+def hashed(*words: str) -> str:
+    own = played("cbt", *words)
+    return content(own, make_environment(own))
 
 
 @pytest.mark.parametrize("name", ["exchange", "cbt", "gsm8k"])
 def test_the_most_turns_of_a_dialogue_can_be_set(name: str) -> None:
-    assert make_environment(name, sample(turns=4)).max_turns == 4 < make_environment(name).max_turns
+    assert talk_in(name, "environment.turns=4").max_turns == 4 < talk_in(name).max_turns
 
 
 # Answers
@@ -243,11 +245,11 @@ def task(*golds: str) -> Task:
     ],
 )  # fmt: skip
 def test_scores(name: str, golds: tuple[str, ...], given: str | None, score: float) -> None:
-    assert make_environment(name, sample()).score(task(*golds), given) == pytest.approx(score)
+    assert talk_in(name).score(task(*golds), given) == pytest.approx(score)
 
 
 def test_aliases_are_secrets_and_count() -> None:
-    environment = make_environment("trivia_qa", sample())
+    environment = talk_in("trivia_qa")
     row = next(row for row in load_rows("trivia_qa", "heldout", "sample") if len(row.aliases) > 1)  # type: ignore[attr-defined]
     found = next(t for t in environment.tasks("heldout", 100, 0) if t.id == f"trivia_qa-{row.id}")
     assert gold_answers(found) == [row.answer, *row.aliases]  # type: ignore[attr-defined]
@@ -263,7 +265,7 @@ def genes() -> Task:
 
 
 def test_options_that_differ_in_their_case_are_different_answers() -> None:
-    environment = make_question_environment("arc_c", sample())
+    environment = talk_in("arc_c")
     assert environment.score(genes(), "only  Ss") == 1.0
     for other in ("only SS", "only ss", "ONLY SS"):
         assert environment.score(genes(), other) == 0.0
@@ -281,7 +283,7 @@ def test_options_that_differ_in_their_case_are_different_answers() -> None:
 
 def test_tasks_have_their_options() -> None:
     for name in ("arc_c", "mmlu"):
-        for one in make_environment(name, sample()).tasks("heldout", 5, 0):
+        for one in talk_in(name).tasks("heldout", 5, 0):
             assert gold_answer(one) in one.public["options"]  # type: ignore[operator]
 
 
@@ -295,7 +297,7 @@ def talk(environment: Talk, *said: str, about: Task | None = None) -> State:
 
 def test_the_same_answer_again_ends_a_talk() -> None:
     maths, science, book = (
-        make_question_environment(name, sample(3)) for name in ("math", "arc_c", "cbt")
+        talk_in(name, "environment.agents=3") for name in ("math", "arc_c", "cbt")
     )
     ends = [
         (maths, (r"\boxed{\frac{1}{2}}", "no", "no", r"\boxed{0.5}"), "agreed"),
@@ -314,7 +316,7 @@ def test_the_same_answer_again_ends_a_talk() -> None:
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("agents", [2, 3])
 def test_a_dialogue_of_each_sample_set_is_played_to_the_end(name: str, agents: int) -> None:
-    environment = make_question_environment(name, sample(agents))
+    environment = talk_in(name, f"environment.agents={agents}")
     train, heldout = (environment.tasks(split, 100, 0) for split in ("train", "heldout"))  # type: ignore[arg-type]
     check_disjoint(train, heldout)
     for one in heldout[:3]:
@@ -344,6 +346,6 @@ def test_a_dialogue_of_each_sample_set_is_played_to_the_end(name: str, agents: i
 
 def test_every_benchmark_has_an_environment() -> None:
     for name in NAMES:
-        assert make_environment(name, sample()).name == name
-    with pytest.raises(UserError, match="trivia_qa, cbt, gsm8k, math, arc_c, mmlu"):
-        make_environment("triviaqa")
+        assert talk_in(name).name == name
+    with pytest.raises(UserError, match="did you mean 'trivia_qa'"):
+        talk_in("triviaqa")

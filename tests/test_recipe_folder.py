@@ -9,7 +9,7 @@ import pytest
 
 from coterie import recipes
 from coterie.errors import UserError
-from coterie.recipes.registry import datasets, descriptions, names, quickstart_sizes, settings
+from coterie.recipes.registry import descriptions, names, played_by, quickstart_sizes, settings
 from tests.conftest import Cli, refused
 
 FILES = {
@@ -22,7 +22,6 @@ from coterie.recipes.settings import RecipeSettings
 class ToySettings(RecipeSettings):
     recipe: ClassVar[str] = "toy/one"
     model: str = key("tiny-exchange", "The model that learns.")
-    dataset: str = key("exchange", "The tasks that it learns on.")
     rate: float = key(0.5, "How fast the toy learns.")
     rounds: ClassVar[int] = 1
     max_tokens: ClassVar[int] = 8
@@ -60,7 +59,7 @@ DESCRIPTION = RecipeDescription(
 common: {rate: 0.25, evaluate: {tasks: 7, temperature: 0.5}}
 datasets:
   gsm8k: {evaluate: {tasks: 9}}
-micro_world: {dataset: exchange, seed: 4}
+micro_world: {environment: {name: exchange}, seed: 4}
 """,
 }
 
@@ -89,7 +88,7 @@ def test_a_recipe_is_found_by_its_folder(toy: None, cli: Cli) -> None:
 
 
 def test_its_presets_are_common_values_with_those_of_a_data_set_over_them(toy: None) -> None:
-    assert datasets("toy/one") == ["exchange", "gsm8k"]
+    assert played_by("toy/one") == ["exchange", "gsm8k"]
     found = settings("toy/one", ["dataset=gsm8k"]).model_dump()
     assert (found["rate"], found["evaluate"]) == (0.25, {"tasks": 9, "temperature": 0.5})
     whole = settings("toy/one").model_dump()
@@ -105,6 +104,6 @@ def test_its_claims_are_tested_by_their_name(toy: None, cli: Cli) -> None:
 
 
 def test_a_quickstart_has_sizes_for_its_tasks_only(cli: Cli) -> None:
-    assert quickstart_sizes("exchange") == {"dataset": "exchange"}
+    assert quickstart_sizes("exchange") == {"environment": {"name": "exchange"}}
     said = refused(cli, "quickstart", "--task", "mmlu")
-    assert "no quickstart on mmlu" in said and "hotpot_qa" in said
+    assert "a quickstart is not played on mmlu" in said and "hotpot_qa" in said

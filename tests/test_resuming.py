@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from coterie.engines.protocol import EngineError, EngineGone
+from coterie.environments.exchange.environment import Exchange
 from coterie.environments.protocol import Shared
-from coterie.environments.registry import make_environment
 from coterie.errors import UserError
 from coterie.models.catalogue import packaged_folder
 from coterie.progress import Silent
@@ -57,7 +57,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def played(store: Store, sampler: Scripted, count: int = 4) -> list[str]:
     """Play so many tasks; gives their ids."""
-    environment = make_environment("exchange")
+    environment = Exchange()
     tasks = environment.tasks("heldout", count, 0)
     episodes = [Episode(task, 0, 0, "evaluate") for task in tasks]
     cast = dict.fromkeys(environment.actors, sampler)
@@ -67,7 +67,7 @@ def played(store: Store, sampler: Scripted, count: int = 4) -> list[str]:
 
 
 def ids(count: int) -> list[str]:
-    return [task.id for task in make_environment("exchange").tasks("heldout", count, 0)]
+    return [task.id for task in Exchange().tasks("heldout", count, 0)]
 
 
 def test_an_item_that_fails_is_recorded_and_counts_as_wrong(store: Store) -> None:
@@ -191,9 +191,9 @@ def test_rows_that_changed_are_other_rows(tmp_path: Path) -> None:
     packaged = Path(__file__).parents[1] / "src/coterie/assets/data/gsm8k"
     for split in ("train", "heldout"):
         (tmp_path / f"{split}.jsonl").write_bytes((packaged / f"{split}.jsonl").read_bytes())
-    words = ["dataset=gsm8k", f"data.source={tmp_path}"]
+    words = ["dataset=gsm8k", f"dataset.source={tmp_path}"]
     before = Optima(settings("optima/isft", words)).fingerprint(Step(0, "rollout"))
-    sample = settings("optima/isft", ["dataset=gsm8k", "data.source=sample"])
+    sample = settings("optima/isft", ["dataset=gsm8k", "dataset.source=sample"])
     assert Optima(sample).fingerprint(Step(0, "rollout")) == before
     lines = (tmp_path / "train.jsonl").read_text().splitlines()
     (tmp_path / "train.jsonl").write_text("\n".join(lines[1:]) + "\n")
@@ -224,7 +224,7 @@ def test_a_folder_whose_splits_share_a_question_is_refused(cli: Cli, tmp_path: P
     rows = (packaged / "train.jsonl").read_bytes()
     (tmp_path / "train.jsonl").write_bytes(rows)
     (tmp_path / "heldout.jsonl").write_bytes(rows)
-    refused = cli("evaluate", "gsm8k", f"data.source={tmp_path}", "policy=tiny-exchange")
+    refused = cli("evaluate", "gsm8k", f"dataset.source={tmp_path}", "policy=tiny-exchange")
     assert refused.code == 2 and "both training and held-out" in refused.err
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from coterie.environments.answers import exact_match, f1
-from coterie.environments.registry import DataSettings, make_environment
 from coterie.environments.votes import Vote
 from coterie.evaluation.self_consistency import Draw, Estimate, Point, marks, scaling, task_curve
 from coterie.reports.scaling import ScalingReport, scaling_charts, write_scaling_page
 from tests.conftest import Cli, CliResult
+from tests.played import talk_in
 from tests.test_report_page import HOSTILE, Page
 
 TEN = "a1 b2 c3 d4 e5 f6 g7 h8 i9 j10"
@@ -99,7 +99,7 @@ def test_means_over_tasks_with_intervals_at_powers_of_two_and_the_last() -> None
 def test_each_benchmark_says_when_answers_are_alike(
     name: str, answer: str, other: str, alike: float
 ) -> None:
-    environment = make_environment(name, DataSettings(source="sample"))
+    environment = talk_in(name)
     assert environment.similarity(answer, other) == environment.similarity(other, answer)
     assert environment.similarity(answer, other) == pytest.approx(alike)
 

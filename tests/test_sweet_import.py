@@ -43,7 +43,7 @@ from coterie.trajectories.view import prompts
 from tests.conftest import Cli, once
 
 TINY = (
-    "model=tiny-exchange", "dataset=colbench_code", "data.source=sample", "engine.device=cpu",
+    "model=tiny-exchange", "dataset=colbench_code", "dataset.source=sample", "engine.device=cpu",
     "user_simulator.url=http://127.0.0.1:9/v1", "user_simulator.model=nobody", "rollout.max_tokens=12",
     "critic.train.max_length=1024", "critic.train.epochs=1", "critic.train.gradient_checkpointing=false",
     "policy.train.max_length=1024", "policy.train.gradient_checkpointing=false",
@@ -249,7 +249,7 @@ def test_a_broken_file_is_refused_and_nothing_is_made(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("dataset=persona",), "use dataset=colbench_code"),
+        (("environment=persona",), "environment=persona makes its own tasks"),
         (("user_simulator=script",), "nobody plays the person"),
         (("--repeats", "4"), "rows 1, 2, 3, 4 of"),
         (("--repeats", "1"), "rollout.repeats=1 leaves no pair"),

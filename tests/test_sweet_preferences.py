@@ -172,7 +172,7 @@ def test_a_broken_line_is_named_and_nothing_is_made(
         ([], (), "no pair that could be trained on"),
         ([PAIR], ("--repeats", "3"), "leave out --repeats"),
         ([PAIR], ("method=multi_turn_dpo",), "leave out the method"),
-        ([PAIR], ("dataset=persona",), "use dataset=colbench_code"),
+        ([PAIR], ("environment=persona",), "environment=persona makes its own tasks"),
         ([PAIR], ("--folder", "."), "exists"),
     ],
 )

@@ -252,14 +252,14 @@ def test_what_cannot_work_is_refused(words: list[str], why: str) -> None:
 
 
 def test_an_environment_without_a_script_needs_somebody_to_play_the_person() -> None:
-    words = ["dataset=colbench_code", "data.source=sample", "model=tiny-persona"]
+    words = ["dataset=colbench_code", "dataset.source=sample", "model=tiny-persona"]
     with pytest.raises(UserError, match="nobody plays the person"):
         recipe(settings("sweet_rl/backend", words)).check()
 
 
 def test_a_person_whose_server_is_down_is_an_error_that_says_so(cli: Cli) -> None:
     said = cli(
-        *("evaluate", "colbench-code", "policy=tiny-persona", "data.source=sample", "tasks=2"),
+        *("evaluate", "colbench-code", "policy=tiny-persona", "dataset.source=sample", "tasks=2"),
         *(
             "user_simulator.url=http://127.0.0.1:9/v1",
             "user_simulator.model=nobody",
@@ -272,7 +272,7 @@ def test_a_person_whose_server_is_down_is_an_error_that_says_so(cli: Cli) -> Non
 
 def test_a_person_played_by_a_model_that_coterie_serves(cli: Cli) -> None:
     said = cli(
-        *("evaluate", "colbench-code", "policy=tiny-persona", "data.source=sample", "tasks=2"),
+        *("evaluate", "colbench-code", "policy=tiny-persona", "dataset.source=sample", "tasks=2"),
         *("user_simulator=tiny-exchange", "user_simulator.max_tokens=16", "max_tokens=2"),
     )
     assert said.code == 0, said.err

@@ -10,8 +10,8 @@ from rapidfuzz.distance import Levenshtein
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
+from coterie.environments.exchange.environment import Exchange
 from coterie.environments.protocol import Shared
-from coterie.environments.registry import make_environment
 from coterie.models.loading import LoadedModel, load
 from coterie.rollout.driver import Driver
 from coterie.rollout.grower import Rollout
@@ -182,7 +182,7 @@ def search(
     begun: tuple[Tree, Sequence[Rollout]] | None = None,
 ) -> tuple[TreeSearch, Steps]:
     """Grow a tree of the first training task; gives it as it was after each search."""
-    environment = make_environment("exchange")
+    environment = Exchange()
     (task,) = environment.tasks("train", 1, 3)
     tree, rollouts = begun or (Tree(task.id, "rollout", 1), ())
     samplers = dict.fromkeys(environment.actors, sampler)

@@ -283,8 +283,8 @@ MUTANTS = (
     Mutant(
         "optima-draws-from-the-first-row",
         "environments/rows.py",
-        "draws(rows, (*drawn, count), seed)[-1]",
-        "draws(rows, (count,), seed)[-1]",
+        "draws(found, (*drawn, count), seed)[-1]",
+        "draws(found, (count,), seed)[-1]",
         "every iteration has the same rows of a data set",
         (ENVIRONMENT,),
     ),

@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         "optima-trees-kept-under-another-reward",
         "recipes/optima/recipe.py",
-        "*(s.search.fingerprint(), s.reward.fingerprint(), own.rollout.max_tokens),",
+        "*(s.search.fingerprint(), s.reward.identity(), own.rollout.max_tokens),",
         "*(s.search.fingerprint(), own.rollout.max_tokens),",
         "a fork with another reward keeps trees that were searched by the old one",
         (FINGERPRINTS,),
@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "optima-fork-keeps-another-reward",
         "recipes/optima/recipe.py",
-        "scored, learnt = (s.reward.fingerprint(),), (",
+        "scored, learnt = (s.reward.identity(),), (",
         "scored, learnt = (), (",
         "a fork with another reward keeps the old rewards",
         (DEPENDS,),

@@ -144,7 +144,7 @@ def test_the_defaults_are_the_papers() -> None:
 @pytest.mark.parametrize("method", ["sweet", "rejection_ft", "multi_turn_dpo"])
 def test_the_plan_counts_the_dialogues_of_all_tasks(method: str) -> None:
     words = ("rollout.tasks=5", "rollout.repeats=3", "evaluate.tasks=4")
-    found = settings("sweet_rl/backend", ["dataset=persona", f"method={method}", *words])
+    found = settings("sweet_rl/backend", ["environment=persona", f"method={method}", *words])
     whole = recipe(found).plan()
     assert whole.dialogues == 5 * 3
     assert whole.evaluations == 2 * 4

@@ -17,6 +17,7 @@ from coterie.cli.files import export_app, import_app
 from coterie.cli.models import app as models_app
 from coterie.cli.refusing import run_app
 from coterie.cli.serve import app as serve_app
+from coterie.config.plugins import label
 from coterie.errors import UserError, did_you_mean
 from coterie.recipes.registry import descriptions, quickstart_method
 from coterie.terminal.console import notes, results
@@ -39,7 +40,9 @@ app.add_typer(import_app, name="import")
 console = notes()
 
 FIRST_METHOD = quickstart_method()
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Such as optima/isft.")]
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="Such as optima/isft, or path/file.py:NAME.")
+]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Iteration = Annotated[
     int | None, typer.Option(help="Which iteration; default: the first in which it is missing.")
@@ -74,7 +77,7 @@ def run(
     """
     from coterie.cli.running import run_recipe
 
-    folder = folder or Path("runs") / recipe.replace("/", "-")
+    folder = folder or Path("runs") / label(recipe).replace("/", "-")
     run_recipe(recipe, words or [], folder, console, dry_run=dry_run, fork_to=fork)
 
 
@@ -157,9 +160,9 @@ def evaluate(
 
     Examples:
 
-        coterie evaluate hotpot_qa policy=runs/mine data.source=sample --checkpoints all
+        coterie evaluate hotpot_qa policy=runs/mine dataset.source=sample --checkpoints all
 
-        coterie evaluate gsm8k policy=smollm2 tasks=100 data.source=sample
+        coterie evaluate gsm8k policy=smollm2 tasks=100 dataset.source=sample
 
         coterie evaluate exchange policy=runs/mine samples=50 temperature=0.5
 
@@ -174,9 +177,10 @@ def evaluate(
 
         coterie evaluate runs/mine --iteration 1
     """
-    from coterie.environments.registry import NAMES
+    from coterie.environments.registry import NAMES, is_played
 
-    if (benchmark := target.replace("-", "_")) in NAMES:
+    benchmark = target if is_played(target) else target.replace("-", "_")
+    if is_played(benchmark):
         from coterie.cli.evaluate import evaluate_benchmark
         from coterie.runs.benchmark import PUBLISHED
 

@@ -183,7 +183,7 @@ def prompt_pool(
 ) -> None:
     """Ask a chat model for formats that agents may speak in, one at a time.
 
-    The file is for `data.format_pool_file`. A run that was cut goes on; formats that are nearly the same
+    The file is for `environment.format_pool_file`. A run that was cut goes on; formats that are nearly the same
     as one of the file or of the packaged pool are left out.
 
     Examples:
@@ -258,7 +258,7 @@ def draw(
     """Draw tasks from kinds of function that come with coterie; no model is asked.
 
     The hidden choices, words and calls are drawn by the seed; the kinds of the splits are different ones. Each
-    reference is run on its tests in the sandbox. The folder is for `data.source`.
+    reference is run on its tests in the sandbox. The folder is for `dataset.source`.
 
     Examples:
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from coterie.cli.plugin_check import check_all
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.keys import configured
 from coterie.engines.protocol import Completion, Sampling
@@ -39,7 +40,8 @@ class Check:
 
 
 def checks() -> list[Check]:
-    """Look at Python, packages, memory, disk, GPU, the store, a packaged model and its samples, and keys."""
+    """Look at Python, packages, memory, disk, GPU, the store, a packaged model and its samples,
+    plug-ins, and keys."""
     version = sys.version_info[:2]
     found = [
         Check("Python 3.11 to 3.13", (3, 11) <= version <= (3, 13), platform.python_version()),
@@ -52,6 +54,7 @@ def checks() -> list[Check]:
         _store(),
         _sandbox(),
         *_model("tiny-exchange"),
+        *_plugins(),
     ]
     for name in TRACKERS:
         there = importlib.util.find_spec(name) is not None
@@ -77,6 +80,14 @@ def _loops() -> Check:
         "with a version of Python that it has a build for"
     )
     return Check(what, False, found, optional=True)
+
+
+def _plugins() -> list[Check]:
+    """The plug-ins of installed packages, each imported in a process of its own."""
+    return [
+        Check(f"plug-in: {name}", not wrong, wrong or "can be imported", optional=True)
+        for name, wrong in check_all()
+    ]
 
 
 def _store() -> Check:

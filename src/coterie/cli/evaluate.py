@@ -17,13 +17,13 @@ from rich.console import Console
 
 from coterie.cli.figures import Figures, show
 from coterie.config.folders import make_folder
-from coterie.config.resolve import resolve
 from coterie.config.settings import key
 from coterie.engines.chat_model import check_chat
 from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.run_engines import RunEngines
 from coterie.engines.settings import EngineSettings
-from coterie.environments.registry import CODING
+from coterie.environments.coding import Coding
+from coterie.environments.registry import CODING, make_environment, played_type
 from coterie.environments.traits import Scripted
 from coterie.environments.user_simulator import SCRIPT, check_script
 from coterie.errors import UserError
@@ -36,7 +36,13 @@ from coterie.recipes.registry import critic_of, descriptions
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.rollout.best_of import BestOfSampler
 from coterie.rollout.samplers import Sampler, TextSampler, TokenSampler
-from coterie.runs.benchmark import PRESETS, BenchmarkSettings, evaluate, store_name
+from coterie.runs.benchmark import (
+    PRESETS,
+    BenchmarkSettings,
+    benchmark_settings,
+    evaluate,
+    store_name,
+)
 from coterie.runs.folder import Run
 from coterie.terminal.progress import ConsoleProgress
 from coterie.training.checkpoint import weight_hash
@@ -106,50 +112,46 @@ def evaluate_benchmark(
     if urls := _urls(words):
         if every:
             raise UserError("--checkpoints all: a server has none", "give a run folder as policy=")
-        server = resolve(
-            ServerSettings, [preset, {"endpoint": {"url": urls[-1]}}], words, where=KEYS
-        )
-        server.environment(benchmark).tasks("heldout", 1, server.seed)
-        _check_user_simulator(benchmark, server)
-        found, usage = asyncio.run(_by_endpoint(benchmark, server, console))
-        show(benchmark, server, [found], usage)
+        layers = [preset, {"endpoint": {"url": urls[-1]}}]
+        server = benchmark_settings(ServerSettings, benchmark, words, layers, where=KEYS)
+        _check(server)
+        found, usage = asyncio.run(_by_endpoint(server, console))
+        show(server.played, server, [found], usage)
     else:
-        model = resolve(ModelSettings, [preset], words, where=KEYS)
-        if model.critic and benchmark not in CODING:
+        model = benchmark_settings(ModelSettings, benchmark, words, [preset], where=KEYS)
+        if model.critic and not isinstance(make_environment(model), Coding):
             raise UserError(
-                f"critic={model.critic} judges functions, which {benchmark} does not ask for",
+                f"critic={model.critic} judges functions, which {model.played} does not ask for",
                 f"use one of: {', '.join(CODING)}",
             )
-        model.environment(benchmark).tasks("heldout", 1, model.seed)
-        _check_user_simulator(benchmark, model)
-        show(benchmark, model, _by_models(benchmark, model, every, console), None)
+        _check(model)
+        show(model.played, model, _by_models(model, every, console), None)
 
 
-def _check_user_simulator(benchmark: str, settings: BenchmarkSettings) -> None:
-    """Refuse a person who can't be had before a policy is loaded."""
-    environment = settings.environment(benchmark)
+def _check(settings: BenchmarkSettings) -> None:
+    """Refuse data and a person that can't be had before a policy is loaded."""
+    environment = settings.made()
+    environment.tasks("heldout", 1, settings.seed)
     if isinstance(environment, Scripted):
         check_chat("user_simulator", settings.user_simulator, SCRIPT)
         if settings.user_simulator.url is None and settings.user_simulator.model == SCRIPT:
             check_script(environment.script)
 
 
-def _by_models(
-    benchmark: str, settings: ModelSettings, every: bool, console: Console
-) -> list[Figures]:
+def _by_models(settings: ModelSettings, every: bool, console: Console) -> list[Figures]:
     found = []
     for one in _candidates(settings, every):
         make_folder(one.folder)
         engines = RunEngines(settings.engine, one.base, one.folder / "servers")
         try:
-            found.append(engines.run(_by_engine(benchmark, settings, one, engines, console)))
+            found.append(engines.run(_by_engine(settings, one, engines, console)))
         finally:
             engines.close()
     return found
 
 
 async def _by_engine(
-    benchmark: str, settings: ModelSettings, one: Candidate, engines: RunEngines, console: Console
+    settings: ModelSettings, one: Candidate, engines: RunEngines, console: Console
 ) -> Figures:
     weights = weight_hash(Path(one.path)) if Path(one.path).is_dir() else str(one.path)
     speaker = f"{weights} {settings.engine.identity()}"
@@ -159,31 +161,26 @@ async def _by_engine(
     policy = await engines.speak(one.version, one.path, one.load)
     template = policy.renderer.template
     speaker += f" on {template.day}" if template.has_clock else ""
-    path = one.folder / await store_name(benchmark, _plain(settings), speaker)
+    path = one.folder / await store_name(_plain(settings), speaker)
     engine = policy.engine
     sampling = settings.sampling(settings.engine.timeout)
     sampler = TokenSampler(engine, policy.renderer.render, sampling, policy.context_length)
     progress = ConsoleProgress(console)
-    async with _best(benchmark, settings, sampler, policy.renderer) as speaking:
+    async with _best(settings, sampler, policy.renderer) as speaking:
         found = await evaluate(
-            benchmark, settings, speaking, path, progress, lambda: engine.stats.sampled_tokens
+            settings, speaking, path, progress, lambda: engine.stats.sampled_tokens
         )
     if not engine.stats.requests:
         console.print(f"{one.label}: done before, read from {path}")
     return Figures(one.label, one.version, found, path)
 
 
-async def _by_endpoint(
-    benchmark: str, settings: ServerSettings, console: Console
-) -> tuple[Figures, str]:
+async def _by_endpoint(settings: ServerSettings, console: Console) -> tuple[Figures, str]:
     server = settings.endpoint
     make_folder(FOLDER)
     async with Endpoint(server) as endpoint:
-        path = FOLDER / await store_name(
-            benchmark, _plain(settings), f"{server.url} {server.model}"
-        )
+        path = FOLDER / await store_name(_plain(settings), f"{server.url} {server.model}")
         found = await evaluate(
-            benchmark,
             settings,
             TextSampler(endpoint, settings.sampling(server.timeout)),
             path,
@@ -196,14 +193,14 @@ async def _by_endpoint(
 
 @asynccontextmanager
 async def _best(
-    benchmark: str, settings: ModelSettings, sampler: TokenSampler, renderer: ChatRenderer
+    settings: ModelSettings, sampler: TokenSampler, renderer: ChatRenderer
 ) -> AsyncIterator[Sampler]:
     """The sampler, or one that says the best of several candidates by a run's critic."""
     if settings.critic is None:
         yield sampler
         return
     with _critic_run(Path(settings.critic)) as (own, run):
-        tasks = {task.id: task for task in _tasks(benchmark, settings)}
+        tasks = {task.id: task for task in _tasks(settings)}
         async with own.open(run) as critic:
             if critic.renderer is not None:
                 _check_words(settings, critic.renderer, renderer)
@@ -223,8 +220,8 @@ def _check_words(settings: ModelSettings, critic: ChatRenderer, policy: ChatRend
         )
 
 
-def _tasks(benchmark: str, settings: ModelSettings) -> list[Task]:
-    return settings.environment(benchmark).tasks("heldout", settings.tasks, settings.seed)
+def _tasks(settings: ModelSettings) -> list[Task]:
+    return settings.made().tasks("heldout", settings.tasks, settings.seed)
 
 
 @contextmanager
@@ -290,4 +287,5 @@ def _preset(words: Sequence[str]) -> Mapping[str, Any]:
 def _plain(settings: BenchmarkSettings) -> BenchmarkSettings:
     """The settings that figures depend on, whatever the policy."""
     names = BenchmarkSettings.model_fields
-    return BenchmarkSettings(**{name: getattr(settings, name) for name in names})
+    plain = played_type(BenchmarkSettings, settings.choice)
+    return plain(**{name: getattr(settings, name) for name in names})

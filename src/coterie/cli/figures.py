@@ -154,7 +154,7 @@ def _report(
         benchmark=benchmark,
         policy=one.label,
         method=settings.method,
-        metric=settings.environment(benchmark).metric,
+        metric=settings.made().metric,
         temperature=settings.temperature,
         n=found.n,
         failed=found.failed,

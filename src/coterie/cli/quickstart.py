@@ -14,11 +14,12 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.cli.running import run_all, summary
+from coterie.environments.registry import is_name_word, task_word
 from coterie.errors import UserError
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import (
-    datasets,
     micro_world,
+    played_by,
     preset,
     quickstart_method,
     quickstart_sizes,
@@ -34,12 +35,12 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     began = time.monotonic()
     name = quickstart_method()
     preset(name, dataset)
-    if any(word.startswith("dataset=") for word in words):
+    if any(map(is_name_word, words)):
         raise UserError(
-            "a quickstart takes no dataset=NAME",
-            f"use --task, with one of: {', '.join(datasets(name))}",
+            "a quickstart takes no dataset=NAME and no environment=NAME",
+            f"use --task, with one of: {', '.join(played_by(name))}",
         )
-    words = [f"dataset={dataset}", *_engine(name, dataset), *words]
+    words = [task_word(dataset), *_engine(name, dataset), *words]
     recipe = recipe_of(settings(name, words, over=quickstart_sizes(dataset)))
     recipe.check()
     _clear_if_finished(folder, recipe)
@@ -49,7 +50,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
         policies = {"before": 0, "after": recipe.settings.rounds}
         points = {when: evaluation(run.store, version) for when, version in policies.items()}
         result = {
-            "task": recipe.settings.dataset,
+            "task": recipe.settings.played,
             "model": recipe.settings.model,
             **{
                 when: {

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from coterie.config.plugins import settled
 from coterie.errors import UserError, nearest
 from coterie.recipes.base import Recipe
 from coterie.recipes.recorded_run import recorded_run
@@ -31,6 +32,7 @@ def run_recipe(
     fork_to: Path | None = None,
 ) -> None:
     """Check, print the plan, then run (or resume) all steps and write the report."""
+    name = settled(name)
     recipe = recipe_of(settings(name, words, _stored(name, folder, forked=fork_to is not None)))
     _show_plan(recipe, console)
     if dry_run:
@@ -62,6 +64,7 @@ def run_stage(
     console: Console,
 ) -> None:
     """One stage of one iteration of a run folder, which is made if it is not there."""
+    name = settled(name)
     if (folder / "config.yaml").is_file():
         name = read_config(folder)[0]
     recipe = recipe_of(settings(name, words, _stored(name, folder)))
@@ -106,7 +109,7 @@ def _reported(recipe: Recipe, run: Run) -> Iterator[None]:
 
 def summary(recipe: Recipe, run: Run) -> Table:
     """Score and tokens by policy."""
-    table = Table(title=f"{recipe.name} on {recipe.settings.dataset}", box=None)
+    table = Table(title=f"{recipe.title} on {recipe.settings.played}", box=None)
     done = [step for step in recipe.steps() if step.stage == "evaluate" and run.is_finished(step)]
     points = [evaluation(run.store, step.iteration) for step in done]
     names = list(dict.fromkeys(name for point in points for name in point.means))
@@ -173,7 +176,7 @@ def _stored(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] 
 
 
 def _show_plan(recipe: Recipe, console: Console) -> None:
-    table = Table(title=f"plan of {recipe.name}", box=None, show_header=False)
+    table = Table(title=f"plan of {recipe.title}", box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for what, how_much in recipe.plan().lines():

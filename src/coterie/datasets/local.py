@@ -1,5 +1,6 @@
 """Loading rows: of the packaged sample, of a prepared set, or of any file in a known format."""
 
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -50,26 +51,26 @@ def rows_file(name: str, split: Split, source: str | Path = PREPARED) -> Path:
     return file
 
 
-def load_splits(name: str, source: str | Path = PREPARED) -> dict[Split, list[QuestionRow]]:
-    """The rows of both splits, as :func:`load_rows` gives them.
-
-    Raises ``UserError`` too if a question is in both, or ``source`` is one file.
-    """
+def check_two_files(name: str, source: str | Path) -> None:
+    """Refuse (``UserError``) one file where training and held-out rows must differ."""
     if expanded(source).is_file():
         raise UserError(
             f"{source} is one file, and training and held-out rows must differ",
             "give a folder with train.jsonl and heldout.jsonl, or divide the file by `coterie data "
             f"prepare {name} --from {source} --heldout 0.3`",
         )
-    train, heldout = load_rows(name, "train", source), load_rows(name, "heldout", source)
+
+
+def check_disjoint_rows(name: str, splits: Mapping[Split, Sequence[QuestionRow]]) -> None:
+    """Refuse (``UserError``) a question that is in both splits."""
+    train, heldout = splits["train"], splits["heldout"]
     if common := {row.key for row in train} & {row.key for row in heldout}:
         example = next(row.question for row in heldout if row.key in common)
         raise UserError(
-            f"{len(common)} questions of {name} ({source}) are both training and held-out rows, "
+            f"{len(common)} questions of {name} are both training and held-out rows, "
             f"such as {example!r}",
             "take them out of one of the files: a score on trained questions says nothing",
         )
-    return {"train": train, "heldout": heldout}
 
 
 def checksum(name: str, source: str | Path = PREPARED) -> str:
@@ -105,7 +106,7 @@ def _how(data_set: DataSet) -> str:
     return (
         f"`coterie data download {data_set.name}`, or `coterie data prepare {data_set.name} --from "
         f"FILE...` with upstream's files ({', '.join(SUFFIXES)}); either makes {folder}/train.jsonl "
-        "and heldout.jsonl; or data.source=sample, the rows that ship"
+        "and heldout.jsonl; or dataset.source=sample, the rows that ship"
     )
 
 

@@ -44,6 +44,19 @@ def read_rows(file: Path, row: type[R], progress: Progress) -> Iterator[R]:
         raise UserError(f"{file} is empty", "give a file with rows, or get it again")
 
 
+def numbered(file: Path) -> Iterator[tuple[int, Any]]:
+    """The values of a JSONL file, each with its line. Raises ``UserError`` as :func:`read_rows`."""
+    if not file.is_file():
+        raise UserError(f"there is no file {file}", "check the path")
+    try:
+        found = list(_lines(file))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 text: {error}", "save it as UTF-8") from error
+    if not found:
+        raise UserError(f"{file} is empty", "give a file with rows")
+    yield from found
+
+
 def _checked(raw: Any, row: type[R], where: str) -> R:
     try:
         return row.model_validate(raw)
@@ -69,10 +82,14 @@ def _raw(
     else:
         with file.open("rb") as opened:
             progress.start(sum(1 for line in opened if line.strip()), file.name)
-        with file.open(encoding=ENCODING) as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, _parsed(line, f"{file}, line {number}")
+        yield from _lines(file)
+
+
+def _lines(file: Path) -> Iterator[tuple[int, Any]]:
+    with file.open(encoding=ENCODING) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield number, _parsed(line, f"{file}, line {number}")
 
 
 def _parsed(text: str, where: str) -> Any:

@@ -43,7 +43,7 @@ ROUNDS = 2
 """Messages of each agent of a debate (Du et al., section 3.1)."""
 
 
-def by_method(environment: Talk | Coding, method: Method) -> Environment:
+def by_method(environment: Environment, method: Method) -> Environment:
     """The environment in which a benchmark's tasks are played by a method."""
     if method == "dialogue":
         return environment
@@ -54,6 +54,11 @@ def by_method(environment: Talk | Coding, method: Method) -> Environment:
                 "use method=dialogue, or method=cot for an answer without asking",
             )
         return SingleTurn(environment)
+    if not isinstance(environment, Talk):
+        raise UserError(
+            f"method={method} is not for {environment.name}, where agents do not talk until they agree",
+            "use method=dialogue, or derive the environment from coterie.environments.talk.Talk",
+        )
     if method == "mad":
         return MultiAgentDebate(environment)
     if method == "autoform":
@@ -65,7 +70,7 @@ def single_agent(environment: Talk) -> Talk:
     """The environment's tasks for one agent that holds everything: the ceiling of a dialogue."""
     if not isinstance(environment, Exchange):
         return SingleAgent(environment)
-    alone = ExchangeAlone(environment.levels)
+    alone = ExchangeAlone(levels=environment.levels)
     alone.max_turns = environment.max_turns
     return alone
 

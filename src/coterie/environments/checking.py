@@ -14,6 +14,23 @@ AWAITED = ("begin", "act", "grade")
 
 def check_environment(environment: Environment, shared: Shared) -> None:
     """Refuse, with :class:`UserError`, what does not fit :class:`Environment`, or needs what ``shared`` has not."""
+    check_parts(environment)
+    check_needs(environment, shared)
+
+
+def check_needs(environment: Environment, has: Shared | Mapping[type, object]) -> None:
+    """Refuse, with :class:`UserError`, an environment that needs what a run does not have."""
+    for need in environment.needs:
+        if need not in has:
+            raise _refused(
+                type(environment).__name__,
+                f"needs a {need.__name__}, which this run does not have",
+                "give one in Shared",
+            )
+
+
+def check_parts(environment: Environment) -> None:
+    """Refuse, with :class:`UserError`, what does not have the attributes and methods of :class:`Environment`."""
     kind = type(environment).__name__
     missing = [name for name in (*ATTRIBUTES, *METHODS) if not hasattr(environment, name)]
     if missing:
@@ -24,11 +41,6 @@ def check_environment(environment: Environment, shared: Shared) -> None:
     _check_limits(kind, environment.limits, environment.actors)
     if not environment.pure and environment.max_sessions < 1:
         raise _refused(kind, f"has max_sessions = {environment.max_sessions}", "allow at least 1")
-    for need in environment.needs:
-        if need not in shared:
-            raise _refused(
-                kind, f"needs a {need.__name__}, which this run does not have", "give one in Shared"
-            )
     syntax = environment.syntax
     if syntax is not None and not (
         isinstance(getattr(syntax, "stop", None), tuple) and hasattr(syntax, "parse")

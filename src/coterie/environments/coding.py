@@ -28,6 +28,7 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.environments.pure import Pure
+from coterie.environments.settings import CodingSettings
 from coterie.environments.talk import ANSWERED
 from coterie.environments.user_simulator import (
     PERSON,
@@ -66,7 +67,8 @@ class Coding(Pure, ABC):
     name = "coding"
     actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent", PERSON: "person"})
     needs: tuple[type, ...] = (Sandbox,)
-    max_turns = 10
+    settings_type = CodingSettings
+    max_turns: int
     """Of the agent."""
     metric = "success"
     fenced = True
@@ -74,10 +76,12 @@ class Coding(Pure, ABC):
     script: UserSimulator | None = None
     """Who plays the person if nobody else is named."""
 
-    def __init__(self, mode: Mode = "module", tolerance: float = 0.0, strict: bool = False) -> None:
-        self.mode: Mode = mode
-        self.tolerance = tolerance
-        self.strict = strict
+    def __init__(self, settings: CodingSettings) -> None:
+        self.settings = settings
+        self.mode: Mode = settings.grading
+        self.tolerance = settings.tolerance
+        self.strict = settings.strict
+        self.max_turns = settings.turns
         self._expected: dict[str, Sequence[CallResult]] = {}
 
     @abstractmethod

@@ -6,26 +6,28 @@ from collections.abc import Sequence
 
 from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import CodeRow
+from coterie.datasets.finding import Rows
+from coterie.datasets.rows import QuestionRow
 from coterie.environments.coding import Coding, coding_task
-from coterie.environments.rows import SplitRows
-from coterie.tools.sandbox.results import Mode
+from coterie.environments.rows import draw
+from coterie.environments.settings import CodingSettings
 from coterie.trajectories.task import Task
 
 
 class BackendProgramming(Coding):
     """Its tasks; the person is a model. Rows without a reference or tests are left out."""
 
-    def __init__(
-        self, name: str, source: str, mode: Mode, tolerance: float, strict: bool = False
-    ) -> None:
-        super().__init__(mode, tolerance, strict)
-        self.name = name
-        self._rows = SplitRows(name, source)
+    row_types: tuple[type[QuestionRow], ...] = (CodeRow,)
+
+    def __init__(self, settings: CodingSettings, rows: Rows) -> None:
+        super().__init__(settings)
+        self.name = rows.name
+        self.rows = rows
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
         found = []
-        for row in self._rows.draw(split, count, seed, drawn):
+        for row in draw(self.rows, split, count, seed, drawn):
             assert isinstance(row, CodeRow), "this data set has rows of code"
             found.append(self.task(row))
         return found

@@ -4,20 +4,26 @@ Optima's second setting (arXiv 2410.08115, section 4.1; three agents: table 7). 
 answers; the talk is over when it gives the same answer again after the critics have spoken.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
+from coterie.datasets.finding import Rows
 from coterie.datasets.problem_rows import ChoiceRow
 from coterie.datasets.rows import QuestionRow
+from coterie.environments.agents import NAMES as AGENTS
 from coterie.environments.agents import named, others
-from coterie.environments.equality import option_of, same_text
+from coterie.environments.equality import option_of, same_text, same_words
 from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
+from coterie.environments.formats import DEBATE_FORMATS
 from coterie.environments.gold import gold_answer, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
-from coterie.environments.rows import SplitRows
+from coterie.environments.rows import draw
 from coterie.environments.rules import LENGTH, answer_rule
+from coterie.environments.settings import TalkSettings
 from coterie.environments.solo import solo_prompt
 from coterie.environments.talk import Talk
 from coterie.trajectories.task import Task
@@ -37,6 +43,8 @@ class Subject:
     read: Callable[[str], str | None]
     same: Callable[[str, str], bool]
     """Whether an answer (second) is the same as the right one, or as the one before it (first)."""
+    formats: tuple[str, ...] = ()
+    """The packaged pool of formats."""
 
 
 NO_MISTAKE = "I found no mistake."
@@ -68,33 +76,54 @@ CHOICE = Subject(
     "a full moon",
     marked_answer,
     same_text,
+    DEBATE_FORMATS,
 )
+TEXT = Subject(
+    "answering questions",
+    answer_rule(EVERY, "a name or a few words", "Lake Geneva", "<A>Lake Geneva</A>"),
+    "Lake Geneva",
+    marked_answer,
+    same_words,
+    DEBATE_FORMATS,
+)
+SubjectName = Literal["arithmetic", "mathematics", "choice", "text"]
+SUBJECTS: Mapping[SubjectName, Subject] = {
+    "arithmetic": ARITHMETIC,
+    "mathematics": MATHEMATICS,
+    "choice": CHOICE,
+    "text": TEXT,
+}
+
+
+class DebateSettings(TalkSettings):
+    """Settings of a debate."""
+
+    subject: SubjectName = key(
+        "text",
+        "What answers are, and how two are compared: numbers (`arithmetic`), `mathematics`, options (`choice`), or a "
+        "few words (`text`).",
+    )
 
 
 class Debate(Talk):
     """A solver and its critics."""
 
     metric = "exact match"
+    settings_type = DebateSettings
+    row_types: tuple[type[QuestionRow], ...] = (QuestionRow,)
 
-    def __init__(
-        self,
-        name: str,
-        source: str,
-        subject: Subject,
-        agents: Sequence[str],
-        formats: Sequence[str],
-    ) -> None:
-        self.name = name
-        self.subject = subject
-        self.agents: tuple[str, ...] = tuple(agents)
-        self.formats: tuple[str, ...] = tuple(formats)
+    def __init__(self, settings: DebateSettings, rows: Rows) -> None:
+        self.name = rows.name
+        self.subject = SUBJECTS[settings.subject]
+        self.agents: tuple[str, ...] = AGENTS[: settings.agents]
+        self.max_turns = settings.turns
+        self.formats: tuple[str, ...] = settings.pool(self.subject.formats)
         self.format_agents: tuple[str, ...] = self.agents[:1]
-        self._rows = SplitRows(name, source)
+        self.rows = rows
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
-        rows = self._rows.draw(split, count, seed, drawn)
-        return [self._task(row) for row in rows]
+        return [self._task(row) for row in draw(self.rows, split, count, seed, drawn)]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """The agent's role, the rules, the problem."""

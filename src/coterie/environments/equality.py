@@ -16,6 +16,8 @@ from pathlib import Path
 from threading import Lock
 from typing import IO
 
+from coterie.environments.answers import exact_match
+
 LIMIT = 12.0
 """Seconds for a comparison; its own limits (see ``math_worker``) come earlier, but a signal waits for C code."""
 START = 120.0
@@ -25,6 +27,11 @@ START = 120.0
 def same_text(first: str, second: str) -> bool:
     """Equal texts, whatever their spacing."""
     return first.split() == second.split()
+
+
+def same_words(first: str, second: str) -> bool:
+    """Equal texts, whatever their case, spacing, articles and punctuation."""
+    return exact_match(second, [first]) == 1.0
 
 
 def option_of(answer: str, options: Sequence[str]) -> str:

@@ -24,6 +24,17 @@ def gold_answer(task: Task) -> str:
     return task.secrets["answer"].reveal(GRADER)
 
 
+def question_of(task: Task) -> str:
+    """What a task asks, for reports: its question, or all that is public of it."""
+    asked = task.public.get("question")
+    return str(asked) if asked else ", ".join(f"{name}: {one}" for name, one in task.public.items())
+
+
+def known_answers(task: Task) -> tuple[str, ...]:
+    """All right answers of a task, for reports; none where the environment knows none beforehand."""
+    return tuple(gold_answers(task)) if "answer" in task.secrets else ()
+
+
 def gold_answers(task: Task) -> list[str]:
     """All right answers of a task, for graders: the answer itself and its aliases."""
     aliases = task.secrets.get("aliases")

@@ -8,16 +8,21 @@ answer.
 from collections.abc import Sequence
 from typing import Literal
 
+from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.context_rows import BLANK, CbtRow, TriviaRow
-from coterie.datasets.rows import QuestionRow
+from coterie.datasets.finding import Rows
+from coterie.datasets.rows import HotpotRow, QuestionRow
+from coterie.environments.agents import NAMES as AGENTS
 from coterie.environments.agents import named, others
 from coterie.environments.answers import f1
 from coterie.environments.contexts import deal
 from coterie.environments.extraction import marked_answer
+from coterie.environments.formats import EXCHANGE_FORMATS
 from coterie.environments.gold import gold_answers, secret_answers
-from coterie.environments.rows import SplitRows
+from coterie.environments.rows import draw
 from coterie.environments.rules import LENGTH, answer_rule
+from coterie.environments.settings import TalkSettings
 from coterie.environments.solo import solo_prompt
 from coterie.environments.talk import Talk
 from coterie.trajectories.task import Task
@@ -28,30 +33,35 @@ EXAMPLE = "Lake Geneva"
 """The answer that the prompts show as an example."""
 
 
+class InformationExchangeSettings(TalkSettings):
+    """Settings of information exchange."""
+
+    context: Context = key(
+        "paragraph",
+        "Of each paragraph of the context: all, or its first sentence only.",
+        source="Optima's code: first_sentence (the supporting sentence is then often lost)",
+    )
+
+
 class InformationExchange(Talk):
     """Agents exchange what they know of a question."""
 
     metric = "F1"
+    settings_type = InformationExchangeSettings
+    row_types: tuple[type[QuestionRow], ...] = (HotpotRow, TriviaRow, CbtRow)
 
-    def __init__(
-        self,
-        name: str,
-        source: str,
-        context: Context,
-        agents: Sequence[str],
-        formats: Sequence[str],
-    ) -> None:
-        self.name = name
-        self.context = context
-        self.agents: tuple[str, ...] = tuple(agents)
-        self.formats: tuple[str, ...] = tuple(formats)
+    def __init__(self, settings: InformationExchangeSettings, rows: Rows) -> None:
+        self.name = rows.name
+        self.context = settings.context
+        self.agents: tuple[str, ...] = AGENTS[: settings.agents]
+        self.max_turns = settings.turns
+        self.formats: tuple[str, ...] = settings.pool(EXCHANGE_FORMATS)
         self.format_agents = self.agents
-        self._rows = SplitRows(name, source)
+        self.rows = rows
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split of the data set, as many as it has at most."""
-        rows = self._rows.draw(split, count, seed, drawn)
-        return [self._task(row) for row in rows]
+        return [self._task(row) for row in draw(self.rows, split, count, seed, drawn)]
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
         """The agent's role and notes (which its partners may not see), the rules, the question."""

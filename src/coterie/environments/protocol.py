@@ -112,8 +112,10 @@ class Shared:
 class Syntax(Protocol):
     """How calls are written, and results shown, in text."""
 
-    stop: tuple[str, ...]
-    """Stop strings: what ends a message that calls."""
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Stop strings: what ends a message that calls."""
+        ...
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         """The calls of a message; ``text`` is all that was sampled, its stop string included."""

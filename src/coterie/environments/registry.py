@@ -1,172 +1,230 @@
-"""Environments by the name of their data set, and where its rows are read from."""
+"""Environments by name, and the data sets that they are played on.
 
-import hashlib
+Settings of a run or a benchmark have two groups, ``dataset`` and ``environment``. Which keys these have depends on what
+is chosen, so their type is made when it is known (:func:`played_type`).
+"""
 
-from coterie.config.folders import expanded
-from coterie.config.settings import Settings, key
-from coterie.datasets.local import checksum
-from coterie.environments.agents import NAMES as AGENTS
-from coterie.environments.coding import Coding
-from coterie.environments.colbench import BackendProgramming
-from coterie.environments.debate import ARITHMETIC, CHOICE, MATHEMATICS, Debate
-from coterie.environments.exchange.environment import Exchange
-from coterie.environments.format_pool import read_pool
-from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
-from coterie.environments.information_exchange import Context, InformationExchange
-from coterie.environments.persona.environment import Persona
-from coterie.environments.talk import Talk
-from coterie.errors import UserError, did_you_mean
-from coterie.tools.sandbox.results import Mode
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
 
+from pydantic import create_model
+
+from coterie.config.construct import construct, settings_type_of
+from coterie.config.plugins import Found, Kind, find, installed, is_spec, label, settled
+from coterie.config.settings import Settings
+from coterie.datasets.finding import DATASETS, Rows, dataset_type, environment_of, row_type
+from coterie.datasets.settings import DatasetSettings
+from coterie.environments.checking import check_parts
+from coterie.environments.protocol import Environment
+from coterie.environments.settings import EnvironmentSettings
+from coterie.errors import UserError
+from coterie.trajectories.turn import digest
+
+ENVIRONMENTS = Kind(
+    "environment",
+    {
+        "exchange": "coterie.environments.exchange.environment:Exchange",
+        "persona": "coterie.environments.persona.environment:Persona",
+        "debate": "coterie.environments.debate:Debate",
+        "information_exchange": "coterie.environments.information_exchange:InformationExchange",
+        "backend_programming": "coterie.environments.colbench:BackendProgramming",
+    },
+)
 EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
 """Data sets with a context to deal out."""
 SUBJECTS = {
-    "gsm8k": (ARITHMETIC, ()),
-    "math": (MATHEMATICS, ()),
-    "arc_c": (CHOICE, DEBATE_FORMATS),
-    "mmlu": (CHOICE, DEBATE_FORMATS),
+    "gsm8k": "arithmetic",
+    "math": "mathematics",
+    "arc_c": "choice",
+    "mmlu": "choice",
 }
-"""Data sets to debate on: how, and the packaged pool of formats."""
-QUESTIONS = ("exchange", *EXCHANGES, *SUBJECTS)
-"""Environments of questions."""
+"""Data sets to debate on, each with its subject."""
+PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"name": "information_exchange"} for name in EXCHANGES},
+    **{name: {"name": "debate", "subject": subject} for name, subject in SUBJECTS.items()},
+    "colbench_code": {"name": "backend_programming"},
+    "qa": {"name": "debate", "subject": "text"},
+}
+"""The environment of each data set, and what it is told."""
+MICRO_WORLDS = ("exchange", "persona")
+"""Environments that make their own tasks."""
 CODING = ("persona", "colbench_code")
-"""Data sets of functions that a person wants written."""
-NAMES = (*QUESTIONS, *CODING)
-GENERATED = ("exchange", "persona")
-"""Environments whose tasks a seed makes."""
+"""Benchmarks of functions that a person wants written."""
+OPEN = ("qa",)
+"""Data sets of anybody's rows: any method may be played on them, and none has values for them."""
+NAMES = (*MICRO_WORLDS, *(name for name in PLAYED_IN if name not in OPEN))
+"""Benchmarks: what ships, and can be played by its name alone."""
 
 
-class DataSettings(Settings):
-    """Where the rows of a data set come from, what of them is shown, and to how many agents."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is to be played, by name."""
 
-    source: str = key(
-        "prepared",
-        "`prepared` (by `coterie data`), `sample` (the rows that ship with coterie), or a folder "
-        "with train.jsonl and heldout.jsonl. Generated environments need none.",
-    )
-    context: Context = key(
-        "paragraph",
-        "Of each paragraph of the context: all, or its first sentence only.",
-        source="Optima's code: first_sentence (the supporting sentence is then often lost)",
-    )
-    agents: int = key(
-        2,
-        "Agents that talk: 2, or 3 (a context is dealt to three; a debate has a second critic). "
-        "`exchange` has 2.",
-        source="Optima: 2; 3 in table 7",
-        ge=2,
-        le=3,
-    )
-    turns: int | None = key(
-        None,
-        "Most turns of a dialogue: of all agents, or with a person of the agent. The default is the environment's own: "
-        "10, in `persona` 5, in `exchange` 8.",
-        source="Optima: 10; ColBench: 10",
-        ge=1,
-    )
-    grading: Mode = key(
-        "module",
-        "Of code: `module` runs it as a module; `legacy` as SWEET-RL's grader does, where answers with helpers, "
-        "imports at the top or recursion fail: for comparison with published numbers.",
-        source="SWEET-RL's code: legacy",
-    )
-    tolerance: float = key(
-        0.0, "Of code: two floats are equal that differ by no more, relatively; 0 is exact.", ge=0
-    )
-    strict: bool = key(
-        False,
-        "Of code: results must have the right types too. Else 1, 1.0 and True are equal, and an iterator is the list "
-        "of what it yields.",
-        source="SWEET-RL's code: Python's ==",
-    )
-    format_pool_file: str | None = key(
-        None,
-        "A file of formats (JSONL or YAML) instead of the packaged pool; `coterie data prompt-pool` "
-        "makes one. Debates on mathematics have no packaged pool.",
-        source="Optima section 3.1 and appendix H.3",
-    )
+    dataset: str | None = None
+    environment: str | None = None
+
+    @classmethod
+    def among(cls, words: Iterable[str]) -> "Choice":
+        """What ``key=value`` words ask for; the last one counts."""
+        asked: dict[str, str | None] = {}
+        for word in words:
+            path, _, text = word.partition("=")
+            if (kind := path.removesuffix(".name")) in ("dataset", "environment"):
+                asked[kind] = settled(text) if text not in ("", "none", "null") else None
+        return cls(**asked)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Choice":
+        """What stored values are of."""
+        groups = (values.get("dataset"), values.get("environment"))
+        return cls(*(group.get("name") if isinstance(group, Mapping) else None for group in groups))
+
+    def over(self, before: "Choice") -> "Choice":
+        """What is played if this is asked for where ``before`` was played."""
+        if self.dataset is None and self.environment is None:
+            return before
+        if self.dataset is None:
+            same = self.environment == before.environment
+            return Choice(before.dataset if same else None, self.environment)
+        if self.environment is None and self.dataset == before.dataset:
+            return before
+        return Choice(self.dataset, self.environment or _played_in(self.dataset)["name"])
+
+    def names(self) -> dict[str, Any]:
+        """The names as values of settings."""
+        return {"dataset": {"name": self.dataset}, "environment": {"name": self.environment}}
+
+    def values(self) -> dict[str, Any]:
+        """What the data set tells its own environment, as values of settings."""
+        told = _played_in(self.dataset) if self.dataset is not None else {}
+        return {"environment": told if told.get("name") == self.environment else {}}
 
 
-def content(name: str, data: DataSettings) -> str:
-    """A hash of what a data set's tasks and formats are made of.
+class PlayedSettings(Settings):
+    """What is played: an environment, on a data set or on tasks that it makes."""
 
-    Empty for a generated environment, whose rows its seed makes. It is that of the rows alone where there are
-    two agents and the packaged pool.
+    dataset: DatasetSettings = DatasetSettings()
+    environment: EnvironmentSettings = EnvironmentSettings()
+
+    @property
+    def played(self) -> str:
+        """The data set, or the environment that makes its own tasks, in a title."""
+        return label(self.dataset.name or self.environment.name or "")
+
+    @property
+    def choice(self) -> Choice:
+        """The names of both."""
+        return Choice(self.dataset.name, self.environment.name)
+
+
+P = TypeVar("P", bound=PlayedSettings)
+
+
+def is_played(name: str) -> bool:
+    """Whether something can be played by its name alone: what ships, or a plug-in."""
+    plugins = (*installed(ENVIRONMENTS), *installed(DATASETS))
+    return name in (*NAMES, *OPEN, *plugins) or is_spec(name)
+
+
+def is_name_word(word: str) -> bool:
+    """Whether a ``key=value`` word says which data set or environment there is."""
+    return word.partition("=")[0].removesuffix(".name") in ("dataset", "environment")
+
+
+def task_word(name: str) -> str:
+    """The word that asks for what is played by its name alone."""
+    return f"{'environment' if name in MICRO_WORLDS else 'dataset'}={name}"
+
+
+def is_environment(name: str) -> bool:
+    """Whether a plug-in is an environment, and not a data set. Raises ``UserError`` if it can't be imported."""
+    return hasattr(find(ENVIRONMENTS, name).thing, "grade")
+
+
+def played_type(base: type[P], choice: Choice) -> type[P]:
+    """Settings whose groups have the keys of what is played.
+
+    Raises ``UserError`` for names that nothing has, for plug-ins that can't be used, and for a data set and an
+    environment that do not go together.
     """
-    rows = "" if name in GENERATED else checksum(name, data.source)
-    more = [] if data.agents == 2 else [f"{data.agents} agents"]
-    if name in CODING and (data.grading != "module" or data.tolerance or data.strict):
-        more.append(f"{data.grading} {data.tolerance}" + " strict" * data.strict)
-    if data.turns is not None:
-        more.append(f"{data.turns} turns")
-    if data.format_pool_file is not None:
-        pool = "\n".join(read_pool(expanded(data.format_pool_file)))
-        more.append(hashlib.sha256(pool.encode()).hexdigest())
-    return " ".join([rows, *more]) if more else rows
+    assert choice.environment is not None, "something is played"
+    found = find(ENVIRONMENTS, choice.environment)
+    own = settings_type_of(found, EnvironmentSettings)
+    rows = DatasetSettings if choice.dataset is None else dataset_type(choice.dataset)
+    _check_together(found, choice)
+    return _type(base, own, rows, choice)
 
 
-def make_environment(name: str, data: DataSettings | None = None) -> Talk | Coding:
-    """The environment of the data set ``name``.
-
-    Raises ``UserError`` if there is none, for more agents than it can have, and for a broken pool of
-    formats.
-    """
-    if name in CODING:
-        return make_coding_environment(name, data)
-    if name in QUESTIONS:
-        return make_question_environment(name, data)
-    raise UserError(
-        f"dataset={name!r} is not known",
-        f"{did_you_mean(name, NAMES)}use one of: {', '.join(NAMES)}",
-    )
-
-
-def make_question_environment(name: str, data: DataSettings | None = None) -> Talk:
-    """The environment of questions ``name``. Raises ``UserError`` as :func:`make_environment`."""
-    data = data or DataSettings()
-    environment = _make_question_environment(name, data)
-    environment.max_turns = data.turns or environment.max_turns
+def make_environment(settings: PlayedSettings) -> Environment:
+    """The environment that settings say. Raises ``UserError`` for one that lacks what an environment has."""
+    name = settings.environment.name
+    assert name is not None, "settings that were resolved say what is played"
+    found = find(ENVIRONMENTS, name)
+    rows = [] if settings.dataset.name is None else [Rows(settings.dataset)]
+    made = construct(found, EnvironmentSettings, settings.environment, *rows)
+    check_parts(made)
+    environment: Environment = made
     return environment
 
 
-def _make_question_environment(name: str, data: DataSettings) -> Talk:
-    if name not in QUESTIONS:
-        raise UserError(f"dataset={name!r} has no questions", f"use one of: {', '.join(QUESTIONS)}")
-    file = data.format_pool_file
-    pool = None if file is None else read_pool(expanded(file))
-    agents = AGENTS[: data.agents]
-    if name in EXCHANGES:
-        formats = EXCHANGE_FORMATS if pool is None else pool
-        return InformationExchange(name, data.source, data.context, agents, formats)
-    if name in SUBJECTS:
-        subject, packaged = SUBJECTS[name]
-        return Debate(name, data.source, subject, agents, packaged if pool is None else pool)
-    if data.agents != 2:
+def content(settings: PlayedSettings, environment: Environment) -> str:
+    """A hash of what an environment's tasks and what it does with them are made of, wherever files lie."""
+    name = settings.environment.name
+    assert name is not None, "settings that were resolved say what is played"
+    rows = ""
+    if settings.dataset.name is not None:
+        rows = f"{settings.played} {Rows(settings.dataset).content()}"
+    source, own = find(ENVIRONMENTS, name).source, settings.environment.identity()
+    return digest(label(name), source, environment.version, own, rows)
+
+
+def _played_in(dataset: str) -> Mapping[str, Any]:
+    """The environment of a data set, and what it is told."""
+    found = PLAYED_IN.get(dataset)
+    return {"name": settled(environment_of(dataset))} if found is None else found
+
+
+def _check_together(found: Found, choice: Choice) -> None:
+    """Refuse an environment without the rows that it needs, and rows that it does not read."""
+    kinds: tuple[type, ...] = getattr(found.thing, "row_types", ())
+    if choice.dataset is None and kinds:
+        known = ", ".join(DATASETS.built_in)
         raise UserError(
-            f"data.agents={data.agents}: the micro-world `exchange` is made for two agents",
-            f"use data.agents=2, or a data set such as {EXCHANGES[0]}",
+            f"environment={choice.environment} is played on a data set",
+            f"add dataset=NAME, with one of: {known}, or your own",
         )
-    return Exchange() if pool is None else Exchange(formats=pool)
-
-
-def make_coding_environment(name: str, data: DataSettings | None = None) -> Coding:
-    """The coding environment ``name``. Raises ``UserError`` if there is none, and for more than one agent."""
-    data = data or DataSettings()
-    environment = _make_coding_environment(name, data)
-    environment.max_turns = data.turns or environment.max_turns
-    return environment
-
-
-def _make_coding_environment(name: str, data: DataSettings) -> Coding:
-    if name not in CODING:
+    if choice.dataset is None:
+        return
+    if not kinds:
         raise UserError(
-            f"dataset={name!r} has no functions to write", f"use one of: {', '.join(CODING)}"
+            f"environment={choice.environment} makes its own tasks, so dataset={choice.dataset} would not be read",
+            "leave one of them out (an environment that reads rows says of which types: row_types)",
         )
-    if data.agents != 2 or data.format_pool_file is not None:
+    row = row_type(choice.dataset)
+    if not issubclass(row, kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
         raise UserError(
-            f"{name} has one agent and a person, and no formats",
-            "leave data.agents and data.format_pool_file out",
+            f"environment={choice.environment} is played on rows of the type {names}, and dataset="
+            f"{choice.dataset} has {row.__name__}",
+            "leave environment out, or give another data set",
         )
-    if name == "persona":
-        return Persona(data.grading, data.tolerance, data.strict)
-    return BackendProgramming(name, data.source, data.grading, data.tolerance, data.strict)
+
+
+@cache
+def _type(
+    base: type[P],
+    environment: type[EnvironmentSettings],
+    rows: type[DatasetSettings],
+    choice: Choice,
+) -> type[P]:
+    made: type[P] = create_model(
+        base.__name__,
+        __base__=base,
+        __module__=base.__module__,
+        __doc__=base.__doc__,
+        dataset=(rows, rows.model_construct(name=choice.dataset)),
+        environment=(environment, environment.model_construct(name=choice.environment)),
+    )
+    return made

@@ -5,31 +5,21 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from coterie.datasets.catalogue import Split
-from coterie.datasets.local import load_splits
+from coterie.datasets.finding import Rows
 from coterie.datasets.rows import QuestionRow
 
 Row = TypeVar("Row")
 
 
-class SplitRows:
-    """The rows of both splits of a data set, read when they are first drawn from."""
+def draw(
+    rows: Rows, split: Split, count: int, seed: int, drawn: Sequence[int] = ()
+) -> list[QuestionRow]:
+    """Held-out rows from the first on, or a draw of training rows: see :func:`draws`.
 
-    def __init__(self, name: str, source: str) -> None:
-        self.name = name
-        self.source = source
-        self._splits: dict[Split, list[QuestionRow]] | None = None
-
-    def draw(
-        self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()
-    ) -> list[QuestionRow]:
-        """Held-out rows from the first on, or a draw of training rows: see :func:`draws`.
-
-        Raises ``UserError`` for missing or broken data.
-        """
-        if self._splits is None:
-            self._splits = load_splits(self.name, self.source)
-        rows = self._splits[split]
-        return rows[:count] if split == "heldout" else draws(rows, (*drawn, count), seed)[-1]
+    Raises ``UserError`` for missing or broken data.
+    """
+    found = rows.split(split)
+    return found[:count] if split == "heldout" else draws(found, (*drawn, count), seed)[-1]
 
 
 def draws(rows: Sequence[Row], counts: Sequence[int], seed: int) -> list[list[Row]]:

@@ -21,10 +21,8 @@ class SingleTurn(Coding):
     All else is the other environment's own.
     """
 
-    max_turns = 1
-
     def __init__(self, environment: Coding) -> None:
-        super().__init__(environment.mode, environment.tolerance, environment.strict)
+        super().__init__(environment.settings.model_copy(update={"turns": 1}))
         self.environment = environment
         self.name = environment.name
         self.version = environment.version

@@ -4,6 +4,7 @@ from typing import Protocol, runtime_checkable
 
 from coterie.environments.protocol import Environment
 from coterie.environments.user_simulator import UserSimulator
+from coterie.errors import UserError
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
 
@@ -67,16 +68,29 @@ class Scripted(Protocol):
         ...
 
 
-class QuestionEnvironment(Environment, Votes, Graded, Solo, Formats, Protocol):
-    """An environment of agents who look for the answer to a question."""
-
-    max_turns: int
-    """Turns of all agents together."""
-
-
 def agents_of(environment: Environment) -> tuple[str, ...]:
     """The actors that a policy plays, in their order."""
     return tuple(name for name, kind in environment.actors.items() if kind == "agent")
+
+
+def formats_of(environment: Environment) -> tuple[str, ...]:
+    """The pool of format prompts; empty where there are none."""
+    return environment.formats if isinstance(environment, Formats) else ()
+
+
+def most_turns(environment: Environment) -> int:
+    """How many turns the agents have at most. Raises ``UserError`` where they may go on without end."""
+    limits = environment.limits
+    if "turns" in limits:
+        return limits["turns"]
+    agents = agents_of(environment)
+    unlimited = [name for name in agents if f"turns:{name}" not in limits]
+    if unlimited:
+        raise UserError(
+            f"the environment {environment.name} has no limit of turns of {', '.join(unlimited)}",
+            "give it limits = {'turns': NUMBER}",
+        )
+    return sum(limits[f"turns:{name}"] for name in agents)
 
 
 def persons_of(environment: Environment) -> tuple[str, ...]:

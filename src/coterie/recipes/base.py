@@ -7,29 +7,35 @@ from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial
 from pathlib import Path
 
+from coterie.config.plugins import label
 from coterie.engines.protocol import Engine, Sampling
 from coterie.engines.run_engines import POLICY
+from coterie.environments.checking import check_needs
 from coterie.environments.protocol import Environment
-from coterie.environments.registry import content
+from coterie.environments.registry import content, make_environment
 from coterie.environments.traits import agents_of
 from coterie.models.loading import LoadedModel, identity
 from coterie.progress import Progress
-from coterie.recipes.plan import RunPlan
+from coterie.recipes.plan import Plan, plain_plan
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
-from coterie.runs.casting import Cast, open_cast
+from coterie.runs.casting import Cast, Openers, open_cast
 from coterie.runs.folder import Run, Step
 from coterie.runs.play import play, summary
 from coterie.runs.roles import Role, Roles
 from coterie.runs.stage import Stage
+from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import digest
 
-Work = Callable[[Run, int, Progress], Metrics] | Callable[[Run, int, Progress], Awaitable[Metrics]]
-"""What a stage does, with engines if it is asynchronous."""
+Work = (
+    Callable[[Run, int, Progress], Metrics | None]
+    | Callable[[Run, int, Progress], Awaitable[Metrics | None]]
+)
+"""What a stage does, with engines if it is asynchronous; it gives what is to be remembered of it."""
 
 
 class Recipe(ABC):
@@ -39,7 +45,11 @@ class Recipe(ABC):
     environment: Environment
     name: str
 
-    def __init__(self) -> None:
+    def __init__(self, settings: RecipeSettings) -> None:
+        self.settings = settings
+        self.name = settings.recipe
+        self.environment = make_environment(settings)
+        check_needs(self.environment, self.openers())
         self._roles: Roles | None = None
 
     # -- what a recipe says -------------------------------------------------------------------
@@ -56,9 +66,18 @@ class Recipe(ABC):
         """Which role plays each agent of the environment."""
         return dict.fromkeys(agents_of(self.environment), POLICY)
 
-    @abstractmethod
-    def plan(self) -> RunPlan:
+    @property
+    def title(self) -> str:
+        """Its name in titles."""
+        return label(self.name)
+
+    def plan(self) -> Plan:
         """What the run costs. Raises ``UserError`` for what can't work, in seconds."""
+        return plain_plan(self.settings, self.environment, self.roles(), self.stages())
+
+    def openers(self) -> Openers:
+        """How each thing is opened that an environment may need of a run."""
+        return {Sandbox: Sandbox}
 
     def stage(
         self,
@@ -78,7 +97,8 @@ class Recipe(ABC):
             if alone or trains is not None:
                 models.make_room()
             found = do(run, iteration, progress)
-            return models.run_async(_awaited(found)) if inspect.isawaitable(found) else found
+            measured = models.run_async(_awaited(found)) if inspect.isawaitable(found) else found
+            return measured or {}
 
         needed = tuple(stage.step for stage in after)
         return Stage(Step(iteration, name), done, needed, tuple(depends), trains)
@@ -99,13 +119,8 @@ class Recipe(ABC):
 
     def fingerprint(self, step: Step) -> str:
         """Hash of the settings that the step's own results depend on."""
-        s, version = self.settings, self.environment.version
-        common = (self._models, s.dataset, s.data.context, self._content, version, s.seed)
+        common = (self._models, self._content, self.settings.seed)
         return digest(step.stage, *common, *self.at(step).depends)[:16]
-
-    def content(self) -> str:
-        """A hash of what the tasks are made of, wherever their files lie."""
-        return content(self.settings.dataset, self.settings.data)
 
     @cached_property
     def _models(self) -> list[list[str | None]]:
@@ -114,7 +129,8 @@ class Recipe(ABC):
 
     @cached_property
     def _content(self) -> str:
-        return self.content()
+        """Of what the tasks are made, and what plays them."""
+        return content(self.settings, self.environment)
 
     def close(self) -> None:
         """End the servers of its stages."""
@@ -156,11 +172,17 @@ class Recipe(ABC):
 
     def cast(self, run: Run) -> AbstractAsyncContextManager[Cast]:
         """Who plays besides its roles, and what its environment needs."""
-        return open_cast(self.environment, run.folder / "user_simulator")
+        logs = run.folder / "user_simulator"
+        return open_cast(self.environment, logs, openers=self.openers())
 
-    def evaluation(self, version: int, after: Sequence[Stage], depends: Sequence[object]) -> Stage:
-        """The stage in which the policies of an iteration are evaluated."""
-        return self.stage(version, "evaluate", self.evaluate, after, depends)
+    def evaluation(
+        self, version: int, after: Sequence[Stage] = (), depends: Sequence[object] | None = None
+    ) -> Stage:
+        """The stage in which the policies of an iteration are evaluated. By default it depends on how they are."""
+        s = self.settings
+        own = (s.evaluate.fingerprint(), s.max_tokens, *s.engine.identity())
+        given = own if depends is None else depends
+        return self.stage(version, "evaluate", self.evaluate, after, given)
 
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
         """One episode on each held-out task, by the newest version of each role."""
@@ -221,5 +243,5 @@ def _sampled(engines: Sequence[Engine]) -> int:
     return sum(engine.stats.sampled_tokens for engine in engines)
 
 
-async def _awaited(found: Awaitable[Metrics]) -> Metrics:
+async def _awaited(found: Awaitable[Metrics | None]) -> Metrics | None:
     return await found

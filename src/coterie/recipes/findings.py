@@ -63,10 +63,10 @@ class ClaimResults:
 def settings_for_claims(name: str, words: Sequence[str]) -> RecipeSettings:
     """A recipe's settings; refuses other data than that on which claims are tested."""
     own, first = settings(name, words), micro_world(name)
-    if own.dataset != first:
+    if own.played != first:
         raise UserError(
-            f"dataset={own.dataset}: claims are tested on the micro-world {first}",
-            "leave dataset out; `coterie run` takes any",
+            f"{own.played}: claims are tested on the micro-world {first}",
+            "leave dataset and environment out; `coterie run` takes any",
         )
     return own
 

@@ -1,19 +1,22 @@
 """What a run will cost, before it starts: generations, tokens, updates, memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from coterie.environments.gold import GRADER
 from coterie.environments.protocol import Environment
-from coterie.environments.traits import Formats
-from coterie.environments.user_simulator import REFERENCE
+from coterie.environments.traits import Scripted, formats_of, persons_of
+from coterie.environments.user_simulator import REFERENCE, check_script
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import free_memory
+from coterie.models.loading import check_context, free_memory, load_renderer, weights_of
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.opening import first_prompts
+from coterie.runs.roles import Role, check_roles
+from coterie.runs.stage import Stage, check_stages
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.task import Task
 
@@ -21,6 +24,67 @@ RENDERED = 64
 """So many of the wordiest tasks are rendered to find the longest prompt."""
 BYTES_PER_WEIGHT = {"full": 4 * (1 + 1 + 2) + 4, "lora": 4 + 4}
 """By method: float32 weights and the frozen base; gradients and AdamW's two moments of what is trained."""
+
+
+class Plan(Protocol):
+    """What a run costs."""
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(what, how much) for a table."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPlan:
+    """What can be said of a recipe that has no plan of its own."""
+
+    stages: tuple[str, ...]
+    weights: Mapping[str, int]
+    """By role."""
+    memory: int
+    longest_prompt: int
+    heldout: int
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(what, how much) for a table."""
+        return [
+            ("stages", f"{len(self.stages)}: {', '.join(dict.fromkeys(self.stages))}"),
+            *((f"role {role}", f"{count:,} weights") for role, count in self.weights.items()),
+            ("memory for weights and optimiser", f"at most {self.memory / 2**20:,.0f} MiB"),
+            ("longest first prompt", f"{self.longest_prompt} tokens"),
+            ("held-out tasks", f"{self.heldout:,}"),
+        ]
+
+
+def plain_plan(
+    settings: RecipeSettings,
+    environment: Environment,
+    roles: Sequence[Role],
+    stages: Sequence[Stage],
+) -> PlainPlan:
+    """Check what every recipe has, and say what is known of its cost.
+
+    Raises ``UserError`` for stages out of order, tasks in both splits, a person whom nobody plays, prompts that a
+    model has no room for, and more memory than there is.
+    """
+    check_stages(settings.recipe, stages)
+    check_roles(roles)
+    if persons_of(environment):
+        check_script(environment.script if isinstance(environment, Scripted) else None)
+    count, seed = settings.evaluate.tasks, settings.seed
+    heldout = environment.tasks("heldout", count, seed)
+    train = environment.tasks("train", count, seed)
+    check_disjoint(train, heldout)
+    longest = 0
+    for role in roles:
+        renderer, context = load_renderer(role.model)
+        longest = longest_prompt(environment, renderer, train + heldout)
+        check_context(context, longest + settings.max_tokens, role.model)
+    weights = {role.name: weights_of(role.model) for role in roles}
+    memory = sum(weights.values()) * BYTES_PER_WEIGHT["full"]
+    check_memory(sum(weights.values()) * BYTES_PER_WEIGHT["lora"], settings)
+    stages_shown = tuple(stage.step.stage for stage in stages)
+    return PlainPlan(stages_shown, weights, memory, longest, len(heldout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +160,7 @@ def content_of(task: Task) -> str:
 def longest_prompt(environment: Environment, renderer: ChatRenderer, tasks: list[Task]) -> int:
     """Tokens of the longest first prompt of the wordiest of these tasks."""
     wordiest = sorted(tasks, key=_wordiness, reverse=True)[:RENDERED]
-    formats = environment.formats if isinstance(environment, Formats) else ()
-    hint = max(formats, key=len, default=None)
+    hint = max(formats_of(environment), key=len, default=None)
     return max(n for task in wordiest for n in _prompts(environment, renderer, task, hint))
 
 

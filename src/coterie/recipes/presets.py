@@ -1,6 +1,6 @@
 """The packaged values of a method: one YAML file, a table of its data sets.
 
-common:                     what all data sets below have
+common:                     what all data sets below have, and plug-ins
 datasets: {NAME: {...}}     what each has of its own, laid over the common values
 micro_world: {...}          the values of the micro-world, whole: nothing is laid under them
 """
@@ -17,14 +17,19 @@ from coterie.config.resolve import overlaid
 
 @dataclass(frozen=True, slots=True)
 class Presets:
-    """Values by data set."""
+    """Values by what is played."""
 
+    common: Mapping[str, Any]
     values: Mapping[str, Mapping[str, Any]]
-    """The micro-world comes first, the others by name."""
+    """The micro-world comes first, the data sets by name."""
 
-    def of(self, dataset: str) -> dict[str, Any]:
-        """A copy of the values for a data set; ``KeyError`` if there are none."""
-        return overlaid(self.values[dataset])
+    def of(self, name: str) -> dict[str, Any]:
+        """A copy of the values for what is played; ``KeyError`` if there are none."""
+        return overlaid(self.values[name])
+
+
+NONE = Presets({}, {})
+"""Of a recipe that has none: its settings' defaults are its values."""
 
 
 def read_presets(file: Traversable) -> Presets:
@@ -34,8 +39,9 @@ def read_presets(file: Traversable) -> Presets:
     micro_world = table.pop("micro_world")
     assert not table, f"{file} has parts that mean nothing: {', '.join(table)}"
     return Presets(
+        common,
         {
-            micro_world["dataset"]: micro_world,
-            **{name: overlaid(common, {"dataset": name}, rows[name]) for name in sorted(rows)},
-        }
+            micro_world["environment"]["name"]: micro_world,
+            **{name: overlaid(common, rows[name]) for name in sorted(rows)},
+        },
     )

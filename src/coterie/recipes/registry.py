@@ -4,17 +4,20 @@ What is asked of a recipe goes through its :mod:`description <coterie.recipes.de
 here. Heavy imports happen inside functions, for every command imports this module.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module, resources
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from coterie import recipes
+from coterie.config.plugins import OWN, Kind, installed, is_spec
 from coterie.errors import UserError, did_you_mean, nearest
 from coterie.recipes.description import RecipeDescription
+from coterie.recipes.plugins import plugin
 
 if TYPE_CHECKING:
+    from coterie.environments.registry import Choice
     from coterie.recipes.base import Recipe
     from coterie.recipes.description import RunCritic
     from coterie.recipes.presets import Presets
@@ -33,14 +36,27 @@ def descriptions() -> tuple[RecipeDescription, ...]:
 
 def described(name: str) -> RecipeDescription:
     """The description of the recipe that has a method; raises :class:`UserError` if there is none."""
+    if is_spec(name):
+        return plugin(recipe_kind(), name)
     folder = name.partition("/")[0]
     found = next((one for one in descriptions() if one.name == folder), None)
+    if folder in installed(recipe_kind()):
+        found = plugin(recipe_kind(), folder)
     if found is None or name not in _methods(found):
-        known = names()
+        known = (*names(), *installed(recipe_kind()))
         near = nearest(name, known, cutoff=0.3)
         hint = f"did you mean {near!r}? " if near else ""
-        raise UserError(f"no recipe is called {name!r}", f"{hint}there is: {', '.join(known)}")
+        raise UserError(
+            f"no recipe is called {name!r}", f"{hint}there is: {', '.join(known)}; {OWN}"
+        )
     return found
+
+
+def recipe_kind() -> Kind:
+    """What entry points and their collisions are looked up by."""
+    return Kind(
+        "recipe", {one.name: f"{one.package}.description:DESCRIPTION" for one in descriptions()}
+    )
 
 
 def names() -> tuple[str, ...]:
@@ -75,24 +91,39 @@ def quickstart_method() -> str:
 
 
 def micro_world(name: str) -> str:
-    """The data set of a method for which none is given: its micro-world."""
-    return str(settings_type(name).model_fields["dataset"].default)
+    """The environment of a method for which none is given: its micro-world."""
+    return played_by(name)[0]
 
 
-def datasets(name: str) -> list[str]:
-    """The data sets for which a method has a preset; the micro-world first."""
+def _default(name: str) -> "Choice":
+    """What a method is played on if nothing is said: its micro-world, or what its settings say."""
+    from coterie.environments.registry import Choice
+
+    if known := played_by(name):
+        return Choice(None, known[0])
+    fields = settings_type(name).model_fields
+    choice = Choice(*(fields[group].default.name for group in ("dataset", "environment")))
+    if choice == Choice():
+        raise UserError(
+            f"{name} does not say on what it is played", "add environment=NAME or dataset=NAME"
+        )
+    return choice.over(Choice())
+
+
+def played_by(name: str) -> list[str]:
+    """The data sets for which a method has a preset, after its micro-world."""
     return list(_presets(name).values)
 
 
-def preset(name: str, dataset: str) -> dict[str, Any]:
-    """The packaged values of a method for a data set."""
-    return _packaged(_presets(name), dataset, f"dataset={dataset!r} is not known to {name}")
+def preset(name: str, played: str) -> dict[str, Any]:
+    """The packaged values of a method for a data set or its micro-world."""
+    return _packaged(_presets(name), played, name)
 
 
-def quickstart_sizes(dataset: str) -> dict[str, Any]:
+def quickstart_sizes(played: str) -> dict[str, Any]:
     """The sizes of a quickstart on a data set, to be laid over its preset."""
     sizes = _presets_of(described(quickstart_method()), "quickstart")
-    return _packaged(sizes, dataset, f"there is no quickstart on {dataset}")
+    return _packaged(sizes, played, "a quickstart")
 
 
 def settings(
@@ -102,17 +133,48 @@ def settings(
     *,
     over: Mapping[str, Any] | None = None,
 ) -> "RecipeSettings":
-    """A method's preset for the data set that is asked for, overlaid by ``over``, by a run folder's
+    """A method's preset for what is to be played, overlaid by ``over``, by a run folder's
     stored values and by ``key=value`` words. A run folder as the model is the last policy of the run.
     """
     from coterie.config.resolve import resolve
+    from coterie.environments.registry import Choice, is_name_word, played_type
 
     stored = stored or {}
     words = list(map(_of_run, words))
-    dataset = _asked(words) or str(stored.get("dataset") or micro_world(name))
-    if stored.get("dataset", dataset) != dataset:
-        stored = {}  # values for another data set: not to be laid over this one's preset
-    return resolve(settings_type(name), [preset(name, dataset), over or {}, stored], words)
+    before, asked = Choice.of(stored), Choice.among(words)
+    if before.environment is None:
+        before = _default(name) if asked == Choice() else Choice()
+    choice = asked.over(before)
+    if choice != before:
+        stored = {}  # values for something else: not to be laid over this one's preset
+    base = settings_type(name)
+    own = played_type(base, choice)
+    layers = [
+        choice.values(),
+        _declared(base, choice),
+        _values(name, choice),
+        choice.names(),
+        over or {},
+        stored,
+    ]
+    return resolve(own, layers, [word for word in words if not is_name_word(word)])
+
+
+def _declared(base: "type[RecipeSettings]", choice: "Choice") -> dict[str, Any]:
+    """What settings say of the environment that they name by themselves."""
+    default = base.model_fields["environment"].default
+    same = default.name is not None and default.name == choice.environment
+    return {"environment": default.model_dump()} if same else {}
+
+
+def _values(name: str, choice: "Choice") -> dict[str, Any]:
+    """The packaged values for what is played: of plug-ins the method's common ones."""
+    from coterie.environments.registry import NAMES
+
+    presets, played = _presets(name), choice.dataset or choice.environment or ""
+    if presets.values and played in NAMES:
+        return _packaged(presets, played, name)
+    return dict(presets.common)
 
 
 def _of_run(word: str) -> str:
@@ -127,11 +189,6 @@ def _of_run(word: str) -> str:
     return f"model={last_policy(expanded(text))}"
 
 
-def _asked(words: Iterable[str]) -> str | None:
-    found = [word.partition("=")[2] for word in words if word.startswith("dataset=")]
-    return found[-1] if found else None
-
-
 def _methods(description: RecipeDescription) -> "dict[str, type[RecipeSettings]]":
     """The settings of its methods, by name."""
     return {settings.recipe: settings for settings in description.settings()}
@@ -143,14 +200,19 @@ def _presets(name: str) -> "Presets":
 
 
 def _presets_of(description: RecipeDescription, file: str) -> "Presets":
-    from coterie.recipes.presets import read_presets
+    from coterie.recipes.presets import NONE, read_presets
 
-    folder = resources.files(description.package) / "presets"
-    return read_presets(folder / f"{file}.yaml")
+    if not description.package:
+        return NONE
+    table = resources.files(description.package) / "presets" / f"{file}.yaml"
+    return read_presets(table) if table.is_file() else NONE
 
 
-def _packaged(presets: "Presets", dataset: str, wrong: str) -> dict[str, Any]:
+def _packaged(presets: "Presets", played: str, who: str) -> dict[str, Any]:
     known = list(presets.values)
-    if dataset not in known:
-        raise UserError(wrong, f"{did_you_mean(dataset, known)}use one of: {', '.join(known)}")
-    return presets.of(dataset)
+    if played not in known:
+        raise UserError(
+            f"{who} is not played on {played}",
+            f"{did_you_mean(played, known)}use one of: {', '.join(known)}",
+        )
+    return presets.of(played)

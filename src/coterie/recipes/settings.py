@@ -1,11 +1,10 @@
 """The settings that all recipes have."""
 
-from abc import abstractmethod
 from typing import ClassVar
 
 from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.engines.settings import EngineSettings
-from coterie.environments.registry import DataSettings
+from coterie.environments.registry import PlayedSettings
 from coterie.runs.tracking import RunSettings
 
 
@@ -16,7 +15,7 @@ class EvaluateSettings(Settings):
     temperature: float = key(0.0, "0 is greedy.", source="Optima section 6", ge=0, le=2)
 
 
-class RecipeSettings(RunSettings):
+class RecipeSettings(RunSettings, PlayedSettings):
     """What every recipe is told."""
 
     recipe: ClassVar[str]
@@ -24,18 +23,16 @@ class RecipeSettings(RunSettings):
     model: str = key(
         ..., "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name."
     )
-    dataset: str = key(..., "The tasks: a micro-world, or the name of a data set.")
-    data: DataSettings = DataSettings()
     seed: int = key(0, "Seed of tasks, sampling, selection and training.", ge=0, le=MOST_SEED)
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
 
     @property
-    @abstractmethod
     def rounds(self) -> int:
         """How many trainings there are."""
+        return 1
 
     @property
-    @abstractmethod
     def max_tokens(self) -> int:
         """Most tokens of one turn."""
+        return 256

@@ -6,9 +6,12 @@ from typing import Any
 from peft import PeftModel
 
 from coterie.engines.run_engines import POLICY
+from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
+from coterie.recipes.base import Recipe
 from coterie.runs.folder import Run
+from coterie.runs.selected import selected
 from coterie.training.checkpoint import weight_hash
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.launch import launches, train_on_ranks
@@ -20,6 +23,8 @@ from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.pair import Pair
+from coterie.trajectories.row import rows
+from coterie.trajectories.view import view
 
 
 def train_role(
@@ -48,6 +53,38 @@ def train_role(
             tracker=tracker,
         )
     return trained_metrics(report, len(items), targets * settings.epochs)
+
+
+def imitate(
+    recipe: Recipe,
+    run: Run,
+    iteration: int,
+    settings: TrainingSettings,
+    progress: Progress,
+    *,
+    role: str = POLICY,
+) -> Metrics:
+    """SFT of a role's newest version on the turns that it spoke of what an iteration selected.
+
+    Raises ``UserError`` if nothing was selected.
+    """
+    own = {agent for agent, player in recipe.players().items() if player == role}
+    found = [
+        row
+        for tree, one in selected(run, iteration)
+        if one.agent in own
+        for row in rows(view(tree, one.leaf, one.agent), one.weight)
+        if row.targets
+    ]
+    if not found:
+        raise UserError(
+            f"iteration {iteration} selected nothing that {role} could be trained on",
+            "`coterie report` shows the scores; sample more dialogues, or select by another rule",
+        )
+    model = recipe.models(run).load_to_train(role, recipe.newest(run, role, iteration))
+    targets = sum(row.target_count for row in found)
+    seeded = recipe.seeded(settings, iteration)
+    return train_role(run, iteration, model, found, seeded, progress, targets=targets, role=role)
 
 
 def prefer(

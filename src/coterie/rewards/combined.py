@@ -12,8 +12,13 @@ from functools import reduce
 from operator import add
 from typing import Literal
 
+from pydantic import field_validator
+
+from coterie.config.plugins import Found, settled
 from coterie.config.settings import Settings, key
+from coterie.rewards.own import found_terms, sources, value
 from coterie.trajectories.tree import LENGTH, Outcome
+from coterie.trajectories.turn import Turn, digest
 
 
 class RewardSettings(Settings):
@@ -67,9 +72,34 @@ class RewardSettings(Settings):
         ge=0,
     )
 
+    terms: dict[str, float] = key(
+        {},
+        "Terms of your own, each with its weight: {path/file.py:NAME: 0.5}. A term is a function that gives a number "
+        "for a dialogue (`coterie.rewards.combined.Sampled`).",
+    )
+
+    @field_validator("terms")
+    @classmethod
+    def _settled(cls, terms: dict[str, float]) -> dict[str, float]:
+        return {settled(name): weight for name, weight in terms.items()}
+
+    def own(self) -> dict[str, Found]:
+        """The functions of the run's own terms, by what these are called. Raises ``UserError`` for broken ones."""
+        return found_terms(tuple(self.terms), tuple(TERMS))
+
+    def names(self) -> tuple[str, ...]:
+        """All terms, in the order in which they are added."""
+        return (*TERMS, *self.own())
+
+    def identity(self) -> str:
+        """What rewards depend on: the weights, and the content of the run's own terms."""
+        return digest(self.model_dump_json(exclude={"terms"}), sources(self.terms))
+
     @property
     def max_reward(self) -> float:
         """No reward is above this."""
+        if self.terms:
+            return math.inf
         bound = 1.0 if self.loss_term == "bounded" else 1 / self.min_loss
         return 1.0 + self.lambda_loss * bound
 
@@ -87,6 +117,8 @@ class Sampled:
     """Utterances that speak for another agent."""
     repeats: int = 0
     """Utterances that repeat an earlier one."""
+    path: tuple[Turn, ...] = ()
+    """All turns of the dialogue."""
 
     @property
     def truncated(self) -> bool:
@@ -101,7 +133,7 @@ class Reward:
     leaf: str
     sample: int
     terms: Mapping[str, float]
-    """By name, in the order in which they are added (:data:`TERMS`)."""
+    """By name, in the order in which they are added (:data:`TERMS`, then the run's own)."""
 
     @property
     def total(self) -> float:
@@ -124,14 +156,14 @@ def rewards(
     if max_tokens is None:
         counts = [s.tokens for s in samples if not s.truncated] or [s.tokens for s in samples]
         max_tokens = max(counts, default=1)
-    return [
-        Reward(
-            sample.outcome.leaf,
-            sample.outcome.sample,
-            {name: term(sample, settings, max_tokens) for name, term in TERMS.items()},
-        )
-        for sample in samples
-    ]
+    own, weights = settings.own(), list(settings.terms.values())
+    found = []
+    for sample in samples:
+        terms = {name: term(sample, settings, max_tokens) for name, term in TERMS.items()}
+        for (name, term), weight in zip(own.items(), weights, strict=True):
+            terms[name] = weight * value(term, sample)
+        found.append(Reward(sample.outcome.leaf, sample.outcome.sample, terms))
+    return found
 
 
 def largest_loss(losses: Mapping[str, float], path: Sequence[str]) -> float:
@@ -181,4 +213,4 @@ TERMS: dict[str, Term] = {
     "loss": loss_term,
     "leaks": leak_term,
 }
-"""What is added, by its name as credit. Another term is another function here."""
+"""What is added, by its name as credit. A run adds its own by ``reward.terms``."""

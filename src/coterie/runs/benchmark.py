@@ -5,21 +5,33 @@ is done is only read, and one of more samples plays only those that are new.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import model_validator
 
 from coterie.config.folders import make_folder
-from coterie.config.settings import MOST_SEED, Settings, key
+from coterie.config.plugins import installed, is_spec, settled
+from coterie.config.resolve import RECIPE_KEYS, resolve
+from coterie.config.settings import MOST_SEED, key
 from coterie.engines.protocol import Sampling
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.protocol import Environment
-from coterie.environments.registry import DataSettings, content, make_environment
+from coterie.environments.registry import (
+    ENVIRONMENTS,
+    Choice,
+    PlayedSettings,
+    content,
+    is_environment,
+    is_name_word,
+    make_environment,
+    played_type,
+)
 from coterie.environments.traits import Votes, agents_of
 from coterie.environments.user_simulator import UserSimulatorSettings
+from coterie.errors import UserError
 from coterie.evaluation.self_consistency import Point, scaling
 from coterie.progress import Progress
 from coterie.rollout.episodes import Episode
@@ -50,7 +62,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {"colbench_code": ("temperature=1", "max
 """How a benchmark's paper evaluates, as settings (ColBench: SWEET-RL's released code)."""
 
 
-class BenchmarkSettings(Settings):
+class BenchmarkSettings(PlayedSettings):
     """How a benchmark is run. The same values on all policies make their figures comparable."""
 
     tasks: int = key(500, "Held-out tasks.", source="Optima: 1000 (exchange), all (debate)", ge=1)
@@ -71,7 +83,6 @@ class BenchmarkSettings(Settings):
     temperature: float = key(0.0, "0 is greedy.", source="Optima section 6", ge=0, le=2)
     max_tokens: int = key(256, "Most tokens of one turn.", source="Optima: 2000", ge=1)
     seed: int = key(0, "Seed of generated tasks and of sampling.", ge=0, le=MOST_SEED)
-    data: DataSettings = DataSettings()
     user_simulator: UserSimulatorSettings = UserSimulatorSettings()
     sandbox: SandboxSettings = SandboxSettings()
 
@@ -88,9 +99,36 @@ class BenchmarkSettings(Settings):
         """How turns are sampled; one that takes more than ``timeout`` seconds fails."""
         return Sampling(self.temperature, 1.0, self.max_tokens, (), timeout)
 
-    def environment(self, benchmark: str) -> Environment:
-        """Where the tasks are played. Raises ``UserError`` for an unknown benchmark."""
-        return by_method(make_environment(benchmark, self.data), self.method)
+    def made(self) -> Environment:
+        """Where the tasks are played, by the method. Raises ``UserError`` for what can't be."""
+        return by_method(make_environment(self), self.method)
+
+
+B = TypeVar("B", bound=BenchmarkSettings)
+
+
+def benchmark_settings(
+    base: type[B],
+    benchmark: str,
+    words: Sequence[str] = (),
+    layers: Sequence[Mapping[str, Any]] = (),
+    *,
+    where: str = RECIPE_KEYS,
+) -> B:
+    """How a benchmark is run: a data set, or an environment that makes its own tasks, by the one name given.
+
+    Raises ``UserError`` for a name that nothing has, and as :func:`resolve`.
+    """
+    asked = Choice.among(words)
+    environments = is_spec(benchmark) and is_environment(benchmark)
+    if environments or benchmark in (*ENVIRONMENTS.built_in, *installed(ENVIRONMENTS)):
+        asked = replace(asked, environment=settled(benchmark))
+    else:
+        asked = replace(asked, dataset=settled(benchmark))
+    choice = asked.over(Choice())
+    own = [word for word in words if not is_name_word(word)]
+    values = [choice.values(), *layers, choice.names()]
+    return resolve(played_type(base, choice), values, own, where=where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +146,6 @@ class Consistency:
 
 
 async def evaluate(
-    benchmark: str,
     settings: BenchmarkSettings,
     sampler: Sampler,
     path: Path,
@@ -120,9 +157,14 @@ async def evaluate(
     """Play the benchmark with a policy into the store at ``path``, or the rest of it.
 
     ``again`` plays it anew if it is done there, as for a server whose weights may have changed.
-    Raises ``UserError`` for an unknown benchmark, missing data, or if every dialogue fails.
+    Raises ``UserError`` for missing data, or if every dialogue fails.
     """
-    environment = settings.environment(benchmark)
+    environment = settings.made()
+    if settings.samples > 1 and not isinstance(environment, Votes):
+        raise UserError(
+            f"samples={settings.samples}: answers in {settings.played} can't be voted on",
+            "use samples=1, or give the environment what traits.Votes has: answer_to, same, similarity",
+        )
     make_folder(path.parent)
     with Store.open(path) as store:
         tasks = environment.tasks("heldout", settings.tasks, settings.seed)
@@ -141,7 +183,7 @@ async def evaluate(
             return evaluation(store, attempt)
         draws = held_out_draws(store, attempt, settings.samples)
         failed = sum(draw.failed for some in draws.values() for draw in some)
-        assert isinstance(environment, Votes), "answers of a benchmark can be voted on"
+        assert isinstance(environment, Votes), "that was checked"
         points = tuple(scaling(draws, environment.similarity))
         means = grade_means(store, attempt, STAGE, settings.samples)
         return Consistency(len(draws), failed, points, means)
@@ -156,18 +198,18 @@ def _keys(episodes: Sequence[Episode]) -> set[tuple[str, str]]:
     return {(episode.key.task, episode.key.sample) for episode in episodes}
 
 
-async def store_name(benchmark: str, settings: BenchmarkSettings, policy: str) -> str:
+async def store_name(settings: BenchmarkSettings, policy: str) -> str:
     """A file name for the store of a policy (its weights' hash, or an endpoint's model).
 
     It is the same for any number of samples: a store holds those that were played so far. Other
     prompts have another store.
     """
-    rows = content(benchmark, settings.data)
+    rows = content(settings, make_environment(settings))
     same = settings.model_copy(update={"samples": 1})
-    environment = settings.environment(benchmark)
+    environment = settings.made()
     (task,) = environment.tasks("heldout", 1, settings.seed)
     shown = await opening(environment, task)
     prompts = [
         part.text for agent in agents_of(environment) for part in shown[agent].messages[0].parts
     ]
-    return f"{benchmark}-{digest(policy, same.fingerprint(), rows, *prompts)[:12]}.sqlite"
+    return f"{settings.played}-{digest(policy, same.fingerprint(), rows, *prompts)[:12]}.sqlite"

@@ -6,6 +6,7 @@ The recipe ``optima`` runs on it; `tasks` makes the tasks and `prompts` the word
 from collections.abc import Sequence
 from typing import Any
 
+from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.answers import exact_match
 from coterie.environments.exchange.prompts import FORMAT_POOL, system_prompt
@@ -19,6 +20,7 @@ from coterie.environments.exchange.tasks import (
 from coterie.environments.extraction import marked_answer
 from coterie.environments.gold import GRADER, gold_answer
 from coterie.environments.protocol import State, Transition
+from coterie.environments.settings import FormatSettings
 from coterie.environments.talk import ANSWERED, Talk
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import LENGTH
@@ -31,20 +33,29 @@ LEVELS = (1, 2, 2, 2)
 """How many facts the answers need, in turn: one question in four needs one, the others one of each."""
 
 
+class ExchangeSettings(FormatSettings):
+    """Settings of the micro-world, which is made for two agents."""
+
+    turns: int = key(MAX_TURNS, "Most turns of both agents together.", ge=1)
+
+
 class Exchange(Talk):
     """Two agents exchange facts to answer a question."""
 
     name = "exchange"
     agents: tuple[str, ...] = AGENTS
-    max_turns = MAX_TURNS
     metric = "exact match"
     format_agents = agents
 
+    settings_type = ExchangeSettings
+
     def __init__(
-        self, levels: tuple[int, ...] = LEVELS, formats: tuple[str, ...] = FORMATS
+        self, settings: ExchangeSettings | None = None, levels: tuple[int, ...] = LEVELS
     ) -> None:
+        settings = settings or ExchangeSettings()
         self.levels = levels
-        self.formats = formats
+        self.formats = settings.pool(FORMATS)
+        self.max_turns = settings.turns
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split; train and held-out are disjoint by construction (see ``tasks``)."""

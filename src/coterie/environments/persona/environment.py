@@ -3,12 +3,14 @@
 import json
 from collections.abc import Sequence
 
+from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.environments.coding import Coding, coding_task
 from coterie.environments.persona.choices import CHOICES
 from coterie.environments.persona.prompts import SYSTEM_PROMPT
 from coterie.environments.persona.tasks import MAX_TURNS, PersonaTask, generate_tasks
 from coterie.environments.persona.user_simulator import scripted_reply
+from coterie.environments.settings import CodingSettings
 from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimulator
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.turn import Part
@@ -29,13 +31,22 @@ class ScriptedUserSimulator:
         return scripted_reply([_KNOWN[kind, number] for kind, number in hidden], transcript[-1][1])
 
 
+class PersonaSettings(CodingSettings):
+    """Settings of the micro-world."""
+
+    turns: int = key(MAX_TURNS, "Most turns of the agent.", ge=1)
+
+
 class Persona(Coding):
     """The micro-world of ``sweet_rl``."""
 
     name = "persona"
-    max_turns = MAX_TURNS
+    settings_type = PersonaSettings
     fenced = False
     script: UserSimulator | None = ScriptedUserSimulator()
+
+    def __init__(self, settings: PersonaSettings | None = None) -> None:
+        super().__init__(settings or PersonaSettings())
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
         """Tasks of one split; train and held-out are disjoint by construction (see ``tasks``)."""

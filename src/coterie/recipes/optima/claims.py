@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from coterie.config.folders import make_folder
-from coterie.environments.registry import make_environment
+from coterie.environments.registry import make_environment, played_type
+from coterie.environments.traits import Votes
 from coterie.evaluation.claims import Claim, HeldOut, Results, above, brief, longer
 from coterie.evaluation.self_consistency import task_curve
 from coterie.progress import Progress
@@ -114,7 +115,9 @@ def _several(
     path = folder / "evaluations" / f"majority-{version}.sqlite"
     with open_run(folder, recipe.name, own, write=False) as run:
         _evaluate(recipe, run, version, settings, path, progress)
-    similarity = make_environment(own.dataset, own.data).similarity
+    environment = make_environment(own)
+    assert isinstance(environment, Votes), "answers in the micro-world can be voted on"
+    similarity = environment.similarity
     with Store.open(path, read_only=True) as store:
         draws = held_out_draws(store, 0, MAJORITY)
     curves = {task: task_curve(some, similarity) for task, some in draws.items()}
@@ -135,9 +138,12 @@ def _ceiling(recipe: Optima, base: Path, progress: Progress, found: Findings) ->
 
 def _benchmark(own: OptimaSettings, **changes: object) -> BenchmarkSettings:
     """The held-out tasks of a run as a benchmark."""
-    return BenchmarkSettings.model_validate(
-        {"tasks": own.evaluate.tasks, "max_tokens": own.rollout.max_tokens, "seed": own.seed}
-        | changes
+    return played_type(BenchmarkSettings, own.choice).model_validate(
+        {
+            **{"tasks": own.evaluate.tasks, "max_tokens": own.rollout.max_tokens, "seed": own.seed},
+            **{"dataset": own.dataset, "environment": own.environment},
+            **changes,
+        }
     )
 
 
@@ -152,9 +158,7 @@ def _evaluate(
     async def play() -> None:
         sampler = await recipe.sampler(run, version, settings.temperature)
         stats = sampler.engine.stats
-        await evaluate(
-            recipe.settings.dataset, settings, sampler, path, progress, lambda: stats.sampled_tokens
-        )
+        await evaluate(settings, sampler, path, progress, lambda: stats.sampled_tokens)
 
     asyncio.run(play())
 

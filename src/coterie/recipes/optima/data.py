@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from functools import partial
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.environments.registry import make_question_environment
 from coterie.environments.talk import drop_format
-from coterie.environments.traits import QuestionEnvironment, agents_of
+from coterie.environments.traits import agents_of, formats_of
 from coterie.models.loading import LoadedModel
 from coterie.recipes.base import Recipe
 from coterie.recipes.optima.plan import optima_plan
-from coterie.recipes.optima.reward import PARTS, reward_of, score
+from coterie.recipes.optima.reward import reward_of, score
 from coterie.recipes.optima.settings import (
     DPORoundSettings,
     OptimaDPOSettings,
@@ -19,7 +18,7 @@ from coterie.recipes.optima.settings import (
     TrainingKind,
 )
 from coterie.recipes.plan import RunPlan
-from coterie.rewards.combined import Reward
+from coterie.rewards.combined import Reward, RewardSettings
 from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Value
 from coterie.runs.folder import Run, Step
@@ -41,18 +40,16 @@ class OptimaData(Recipe):
     """The data of a run under given settings."""
 
     settings: OptimaSettings
-    environment: QuestionEnvironment
 
     def __init__(self, settings: OptimaSettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self.name = settings.recipe
-        self.environment = make_question_environment(settings.dataset, settings.data)
+        super().__init__(settings)
         self.agents = agents_of(self.environment)
+        for rule in (settings.reward, *_trees(settings)):
+            rule.own()
 
     def plan(self) -> RunPlan:
         """What the run costs."""
-        return optima_plan(self.settings)
+        return optima_plan(self.settings, self.environment)
 
     @property
     def dpo_settings(self) -> DPORoundSettings:
@@ -90,16 +87,20 @@ class OptimaData(Recipe):
 
     def context(self, iteration: int) -> str | None:
         """The recontext rule under which an iteration's dialogues are scored and trained on."""
-        pool = self.settings.rollout.format_pool and bool(self.environment.formats)
+        pool = self.settings.rollout.format_pool and bool(formats_of(self.environment))
         return DROP_FORMAT if iteration == 0 and pool else None
 
     def _format(self, task: Task, sample: int, iteration: int) -> str | None:
         if self.context(iteration) is None:
             return None
         key = digest("format", self.settings.seed, iteration, task.id, sample)
-        return random.Random(key).choice(self.environment.formats)
+        return random.Random(key).choice(formats_of(self.environment))
 
     # -- rewards and values ---------------------------------------------------------------------
+
+    def rule(self, iteration: int) -> RewardSettings:
+        """How an iteration's dialogues are rewarded."""
+        return self.dpo_settings.reward if self.is_dpo(iteration) else self.settings.reward
 
     async def scored(self, engine: InProcessEngine, tree: Tree) -> Done:
         """R of every dialogue of a tree; losses are under the engine's frozen base."""
@@ -114,14 +115,15 @@ class OptimaData(Recipe):
     def rewards(self, run: Run, iteration: int) -> dict[str, list[Reward]]:
         """Rewards by task, as computed under the current settings; failed tasks are left out."""
         settings = self.fingerprint(Step(iteration, "reward"))
-        parts = [
-            run.store.credit(settings, name, iteration=iteration, stage="rollout") for name in PARTS
-        ]
+        parts = {
+            name: run.store.credit(settings, name, iteration=iteration, stage="rollout")
+            for name in self.rule(iteration).names()
+        }
         return {
             tree.task: [
                 reward_of(outcome.leaf, outcome.sample, parts)
                 for outcome, _ in tree.trajectories()
-                if outcome.leaf in parts[0]
+                if outcome.leaf in parts["task"]
             ]
             for tree in run.store.trees(iteration, "rollout")
         }
@@ -163,3 +165,8 @@ class OptimaData(Recipe):
             edit=drop_format,
             render=model.renderer.render,
         )
+
+
+def _trees(settings: OptimaSettings) -> list[RewardSettings]:
+    """How dialogues of trees are rewarded, where there are trees."""
+    return [settings.dpo.reward] if isinstance(settings, OptimaDPOSettings) else []

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from coterie.engines.servers.vllm import check_vllm
-from coterie.environments.registry import make_question_environment
-from coterie.environments.traits import agents_of
+from coterie.environments.protocol import Environment
+from coterie.environments.traits import agents_of, most_turns
 from coterie.models.loading import check_context, load_renderer, weights_of
 from coterie.recipes.optima.settings import OptimaDPOSettings, OptimaSettings
 from coterie.recipes.plan import (
@@ -23,10 +23,10 @@ from coterie.training.trackers import check_tracker
 from coterie.trajectories.task import Task
 
 
-def optima_plan(settings: OptimaSettings) -> RunPlan:
+def optima_plan(settings: OptimaSettings, environment: Environment) -> RunPlan:
     """Check the settings against environment, model and machine, and say what the run costs.
 
-    Raises :class:`UserError` for what can't work: no such environment or model, a first turn that the
+    Raises :class:`UserError` for what can't work: no such model, a first turn that the
     model's context has no room for, more memory than there is, tasks in both splits.
     """
     if settings.engine.kind == "vllm":
@@ -35,7 +35,7 @@ def optima_plan(settings: OptimaSettings) -> RunPlan:
     for name, training in trainings.items():
         check_launch(training, settings.engine.device_name, name)
     check_tracker(settings.tracker)
-    environment = make_question_environment(settings.dataset, settings.data)
+    turns = most_turns(environment)
     train = environment.tasks("train", settings.rollout.tasks, settings.seed)
     heldout = environment.tasks("heldout", settings.evaluate.tasks, settings.seed)
     searched: list[Task] = []
@@ -55,7 +55,7 @@ def optima_plan(settings: OptimaSettings) -> RunPlan:
     sizes = [size(settings, i, *counts) for i in range(settings.iterations)]
     dialogues = sum(one.dialogues for one in sizes)
     evaluations = (settings.iterations + 1) * len(heldout)
-    room = longest + environment.max_turns * (settings.rollout.max_tokens + 8)
+    room = longest + turns * (settings.rollout.max_tokens + 8)
     return RunPlan(
         settings.iterations,
         f"{len(train):,} a round of {settings.rollout.tasks:,} asked for",
@@ -66,7 +66,7 @@ def optima_plan(settings: OptimaSettings) -> RunPlan:
         longest,
         dialogues,
         evaluations,
-        (dialogues + evaluations) * environment.max_turns * settings.rollout.max_tokens,
+        (dialogues + evaluations) * turns * settings.rollout.max_tokens,
         sum(one.rows for one in sizes),
         sum(one.updates for one in sizes),
     )

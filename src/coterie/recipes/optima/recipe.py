@@ -60,7 +60,7 @@ class Optima(OptimaData):
         """Sample, reward, demonstrate, imitate."""
         s = self.settings
         played = (self.draws(i), s.rollout.fingerprint(), *s.engine.identity())
-        scored, learnt = (s.reward.fingerprint(),), (s.train.identity(), s.from_initial)
+        scored, learnt = (s.reward.identity(),), (s.train.identity(), s.from_initial)
         rollout = self.stage(i, "rollout", self.sample, before, played)
         reward = self.stage(i, "reward", self.reward, [rollout], scored, alone=True)
         select = self.stage(i, "select", self.demonstrate, [reward], [s.select.fingerprint()])
@@ -107,10 +107,10 @@ class Optima(OptimaData):
         s, own = self.dpo_settings, self.settings
         played = (
             *("dpo", self.draws(i), s.temperature, s.probe, s.percentile, own.rollout.top_p),
-            *(s.search.fingerprint(), s.reward.fingerprint(), own.rollout.max_tokens),
+            *(s.search.fingerprint(), s.reward.identity(), own.rollout.max_tokens),
             *own.engine.identity(),
         )
-        valued = ("dpo", s.reward.fingerprint())
+        valued = ("dpo", s.reward.identity())
         learnt = ("dpo", s.objective.fingerprint(), s.train.identity())
         rollout = self.stage(i, "rollout", self.search, before, played)
         reward = self.stage(i, "reward", self.value, [rollout], valued, alone=True)

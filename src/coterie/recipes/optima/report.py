@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from coterie.environments.gold import gold_answers
-from coterie.environments.protocol import State
+from coterie.environments.gold import known_answers, question_of
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.report_trees import task_trees
-from coterie.recipes.optima.reward import PARTS
 from coterie.reports.common import (
     EXAMPLES,
     dialogue_view,
@@ -32,6 +30,7 @@ from coterie.reports.data import (
 )
 from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import dialogue_tokens
+from coterie.rollout.opening import first_prompts
 from coterie.runs.folder import Run, Step
 from coterie.trajectories.task import Task
 
@@ -42,7 +41,7 @@ def optima_report(recipe: Optima, run: Run) -> RunReport:
     trained = [run.metrics(step) for step in done if step.stage == "train"]
     means, samples = _rewards(recipe, run, done)
     return RunReport(
-        title=f"{recipe.name} on {recipe.settings.dataset}",
+        title=f"{recipe.name} on {recipe.settings.played}",
         command=f"coterie run {recipe.name} --folder {run.folder}",
         model=recipe.settings.model,
         seed=recipe.settings.seed,
@@ -97,7 +96,10 @@ def _rewards(
 
 
 def _means(iteration: int, over: Literal["all", "selected"], rewards: list[Reward]) -> RewardMeans:
-    parts = [RewardPart(name, sum(r.terms[name] for r in rewards) / len(rewards)) for name in PARTS]
+    parts = [
+        RewardPart(name, sum(r.terms[name] for r in rewards) / len(rewards))
+        for name in rewards[0].terms
+    ]
     return RewardMeans(iteration, over, tuple(parts), sum(part.mean for part in parts))
 
 
@@ -145,16 +147,16 @@ def _trained_examples(recipe: Optima, run: Run, model: LoadedModel) -> list[Exam
 def _example(
     recipe: Optima, task: Task, before: DialogueView | None, after: DialogueView | None
 ) -> Example:
+    shown = first_prompts(recipe.environment, task)
     facts = tuple(
         AgentFacts(
             agent,
             tuple(
                 part.text.strip()
-                for part in recipe.environment.see(State(task, 0), agent)[0].parts
+                for part in shown[agent].messages[0].parts
                 if part.audience == frozenset({agent})
             ),
         )
         for agent in recipe.agents
     )
-    question, gold = str(task.public["question"]), tuple(gold_answers(task))
-    return Example(task.id, question, gold, facts, before, after)
+    return Example(task.id, question_of(task), known_answers(task), facts, before, after)

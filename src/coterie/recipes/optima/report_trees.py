@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from coterie.environments.gold import gold_answers
+from coterie.environments.gold import known_answers, question_of
 from coterie.recipes.optima.recipe import Optima
 from coterie.reports.data import Ended, Sibling, TaskTree, TreeTurn
 from coterie.rollout.search import Value
@@ -39,8 +39,8 @@ def _task_tree(
     return TaskTree(
         iteration,
         task_id,
-        str(task.public["question"]),
-        tuple(gold_answers(task)),
+        question_of(task),
+        known_answers(task),
         recipe.agents,
         root.mean if root else None,
         root.visits if root else 0,

@@ -1,9 +1,9 @@
 """The reward stage of ``optima`` for one task: losses under the frozen base, rewards, credit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from coterie.engines.protocol import Engine, EngineError
-from coterie.rewards.combined import TERMS, Reward, RewardSettings, Sampled, largest_loss, rewards
+from coterie.rewards.combined import Reward, RewardSettings, Sampled, largest_loss, rewards
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.episodes import dialogue_tokens
@@ -12,10 +12,9 @@ from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.store import Store
 from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Turn
 from coterie.trajectories.view import View
 
-PARTS = tuple(TERMS)
-"""The names of the terms of a reward, as credit, in their order."""
 COUNTS = ("trajectories", "failed", "truncated", "leaks", "repeats")
 """What is counted of every task's dialogues."""
 
@@ -37,7 +36,7 @@ async def score(
     views = [
         show(outcome.leaf, agent)
         for outcome, path in tree.graded()
-        for agent in {turn.speaker.name: None for turn in path}
+        for agent in {turn.speaker.name: None for turn in said(path)}
     ]
     try:
         losses = await turn_losses(engine, views)
@@ -47,9 +46,10 @@ async def score(
         Sampled(
             outcome,
             dialogue_tokens(path),
-            largest_loss(losses, [turn.id for turn in path]),
-            leaks(path, agents),
-            repeats(path),
+            largest_loss(losses, [turn.id for turn in said(path)]),
+            leaks(said(path), agents),
+            repeats(said(path)),
+            tuple(path),
         )
         for outcome, path in tree.graded()
     ]
@@ -61,9 +61,14 @@ async def score(
     return Done(key, _counts(samples), credit=tuple(credit))
 
 
-def reward_of(leaf: str, sample: int, parts: list[dict[str, float]]) -> Reward:
-    """The reward of a leaf from the credit of its parts, in the order of :data:`PARTS`."""
-    return Reward(leaf, sample, {name: part[leaf] for name, part in zip(PARTS, parts, strict=True)})
+def said(path: Sequence[Turn]) -> list[Turn]:
+    """The turns of the agents, which is what a reward is about."""
+    return [turn for turn in path if turn.speaker.kind == "agent"]
+
+
+def reward_of(leaf: str, sample: int, parts: Mapping[str, Mapping[str, float]]) -> Reward:
+    """The reward of a leaf from the credit of its parts, by their names."""
+    return Reward(leaf, sample, {name: part[leaf] for name, part in parts.items()})
 
 
 def totals(store: Store, iteration: int, names: Sequence[str] = COUNTS) -> Metrics:

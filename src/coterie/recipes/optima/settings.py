@@ -57,7 +57,6 @@ class OptimaSettings(RecipeSettings):
         "tiny-exchange",
         "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name.",
     )
-    dataset: str = key("exchange", "The tasks: the micro-world `exchange`, `hotpot_qa`, `gsm8k`.")
     iterations: int = key(
         3, "Rounds of rollout, reward, select, train; each ends in a new policy.",
         source="Optima: 6", ge=1,

@@ -10,6 +10,7 @@ from coterie.engines.run_engines import POLICY
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.optima.data import OptimaData
+from coterie.recipes.optima.reward import said
 from coterie.rewards.combined import RewardSettings, Sampled, largest_loss, rewards
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.likelihood import turn_losses
@@ -112,9 +113,10 @@ class TreeJudge:
             Sampled(
                 outcome,
                 dialogue_tokens(path),
-                largest_loss(self.losses, [turn.id for turn in path]) if self.losses else 0.0,
-                leaks(path, self.agents),
-                repeats(path),
+                largest_loss(self.losses, [turn.id for turn in said(path)]) if self.losses else 0.0,
+                leaks(said(path), self.agents),
+                repeats(said(path)),
+                tuple(path),
             )
             for outcome, path in zip(outcomes, paths, strict=True)
         ]
@@ -133,7 +135,7 @@ class TreeJudge:
         views: list[View] = []
         for outcome in outcomes:
             path = tree.path(outcome.leaf)
-            speakers = {t.speaker.name: None for t in path if t.id not in self.losses}
+            speakers = {t.speaker.name: None for t in said(path) if t.id not in self.losses}
             views += [view(tree, outcome.leaf, agent) for agent in speakers]
         found = await turn_losses(self.base, views) if views else {}
         return {turn: loss for turn, loss in found.items() if turn not in self.losses}
@@ -223,8 +225,8 @@ async def valued(
     counts = {
         "trajectories": len(paths),
         "truncated": sum(outcome.ending == LENGTH for outcome in tree.outcomes.values()),
-        "leaks": sum(leaks(path, agents) for path in paths),
-        "repeats": sum(repeats(path) for path in paths),
+        "leaks": sum(leaks(said(path), agents) for path in paths),
+        "repeats": sum(repeats(said(path)) for path in paths),
     }
     return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
 

@@ -4,7 +4,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from coterie.environments.coding import AGENT, CRITIC, Coding, with_reference
-from coterie.environments.registry import make_coding_environment
+from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.recipes.base import Recipe
 from coterie.recipes.plan import RunPlan
@@ -37,10 +37,13 @@ class SweetData(Recipe):
     environment: Coding
 
     def __init__(self, settings: SweetSettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self.name = settings.recipe
-        self.environment = make_coding_environment(settings.dataset, settings.data)
+        super().__init__(settings)
+        if not isinstance(self.environment, Coding):
+            raise UserError(
+                f"{self.name} is played on functions that a person wants written, and {settings.played} has none",
+                "leave dataset and environment out, use dataset=colbench_code, or derive yours from "
+                "coterie.environments.coding.Coding",
+            )
 
     @property
     def critical(self) -> bool:
@@ -51,11 +54,14 @@ class SweetData(Recipe):
         """What the run costs."""
         return sweet_plan(self.settings, self.environment)
 
+    def openers(self) -> Openers:
+        """The sandbox."""
+        return {Sandbox: partial(Sandbox, self.settings.sandbox)}
+
     def cast(self, run: Run) -> AbstractAsyncContextManager[Cast]:
         """The person and the sandbox."""
-        s = self.settings
-        openers: Openers = {Sandbox: partial(Sandbox, s.sandbox)}
-        return open_cast(self.environment, run.folder / "user_simulator", s.user_simulator, openers)
+        person, logs = self.settings.user_simulator, run.folder / "user_simulator"
+        return open_cast(self.environment, logs, person, self.openers())
 
     def train_tasks(self) -> list[Task]:
         """The training tasks."""

@@ -31,7 +31,7 @@ def sweet_report(recipe: SweetRL, run: Run) -> RunReport:
     evaluations = [step for step in done if step.stage == "evaluate"]
     versions = [step.iteration for step in evaluations]
     return RunReport(
-        title=f"{recipe.name} ({recipe.settings.method}) on {recipe.settings.dataset}",
+        title=f"{recipe.name} ({recipe.settings.method}) on {recipe.settings.played}",
         command=f"coterie run {recipe.name} --folder {run.folder}",
         model=recipe.settings.model,
         seed=recipe.settings.seed,

@@ -125,7 +125,6 @@ class SweetSettings(RecipeSettings):
         "tiny-persona",
         "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name.",
     )
-    dataset: str = key("persona", "The tasks: the micro-world `persona`, or `colbench_code`.")
     method: SweetMethod = key(
         "sweet",
         "`sweet`; baselines on the same dialogues: `rejection_ft` (imitate what succeeded), "

@@ -92,6 +92,7 @@ def import_files(
 def _import_dialogues(
     lines: "Lines", folder: Path, words: list[str], name: str, *, rewarded: bool
 ) -> None:
+    from coterie.environments.registry import task_word
     from coterie.recipes.importing import ImportNotes
     from coterie.recipes.optima.files.importing import import_dialogues, survey
     from coterie.recipes.optima.methods import optima
@@ -100,7 +101,7 @@ def _import_dialogues(
     found = survey(lines, rewarded=rewarded)
     _check_dataset(lines.path, found.dataset, words)
     sizes = [f"rollout.tasks={found.tasks}", f"rollout.samples={found.samples}"]
-    known = [f"dataset={found.dataset}"] if found.dataset else []
+    known = [task_word(found.dataset)] if found.dataset else []
     own = optima(settings(name, [*known, *sizes, *words]))
     console = notes()
     progress = ConsoleProgress(console)
@@ -126,10 +127,13 @@ def _import_pairs(lines: "Lines", folder: Path, words: list[str], name: str) -> 
 
 def _check_dataset(path: Path, found: str | None, words: list[str]) -> None:
     """Refuse to guess a data set, and one other than the file's."""
-    asked = next((w.partition("=")[2] for w in reversed(words) if w.startswith("dataset=")), None)
+    from coterie.environments.registry import Choice
+
+    choice = Choice.among(words)
+    asked = choice.dataset or choice.environment
     if found is None and asked is None:
         raise UserError(
             f"{path} does not say which data set it is of", "add it, such as dataset=hotpot_qa"
         )
     if found is not None and asked not in (None, found):
-        raise UserError(f"{path} is of {found}, not of {asked}", f"leave out dataset={asked}")
+        raise UserError(f"{path} is of {found}, not of {asked}", f"leave {asked} out")

@@ -26,7 +26,7 @@ from coterie.recipes.optima.files.records import (
     write_lines,
 )
 from coterie.recipes.optima.files.speech import check_agents, named
-from coterie.recipes.optima.files.tasks import ORIGINALS, answers_of, notes_of
+from coterie.recipes.optima.files.tasks import answers_of, notes_of, original_of
 from coterie.recipes.optima.recipe import Optima
 from coterie.rewards.combined import Reward
 from coterie.rollout.episodes import dialogue_tokens
@@ -139,7 +139,7 @@ def _failed(recipe: Optima, task: Task) -> DialogueResult:
 
 
 def _blank(recipe: Optima, task: Task) -> DialogueResult:
-    original = ORIGINALS[recipe.settings.dataset]
+    original = original_of(recipe.settings.played)
     return DialogueResult(
         question=str(task.public["question"]),
         conversation=[],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coterie.environments.protocol import State
 from coterie.environments.talk import AGREED
+from coterie.environments.traits import Graded
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
@@ -20,7 +21,8 @@ from coterie.recipes.optima.files.records import ERROR, DialogueResult, Lines, O
 from coterie.recipes.optima.files.speech import Conversation, beginner, check_agents, parse
 from coterie.recipes.optima.files.tasks import OURS, content, task_of
 from coterie.recipes.optima.recipe import Optima
-from coterie.recipes.optima.reward import COUNTS, PARTS
+from coterie.recipes.optima.reward import COUNTS
+from coterie.rewards.combined import TERMS
 from coterie.rewards.conduct import leaks, repeats
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.recorded import recorded, state_after
@@ -100,6 +102,11 @@ def import_dialogues(
     file has them. Raises ``UserError`` if the folder exists or a line can't be used.
     """
     check_agents(recipe.agents)
+    if rewarded and recipe.settings.reward.terms:
+        raise UserError(
+            f"{lines.path} has rewards without the terms of reward.terms",
+            "leave reward.terms out, or import with --kind raw and compute rewards anew",
+        )
     renderer, _ = load_renderer(recipe.settings.model)
     with imported_run(recipe, folder, progress) as run:
         work = _OptimaImport(lines, recipe, run, renderer, found.first, rewarded=rewarded)
@@ -129,7 +136,7 @@ class _OptimaImport:
 
     async def do(self, tasks: int, progress: Progress) -> OptimaImported:
         """Import every line and mark the stages that are then finished."""
-        dataset = self.recipe.settings.dataset
+        dataset = self.recipe.settings.played
         held_out = {content(dataset, task) for task in self.recipe.heldout_tasks()}
         kept = dialogues = failed = 0
         progress.start(tasks, f"import {self.lines.path.name}")
@@ -156,7 +163,7 @@ class _OptimaImport:
     def _task(self, number: int, line: OptimaTaskLine) -> Task:
         try:
             id_ = f"import-{line.task_id:07d}"
-            return task_of(self.recipe.settings.dataset, id_, line.results[0])
+            return task_of(self.recipe.settings.played, id_, line.results[0])
         except ValueError as error:
             raise self.lines.broken(number, str(error)) from error
 
@@ -211,6 +218,7 @@ class _OptimaImport:
         given = None if answer in ("", ERROR) else answer
         score = result.correct_score
         if score is None:
+            assert isinstance(environment, Graded), "the released code's data sets are graded"
             score = 0.0 if end == LENGTH else environment.score(task, given)
         outcome = Outcome(node, sample, end, given, float(score))
         tree.end(outcome)
@@ -219,7 +227,7 @@ class _OptimaImport:
     def _credit(self, leaf: str, result: DialogueResult) -> list[Credit]:
         parts = _parts(result) if self.rewarded else None
         settings = self.recipe.fingerprint(REWARD)
-        named = zip(PARTS, parts or (), strict=False)
+        named = zip(TERMS, parts or (), strict=False)
         return [Credit(leaf, name, value, settings) for name, value in named]
 
     def _counts(self, paths: list[tuple[Outcome, list[Turn]]]) -> Metrics:

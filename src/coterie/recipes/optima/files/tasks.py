@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coterie.environments.gold import GRADER, gold_answer
+from coterie.errors import UserError
 from coterie.recipes.optima.files.records import AGENTS, DialogueResult
 from coterie.trajectories.task import Secret, Task
 
@@ -38,6 +39,16 @@ WITH_OPTIONS = ("cbt", "arc_c", "mmlu")
 _FACT = re.compile(r"(\S+) (\S+): (.+)")
 
 
+def original_of(played: str) -> Original:
+    """What the released code calls what was played; ``UserError`` if it has nothing like it."""
+    if played not in ORIGINALS:
+        raise UserError(
+            f"the released code has no data set like {played}",
+            f"its formats are for {', '.join(ORIGINALS)}",
+        )
+    return ORIGINALS[played]
+
+
 def task_of(dataset: str, id_: str, result: DialogueResult) -> Task:
     """The task of a record: question and notes are public, right answers are secrets.
 
@@ -47,7 +58,7 @@ def task_of(dataset: str, id_: str, result: DialogueResult) -> Task:
     public: dict[str, object] = {"question": result.question}
     if dataset == "exchange":
         public["facts"] = {agent: [_fact(note) for note in notes[agent]] for agent in AGENTS}
-    elif ORIGINALS[dataset].data_type == "qa":
+    elif original_of(dataset).data_type == "qa":
         public["notes"] = notes
     return Task(id_, public, _secrets([gold.strip() for gold in result.golds]))
 

@@ -101,7 +101,7 @@ def environment_of(recipe: SweetRL) -> BackendProgramming:
     environment = recipe.environment
     if not isinstance(environment, BackendProgramming):
         raise UserError(
-            f"dataset={recipe.settings.dataset} makes its own tasks",
+            f"{recipe.settings.played} is not of the form of ColBench",
             "use dataset=colbench_code: the file's tasks are of its form",
         )
     user_simulator = recipe.settings.user_simulator

@@ -1,0 +1,40 @@
+"""An environment that makes its own tasks: an agent guesses a number, and is told when it is wrong.
+coterie run optima/isft environment=examples/environment.py:Guess environment.most=20"""
+
+from coterie.config.settings import key
+from coterie.environments.protocol import Grade, Transition
+from coterie.environments.pure import Pure
+from coterie.environments.settings import EnvironmentSettings
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Ending
+from coterie.trajectories.turn import Message
+
+
+class GuessSettings(EnvironmentSettings):
+    most: int = key(9, "The largest number.", ge=1)
+
+
+class Guess(Pure):
+    settings_type, name, metric = GuessSettings, "guess", "found"
+    actors, limits = {"player": "agent"}, {"turns": 4}
+
+    def __init__(self, settings):
+        self.most = settings.most
+
+    def tasks(self, split, count, seed, drawn=()):  # even places are trained on, odd ones held out
+        places = [2 * (sum(drawn) + n) + (split == "heldout") for n in range(count)]
+        return [Task(f"place-{n}", {"place": n, "number": n % (self.most + 1)}) for n in places]
+
+    def acting(self, state):
+        return ("player",)
+
+    def see(self, state, actor):
+        no = [(Message("assistant", turn=t.id), Message.of("user", "No.")) for t in state.turns]
+        return (Message.of("system", f"Guess a number from 0 to {self.most}."), *sum(no, ()))
+
+    async def act(self, state, taken, live, *, recorded=()):
+        right = taken[-1].text.strip() == str(state.task.public["number"])
+        return Transition(answer="found", end=Ending("found")) if right else Transition()
+
+    async def grade(self, state, live):
+        return Grade(float(state.answer is not None))

@@ -1,0 +1,52 @@
+"""A plug-in environment for tests: an agent guesses a number, and is told whether it is too low or too high."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from coterie.config.settings import key
+from coterie.datasets.catalogue import Split
+from coterie.environments.protocol import Grade, Observation, State, Transition
+from coterie.environments.pure import Pure
+from coterie.environments.settings import EnvironmentSettings
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Ending
+from coterie.trajectories.turn import Message, Part, Speaker, Turn
+
+
+class GuessSettings(EnvironmentSettings):
+    most: int = key(9, "The largest number.", ge=2, le=99)
+    turns: int = key(3, "Most guesses.", ge=1)
+
+
+class Guess(Pure):
+    name, metric, actors = "guess", "found", {"player": "agent"}
+    settings_type = GuessSettings
+
+    def __init__(self, settings: GuessSettings) -> None:
+        self.most, self.limits = settings.most, {"turns": settings.turns}
+
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
+        first = sum(drawn) * 2 + (split == "heldout")
+        numbers = range(first, first + 2 * count, 2)
+        return [Task(f"{split}-{n}", {"place": n, "number": n % self.most}) for n in numbers]
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        return ("player",)
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        turns = (
+            Message("assistant" if turn.speaker.kind == "agent" else "user", turn=turn.id)
+            for turn in state.turns
+        )
+        return (Message.of("system", f"Guess a number up to {self.most}."), *turns)
+
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        said = taken[-1].text.strip()
+        if said == str(state.task.public["number"]):
+            return Transition(answer=said, end=Ending("found"))
+        return Transition(seen=(Observation(Speaker("environment", "guess"), (Part("no"),)),))
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        return Grade(float(state.answer is not None))

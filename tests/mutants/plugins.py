@@ -1,0 +1,62 @@
+"""Faults of plug-ins: how they are found, and what of them belongs to what a run depends on."""
+
+from tests.mutation.mutant import Mutant
+
+PLUGINS = "tests/test_plugins.py::"
+FILE = f"{PLUGINS}test_a_file_has_its_whole_path_and_other_names_stay"
+COLLIDES = f"{PLUGINS}test_an_entry_point_does_not_take_the_name_of_what_ships"
+REWARD = f"{PLUGINS}test_a_reward_belongs_to_what_its_stage_depends_on"
+DIVIDED = f"{PLUGINS}test_a_file_of_questions_is_divided_by_its_questions"
+COMMON = f"{PLUGINS}test_a_plugin_takes_the_common_values_of_the_method"
+HASHED = "tests/test_question_sets.py::test_what_tasks_are_made_of_is_hashed"
+
+MUTANTS = (
+    Mutant(
+        "plugins-stored-by-the-path-that-was-typed",
+        "config/plugins.py",
+        'return f"{expanded(place).absolute()}:{thing}"',
+        'return f"{expanded(place)}:{thing}"',
+        "a run can be resumed in the folder only in which it was begun",
+        (FILE,),
+    ),
+    Mutant(
+        "plugins-in-the-place-of-what-ships",
+        "config/plugins.py",
+        '        if entries:\n            raise UserError(\n                f"{_package(entries[0])} has',
+        '        if False:\n            raise UserError(\n                f"{_package(entries[0])} has',
+        "a package with an entry point of a built-in name goes unnoticed",
+        (COLLIDES,),
+    ),
+    Mutant(
+        "plugins-rewards-whose-content-does-not-count",
+        "rewards/own.py",
+        "[(label(name), _find(name).source, weight)",
+        '[(label(name), "", weight)',
+        "rewards of a changed function are mixed with those of the old one",
+        (REWARD,),
+    ),
+    Mutant(
+        "plugins-questions-divided-by-their-lines",
+        "datasets/qa.py",
+        "        keys = sorted({row.key for row in rows})\n",
+        "        keys = list(dict.fromkeys(row.key for row in rows))\n",
+        "lines in another order give other held-out questions",
+        (DIVIDED,),
+    ),
+    Mutant(
+        "plugins-without-the-common-values",
+        "recipes/registry.py",
+        "    return dict(presets.common)\n",
+        "    return {}\n",
+        "a plug-in environment is trained on with defaults instead of the paper's values",
+        (COMMON,),
+    ),
+    Mutant(
+        "environments-known-by-the-place-of-their-formats",
+        "environments/settings.py",
+        'exclude={"name", "format_pool_file"}), pool)',
+        'exclude={"name"}), pool)',
+        "a pool of formats that was moved makes another run",
+        (HASHED,),
+    ),
+)

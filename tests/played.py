@@ -1,0 +1,28 @@
+"""Environments by name, on the rows that ship: ``talk_in("gsm8k", "environment.agents=3")``."""
+
+from typing import cast
+
+from coterie.config.plugins import is_spec
+from coterie.environments.coding import Coding
+from coterie.environments.protocol import Environment
+from coterie.environments.registry import MICRO_WORLDS, make_environment
+from coterie.environments.talk import Talk
+from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
+
+
+def played(name: str, *words: str) -> BenchmarkSettings:
+    """Settings of what is played."""
+    sample = [] if name in MICRO_WORLDS or is_spec(name) else ["dataset.source=sample"]
+    return benchmark_settings(BenchmarkSettings, name, [*sample, *words])
+
+
+def environment_of(name: str, *words: str) -> Environment:
+    return make_environment(played(name, *words))
+
+
+def talk_in(name: str, *words: str) -> Talk:
+    return cast(Talk, environment_of(name, *words))
+
+
+def coding_in(name: str, *words: str) -> Coding:
+    return cast(Coding, environment_of(name, *words))

@@ -1,0 +1,108 @@
+"""Every file of ``examples`` is short and runs."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coterie.environments.protocol import Shared
+from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.recorded_run import recorded_run
+from coterie.recipes.registry import recipe
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode, Finished
+from tests.conftest import Cli
+from tests.games import Script
+from tests.played import environment_of
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+TINY = ("model=tiny-exchange", "engine.device=cpu", "evaluate.tasks=2")
+ISFT = (
+    "optima/isft", *TINY, "iterations=1", "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=6",
+    "select.threshold=-9", "train.max_length=512",
+)  # fmt: skip
+
+
+def ran(cli: Cli, *words: object) -> str:
+    """What a run says; its folder is ``run``."""
+    said = cli("run", *words, "--folder", "run")
+    assert said.code == 0, said.err
+    return Path("run/report.html").read_text()
+
+
+def test_examples_fit_on_one_screen() -> None:
+    files = sorted(EXAMPLES.glob("*.py"))
+    assert len(files) >= 2
+    for file in files:
+        assert len(file.read_text().splitlines()) <= 40, file
+        assert file.name in (ROOT / "docs/howto/bring-your-own.md").read_text(), file
+
+
+def test_the_environment_is_played_and_trained_on(cli: Cli) -> None:
+    assert "on Guess" in ran(
+        cli, *ISFT, f"environment={EXAMPLES}/environment.py:Guess", "environment.most=3"
+    )
+
+
+def test_the_recipe_runs_is_resumed_reported_and_evaluated(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{EXAMPLES}/recipe.py:BestOfN"
+    words = (name, "environment=exchange", *TINY, "tasks=2")
+    dry = cli("run", *words, "--dry-run")
+    assert dry.code == 0 and "plan of BestOfN" in dry.err and "held-out tasks" in dry.err
+    page = ran(cli, *words)
+    assert "BestOfN on exchange" in page and "held out, policy 1" in page
+    again = cli("run", name, "--folder", "run")
+    assert again.code == 0 and "training" not in again.err, "all was finished"
+    monkeypatch.chdir("run")
+    assert cli("report", "../run").code == 0
+    assert cli("stage", "select", "../run").code == 0
+    assert '"version": 1' in cli("evaluate", "exchange", "policy=../run", "tasks=2").out
+    other = cli("run", name, "environment=exchange", "train.epochs=2", "--folder", "../run")
+    assert other.code == 2 and "train.epochs: 1 -> 2" in other.err
+
+
+def test_the_tool_is_called_and_its_result_is_seen() -> None:
+    name = f"{EXAMPLES}/calls.py:Products"
+    words = [f"environment.tools=[{EXAMPLES}/tool.py:multiply]"]
+    game = environment_of(name, *words)
+    said = iter(
+        ["<multiply>3 * 17</multiply>", "<multiply>3 by 17</multiply>", "<answer>51</answer>"]
+    )
+    driver = Driver(game, {"clerk": Script(lambda _: next(said))}, seed=0, shared=Shared())
+
+    async def play() -> Finished:
+        async with driver.play_all(
+            [Episode(game.tasks("heldout", 2, 0)[1], 0, 0, "rollout")]
+        ) as playing:
+            return [one async for one in playing].pop()
+
+    done = asyncio.run(play())
+    assert done.tree is not None, done.failure
+    ((outcome, path),) = done.tree.trajectories()
+    assert outcome.score == 1.0
+    results = [result.text for turn in path for result in turn.results]
+    assert results[0] == "51" and "tool.py, line" in results[1]
+
+
+def test_the_rewards_are_terms_beside_those_that_ship(cli: Cli) -> None:
+    terms = f"{{{EXAMPLES}/reward.py:asks: 0.5, {EXAMPLES}/reward.py:thrift: 2}}"
+    assert "thrift" in ran(cli, *ISFT, f"reward.terms={terms}")
+    with recorded_run(Path("run"), recipe) as (found, run):
+        assert isinstance(found, Optima)
+        rewards = {one.leaf: one.terms for some in found.rewards(run, 0).values() for one in some}
+        assert rewards
+        for tree in run.store.trees(0, "rollout"):
+            for outcome, path in tree.trajectories():
+                terms = rewards[outcome.leaf]
+                assert terms["asks"] == 0.5 * sum("?" in turn.text for turn in path) / len(path)
+                assert terms["thrift"] == 2 * ((outcome.score or 0) / len(path))
+
+
+def test_the_data_set_is_debated(cli: Cli) -> None:
+    page = ran(
+        cli, *ISFT, f"dataset={EXAMPLES}/dataset.py:Sums", "dataset.digits=1", "environment.turns=2"
+    )
+    assert "on Sums" in page and "What is " in page

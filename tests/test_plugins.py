@@ -1,0 +1,306 @@
+"""Plug-ins are found by file, module and entry point, with settings of their own; broken ones are refused at once."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from coterie.cli.plugin_check import check_all, imported
+from coterie.config.plugins import find, settled
+from coterie.datasets.catalogue import SPLITS
+from coterie.datasets.finding import DATASETS, Rows
+from coterie.datasets.qa import QASettings
+from coterie.environments.registry import ENVIRONMENTS, make_environment
+from coterie.errors import UserError
+from coterie.recipes.registry import recipe, settings
+from coterie.runs.folder import Step
+from tests.conftest import Cli, refused
+
+SMALL = (
+    "model=tiny-exchange", "iterations=1", "rollout.tasks=2", "rollout.samples=2", "rollout.max_tokens=6",
+    "evaluate.tasks=2", "select.threshold=-9", "train.max_length=256", "engine.device=cpu",
+)  # fmt: skip
+
+
+@pytest.fixture
+def guess(tmp_path: Path) -> Path:
+    """The file of a plug-in."""
+    return Path(shutil.copy(Path(__file__).parent / "guess.py", tmp_path / "guess.py"))
+
+
+def package(folder: Path, name: str, group: str, entry: str) -> None:
+    """An installed package with one entry point, as importers see it."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
+
+
+def test_a_file_is_a_run_of_its_own_that_resumes_from_anywhere(
+    cli: Cli, guess: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = cli("run", "optima/isft", "environment=guess.py:Guess", "environment.turns=2", *SMALL,
+              "--folder", tmp_path / "run")  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "on Guess" in (tmp_path / "run/report.html").read_text()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert cli("run", "optima/isft", "--folder", tmp_path / "run").code == 0
+    moved = cli(
+        "evaluate", f"{guess}:Guess", f"policy={tmp_path / 'run'}", "tasks=2", "max_tokens=6"
+    )
+    assert moved.code == 0 and '"benchmark": "Guess"' in moved.out
+    guess.write_text(guess.read_text() + "\n# another one\n")
+    said = refused(cli, "run", "optima/isft", "--folder", tmp_path / "run")
+    assert "files that the settings name have changed" in said
+
+
+def test_its_keys_are_listed_and_checked(cli: Cli, guess: Path) -> None:
+    name = f"environment={guess}:Guess"
+    listed = cli("config", "optima/isft", name)
+    assert listed.code == 0 and "The largest" in listed.out
+    assert "did you mean 'environment.most'?" in refused(
+        cli, "config", "optima/isft", name, "environment.mots=5"
+    )
+    assert "environment.most=1: " in refused(
+        cli, "config", "optima/isft", name, "environment.most=1"
+    )
+    assert "unknown key 'environment.agents'" in refused(
+        cli, "config", "optima/isft", name, "environment.agents=2"
+    )
+
+
+def test_a_plugin_takes_the_common_values_of_the_method() -> None:
+    own = settings("optima/isft", ["environment=tests.guess:Guess"])
+    assert (own.rollout.samples, own.rollout.max_tokens) == (10, 2000)  # type: ignore[attr-defined]
+
+
+def test_an_entry_point_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "guessing", "coterie.environments", "numbers = tests.guess:Guess")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = settings("optima/isft", ["environment=numbers", "environment.most=5"])
+    assert own.environment.name == "numbers"
+    assert make_environment(own).name == "guess"
+    by_module = settings("optima/isft", ["environment=tests.guess:Guess", "environment.most=5"])
+    one, other = (recipe(s).fingerprint(Step(0, "rollout")) for s in (own, by_module))
+    assert one != other, "another name is another environment in the record"
+
+
+def test_an_entry_point_does_not_take_the_name_of_what_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path, "guessing", "coterie.environments", "exchange = tests.guess:Guess")
+    package(tmp_path, "one", "coterie.datasets", "mine = tests.guess:Guess")
+    package(tmp_path, "two", "coterie.datasets", "mine = tests.guess:Guess")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match="package guessing has an entry point 'exchange'"):
+        settings("optima/isft")
+    with pytest.raises(UserError, match="both have an entry point"):
+        find(DATASETS, "mine")
+
+
+BROKEN = {
+    "missing.py:World": (None, "there is no file"),
+    "syntax.py:World": ("class World(:\n", "syntax.py, line 1: SyntaxError"),
+    "imports.py:World": ("import os\nimport not_there\n", "imports.py, line 2: ModuleNotFoundError: No module"),
+    "ends.py:World": ("import sys\nsys.exit(3)\n", "ends.py, line 2: SystemExit: 3"),
+    "name.py:World": ("class Word: pass\n", "has no World"),
+    "value.py:World": ("World = 5\n", "is not a class"),
+    "empty.py:World": ("class World: pass\n", "has no name, version, actors"),
+    "settings.py:World": ("class World:\n    settings_type = dict\n", "settings_type that is not settings"),
+    "made.py:World": (
+        "class World:\n    def __init__(self):\n        self.x = 1 / 0\n",
+        "made.py, line 3: ZeroDivisionError",
+    ),
+    "takes.py:World": ("class World:\n    def __init__(self, more): pass\n", "missing a required argument: 'more'"),
+    "lacks.py:World": (
+        "from tests.guess import Guess\nclass World(Guess):\n    act = None\n",
+        "has a act that is not a method",
+    ),
+    "abstract.py:World": (
+        "from coterie.environments.talk import Talk\nclass World(Talk): pass\n",
+        "has no answer, same, score",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_can_not_be_used_is_refused_with_its_place(
+    name: str, tmp_path: Path, cli: Cli
+) -> None:
+    text, said = BROKEN[name]
+    file = tmp_path / name.partition(":")[0]
+    if text is not None:
+        file.write_text(text)
+    shown = refused(
+        cli, "run", "optima/isft", f"environment={tmp_path / name}", *SMALL, "--dry-run"
+    )
+    assert said in shown and "Traceback" not in shown
+
+
+def test_names_of_nothing_name_what_there_is() -> None:
+    with pytest.raises(UserError, match="did you mean 'debate'"):
+        find(ENVIRONMENTS, "debates")
+    with pytest.raises(UserError, match="No module named 'no_such_package'"):
+        find(ENVIRONMENTS, "no_such_package:World")
+
+
+def test_data_sets_and_environments_that_do_not_go_together_are_refused() -> None:
+    for words, said in (
+        (["environment=debate"], "is played on a data set"),
+        (["dataset=gsm8k", "environment=exchange"], "makes its own tasks"),
+        (["dataset=gsm8k", "environment=information_exchange"], "and dataset=gsm8k has Gsm8kRow"),
+        (["environment=persona"], "optima/isft is not played on persona"),
+    ):
+        with pytest.raises(UserError, match=said):
+            settings("optima/isft", words)
+
+
+def test_a_file_has_its_whole_path_and_other_names_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert settled("a/b.py:C") == f"{tmp_path}/a/b.py:C"
+    assert settled("a.b:C") == "a.b:C" and settled("debate") == "debate"
+
+
+QA = {
+    "": "is empty",
+    '{"question": "a?", "answer": "b"}\n{"question": "c?"}\n': "line 2 has no 'answer': it has question",
+    '{"question": "a?", "answer": "b"}\n\n[1]\n': "line 3 has no 'question' and no 'answer'",
+    '{"question": "a?", "answer": "b"}\nno\n': "line 2 is broken: no JSON",
+    '{"question": " ", "answer": "b"}\n': "line 1 is broken",
+    '{"question": "a?", "answer": "b"}\n': "too few questions (1)",
+}
+
+
+@pytest.mark.parametrize("text", QA)
+def test_a_broken_file_of_questions_is_refused_by_its_line(
+    text: str, tmp_path: Path, cli: Cli
+) -> None:
+    (tmp_path / "qa.jsonl").write_text(text)
+    words = ("dataset=qa", f"dataset.source={tmp_path}/qa.jsonl", *SMALL)
+    assert QA[text] in refused(cli, "run", "optima/isft", *words, "--dry-run")
+
+
+def test_a_file_of_questions_is_divided_by_its_questions(tmp_path: Path, cli: Cli) -> None:
+    file = tmp_path / "qa.jsonl"
+    lines = [json.dumps({"q": f"question {n % 20}?", "a": f"answer {n % 20}"}) for n in range(40)]
+    file.write_text("\n".join(lines))
+    own = QASettings(name="qa", source=str(file), heldout=0.25, question_key="q", answer_key="a")
+    train, heldout = (Rows(own).split(split) for split in SPLITS)
+    assert (len(train), len(heldout)) == (30, 10)
+    assert not {row.key for row in train} & {row.key for row in heldout}
+    file.write_text("\n".join(reversed(lines)))
+    assert {row.key for row in Rows(own).split("heldout")} == {row.key for row in heldout}
+    words = (
+        "dataset=qa",
+        f"dataset.source={file}",
+        "dataset.question_key=q",
+        "dataset.answer_key=a",
+    )
+    said = cli("evaluate", *words[:1], "policy=tiny-exchange")
+    assert said.code == 2, "a benchmark is given by its name"
+    played = cli("evaluate", "qa", *words[1:], "policy=tiny-exchange", "tasks=2", "max_tokens=6",
+                 "environment.turns=2")  # fmt: skip
+    assert played.code == 0 and '"benchmark": "qa"' in played.out, played.err
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    (tmp_path / "heldout.jsonl").write_text(lines[0])
+    refused_ = refused(
+        cli, "run", "optima/isft", "dataset=qa", f"dataset.source={tmp_path}", *words[2:], *SMALL
+    )
+    assert "1 questions of qa are both training and held-out rows" in refused_
+
+
+ROWS = "from coterie.datasets.rows import QuestionRow\nclass Mine:\n    row = QuestionRow\n    def rows(self, split):\n"
+DATA = {
+    "class Mine: pass\n": "has no method rows",
+    "class Mine:\n    def rows(self, split): return []\n": "has no type of rows",
+    f"{ROWS}        return []\n": "has no train rows",
+    f"{ROWS}        return ['text']\n": "has a str as row 1 of train",
+    f"{ROWS}        return [QuestionRow(id='a', question='b', answer='c')]\n": "both training and held-out rows",
+    f"{ROWS}        return missing\n": "mine.py, line 5: NameError",
+}
+
+
+@pytest.mark.parametrize("text", DATA)
+def test_a_data_set_that_is_none_is_refused(text: str, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    shown = refused(
+        cli, "run", "optima/isft", f"dataset={tmp_path}/mine.py:Mine", *SMALL, "--dry-run"
+    )
+    assert DATA[text] in shown and "Traceback" not in shown
+
+
+TERMS = {
+    "def task(sample): return 1\n": ("task", "there is a term 'task' already"),
+    "mine = 5\n": ("mine", "is not a function"),
+    "class mine: pass\n": ("mine", "is not a function"),
+    "import nothing_here\n": ("mine", "mine.py, line 1: ModuleNotFoundError"),
+}
+
+
+@pytest.mark.parametrize("text", TERMS)
+def test_a_reward_that_is_none_is_refused_before_the_run(
+    text: str, tmp_path: Path, cli: Cli
+) -> None:
+    name, said = TERMS[text]
+    (tmp_path / "mine.py").write_text(text)
+    words = (*SMALL, f"reward.terms={{{tmp_path}/mine.py:{name}: 1}}")
+    assert said in refused(cli, "run", "optima/isft", *words, "--dry-run")
+
+
+def test_a_reward_belongs_to_what_its_stage_depends_on(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    prints = []
+    for text in ("def mine(sample): return 1\n", "def mine(sample): return 2\n"):
+        file.write_text(text)
+        own = recipe(settings("optima/isft", [f"reward.terms={{{file}:mine: 1}}"]))
+        prints.append([own.fingerprint(Step(0, stage)) for stage in ("rollout", "reward")])
+    assert prints[0][0] == prints[1][0] and prints[0][1] != prints[1][1]
+
+
+RECIPES = {
+    "class Mine: pass\n": "is not a recipe",
+    "from coterie.recipes.base import Recipe\nclass Mine(Recipe): pass\n": "has no stages",
+    "from coterie.recipes.base import Recipe\nclass Mine(Recipe):\n    settings_type = 5\n"
+    "    def stages(self): return []\n": "settings_type that is not settings",
+    "from coterie.recipes.base import Recipe\nclass Mine(Recipe):\n"
+    "    def stages(self): return []\n": "does not say on what it is played",
+}
+
+
+@pytest.mark.parametrize("text", RECIPES)
+def test_a_recipe_that_is_none_is_refused(text: str, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    shown = refused(cli, "run", f"{tmp_path}/mine.py:Mine", "--dry-run")
+    assert RECIPES[text] in shown and "Traceback" not in shown
+
+
+INSTALLED = {
+    "fine": ("def fine(sample): return 1\n", ""),
+    "raises": ("x = 1 / 0\ndef raises(sample): return 1\n", "ZeroDivisionError"),
+    "dies": ("import os\nos._exit(3)\n", "ended the process with status 3"),
+    "killed": ("import os\nos.kill(os.getpid(), 9)\n", "ended the process by signal 9"),
+    "hangs": ("import time\ntime.sleep(60)\n", "did not end within 5 seconds"),
+}
+
+
+def test_doctor_imports_each_plugin_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, (text, said) in INSTALLED.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        package(tmp_path, f"package_{name}", "coterie.rewards", f"{name} = {name}:{name}")
+        wrong = imported("reward", name, 5.0 if name == "hangs" else 120.0)
+        assert said in wrong and bool(said) == bool(wrong), (name, wrong)
+    for name in ("dies", "killed", "hangs"):
+        shutil.rmtree(tmp_path / f"package_{name}-1.0.dist-info")
+    found = dict(check_all())
+    assert found["reward fine"] == "" and "ZeroDivisionError" in found["reward raises"]
