@@ -81,7 +81,8 @@ class Recipe(ABC):
             return models.run_async(_awaited(found)) if inspect.isawaitable(found) else found
 
         needed = tuple(stage.step for stage in after)
-        return Stage(Step(iteration, name), done, needed, tuple(depends), trains)
+        kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {trains}"
+        return Stage(Step(iteration, name), done, needed, tuple(depends), trains, kind)
 
     # -- what the loop asks -------------------------------------------------------------------
 
