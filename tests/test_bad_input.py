@@ -76,7 +76,7 @@ def test_a_plan_reads_no_weights(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", read)
     said = cli("run", "optima/isft", "--dry-run")
-    assert said.code == 0 and "1,987,392 weights" in said.err
+    assert said.code == 0 and "1,987,392 weights" in said.out
 
 
 def test_weights_that_were_cut_off_are_refused_before_the_start(cli: Cli, tmp_path: Path) -> None:
@@ -167,5 +167,5 @@ def test_help_has_examples(cli: Cli) -> None:
 def test_dry_run_prints_the_plan_and_makes_nothing(cli: Cli, tmp_path: Path) -> None:
     said = cli("run", "optima/isft", "--dry-run")
     assert said.code == 0, said.err
-    assert "training dialogues" in said.err
+    assert "training dialogues" in said.out
     assert not list(tmp_path.iterdir())

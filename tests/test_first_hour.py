@@ -217,7 +217,7 @@ SETTINGS = (
     ("rollout runs/x --iteration one", "must be a valid whole number"),
     ("data draw colbench --out x", "'colbench' is not one of"),
     ("reproduce optima seed=3", "--seeds"),
-    ("run", "Missing argument"),
+    ("run", "no recipe is given"),
 )
 
 

@@ -201,4 +201,4 @@ def test_a_dry_run_says_how_many_rows_there_are(cli: Cli, large: Path) -> None:
     words = ("dataset=gsm8k", "data.source=sample", f"model={large}")
     said = cli("run", "optima/isft", *words, "--dry-run")
     assert said.code == 0
-    assert "52 a round of 7,000 asked for" in said.err
+    assert "52 a round of 7,000 asked for" in said.out

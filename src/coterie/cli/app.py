@@ -16,6 +16,7 @@ from coterie.cli.data import app as data_app
 from coterie.cli.files import export_app, import_app
 from coterie.cli.models import app as models_app
 from coterie.cli.refusing import run_app
+from coterie.cli.run import run
 from coterie.cli.serve import app as serve_app
 from coterie.errors import UserError, did_you_mean
 from coterie.recipes.registry import descriptions, quickstart_method
@@ -49,33 +50,7 @@ StageRecipe = Annotated[
 ]
 
 
-@app.command()
-def run(
-    recipe: RecipeName,
-    words: Words = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Run folder; default: runs/RECIPE. Resumed if it exists.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Print the plan and its cost, and stop.")] = False,
-    fork: Annotated[
-        Path | None,
-        typer.Option(help="Make this new run, keeping the steps that the settings leave valid."),
-    ] = None,
-) -> None:
-    """Run a whole recipe, or the rest of it.
-
-    Examples:
-
-        coterie run optima/isft
-
-        coterie run optima/isft rollout.samples=4 --folder runs/four --dry-run
-
-        coterie run optima/isft reward.lambda_token=0.3 --folder runs/four --fork runs/brief
-    """
-    from coterie.cli.running import run_recipe
-
-    folder = folder or Path("runs") / recipe.replace("/", "-")
-    run_recipe(recipe, words or [], folder, console, dry_run=dry_run, fork_to=fork)
+app.command("run")(run)
 
 
 def _stage(name: str, text: str) -> None:
