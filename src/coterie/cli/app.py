@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from coterie.cli.config import config
 from coterie.cli.data import app as data_app
 from coterie.cli.files import export_app, import_app
 from coterie.cli.models import app as models_app
@@ -40,7 +41,6 @@ app.add_typer(import_app, name="import")
 console = notes()
 
 FIRST_METHOD = quickstart_method()
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Such as optima/isft.")]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Iteration = Annotated[
     int | None, typer.Option(help="Which iteration; default: the first in which it is missing.")
@@ -263,24 +263,7 @@ def reproduce(
     print_findings(folder, found)
 
 
-@app.command()
-def config(
-    recipe: RecipeName,
-    words: Words = None,
-    markdown: Annotated[bool, typer.Option(help="As the page docs/config.md.")] = False,
-) -> None:
-    """List every key of a recipe: value, meaning, default, source.
-
-    Example:
-
-        coterie config optima/isft
-    """
-    from coterie.cli.config_page import config_markdown, config_table
-
-    if markdown:
-        print(config_markdown(), end="")
-    else:
-        results().print(config_table(recipe, words or []))
+app.command("config")(config)
 
 
 @app.command()
