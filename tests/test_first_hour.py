@@ -12,6 +12,7 @@ from coterie.cli.refusing import INTERRUPTED
 from coterie.config.folders import whole_folder
 from coterie.errors import UserError
 from coterie.recipes.line_files import LineFile
+from coterie.recipes.registry import recipe, settings
 from coterie.runs import loop
 from coterie.training import trackers
 from coterie.trajectories.store import Store
@@ -143,8 +144,7 @@ def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(cli: Cli, tmp_path: 
     words = ("data.source=rows", "data.format_pool_file=pool.yaml", "model=tiny-exchange",
              "rollout.max_tokens=16", "train.max_length=1024", "rollout.tasks=1", "evaluate.tasks=1",
              "train.tokens_per_microbatch=1024")  # fmt: skip
-    said = cli("run", "optima/isft", "dataset=gsm8k", *words, "--dry-run")
-    assert said.code == 0, said.err
+    assert recipe(settings("optima/isft", ["dataset=gsm8k", *words])).plan().dialogues
 
 
 NAMES = (
@@ -254,8 +254,6 @@ def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> 
 
 
 def test_a_run_is_a_model(cli: Cli, run: Path) -> None:
-    said = cli("run", "optima/isft", "model=run", *FEW, "--folder", "second", "--dry-run")
-    assert said.code == 0, said.err
     assert cli("evaluate", "second", "model=run", *FEW).code == 0
     final = "run/training/policy/iteration-00/final"
     assert f"model: {final}" in Path("second/config.yaml").read_text()

@@ -12,7 +12,6 @@ import pytest
 
 from coterie.recipes.optima.plan import optima_plan as plan
 from coterie.recipes.registry import datasets, preset, settings
-from tests.conftest import Cli
 from tests.templates import model
 
 SETS = ("hotpot_qa", "2wiki", "trivia_qa", "cbt", "math", "gsm8k", "arc_c", "mmlu")
@@ -197,8 +196,6 @@ def test_every_preset_can_be_planned_on_the_rows_that_ship(
     assert found.dialogues > 0 and found.max_updates > 0 and found.longest_prompt > 50
 
 
-def test_a_dry_run_says_how_many_rows_there_are(cli: Cli, large: Path) -> None:
+def test_a_plan_says_how_many_rows_there_are(large: Path) -> None:
     words = ("dataset=gsm8k", "data.source=sample", f"model={large}")
-    said = cli("run", "optima/isft", *words, "--dry-run")
-    assert said.code == 0
-    assert "52 a round of 7,000 asked for" in said.out
+    assert plan(settings("optima/isft", words)).tasks == "52 a round of 7,000 asked for"

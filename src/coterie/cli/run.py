@@ -22,7 +22,9 @@ def run(
     folder: Annotated[
         Path | None, typer.Option(help="Run folder; default: runs/RECIPE. Resumed if it exists.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Print the plan and its cost, and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="Print the plan with its time and memory, and stop.")
+    ] = False,
     fork: Annotated[
         Path | None,
         typer.Option(help="Make this new run, keeping the steps that the settings leave valid."),
@@ -32,6 +34,8 @@ def run(
 
     A file of settings has lines such as `recipe: optima/isft`, `seed: 3`, and groups such as `rollout:`
     with `samples: 4` below; the config.yaml of a run folder is one.
+
+    --dry-run tries a small piece of the run, mostly for less than a minute, and leaves nothing behind.
 
     Examples:
 
@@ -44,12 +48,14 @@ def run(
         coterie run optima/isft reward.lambda_token=0.3 --folder runs/four --fork runs/brief
     """
     from coterie.cli.given import given
-    from coterie.cli.running import planned, run_recipe, show_plan
+    from coterie.cli.running import planned, run_recipe
     from coterie.terminal.console import results
 
     found = given(recipe, words or [], config)
     folder = folder or Path("runs") / found.recipe.replace("/", "-")
     if dry_run:
-        show_plan(planned(found, folder, forked=fork is not None), results())
+        from coterie.cli.dry_run import dry_run as show
+
+        show(planned(found, folder, forked=fork is not None), results(), notes())
     else:
         run_recipe(found, folder, notes(), fork_to=fork)

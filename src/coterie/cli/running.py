@@ -31,7 +31,7 @@ def run_recipe(
 ) -> None:
     """Check, print the plan, then run (or resume) all steps and write the report."""
     name, recipe = given.recipe, planned(given, folder, forked=fork_to is not None)
-    show_plan(recipe, console)
+    console.print(plan_table(recipe))
     if fork_to is not None:
         kept = fork(recipe, folder, fork_to, recipe.settings)
         console.print(f"kept from {folder}: {', '.join(map(str, kept)) or 'nothing'}")
@@ -174,11 +174,11 @@ def _stored(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] 
     return stored
 
 
-def show_plan(recipe: Recipe, console: Console) -> None:
+def plan_table(recipe: Recipe) -> Table:
     """What a run of the recipe costs."""
     table = Table(title=f"plan of {recipe.name}", box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for what, how_much in recipe.plan().lines():
         table.add_row(what, how_much)
-    console.print(table)
+    return table

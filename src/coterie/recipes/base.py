@@ -20,6 +20,7 @@ from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.casting import Cast, open_cast
 from coterie.runs.folder import Run, Step
+from coterie.runs.place import EVALUATION
 from coterie.runs.play import play, summary
 from coterie.runs.roles import Role, Roles
 from coterie.runs.stage import Stage
@@ -59,6 +60,15 @@ class Recipe(ABC):
     @abstractmethod
     def plan(self) -> RunPlan:
         """What the run costs. Raises ``UserError`` for what can't work, in seconds."""
+
+    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
+        """The most that keys may be in a run that only tries the recipe out, on so many training tasks."""
+        return {"rollout.tasks": tasks, "evaluate.tasks": 4 * tasks}
+
+    def amount(self, step: Step) -> int:
+        """What the time of a stage grows with: how many tasks it has, or dialogues."""
+        is_evaluation = step.stage == EVALUATION
+        return len(self.heldout_tasks()) if is_evaluation else self._dialogues
 
     def stage(
         self,
@@ -114,6 +124,10 @@ class Recipe(ABC):
         return [[role.name, identity(role.model), role.shares] for role in self.roles()]
 
     @cached_property
+    def _dialogues(self) -> int:
+        return self.plan().dialogues
+
+    @cached_property
     def _content(self) -> str:
         return self.content()
 
@@ -161,11 +175,11 @@ class Recipe(ABC):
 
     def evaluation(self, version: int, after: Sequence[Stage], depends: Sequence[object]) -> Stage:
         """The stage in which the policies of an iteration are evaluated."""
-        return self.stage(version, "evaluate", self.evaluate, after, depends)
+        return self.stage(version, EVALUATION, self.evaluate, after, depends)
 
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
         """One episode on each held-out task, by the newest version of each role."""
-        episodes = [Episode(task, 0, version, "evaluate") for task in self.heldout_tasks()]
+        episodes = [Episode(task, 0, version, EVALUATION) for task in self.heldout_tasks()]
         return await self.play(run, episodes, self.settings.evaluate.temperature, 1.0, progress)
 
     async def sampler(
