@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from coterie.cli.chat import chat
 from coterie.cli.config import config
 from coterie.cli.data import app as data_app
 from coterie.cli.files import export_app, import_app
@@ -264,6 +265,7 @@ def reproduce(
 
 
 app.command("config")(config)
+app.command("chat")(chat)
 
 
 @app.command()
