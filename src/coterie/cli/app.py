@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+import coterie
 from coterie.cli.chat import chat
 from coterie.cli.config import config
 from coterie.cli.data import app as data_app
@@ -26,8 +27,8 @@ from coterie.terminal.console import notes, results
 from coterie.terminal.progress import ConsoleProgress
 from coterie.terminal.words import Words
 
+EPILOG = "First: `coterie quickstart`. Each command's --help has examples; `coterie config RECIPE` lists settings."
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -40,6 +41,25 @@ app.add_typer(serve_app, name="serve")
 app.add_typer(export_app, name="export")
 app.add_typer(import_app, name="import")
 console = notes()
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"coterie {coterie.__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog=EPILOG)
+def coterie_(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Say which, and stop."
+        ),
+    ] = False,
+) -> None:
+    """Post-train language-model agents that work with others."""
+
 
 FIRST_METHOD = quickstart_method()
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
