@@ -1,7 +1,6 @@
 """The recipe ``optima/isft`` end to end on the packaged model, through the command line."""
 
 import json
-import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -162,9 +161,8 @@ def test_adapters_are_trained_from_the_base_and_sampled(cli: Cli, tmp_path: Path
     said = cli("run", "optima/isft", *SMALL, "model=lora", "--dry-run")
     assert said.code == 2 and "LoRA adapter" in said.err and "bring-your-own.md" in said.err
     page = (Path(__file__).parents[1] / "docs/howto/bring-your-own.md").read_text()
-    lines = page.split("merge it first:\n\n")[1].split("\n\n**")[0]
-    lines = lines.replace("BASE_MODEL", "tiny-exchange").replace("RUN/", "lora/")
-    exec(textwrap.dedent(lines))  # as a reader would
+    line = page.split("merge it first:\n\n    coterie ")[1].split("\n")[0]
+    assert cli(*line.replace("RUN", "lora").split()).code == 0  # as a reader would
     assert recipe(settings("optima/isft", [*SMALL, "model=MERGED"])).plan().weights == 1_987_392
 
 

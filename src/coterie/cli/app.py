@@ -50,7 +50,7 @@ def _say_version(wanted: bool) -> None:
 
 
 @app.callback(epilog=EPILOG)
-def coterie_(
+def options(
     version: Annotated[
         bool,
         typer.Option(
