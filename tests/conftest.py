@@ -85,11 +85,12 @@ def refused(cli: Cli, *words: object) -> str:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run; tests that change it take a copy."""
+    from coterie.cli.given import Given
     from coterie.cli.running import run_recipe
     from coterie.terminal.console import notes
 
     folder = tmp_path_factory.mktemp("runs") / "finished"
-    run_recipe("optima/isft", FEW, folder, notes())
+    run_recipe(Given("optima/isft", FEW), folder, notes())
     return folder
 
 

@@ -12,6 +12,7 @@ import torch
 
 from coterie.models import loading
 from coterie.recipes import plan as plan_of_run
+from coterie.recipes.registry import recipe, settings
 from coterie.runs import folder as run_folder
 from tests.conftest import SMALL, Cli, refused
 
@@ -70,13 +71,13 @@ def test_more_memory_than_the_gpu_has(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     assert "no device cuda:2" in refused(cli, "run", "optima/isft", "engine.device=cuda:2")
 
 
-def test_a_plan_reads_no_weights(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_reads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*words: object, **more: object) -> None:
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", read)
-    said = cli("run", "optima/isft", "--dry-run")
-    assert said.code == 0 and "1,987,392 weights" in said.err
+    lines = dict(recipe(settings("optima/isft")).plan().lines())
+    assert lines["model"] == "1,987,392 weights"
 
 
 def test_weights_that_were_cut_off_are_refused_before_the_start(cli: Cli, tmp_path: Path) -> None:
@@ -162,10 +163,3 @@ def test_help_has_examples(cli: Cli) -> None:
     for command in ("run", "rollout", "train", "report", "quickstart", "reproduce", "config"):
         said = cli(command, "--help")
         assert said.code == 0 and f"coterie {command}" in said.out.replace("\n", " ")
-
-
-def test_dry_run_prints_the_plan_and_makes_nothing(cli: Cli, tmp_path: Path) -> None:
-    said = cli("run", "optima/isft", "--dry-run")
-    assert said.code == 0, said.err
-    assert "training dialogues" in said.err
-    assert not list(tmp_path.iterdir())

@@ -12,6 +12,7 @@ from coterie.cli.refusing import INTERRUPTED
 from coterie.config.folders import whole_folder
 from coterie.errors import UserError
 from coterie.recipes.line_files import LineFile
+from coterie.recipes.registry import recipe, settings
 from coterie.runs import loop
 from coterie.training import trackers
 from coterie.trajectories.store import Store
@@ -143,8 +144,7 @@ def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(cli: Cli, tmp_path: 
     words = ("dataset.source=rows", "environment.format_pool_file=pool.yaml", "model=tiny-exchange",
              "rollout.max_tokens=16", "train.max_length=1024", "rollout.tasks=1", "evaluate.tasks=1",
              "train.tokens_per_microbatch=1024")  # fmt: skip
-    said = cli("run", "optima/isft", "dataset=gsm8k", *words, "--dry-run")
-    assert said.code == 0, said.err
+    assert recipe(settings("optima/isft", ["dataset=gsm8k", *words])).plan().dialogues
 
 
 NAMES = (
@@ -217,7 +217,7 @@ SETTINGS = (
     ("rollout runs/x --iteration one", "must be a valid whole number"),
     ("data draw colbench --out x", "'colbench' is not one of"),
     ("reproduce optima seed=3", "--seeds"),
-    ("run", "Missing argument"),
+    ("run", "no recipe is given"),
 )
 
 
@@ -270,8 +270,6 @@ def test_a_run_with_trainings_in_no_folder_of_a_role_is_refused(cli: Cli, run: P
 
 
 def test_a_run_is_a_model(cli: Cli, run: Path) -> None:
-    said = cli("run", "optima/isft", "model=run", *FEW, "--folder", "second", "--dry-run")
-    assert said.code == 0, said.err
     assert cli("evaluate", "second", "model=run", *FEW).code == 0
     final = "run/training/policy/iteration-00/final"
     assert f"model: {final}" in Path("second/config.yaml").read_text()

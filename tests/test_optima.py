@@ -1,7 +1,6 @@
 """The recipe ``optima/isft`` end to end on the packaged model, through the command line."""
 
 import json
-import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from coterie.progress import Silent
 from coterie.recipes import trainings
 from coterie.recipes.optima.data import DROP_FORMAT
 from coterie.recipes.optima.recipe import Optima
-from coterie.recipes.registry import settings
+from coterie.recipes.registry import recipe, settings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from tests.by_hand import distance
@@ -165,11 +164,9 @@ def test_adapters_are_trained_from_the_base_and_sampled(cli: Cli, tmp_path: Path
     said = cli("run", "optima/isft", *SMALL, "model=lora", "--dry-run")
     assert said.code == 2 and "LoRA adapter" in said.err and "bring-your-own.md" in said.err
     page = (Path(__file__).parents[1] / "docs/howto/bring-your-own.md").read_text()
-    lines = page.split("merge it first:\n\n")[1].split("\n\n**")[0]
-    lines = lines.replace("BASE_MODEL", "tiny-exchange").replace("RUN/", "lora/")
-    exec(textwrap.dedent(lines))  # as a reader would
-    said = cli("run", "optima/isft", *SMALL, "model=MERGED", "--dry-run")
-    assert said.code == 0, said.err
+    line = page.split("merge it first:\n\n    coterie ")[1].split("\n")[0]
+    assert cli(*line.replace("RUN", "lora").split()).code == 0  # as a reader would
+    assert recipe(settings("optima/isft", [*SMALL, "model=MERGED"])).plan().weights == 1_987_392
 
 
 def test_a_run_with_adapters_can_be_forked_to_one_that_trains_all_weights(

@@ -13,7 +13,6 @@ import pytest
 from coterie.environments.registry import task_word
 from coterie.recipes.registry import played_by, preset, settings
 from coterie.recipes.registry import recipe as recipe_of
-from tests.conftest import Cli
 from tests.templates import model
 
 SETS = ("hotpot_qa", "2wiki", "trivia_qa", "cbt", "math", "gsm8k", "arc_c", "mmlu")
@@ -198,8 +197,7 @@ def test_every_preset_can_be_planned_on_the_rows_that_ship(
     assert found.dialogues > 0 and found.max_updates > 0 and found.longest_prompt > 50
 
 
-def test_a_dry_run_says_how_many_rows_there_are(cli: Cli, large: Path) -> None:
+def test_a_plan_says_how_many_rows_there_are(large: Path) -> None:
     words = ("dataset=gsm8k", "dataset.source=sample", f"model={large}")
-    said = cli("run", "optima/isft", *words, "--dry-run")
-    assert said.code == 0
-    assert "52 a round of 7,000 asked for" in said.err
+    own = settings("optima/isft", words)
+    assert ("training tasks", "52 a round of 7,000 asked for") in recipe_of(own).plan().lines()

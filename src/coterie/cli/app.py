@@ -12,20 +12,23 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+import coterie
+from coterie.cli.chat import chat
+from coterie.cli.config import config
 from coterie.cli.data import app as data_app
 from coterie.cli.files import export_app, import_app
 from coterie.cli.models import app as models_app
 from coterie.cli.refusing import run_app
+from coterie.cli.run import run
 from coterie.cli.serve import app as serve_app
-from coterie.config.plugins import label
 from coterie.errors import UserError, did_you_mean
 from coterie.recipes.registry import descriptions, quickstart_method
 from coterie.terminal.console import notes, results
 from coterie.terminal.progress import ConsoleProgress
 from coterie.terminal.words import Words
 
+EPILOG = "First: `coterie quickstart`. Each command's --help has examples; `coterie config RECIPE` lists settings."
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -39,10 +42,26 @@ app.add_typer(export_app, name="export")
 app.add_typer(import_app, name="import")
 console = notes()
 
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"coterie {coterie.__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog=EPILOG)
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Say which, and stop."
+        ),
+    ] = False,
+) -> None:
+    """Post-train language-model agents that work with others."""
+
+
 FIRST_METHOD = quickstart_method()
-RecipeName = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="Such as optima/isft, or path/file.py:NAME.")
-]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Iteration = Annotated[
     int | None, typer.Option(help="Which iteration; default: the first in which it is missing.")
@@ -52,33 +71,7 @@ StageRecipe = Annotated[
 ]
 
 
-@app.command()
-def run(
-    recipe: RecipeName,
-    words: Words = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Run folder; default: runs/RECIPE. Resumed if it exists.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Print the plan and its cost, and stop.")] = False,
-    fork: Annotated[
-        Path | None,
-        typer.Option(help="Make this new run, keeping the steps that the settings leave valid."),
-    ] = None,
-) -> None:
-    """Run a whole recipe, or the rest of it.
-
-    Examples:
-
-        coterie run optima/isft
-
-        coterie run optima/isft rollout.samples=4 --folder runs/four --dry-run
-
-        coterie run optima/isft reward.lambda_token=0.3 --folder runs/four --fork runs/brief
-    """
-    from coterie.cli.running import run_recipe
-
-    folder = folder or Path("runs") / label(recipe).replace("/", "-")
-    run_recipe(recipe, words or [], folder, console, dry_run=dry_run, fork_to=fork)
+app.command("run")(run)
 
 
 def _stage(name: str, text: str) -> None:
@@ -292,24 +285,8 @@ def reproduce(
     print_findings(folder, found)
 
 
-@app.command()
-def config(
-    recipe: RecipeName,
-    words: Words = None,
-    markdown: Annotated[bool, typer.Option(help="As the page docs/config.md.")] = False,
-) -> None:
-    """List every key of a recipe: value, meaning, default, source.
-
-    Example:
-
-        coterie config optima/isft
-    """
-    from coterie.cli.config_page import config_markdown, config_table
-
-    if markdown:
-        print(config_markdown(), end="")
-    else:
-        results().print(config_table(recipe, words or []))
+app.command("config")(config)
+app.command("chat")(chat)
 
 
 @app.command()

@@ -1,18 +1,23 @@
-"""Every key of a recipe as a table, and of all recipes as ``docs/config.md``."""
+"""Every key of a recipe as a list, and of all recipes as ``docs/config.md``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from rich.table import Table
+from rich.console import Group
+from rich.padding import Padding
+from rich.text import Text
 
 from coterie.config.construct import settings_type_of
-from coterie.config.plugins import Kind, find, label, settled
-from coterie.config.resolve import keys
+from coterie.config.explain import nearest_key
+from coterie.config.plugins import Kind, find, label
+from coterie.config.resolve import SettingsKey, keys
 from coterie.config.settings import Settings
 from coterie.datasets.finding import DATASETS
 from coterie.datasets.settings import DatasetSettings
 from coterie.environments.registry import ENVIRONMENTS
 from coterie.environments.settings import EnvironmentSettings
+from coterie.errors import UserError
 from coterie.recipes.registry import names, settings
+from coterie.recipes.settings import RecipeSettings
 
 HEAD = """# Settings
 
@@ -27,16 +32,45 @@ The keys of the groups `environment` and `dataset` are those of what is chosen. 
 ([bring your own](howto/bring-your-own.md))."""
 
 
-def config_table(recipe: str, words: Sequence[str]) -> Table:
-    """The keys of one recipe with the values that a run would have."""
-    recipe = settled(recipe)
-    own = settings(recipe, words)
-    table = Table(title=label(recipe))
-    for title in ("key", "value", "default", "meaning", "source"):
-        table.add_column(title, overflow="fold")
-    for key in keys(type(own)):
-        table.add_row(key.path, _shown(_value(own, key.path)), key.default, key.meaning, key.source)
-    return table
+def config_list(own: RecipeSettings, asked: Sequence[str] = (), *, changed: bool = False) -> Group:
+    """The keys of a recipe with the values that a run would have, to be read in a terminal.
+
+    ``asked`` names keys, groups or parts of their names; ``changed`` leaves out what has its default.
+    Raises :class:`UserError` for a name that no key has.
+    """
+    known = {key.path: key for key in keys(type(own))}
+    chosen = _asked(asked, known) if asked else list(known)
+    if changed:
+        chosen = [path for path in chosen if _shown(_value(own, path)) != known[path].default]
+    shown = [_entry(known[path], _shown(_value(own, path))) for path in chosen]
+    heading = (
+        f"{label(own.recipe)}: {len(chosen)} of {len(known)} keys"
+        + ", those not at their default" * changed
+    )
+    return Group(Text(heading, "bold"), *shown)
+
+
+def _asked(asked: Sequence[str], known: Mapping[str, SettingsKey]) -> list[str]:
+    """The keys that are meant: those of that name or in that group, or else with it in their name."""
+    found: set[str] = set()
+    for name in asked:
+        exact = {path for path in known if path == name or path.startswith(f"{name}.")}
+        parts = exact or {path for path in known if name.lower() in path}
+        if not parts:
+            near = nearest_key(name, known)
+            todo = f"did you mean {near!r}?" if near else "leave it out to see all keys"
+            raise UserError(f"no key has {name!r} in its name", todo)
+        found |= parts
+    return [path for path in known if path in found]
+
+
+def _entry(key: SettingsKey, value: str) -> Group:
+    """A key with its value, and below it what it means."""
+    first = Text.assemble((key.path, "bold"), " = ", (value, "cyan"))
+    if value != key.default:
+        first.append(f"   (default: {key.default})", "dim")
+    below = key.meaning + (f" Source: {key.source}." if key.source else "")
+    return Group(first, Padding(Text(below), (0, 0, 0, 4)))
 
 
 def config_markdown() -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from coterie.cli.export_model import export_model
 from coterie.recipes.registry import descriptions
 
 RECORD = "record"
@@ -29,7 +30,7 @@ export_app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Write a run as JSONL: `coterie export RUN FILE`, or in another system's form.",
+    help="Write a run as JSONL: `coterie export RUN FILE`; in another system's form; or its model.",
 )
 import_app = typer.Typer(
     cls=_Group,
@@ -58,6 +59,9 @@ def export_record(
     with Store.open(folder / "store.sqlite", read_only=True) as store:
         export(store, file, secrets=secrets)
     print(file)
+
+
+export_app.command("model")(export_model)
 
 
 @import_app.command(RECORD)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from coterie.cli.given import Given
 from coterie.config.plugins import settled
 from coterie.errors import UserError, nearest
 from coterie.recipes.base import Recipe
@@ -23,20 +24,15 @@ from coterie.terminal.progress import ConsoleProgress
 
 
 def run_recipe(
-    name: str,
-    words: Sequence[str],
+    given: Given,
     folder: Path,
     console: Console,
     *,
-    dry_run: bool = False,
     fork_to: Path | None = None,
 ) -> None:
     """Check, print the plan, then run (or resume) all steps and write the report."""
-    name = settled(name)
-    recipe = recipe_of(settings(name, words, _stored(name, folder, forked=fork_to is not None)))
-    _show_plan(recipe, console)
-    if dry_run:
-        return
+    name, recipe = given.recipe, planned(given, folder, forked=fork_to is not None)
+    console.print(plan_table(recipe))
     if fork_to is not None:
         kept = fork(recipe, folder, fork_to, recipe.settings)
         console.print(f"kept from {folder}: {', '.join(map(str, kept)) or 'nothing'}")
@@ -45,6 +41,11 @@ def run_recipe(
         run_all(recipe, run, console)
         console.print(summary(recipe, run))
         print(run.report)
+
+
+def planned(given: Given, folder: Path, *, forked: bool = False) -> Recipe:
+    """The recipe that a run in ``folder`` would follow."""
+    return recipe_of(given.over(_stored(given.recipe, folder, forked=forked)))
 
 
 def run_all(recipe: Recipe, run: Run, console: Console) -> None:
@@ -175,10 +176,11 @@ def _stored(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] 
     return stored
 
 
-def _show_plan(recipe: Recipe, console: Console) -> None:
+def plan_table(recipe: Recipe) -> Table:
+    """What a run of the recipe costs."""
     table = Table(title=f"plan of {recipe.title}", box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for what, how_much in recipe.plan().lines():
         table.add_row(what, how_much)
-    console.print(table)
+    return table

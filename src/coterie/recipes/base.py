@@ -22,6 +22,7 @@ from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.casting import Cast, Openers, open_cast
 from coterie.runs.folder import Run, Step
+from coterie.runs.place import EVALUATION
 from coterie.runs.play import play, summary
 from coterie.runs.roles import Role, Roles
 from coterie.runs.stage import Stage
@@ -79,6 +80,15 @@ class Recipe(ABC):
         """How each thing is opened that an environment may need of a run."""
         return {Sandbox: Sandbox}
 
+    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
+        """The most that keys may be in a run that only tries the recipe out, on so many training tasks."""
+        return {"rollout.tasks": tasks, "evaluate.tasks": 4 * tasks}
+
+    def amount(self, step: Step) -> int:
+        """What the time of a stage grows with: how many tasks it has, or dialogues."""
+        is_evaluation = step.stage == EVALUATION
+        return len(self.heldout_tasks()) if is_evaluation else self._dialogues
+
     def stage(
         self,
         iteration: int,
@@ -101,7 +111,8 @@ class Recipe(ABC):
             return measured or {}
 
         needed = tuple(stage.step for stage in after)
-        return Stage(Step(iteration, name), done, needed, tuple(depends), trains)
+        kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {trains}"
+        return Stage(Step(iteration, name), done, needed, tuple(depends), trains, kind)
 
     # -- what the loop asks -------------------------------------------------------------------
 
@@ -126,6 +137,11 @@ class Recipe(ABC):
     def _models(self) -> list[list[str | None]]:
         """What its roles begin as, wherever that lies."""
         return [[role.name, identity(role.model), role.shares] for role in self.roles()]
+
+    @cached_property
+    def _dialogues(self) -> int:
+        plan = self.plan()
+        return plan.dialogues if isinstance(plan, RunPlan) else len(self.heldout_tasks())
 
     @cached_property
     def _content(self) -> str:
@@ -182,11 +198,11 @@ class Recipe(ABC):
         s = self.settings
         own = (s.evaluate.fingerprint(), s.max_tokens, *s.engine.identity())
         given = own if depends is None else depends
-        return self.stage(version, "evaluate", self.evaluate, after, given)
+        return self.stage(version, EVALUATION, self.evaluate, after, given)
 
     async def evaluate(self, run: Run, version: int, progress: Progress) -> Metrics:
         """One episode on each held-out task, by the newest version of each role."""
-        episodes = [Episode(task, 0, version, "evaluate") for task in self.heldout_tasks()]
+        episodes = [Episode(task, 0, version, EVALUATION) for task in self.heldout_tasks()]
         return await self.play(run, episodes, self.settings.evaluate.temperature, 1.0, progress)
 
     async def sampler(

@@ -141,11 +141,8 @@ def settings(
 
     stored = stored or {}
     words = list(map(_of_run, words))
-    before, asked = Choice.of(stored), Choice.among(words)
-    if before.environment is None:
-        before = _default(name) if asked == Choice() else Choice()
-    choice = asked.over(before)
-    if choice != before:
+    choice = _choice(name, words, stored)
+    if choice != Choice.of(stored):
         stored = {}  # values for something else: not to be laid over this one's preset
     base = settings_type(name)
     own = played_type(base, choice)
@@ -158,6 +155,23 @@ def settings(
         stored,
     ]
     return resolve(own, layers, [word for word in words if not is_name_word(word)])
+
+
+def played_settings(name: str, words: Sequence[str]) -> "type[RecipeSettings]":
+    """The settings of a method with the keys of what words say is played."""
+    from coterie.environments.registry import played_type
+
+    return played_type(settings_type(name), _choice(name, words, {}))
+
+
+def _choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) -> "Choice":
+    """What is played: what words say, over what is stored, or by default."""
+    from coterie.environments.registry import Choice
+
+    before, asked = Choice.of(stored), Choice.among(words)
+    if before.environment is None:
+        before = _default(name) if asked == Choice() else Choice()
+    return asked.over(before)
 
 
 def _declared(base: "type[RecipeSettings]", choice: "Choice") -> dict[str, Any]:

@@ -14,6 +14,7 @@ from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.runs.folder import Run, Step, differences, new_run, open_run, read_config, write_config
+from coterie.runs.place import place_of
 from coterie.runs.stage import Stage, check_stages
 from coterie.trajectories.jsonl import copy
 
@@ -64,6 +65,7 @@ def run_steps(
     try:
         for step in stages if steps is None else steps:
             if not run.is_finished(step):
+                progress.stage(place_of(run, list(stages.values()), stages[step]))
                 _run_stage(recipe, run, stages[step], progress)
                 after()
     finally:

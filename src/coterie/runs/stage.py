@@ -24,6 +24,8 @@ class Stage:
     """The settings that its results depend on, besides those of the whole recipe."""
     trains: str | None = None
     """The role that it trains, if it trains one."""
+    kind: str = ""
+    """What it does. Stages of one kind do the same in other iterations: how long one took tells of the next."""
 
 
 def check_stages(recipe: str, stages: Sequence[Stage]) -> None:

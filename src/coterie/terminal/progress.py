@@ -1,6 +1,7 @@
 """Progress on the terminal: a bar with rate and time left; plain lines where there is no terminal."""
 
 import time
+from collections import deque
 
 from rich.console import Console
 from rich.progress import (  # fmt: skip
@@ -10,10 +11,17 @@ from rich.progress import (  # fmt: skip
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
+from coterie.progress import StagePlace
+
 SECONDS_BETWEEN_LINES = 5.0
+EVIDENCE = 0.1
+"""The share of the work that must be done before its end can be told."""
+EVIDENCE_SECONDS = 3.0
+"""The least time that must have passed before."""
+RECENT = 0.5
+"""The share of the work done, the last of it, whose rate counts: much work starts at once and ends late."""
 
 
 class ConsoleProgress:
@@ -23,42 +31,47 @@ class ConsoleProgress:
         self._console = console
         self._bar: Progress | None = None
         self._task = TaskID(0)
-        self._total = self._done = 0
+        self._total = 0
         self._description = ""
-        self._began = self._last = 0.0
+        self._place: StagePlace | None = None
+        self._stage_began = 0.0
+        self._pace = Pace(0, 0.0)
+        self._last = 0.0
+
+    def stage(self, place: StagePlace) -> None:
+        """A stage of a run begins."""
+        self._place, self._stage_began = place, time.monotonic()
 
     def start(self, total: int, description: str) -> None:
         """Begin a bar of ``total`` units."""
         self.close()
-        self._total, self._done, self._description = total, 0, description
-        self._began = self._last = time.monotonic()
+        self._total, self._description = total, self._named(description)
+        self._last = time.monotonic()
+        self._pace = Pace(total, self._last)
         if self._console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description:<12}", markup=False),
-                BarColumn(bar_width=30),
+                BarColumn(bar_width=20),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
+                TextColumn("{task.fields[rate]}", markup=False),
                 TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[left]}", markup=False),
                 console=self._console,
             )
-            self._task = self._bar.add_task(description, total=total, rate="")
+            self._task = self._bar.add_task(self._description, total=total, rate="", left="")
             self._bar.start()
 
     def advance(self, n: int, **fields: float) -> None:
         """``n`` more units are done."""
-        self._done += n
         now = time.monotonic()
-        text = self._text(now, fields)
+        self._pace.add(n, now)
+        done, text, left = self._pace.done, self._text(now, fields), self._left(now)
         if self._bar is not None:
-            self._bar.update(self._task, advance=n, rate=text)
-        elif now - self._last >= SECONDS_BETWEEN_LINES or self._done == self._total:
+            self._bar.update(self._task, advance=n, rate=text, left=left)
+        elif now - self._last >= SECONDS_BETWEEN_LINES or done == self._total:
             self._last = now
-            left = (now - self._began) / max(self._done, 1) * (self._total - self._done)
-            self._console.print(
-                f"{self._description:<12} {self._done}/{self._total}  {text}  {left:.0f} s left",
-            )
+            line = f"{self._description:<12} {done}/{self._total}  {text}"
+            self._console.print(f"{line}  {left}" if left else line)
 
     def close(self) -> None:
         """End the bar."""
@@ -66,9 +79,36 @@ class ConsoleProgress:
             self._bar.stop()
             self._bar = None
 
+    def _named(self, description: str) -> str:
+        """What is done, after the iteration of how many."""
+        if (place := self._place) is None:
+            return description
+        name = description.removesuffix(f" {place.iteration}")
+        if place.number is None:
+            return f"last policy: {name}"
+        return f"iteration {place.iteration} ({place.number} of {place.iterations}): {name}"
+
+    def _left(self, now: float) -> str:
+        """The time left of this work and of the whole run, as far as they can be told."""
+        left = self._pace.left(now)
+        shown = [] if left is None else [f"{duration(left)} left"]
+        whole = None if self._place is None else self._left_of_run(self._place, left, now)
+        if whole is not None:
+            shown.append(f"run: {duration(whole)} left")
+        return "  ".join(shown)
+
+    def _left_of_run(self, place: StagePlace, left: float | None, now: float) -> float | None:
+        """The same of the run: the rest of this stage, those like it, and the others."""
+        elapsed = now - self._stage_began
+        if left is None and place.seconds is not None:
+            left = max(place.seconds - elapsed, 0.0)
+        if left is None or place.later is None:
+            return None
+        return left + place.again * (elapsed + left) + place.later
+
     def _text(self, now: float, fields: dict[str, float]) -> str:
-        seconds = max(now - self._began, 1e-6)
-        shown = [f"{self._done / seconds:,.1f}/s"]
+        seconds = max(now - self._pace.began, 1e-6)
+        shown = [f"{self._pace.done / seconds:,.1f}/s"]
         if "sampled_tokens" in fields:
             shown.append(f"{fields['sampled_tokens'] / seconds:,.0f} tokens/s")
         if "loss" in fields:
@@ -76,3 +116,38 @@ class ConsoleProgress:
         if fields.get("failed"):
             shown.append(f"{fields['failed']:.0f} failed")
         return "  ".join(shown)
+
+
+class Pace:
+    """How fast work is done, and when it will be over."""
+
+    def __init__(self, total: int, began: float) -> None:
+        self.total, self.began, self.done = total, began, 0
+        self._points: deque[tuple[int, float]] = deque()
+        """(units done, when), of the recent ones."""
+
+    def add(self, n: int, now: float) -> None:
+        """``n`` more units are done."""
+        self.done += n
+        self._points.append((self.done, now))
+        while len(self._points) > 2 and self._points[1][0] <= self.done * (1 - RECENT):
+            self._points.popleft()
+
+    def left(self, now: float) -> float | None:
+        """Seconds that are left, by the recent rate; ``None`` before they can be told."""
+        if self.done >= self.total:
+            return 0.0
+        if self.done < EVIDENCE * self.total or now - self.began < EVIDENCE_SECONDS:
+            return None
+        units, since = self._points[0]
+        if units == self.done:
+            return None
+        return (self.total - self.done) * (now - since) / (self.done - units)
+
+
+def duration(seconds: float) -> str:
+    """Such as ``40 s``, ``12 min`` or ``3 h 20 min``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

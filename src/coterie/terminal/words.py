@@ -7,7 +7,7 @@ import typer
 from coterie.errors import UserError
 
 
-def _once(words: list[str] | None) -> list[str] | None:
+def once(words: list[str] | None) -> list[str] | None:
     """Refuse a key that is given twice; ``user_simulator=`` and ``user_simulator.model=`` are one."""
     given: dict[str, str] = {}
     for word in words or []:
@@ -20,5 +20,5 @@ def _once(words: list[str] | None) -> list[str] | None:
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", callback=_once),
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", callback=once),
 ]

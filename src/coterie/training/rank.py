@@ -21,6 +21,7 @@ from coterie.errors import UserError
 from coterie.models.adapters import load_adapter
 from coterie.models.heads import load_head
 from coterie.models.loading import load
+from coterie.progress import StagePlace
 from coterie.training.launch import ADAPTER, ERROR, ITEMS, JOB, JOINED, PROGRESS, Job
 from coterie.training.loop import train
 from coterie.training.objective import Objective
@@ -31,6 +32,9 @@ class ToFile:
 
     def __init__(self, file: Path) -> None:
         self._file = file
+
+    def stage(self, place: StagePlace) -> None:
+        """Nothing: the starter knows it."""
 
     def start(self, total: int, description: str) -> None:
         """The first line."""

@@ -1,7 +1,7 @@
 """What Optima's stages read: tasks, format prompts, rewards and values from the record, rows and pairs."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from coterie.engines.inprocess import InProcessEngine
@@ -23,6 +23,7 @@ from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Value
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done
+from coterie.runs.place import EVALUATION
 from coterie.runs.selected import selected
 from coterie.trajectories.pair import Pair, turn_pair
 from coterie.trajectories.row import Row, rows
@@ -50,6 +51,17 @@ class OptimaData(Recipe):
     def plan(self) -> RunPlan:
         """What the run costs."""
         return optima_plan(self.settings, self.environment)
+
+    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
+        """Of a run with one iteration of each kind, and one after the first."""
+        sizes = super().trial_sizes(tasks)
+        return {**sizes, "iterations": 2, "dpo.tasks": tasks, "dpo.probe": 4 * tasks}
+
+    def amount(self, step: Step) -> int:
+        """How many tasks a stage has."""
+        if step.stage == EVALUATION:
+            return super().amount(step)
+        return len(self.train_tasks(step.iteration))
 
     @property
     def dpo_settings(self) -> DPORoundSettings:

@@ -1,0 +1,51 @@
+"""``coterie chat``: a person talks with a model, or with what a run has trained, in the terminal."""
+
+from typing import Annotated
+
+import typer
+
+
+def chat(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|MODEL", help="A run folder; or a packaged model, a folder, a hub name."
+        ),
+    ],
+    task: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Of a run: begin as its agent does with this held-out task (0, 1, ...), under the "
+            "prompt of the environment.",
+        ),
+    ] = None,
+    system: Annotated[str, typer.Option(help="What the model is told beforehand.")] = "",
+    iteration: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a run: the policy that this iteration began with; default: the newest."
+        ),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a reply.")] = 512,
+    seed: Annotated[int | None, typer.Option(min=0, help="For the same replies again.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda, cuda:1; default: the run's, or auto.")
+    ] = None,
+) -> None:
+    """Talk with a model, or with the policy of a run. Ctrl-C or Ctrl-D ends it; `/new` begins anew.
+
+    Without a terminal each line of standard input is a message, and each reply is printed.
+
+    Examples:
+
+        coterie chat smollm2
+
+        coterie chat runs/optima-isft --task 3
+
+        echo 'What is a tree?' | coterie chat smollm2 --temperature 0
+    """
+    from coterie.cli.chatting import Manner, talk
+
+    talk(source, iteration, device, Manner(temperature, max_tokens, seed, system, task))

@@ -1,0 +1,141 @@
+"""What ``coterie export model`` does: a folder that Transformers or PEFT loads, and its upload."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from coterie.cli.model_card import model_card
+from coterie.config.folders import check_new_folder, whole_folder
+from coterie.errors import UserError, did_you_mean
+from coterie.models.hub import hub_answers
+from coterie.models.loading import ADAPTER_FILE, TOKENIZER_FILES, is_adapter, load
+from coterie.models.saved import writing
+from coterie.recipes.base import Recipe
+from coterie.recipes.recorded_run import recorded_run
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.runs.folder import Run
+from coterie.terminal.console import notes
+
+FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", ADAPTER_FILE, *TOKENIZER_FILES)
+"""What of a training's final folder others need."""
+TOKEN = "make one with write access at https://huggingface.co/settings/tokens, then `hf auth login` or set HF_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Which model of a run goes where."""
+
+    folder: Path
+    out: Path
+    merge: bool = False
+    role: str | None = None
+    iteration: int | None = None
+
+
+def export(what: Export, push: str | None, *, private: bool = False) -> None:
+    """Write the folder; then upload it, if ``push`` names a repository.
+
+    Raises :class:`UserError`, before anything is loaded, for a folder that is there, a role or version that
+    the run does not have, and an upload that would be refused.
+    """
+    check_new_folder(what.out, "remove it, or give --out another name")
+    api = None if push is None else _hub(push)
+    with recorded_run(what.folder, recipe_of) as (recipe, run):
+        role = _role(recipe, what.role)
+        version = _version(recipe, run, role, what.iteration)
+        path = recipe.policy_path(run, version, role)
+        if what.merge and not is_adapter(path):
+            raise UserError(
+                f"--merge: version {version} of {role!r} is a whole model and no adapter",
+                "leave --merge out",
+            )
+        with whole_folder(what.out) as partial:
+            _write(recipe, run, what, (role, version), partial)
+            card = model_card(recipe, run, role, version, adapter=is_adapter(partial))
+            (partial / "README.md").write_text(card, encoding="utf-8")
+    if api is not None and push is not None:
+        _upload(api, push, what.out, private)
+
+
+def _write(recipe: Recipe, run: Run, what: Export, which: tuple[str, int], partial: Path) -> None:
+    """The weights and the tokenizer."""
+    role, version = which
+    path = recipe.policy_path(run, version, role)
+    if version and not what.merge:
+        for file in sorted({file for one in FILES for file in Path(path).glob(one)}):
+            shutil.copyfile(file, partial / file.name)
+        if is_adapter(path):
+            base = next(one.model for one in recipe.roles() if one.name == role)
+            load(base).tokenizer.save_pretrained(partial)
+        return
+    loaded = recipe.load_policy(run, version, role)
+    with writing(partial):
+        loaded.model.save_pretrained(partial)
+    loaded.tokenizer.save_pretrained(partial)
+
+
+def _role(recipe: Recipe, wanted: str | None) -> str:
+    names = [role.name for role in recipe.roles()]
+    if wanted is not None and wanted not in names:
+        raise UserError(
+            f"{recipe.name} has no role {wanted!r}",
+            f"{did_you_mean(wanted, names)}use one of: {', '.join(names)}",
+        )
+    return wanted or names[0]
+
+
+def _version(recipe: Recipe, run: Run, role: str, wanted: int | None) -> int:
+    have = recipe.versions(run, role)
+    if wanted is not None and wanted not in have:
+        raise UserError(
+            f"{run.folder} has no version {wanted} of {role!r} (it has {', '.join(map(str, have))}; 0 "
+            "is what it began as)",
+            "give one of these with --iteration, or run it further",
+        )
+    if wanted is None and have[-1] == 0:
+        raise UserError(
+            f"{run.folder} has not trained {role!r} yet",
+            "run it further, or give --iteration 0 for the model that it began as",
+        )
+    return have[-1] if wanted is None else wanted
+
+
+def _hub(name: str) -> HfApi:
+    """The hub, ready to take a repository of that name from us."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UserError(
+            f"--push {name}: {str(error).splitlines()[0]}", "such as OWNER/NAME"
+        ) from error
+    if "/" not in name:
+        raise UserError(f"--push {name} does not say whose it is", f"such as --push OWNER/{name}")
+    if get_token() is None:
+        raise UserError("--push needs a token of the Hugging Face hub, and there is none", TOKEN)
+    if not hub_answers():
+        raise UserError(
+            "--push: the Hugging Face hub can't be reached",
+            "leave --push out, and upload the folder later: hf upload NAME FOLDER",
+        )
+    api = HfApi()
+    try:
+        api.whoami()
+    except HfHubHTTPError as error:
+        raise UserError("--push: the hub does not accept the token", TOKEN) from error
+    return api
+
+
+def _upload(api: HfApi, name: str, folder: Path, private: bool) -> None:
+    try:
+        api.create_repo(name, private=private or None, exist_ok=True)
+        done = api.upload_folder(repo_id=name, folder_path=folder, commit_message="coterie export")
+    except HfHubHTTPError as error:
+        raise UserError(
+            f"the hub refused {name}: {str(error).splitlines()[0]}",
+            f"{folder} is written; check the name and the token, then: hf upload {name} {folder}",
+        ) from error
+    notes().print(f"uploaded to {done.repo_url}")

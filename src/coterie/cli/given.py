@@ -1,0 +1,79 @@
+"""The settings of a run as a person gives them: a recipe, a file, words; and those of the run folder."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.config.file import SettingsFile, names_in, nested, read_settings, recipe_in
+from coterie.config.plugins import settled
+from coterie.config.resolve import keys, overlaid
+from coterie.environments.registry import Choice, is_name_word
+from coterie.errors import UserError
+from coterie.recipes.registry import played_settings, settings
+from coterie.recipes.settings import RecipeSettings
+from coterie.terminal.words import once
+
+PLAYED = ("dataset", "environment")
+"""Groups whose names decide which keys there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A recipe and what is set of it on the command line."""
+
+    recipe: str
+    words: Sequence[str] = ()
+    file: SettingsFile | None = None
+    named: Sequence[str] = ()
+    """What the file says is played, as words."""
+
+    def over(self, stored: Mapping[str, Any] | None = None) -> RecipeSettings:
+        """The settings: those stored in a run folder, over them the file's, over them the words."""
+        if self.file is None:
+            return settings(self.recipe, self.words, stored)
+        in_file = Choice.among(self.named)
+        asked = Choice.among(self.words).over(in_file)
+        before = Choice.of(stored or {})
+        choice = asked.over(before)
+        kept = stored or {} if choice == before else {}  # or else of something else
+        values, words = self._of_file(same=choice == (in_file if in_file != Choice() else before))
+        names = choice.names() if choice != Choice() else {}
+        with self.file.placed(self.words):
+            return settings(self.recipe, words, overlaid(kept, overlaid(nested(values), names)))
+
+    def _of_file(self, *, same: bool) -> tuple[dict[str, Any], list[str]]:
+        """The values of the file, and those that are read as words before the words that were typed.
+
+        Keys of what is played are left out if it is not the ``same`` as in the file.
+        """
+        assert self.file is not None, "there is a file"
+        known = {key.path for key in keys(played_settings(self.recipe, self.named))}
+        values = {
+            name: value
+            for name, value in self.file.values.items()
+            if name.partition(".")[0] not in PLAYED
+            or (same and name in known and not name.endswith(".name"))
+        }
+        spoken = {name: values.pop(name) for name in list(values)
+                  if name == "model" or name not in known}  # fmt: skip
+        said = {word.partition("=")[0] for word in self.words}
+        words = [f"{name}={value}" for name, value in spoken.items() if name not in said]
+        return values, words + [word for word in self.words if not is_name_word(word)]
+
+
+def given(recipe: str | None, words: Sequence[str], file: Path | None) -> Given:
+    """What a person gives. A first word with ``=`` is a setting: the recipe is then the file's."""
+    if recipe is not None and "=" in recipe:
+        words = once([recipe, *words]) or []
+        recipe = None
+    if recipe is None and file is not None:
+        recipe = recipe_in(file)
+    if recipe is None:
+        where = f" (or a line such as `recipe: optima/isft` in {file})" if file else ""
+        raise UserError(f"no recipe is given{where}", "such as: coterie run optima/isft")
+    recipe = settled(recipe)
+    if file is None:
+        return Given(recipe, words)
+    named = names_in(file, PLAYED)
+    return Given(recipe, words, read_settings(file, played_settings(recipe, named)), named)

@@ -1,0 +1,65 @@
+"""``coterie run``: a whole recipe, its plan, or the rest of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.config.plugins import label
+from coterie.terminal.console import notes
+from coterie.terminal.words import Words
+
+
+def run(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE]",
+            help="Such as optima/isft, or path/file.py:NAME; default: the file's.",
+        ),
+    ] = None,
+    words: Words = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A YAML file of settings; what is given as KEY=VALUE wins over it."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Run folder; default: runs/RECIPE. Resumed if it exists.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option(help="Print the plan with its time and memory, and stop.")
+    ] = False,
+    fork: Annotated[
+        Path | None,
+        typer.Option(help="Make this new run, keeping the steps that the settings leave valid."),
+    ] = None,
+) -> None:
+    """Run a whole recipe, or the rest of it.
+
+    A file of settings has lines such as `recipe: optima/isft`, `seed: 3`, and groups such as `rollout:`
+    with `samples: 4` below; the config.yaml of a run folder is one.
+
+    --dry-run tries a small piece of the run, mostly for less than a minute, and leaves nothing behind.
+
+    Examples:
+
+        coterie run optima/isft
+
+        coterie run --config mine.yaml seed=4
+
+        coterie run optima/isft rollout.samples=4 --folder runs/four --dry-run
+
+        coterie run optima/isft reward.lambda_token=0.3 --folder runs/four --fork runs/brief
+    """
+    from coterie.cli.given import given
+    from coterie.cli.running import planned, run_recipe
+    from coterie.terminal.console import results
+
+    found = given(recipe, words or [], config)
+    folder = folder or Path("runs") / label(found.recipe).replace("/", "-")
+    if dry_run:
+        from coterie.cli.dry_run import dry_run as show
+
+        show(planned(found, folder, forked=fork is not None), results(), notes())
+    else:
+        run_recipe(found, folder, notes(), fork_to=fork)

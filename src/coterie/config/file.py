@@ -1,0 +1,182 @@
+"""Settings from a YAML file that a person wrote, or that a run left: `coterie run --config FILE`.
+
+    recipe: NAME
+    seed: 3
+    rollout:
+      samples: 4
+    reward.lambda_token: 0.3        # a key may also be written in full
+
+What is wrong is named with its line.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from coterie.config.explain import nearest_key
+from coterie.config.resolve import RECIPE_KEYS, keys
+from coterie.config.settings import Settings
+from coterie.errors import UserError
+
+RECIPE = "recipe"
+OF_RUNS = ("made",)
+"""What the config of a run folder says besides its settings."""
+_KEY = re.compile(r"\s*([\w.]+)")
+
+
+@dataclass(slots=True)
+class SettingsFile:
+    """A file of settings, read as those of one type."""
+
+    path: Path
+    values: dict[str, Any] = field(default_factory=dict)
+    """By dotted key; also a group that was given a value, which stands for its main key."""
+    lines: dict[str, int] = field(default_factory=dict)
+    """The line of each key, from 1."""
+
+    @contextmanager
+    def placed(self, words: Iterable[str] = ()) -> Iterator[None]:
+        """In the block, errors about keys of the file that no word replaces also say where they are."""
+        replaced = {word.partition("=")[0] for word in words}
+        try:
+            yield
+        except UserError as error:
+            what = "\n".join(self._with_line(line, replaced) for line in error.what.split("\n"))
+            raise UserError(what, error.todo) from error
+
+    def _with_line(self, said: str, replaced: set[str]) -> str:
+        found = _KEY.match(said)
+        key = found[1].rstrip(".") if found else ""
+        if key not in self.lines or key in replaced:
+            return said
+        return f"{said} ({self.path}, line {self.lines[key]})"
+
+
+def recipe_in(path: Path) -> str | None:
+    """The recipe that a file names, if it names one."""
+    for name, value in _items(path, _document(path), ""):
+        if name.value == RECIPE and isinstance(value, yaml.ScalarNode):
+            return str(value.value)
+    return None
+
+
+def names_in(path: Path, groups: Iterable[str]) -> list[str]:
+    """The names that a file gives to groups, such as ``dataset``, as words: ``dataset=NAME``."""
+    found = []
+    for name, value in _items(path, _document(path), ""):
+        group, _, key = str(name.value).partition(".")
+        if group not in groups or key not in ("", "name"):
+            continue
+        if isinstance(value, yaml.MappingNode):
+            inner = {key.value: one for key, one in _items(path, value, f"{group}.")}
+            value = inner.get("name", value)
+        if isinstance(value, yaml.ScalarNode):
+            found.append(f"{group}={value.value}")
+    return found
+
+
+def read_settings(path: Path, settings: type[Settings]) -> SettingsFile:
+    """The settings of a file. Raises :class:`UserError`, with the line, for what is not YAML, a key that is
+    there twice, or one that the settings do not have."""
+    known, found = {key.path for key in keys(settings)}, SettingsFile(path)
+
+    def read(node: yaml.MappingNode, prefix: str) -> None:
+        for name, value in _items(path, node, prefix):
+            key, line = f"{prefix}{name.value}", name.start_mark.line + 1
+            if key in (RECIPE, *OF_RUNS):
+                continue
+            if key in found.lines:
+                _refuse(path, _twice(key, found.lines[key], line))
+            group = key not in known
+            if group and not any(one.startswith(f"{key}.") for one in known):
+                raise _unknown(path, line, key, known)
+            if group and isinstance(value, yaml.MappingNode):
+                read(value, f"{key}.")
+            elif not (group and value.value == ""):  # of an empty group nothing is set
+                found.lines[key] = line
+                found.values[key] = _built(path, value)
+
+    read(_document(path), "")
+    return found
+
+
+def _unknown(path: Path, line: int, key: str, known: Iterable[str]) -> UserError:
+    near = nearest_key(key, dict.fromkeys(known))
+    todo = f"did you mean {near!r}?" if near else RECIPE_KEYS
+    return UserError(f"{path}, line {line}: unknown key {key!r}", todo)
+
+
+def _twice(key: str, before: int, line: int) -> str:
+    return f"the key {key!r} is in line {before} and again in line {line}"
+
+
+def _document(path: Path) -> yaml.MappingNode:
+    """The file's mapping, unread."""
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise UserError(
+            f"can't read {path}: {error.strerror}", "give --config a YAML file of settings"
+        ) from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        _refuse(path, _reason(error))
+    if node is None:
+        return yaml.MappingNode("tag:yaml.org,2002:map", [])
+    if not isinstance(node, yaml.MappingNode):
+        raise UserError(f"{path} holds no settings", "it needs lines such as `iterations: 2`")
+    return node
+
+
+def _items(
+    path: Path, node: yaml.MappingNode, prefix: str
+) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+    """The keys of a mapping with their values; each key is a word, and there once."""
+    seen: dict[str, int] = {}
+    for name, value in node.value:
+        line = name.start_mark.line + 1
+        if not isinstance(name, yaml.ScalarNode):
+            _refuse(path, f"the key in line {line} is not a word")
+        if name.value in seen:
+            _refuse(path, _twice(f"{prefix}{name.value}", seen[name.value], line))
+        seen[name.value] = line
+        yield name, value
+
+
+def _built(path: Path, node: yaml.Node) -> Any:
+    """A node's value."""
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_object(node, deep=True)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: of a date
+        _refuse(path, f"line {node.start_mark.line + 1}: {_reason(error)}")
+    finally:
+        loader.dispose()
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, and in which line."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if problem and "'\\t'" in problem:
+        problem = "there is a tab, which YAML does not allow there; use blanks"
+    return f"line {mark.line + 1}: {problem}" if mark is not None and problem else str(error)
+
+
+def _refuse(path: Path, reason: str) -> NoReturn:
+    raise UserError(f"can't read settings from {path}: {reason}", "correct the file")
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as nested mappings."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        *groups, name = key.split(".")
+        inside = found
+        for group in groups:
+            inside = inside.setdefault(group, {})
+        inside[name] = value
+    return found

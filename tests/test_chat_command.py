@@ -1,0 +1,91 @@
+"""`coterie chat`: lines in, replies out; it ends quietly."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coterie.recipes.registry import recipe, settings
+from coterie.rollout.opening import first_prompts
+from tests.conftest import FEW, Cli, refused
+
+ROOT = Path(__file__).parents[1]
+COMMAND = [sys.executable, "-m", "coterie", "chat"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "2"}
+
+
+def chat(*words: object, lines: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *map(str, words)],
+        input=lines.encode("utf-8", "surrogateescape"),
+        env=ENVIRONMENT,
+        capture_output=True,
+        timeout=300,
+    )
+
+
+def test_each_line_gets_a_reply_that_knows_what_was_said_before() -> None:
+    words = ("tiny-exchange", "--temperature", "0", "--max-tokens", "24")
+    first = chat(*words, lines="hello\n\nhello\n")
+    assert first.returncode == 0, first.stderr
+    assert b"Traceback" not in first.stderr
+    one, two = first.stdout.decode().splitlines()
+    assert one and one != two, "the second reply has the first one before it"
+    again = chat(*words, lines="hello\n/new\nhello\n").stdout.decode().splitlines()
+    assert again == [one, one], "/new forgets what was said"
+    odd = chat(*words, lines="hel\udcfflo\n")
+    assert odd.returncode == 0 and odd.stdout.strip() and b"Traceback" not in odd.stderr
+
+
+def test_a_run_answers_as_its_agent_under_the_prompt_of_a_task(finished: Path) -> None:
+    said = chat(finished, "--task", 1, "--temperature", 0, "--max-tokens", 8, lines="go on\n")
+    assert said.returncode == 0, said.stderr
+    own = recipe(settings("optima/isft", FEW))
+    task = own.heldout_tasks()[1]
+    begins = first_prompts(own.environment, task)[own.environment.agents[0]]
+    shown = "".join(part.text for part in begins.messages[-1].parts)
+    assert shown.splitlines()[-1] in said.stderr.decode(), "the person sees what the agent is told"
+    assert said.stdout.splitlines()
+
+
+def test_a_conversation_that_outgrows_the_context_is_not_lost() -> None:
+    said = chat("tiny-exchange", "--max-tokens", 4, lines="word " * 4000 + "\nhello\n")
+    assert said.returncode == 0
+    assert b"/new begins anew" in said.stderr and b"Traceback" not in said.stderr
+    assert len(said.stdout.splitlines()) == 1, "the next line is answered"
+
+
+@pytest.mark.parametrize("end", ["ctrl-c", "ctrl-d"])
+def test_ctrl_c_and_ctrl_d_end_it_quietly(end: str) -> None:
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [*COMMAND, "tiny-exchange", "--max-tokens", "8"],
+        stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=ENVIRONMENT,
+    )  # fmt: skip
+    try:
+        seen, deadline = b"", time.monotonic() + 120
+        while b"> " not in seen and time.monotonic() < deadline:
+            seen += os.read(ours, 1024)
+        if end == "ctrl-c":
+            child.send_signal(signal.SIGINT)
+        else:
+            os.write(ours, b"\x04")
+        _, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        os.close(ours)
+        os.close(theirs)
+    assert child.returncode == 0 and b"Traceback" not in err, err
+
+
+def test_what_cannot_be_talked_with_is_refused(cli: Cli, run: Path) -> None:
+    assert "not a run folder" in refused(cli, "chat", "tiny-exchange", "--task", 0)
+    assert "--system" in refused(cli, "chat", "run", "--task", 0, "--system", "x")
+    assert "held-out tasks" in refused(cli, "chat", "run", "--task", 10**6)
+    assert "nowhere" in refused(cli, "chat", "./nowhere")
+    assert "not a run folder" in refused(cli, "chat", "tiny-exchange", "--iteration", 1)

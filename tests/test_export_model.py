@@ -1,0 +1,119 @@
+"""`coterie export model`: a folder for others, its card, and a push that is refused in time."""
+
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from coterie.cli import exporting
+from coterie.cli.given import given
+from coterie.models import hub
+from coterie.models.loading import load
+from tests.conftest import FEW, Cli, refused
+from tests.hub import point_hub_at
+
+
+def test_the_last_policy_is_written_with_its_tokenizer_and_a_card(
+    cli: Cli, run: Path, tmp_path: Path
+) -> None:
+    said = cli("export", "model", "run", "--out", "mine")
+    assert said.code == 0 and said.out.strip() == "mine", said.err
+    theirs = AutoModelForCausalLM.from_pretrained("mine").state_dict()
+    ours = load(run / "training/policy/iteration-00/final").model.state_dict()
+    base = load("tiny-exchange").model.state_dict()
+    assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+    assert not all(torch.equal(theirs[name], base[name]) for name in base)
+    assert AutoTokenizer.from_pretrained("mine").chat_template
+    card = (tmp_path / "mine/README.md").read_text()
+    assert "# optima/isft on exchange" in card and "| 1 |" in card and "| 0 |" in card
+    assert yaml.safe_load(card.split("---")[1])["library_name"] == "transformers"
+    (tmp_path / "again.yaml").write_text(card.split("```yaml\n")[1].split("```")[0])
+    stored = given(None, [], run / "config.yaml").over()
+    assert given(None, [], tmp_path / "again.yaml").over() == stored, "the card has all settings"
+    assert "mine exists" in refused(cli, "export", "model", "run", "--out", "mine")
+    assert cli("evaluate", "exchange", "policy=mine", "tasks=2").code == 0
+
+
+def test_versions_and_roles(cli: Cli, run: Path) -> None:
+    assert cli("export", "model", "run", "--out", "base", "--iteration", 0).code == 0
+    theirs, ours = load("base").model.state_dict(), load("tiny-exchange").model.state_dict()
+    assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+    assert "has no version 7" in refused(
+        cli, "export", "model", "run", "--out", "x", "--iteration", 7
+    )
+    said = refused(cli, "export", "model", "run", "--out", "x", "--role", "polcy")
+    assert "did you mean 'policy'" in said
+    assert "no adapter" in refused(cli, "export", "model", "run", "--out", "x", "--merge")
+    assert not Path("x").exists()
+
+
+def test_an_adapter_is_written_as_it_is_or_merged(cli: Cli) -> None:
+    lora = ("train.method=lora", "train.lora_r=4", "train.learning_rate=1e-2")
+    assert cli("run", "optima/isft", *FEW, *lora, "--folder", "run").code == 0
+    assert cli("export", "model", "run", "--out", "adapter").code == 0
+    assert Path("adapter/adapter_config.json").is_file()
+    assert Path("adapter/tokenizer.json").is_file()
+    assert "A LoRA adapter of" in Path("adapter/README.md").read_text()
+    assert cli("export", "model", "run", "--out", "merged", "--merge").code == 0
+    merged, base = load("merged").model.state_dict(), load("tiny-exchange").model.state_dict()
+    assert merged.keys() == base.keys()
+    assert not all(torch.equal(merged[name], base[name]) for name in base)
+
+
+@pytest.fixture
+def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may be read of the run."""
+
+    def read(*words: object, **more: object) -> None:
+        raise AssertionError("the run was opened")
+
+    monkeypatch.setattr(exporting, "recorded_run", read)
+
+
+@pytest.mark.usefixtures("no_loading")
+def test_a_push_that_can_not_work_is_refused_before_anything_else(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push = ("export", "model", "run", "--out", "mine", "--push")
+    monkeypatch.setattr(exporting, "get_token", lambda: None)
+    said = refused(cli, *push, "me/mine")
+    assert "needs a token" in said and "HF_TOKEN" in said
+    assert "OWNER/mine" in refused(cli, *push, "mine")
+    assert "OWNER/NAME" in refused(cli, *push, "me/my model")
+    monkeypatch.setattr(exporting, "get_token", lambda: "hf_x")
+    monkeypatch.setattr(exporting, "hub_answers", lambda: False)
+    assert "can't be reached" in refused(cli, *push, "me/mine")
+    assert not Path("mine").exists()
+
+
+@pytest.mark.usefixtures("no_loading")
+def test_a_token_that_the_hub_does_not_know_is_refused(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of our own stands in for the hub."""
+
+    class Refuses(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(401)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    point_hub_at(server, monkeypatch)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    hub.hub_answers.cache_clear()
+    try:
+        said = refused(cli, "export", "model", "run", "--out", "mine", "--push", "me/mine")
+    finally:
+        hub.hub_answers.cache_clear()
+        server.shutdown()
+    assert "does not accept the token" in said

@@ -1,0 +1,99 @@
+"""What progress says of the time that is left: nothing before it can be told, then of the whole run."""
+
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from coterie.progress import Silent, StagePlace
+from coterie.recipes.registry import recipe, settings
+from coterie.runs.folder import Step, open_run
+from coterie.runs.loop import run_steps
+from coterie.terminal.progress import ConsoleProgress, Pace, duration
+from tests.conftest import FEW, Cli
+
+
+def test_no_time_left_is_told_after_the_first_of_many() -> None:
+    pace = Pace(4000, began=0.0)
+    pace.add(1, now=14.0)
+    assert pace.left(14.0) is None, (
+        "4,000 dialogues in flight: that one came after 14 s says nothing"
+    )
+
+
+def test_the_time_left_is_near_for_work_that_starts_at_once_and_ends_late() -> None:
+    pace, told = Pace(4000, began=0.0), list[tuple[float, float]]()
+    for second in range(14, 70):
+        pace.add(4000 // 56, now=float(second))
+        if (left := pace.left(second)) is not None:
+            told.append((left, 70 - second))
+    assert len(told) > 40
+    assert all(0.7 * real - 2 < left < 1.5 * real + 2 for left, real in told), told
+
+
+def test_steps_of_an_earlier_session_do_not_make_the_rest_look_quick() -> None:
+    pace = Pace(100, began=0.0)
+    pace.add(50, now=0.0)
+    assert pace.left(1.0) is None
+    for step in range(1, 6):
+        pace.add(1, now=2.0 * step)
+    assert pace.left(10.0) == pytest.approx(90.0)
+
+
+def test_durations_are_read_at_a_glance() -> None:
+    assert [duration(s) for s in (0.4, 59, 600, 12000)] == ["0 s", "59 s", "10 min", "3 h 20 min"]
+
+
+def test_the_time_of_the_run_is_told_once_all_kinds_of_stages_are_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def lines(place: StagePlace) -> str:
+        progress = ConsoleProgress(Console(width=200, soft_wrap=True))
+        progress.stage(place)
+        progress.start(2, f"rollout {place.iteration}")
+        progress.advance(2)
+        return capsys.readouterr().out
+
+    first = lines(StagePlace(0, 1, 4))
+    assert (
+        "iteration 0 (1 of 4): rollout  2/2" in first
+        or "iteration 0 (1 of 4): rollout 2/2" in first
+    )
+    assert "run:" not in first
+    assert "run: 80 s left" in lines(StagePlace(1, 2, 4, seconds=9.0, later=80.0, again=2))
+    assert lines(StagePlace(4, None, 4, 1.0, 0.0)).startswith("last policy: rollout")
+
+
+def test_a_run_says_which_iteration_of_how_many_it_is_in(cli: Cli) -> None:
+    words = [word for word in FEW if "iterations" not in word]
+    said = cli("run", "optima/isft", *words, "iterations=2", "--folder", "run")
+    assert said.code == 0, said.err
+    stages = re.findall(r"^(.*?): (\w+)", said.err, re.MULTILINE)
+    assert ("iteration 0 (1 of 2)", "rollout") in stages
+    assert ("iteration 1 (2 of 2)", "training") in stages
+    assert ("last policy", "evaluate") in stages
+    begins = said.err.index("iteration 0 (1 of 2): training")
+    assert "run:" not in said.err[:begins], "how long a training takes was not known before"
+    assert "run:" in said.err[begins:]
+
+
+def test_places_are_told_from_finished_stages_of_the_same_kind(tmp_path: Path) -> None:
+    own = recipe(settings("optima/isft", [w for w in FEW if "iter" not in w] + ["iterations=2"]))
+    places: list[StagePlace] = []
+
+    class Watch(Silent):
+        def stage(self, place: StagePlace) -> None:
+            places.append(place)
+
+    with open_run(tmp_path / "run", own.name, own.settings) as run:
+        run_steps(own, run, Watch())
+        trained = run.metrics(Step(0, "train"))["seconds"]
+    by_stage = dict(
+        zip([step.stage + str(step.iteration) for step in own.steps()], places, strict=True)
+    )
+    assert by_stage["rollout0"].later is None, "nothing is known of trainings"
+    assert by_stage["train0"].seconds is None and by_stage["train0"].again == 1
+    assert by_stage["train0"].later is not None, "trainings are like this one, the others known"
+    assert by_stage["train1"].seconds == trained and by_stage["train1"].again == 0
+    assert by_stage["evaluate2"].number is None and by_stage["evaluate2"].later == 0
