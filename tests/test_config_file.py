@@ -36,6 +36,12 @@ def test_a_file_lies_over_the_preset_and_words_over_the_file(file: Path) -> None
     assert own.model == "tiny-exchange", "what neither says is the preset's"
 
 
+def test_a_file_lies_over_what_the_run_folder_has(file: Path) -> None:
+    own = given(None, [], file).over({"dataset": "exchange", "seed": 1, "evaluate": {"tasks": 9}})
+    assert (own.seed, own.evaluate.tasks) == (3, 6)
+    assert given("optima/isft", [], None).over({"seed": 1}).seed == 1
+
+
 def test_the_first_word_may_be_a_setting(file: Path) -> None:
     assert given("seed=4", ["iterations=2"], file).over().seed == 4
     assert (
@@ -87,7 +93,7 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(
 ) -> None:
     file.write_text(text)
     recipe = () if "recipe" in text else ("optima/isft",)
-    found = refused(cli, "run", *recipe, "--config", "mine.yaml", "--dry-run")
+    found = refused(cli, "config", *recipe, "--config", "mine.yaml")
     for part in said:
         assert part in found, found
 

@@ -17,6 +17,8 @@ from tests.conftest import FEW, Cli
 def test_no_time_left_is_told_after_the_first_of_many() -> None:
     pace = Pace(4000, began=0.0)
     pace.add(1, now=14.0)
+    pace.add(1, now=15.0)
+    assert pace.left(15.0) is None, "two of 4,000 say nothing"
     assert pace.left(14.0) is None, (
         "4,000 dialogues in flight: that one came after 14 s says nothing"
     )

@@ -1,0 +1,50 @@
+"""Faults of the command line: times that are told too early, settings that win or are lost, exports."""
+
+from tests.mutation.mutant import Mutant
+
+PROGRESS = "tests/test_progress.py::"
+FILE = "tests/test_config_file.py::"
+
+MUTANTS = (
+    Mutant(
+        "progress-too-early",
+        "terminal/progress.py",
+        "if self.done < EVIDENCE * self.total or now",
+        "if now",
+        "the first of many dialogues tells a time that is far too long",
+        (f"{PROGRESS}test_no_time_left_is_told_after_the_first_of_many",
+         f"{PROGRESS}test_the_time_left_is_near_for_work_that_starts_at_once_and_ends_late"),
+    ),
+    Mutant(
+        "progress-forgets-later-stages",
+        "terminal/progress.py",
+        "+ place.later\n",
+        "\n",
+        "the time left of the run is that of one stage",
+        (f"{PROGRESS}test_the_time_of_the_run_is_told_once_all_kinds_of_stages_are_known",),
+    ),
+    Mutant(
+        "config-file-loses-to-the-run",
+        "cli/given.py",
+        "overlaid(stored, nested(values))",
+        "overlaid(nested(values), stored)",
+        "what a person changes in a file is ignored where there is a run",
+        (f"{FILE}test_a_file_lies_over_what_the_run_folder_has",),
+    ),
+    Mutant(
+        "config-file-key-twice",
+        "config/file.py",
+        "if key in found.lines:",
+        "if False:",
+        "of a key that is there twice the last one is taken",
+        (f"{FILE}test_what_is_wrong_in_a_file_is_named_with_its_line",),
+    ),
+    Mutant(
+        "dry-run-does-not-scale",
+        "recipes/trial.py",
+        "one.working * (ratio - 1)",
+        "one.working * 0",
+        "a whole run takes as long as its trial",
+        ("tests/test_dry_run.py::test_what_was_tried_is_scaled_by_the_number_of_tasks",),
+    ),
+)  # fmt: skip
