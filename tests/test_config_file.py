@@ -37,7 +37,9 @@ def test_a_file_lies_over_the_preset_and_words_over_the_file(file: Path) -> None
 
 
 def test_a_file_lies_over_what_the_run_folder_has(file: Path) -> None:
-    own = given(None, [], file).over({"dataset": "exchange", "seed": 1, "evaluate": {"tasks": 9}})
+    own = given(None, [], file).over(
+        {"environment": {"name": "exchange"}, "seed": 1, "evaluate": {"tasks": 9}}
+    )
     assert (own.seed, own.evaluate.tasks) == (3, 6)
     assert given("optima/isft", [], None).over({"seed": 1}).seed == 1
 
@@ -52,10 +54,12 @@ def test_the_first_word_may_be_a_setting(file: Path) -> None:
 def test_the_data_set_decides_over_which_preset_the_file_lies(file: Path) -> None:
     file.write_text("recipe: optima/isft\ndataset: gsm8k\nmodel: tiny-exchange\nseed: 9\n")
     preset = given("optima/isft", ["dataset=gsm8k"], None).over()
-    own = given(None, [], file).over({"dataset": "exchange", "seed": 1, "iterations": 7})
+    own = given(None, [], file).over(
+        {"environment": {"name": "exchange"}, "seed": 1, "iterations": 7}
+    )
     assert own.iterations == preset.iterations and own.seed == 9
-    other = given(None, ["dataset=exchange"], file).over()
-    assert (other.dataset, other.seed) == ("exchange", 9), "the file's other keys still hold"
+    other = given(None, ["environment=exchange"], file).over()
+    assert (other.played, other.seed) == ("exchange", 9), "the file's other keys still hold"
 
 
 def test_a_run_is_done_by_a_file_and_its_stored_settings_are_one(cli: Cli, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_the_recipe_runs_is_resumed_reported_and_evaluated(
     name = f"{EXAMPLES}/recipe.py:BestOfN"
     words = (name, "environment=exchange", *TINY, "tasks=2")
     dry = cli("run", *words, "--dry-run")
-    assert dry.code == 0 and "plan of BestOfN" in dry.err and "held-out tasks" in dry.err
+    assert dry.code == 0 and "plan of BestOfN" in dry.out and "held-out tasks" in dry.out
     page = ran(cli, *words)
     assert "BestOfN on exchange" in page and "held out, policy 1" in page
     again = cli("run", name, "--folder", "run")

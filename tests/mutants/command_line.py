@@ -26,8 +26,8 @@ MUTANTS = (
     Mutant(
         "config-file-loses-to-the-run",
         "cli/given.py",
-        "overlaid(stored, nested(values))",
-        "overlaid(nested(values), stored)",
+        "overlaid(kept, overlaid(nested(values), names))",
+        "overlaid(overlaid(nested(values), names), kept)",
         "what a person changes in a file is ignored where there is a run",
         (f"{FILE}test_a_file_lies_over_what_the_run_folder_has",),
     ),

@@ -58,10 +58,16 @@ def _figures(recipe: Recipe, run: Run) -> list[str]:
 def _changed(recipe: Recipe) -> str:
     """The recipe and the settings that are not those of its preset, as YAML."""
     s = recipe.settings
-    chosen = {**s.choice.names(), "model": s.model}
-    preset = settings(recipe.name, [f"{name}={value}" for name, value in chosen.items()])
+    chosen = {
+        "dataset.name": s.dataset.name,
+        "environment.name": s.environment.name,
+        "model": s.model,
+    }
+    words = [f"{name}={value}" for name, value in chosen.items() if value is not None]
+    preset = settings(recipe.name, words)
     usual = flatten(preset.model_dump(mode="json"))
     values = flatten(s.model_dump(mode="json"))
     changed = {path: value for path, value in values.items() if value != usual[path]}
-    written = {"recipe": recipe.name, **chosen, **changed}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    written = {"recipe": recipe.name, **given, **changed}
     return str(yaml.safe_dump(written, sort_keys=False)).rstrip()

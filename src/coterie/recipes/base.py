@@ -16,7 +16,7 @@ from coterie.environments.registry import content, make_environment
 from coterie.environments.traits import agents_of
 from coterie.models.loading import LoadedModel, identity
 from coterie.progress import Progress
-from coterie.recipes.plan import Plan, plain_plan
+from coterie.recipes.plan import Plan, RunPlan, plain_plan
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler

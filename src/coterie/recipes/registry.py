@@ -142,7 +142,7 @@ def settings(
     stored = stored or {}
     words = list(map(_of_run, words))
     choice = _choice(name, words, stored)
-    if choice != Choice.of(stored):
+    if Choice.of(stored) not in (Choice(), choice):
         stored = {}  # values for something else: not to be laid over this one's preset
     base = settings_type(name)
     own = played_type(base, choice)
