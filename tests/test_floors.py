@@ -34,6 +34,7 @@ FLOORS = [
     "runs",
     "reports",
     "recipes",
+    "api",
     "cli",
 ]
 PACKAGE = Path(coterie.__file__).parent

@@ -4,9 +4,13 @@ One loop (rollout, reward, select, train, evaluate, again) over one record of tr
 The floors, from the bottom: ``config``, ``datasets``, ``trajectories``, ``models``, ``engines``, ``environments``,
 ``rollout``, ``rewards``, ``selection``, ``training``, ``evaluation``, ``runs``, ``recipes``,
 ``reports``, ``cli``. See ``docs/architecture.md``.
+
+What a loop of one's own needs can be imported from here (``docs/howto/python.md``); it is loaded when it is first used.
 """
 
 import os
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 # Threads that spin long while they wait starve each other where cores are shared (sampling was measured
 # 4 to 10 times slower beside another process), and threads that sleep at once lose a third of the speed
@@ -15,3 +19,61 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from coterie.api import Played, by_task, environment, play
+    from coterie.engines.inprocess import InProcessEngine
+    from coterie.environments.protocol import Environment, Grade, Transition
+    from coterie.environments.pure import Pure
+    from coterie.errors import UserError
+    from coterie.evaluation.statistics import bootstrap_interval
+    from coterie.models.loading import LoadedModel, load
+    from coterie.training.dpo import DPO
+    from coterie.training.loop import train
+    from coterie.training.policy_gradient import PolicyGradient
+    from coterie.training.reference import with_reference
+    from coterie.training.settings import TrainingSettings
+    from coterie.training.sft import SFT
+    from coterie.training.trainer import Trainer
+    from coterie.trajectories.pair import Pair
+    from coterie.trajectories.row import Row
+    from coterie.trajectories.task import Task
+
+_MODULES = {
+    "api": ("Played", "by_task", "environment", "play"),
+    "engines.inprocess": ("InProcessEngine",),
+    "environments.protocol": ("Environment", "Grade", "Transition"),
+    "environments.pure": ("Pure",),
+    "errors": ("UserError",),
+    "evaluation.statistics": ("bootstrap_interval",),
+    "models.loading": ("LoadedModel", "load"),
+    "training.dpo": ("DPO",),
+    "training.loop": ("train",),
+    "training.policy_gradient": ("PolicyGradient",),
+    "training.reference": ("with_reference",),
+    "training.settings": ("TrainingSettings",),
+    "training.sft": ("SFT",),
+    "training.trainer": ("Trainer",),
+    "trajectories.pair": ("Pair",),
+    "trajectories.row": ("Row",),
+    "trajectories.task": ("Task",),
+}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = [
+    "DPO", "Environment", "Grade", "InProcessEngine", "LoadedModel", "Pair", "Played", "PolicyGradient", "Pure", "Row",
+    "SFT", "Task", "Trainer", "TrainingSettings", "Transition", "UserError", "bootstrap_interval", "by_task",
+    "environment", "load", "play", "train", "with_reference",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """A name of :data:`__all__`, imported now."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -104,7 +104,7 @@ class BenchmarkSettings(PlayedSettings):
         return by_method(make_environment(self), self.method)
 
 
-B = TypeVar("B", bound=BenchmarkSettings)
+B = TypeVar("B", bound=PlayedSettings)
 
 
 def benchmark_settings(

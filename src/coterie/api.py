@@ -1,0 +1,163 @@
+"""What a loop of one's own needs besides a model and a trainer: environments by name, and playing them.
+
+    played = play(environment("exchange"), engine, tasks, samples=8)
+    best = [max(group, key=reward) for group in by_task(played)]
+
+Plain functions, which also work where an event loop is running already, as in a notebook.
+"""
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Sampling
+from coterie.environments.protocol import Environment
+from coterie.environments.registry import PlayedSettings, make_environment
+from coterie.environments.traits import agents_of
+from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.samplers import TokenSampler
+from coterie.runs.benchmark import benchmark_settings
+from coterie.runs.casting import open_cast
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.trajectories.row import Row, rows
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.turn import Turn
+from coterie.trajectories.view import view
+
+Result = TypeVar("Result")
+Engines = InProcessEngine | Mapping[str, InProcessEngine]
+"""The engine of all agents, or one for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One sample of one task: what was said, and what it is worth."""
+
+    task: Task
+    sample: int
+    tree: Tree | None
+    """Of its one path; ``None`` if it failed."""
+    failure: str | None
+    tokens: int
+    """Of all agents' turns."""
+    metrics: Mapping[str, float | int | str]
+    """What the environment found in grading it."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended; ``None`` if it failed."""
+        return next(iter(self.tree.outcomes.values())) if self.tree else None
+
+    @property
+    def score(self) -> float:
+        """What the environment gives for it; 0 if it failed or could not be graded."""
+        found = self.outcome.score if self.outcome else None
+        return 0.0 if found is None else found
+
+    @property
+    def path(self) -> Sequence[Turn]:
+        """Its turns in order; none if it failed."""
+        return self.tree.path(self.outcome.leaf) if self.tree and self.outcome else ()
+
+    def rows(self, agent: str | None = None, weight: float = 1.0) -> list[Row]:
+        """Training rows: what an agent saw, with its own turns as targets. Of all agents if none is named."""
+        if self.tree is None or self.outcome is None:
+            return []
+        speakers = {turn.speaker.name for turn in self.path if turn.sample is not None}
+        agents = [agent] if agent is not None else sorted(speakers)
+        views = [view(self.tree, self.outcome.leaf, name) for name in agents]
+        return [row for one in views for row in rows(one, weight) if row.targets]
+
+    def __str__(self) -> str:
+        said = [f"{turn.speaker.name}: {turn.text}" for turn in self.path]
+        return "\n".join([*said, self.failure or f"score {self.score:g}"])
+
+
+def environment(name: str, **keys: object) -> Environment:
+    """An environment, or that in which a data set is played; ``keys`` are settings (``source="sample"``, ``turns=5``).
+
+    A name is one that ships, an entry point, ``package.module:Class`` or ``path/file.py:Class``. Raises ``UserError``
+    for one that nothing has, and for settings that can't be used.
+    """
+    of_rows = ("source", "heldout", "question_key", "answer_key")
+    words = [
+        f"{'dataset' if key in of_rows else 'environment'}.{key}={value}"
+        for key, value in keys.items()
+    ]
+    return make_environment(benchmark_settings(PlayedSettings, name, words))
+
+
+def play(
+    environment: Environment,
+    engines: Engines,
+    tasks: Sequence[Task],
+    *,
+    samples: int = 1,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    max_tokens: int = 256,
+    seed: int = 0,
+) -> list[Played]:
+    """Play each task so many times, all at once; in the order of tasks and samples.
+
+    The same seed gives the same samples as long as the weights are the same. A sample that fails says why
+    (``Played.failure``) and scores 0.
+    """
+    sampling = Sampling(temperature, top_p, max_tokens, ())
+    episodes = [Episode(task, n, 0, "play") for task in tasks for n in range(samples)]
+    found = run_now(_play(environment, engines, episodes, sampling, seed))
+    return [found[episode.key] for episode in episodes]
+
+
+def by_task(played: Sequence[Played]) -> list[list[Played]]:
+    """The samples of each task together, in the order in which they were played."""
+    return [list(group) for _, group in itertools.groupby(played, key=lambda one: one.task.id)]
+
+
+def run_now(work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of asynchronous work; in a thread of its own where an event loop is running already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+async def _play(
+    environment: Environment,
+    engines: Engines,
+    episodes: Sequence[Episode],
+    sampling: Sampling,
+    seed: int,
+) -> dict[Any, Played]:
+    samplers = {
+        agent: _sampler(
+            engines if isinstance(engines, InProcessEngine) else engines[agent], sampling
+        )
+        for agent in agents_of(environment)
+    }
+    found = {}
+    with tempfile.TemporaryDirectory() as logs:
+        opened = open_cast(environment, Path(logs), openers={Sandbox: Sandbox})
+        async with opened as cast, cast.driver(samplers, seed).play_all(episodes) as playing:
+            async for one in playing:
+                found[one.episode.key] = _told(one)
+    return found
+
+
+def _sampler(engine: InProcessEngine, sampling: Sampling) -> TokenSampler:
+    loaded = engine.loaded
+    return TokenSampler(engine, loaded.renderer.render, sampling, loaded.context_length)
+
+
+def _told(one: Finished) -> Played:
+    episode = one.episode
+    return Played(episode.task, episode.sample, one.tree, one.failure, one.tokens, one.metrics)
