@@ -62,6 +62,7 @@ def test_the_data_set_decides_over_which_preset_the_file_lies(file: Path) -> Non
     assert (other.played, other.seed) == ("exchange", 9), "the file's other keys still hold"
 
 
+@pytest.mark.slow
 def test_a_run_is_done_by_a_file_and_its_stored_settings_are_one(cli: Cli, tmp_path: Path) -> None:
     tree = {"recipe": "optima/isft", **dict(word.split("=") for word in FEW)}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tree))

@@ -1,6 +1,7 @@
 """Every file of ``examples`` is short and runs."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, Finished
-from tests.conftest import Cli
+from tests.conftest import Cli, once
 from tests.games import Script
 from tests.played import environment_of
 
@@ -36,7 +37,20 @@ def test_examples_fit_on_one_screen() -> None:
     assert len(files) >= 2
     for file in files:
         assert len(file.read_text().splitlines()) <= 40, file
-        assert file.name in (ROOT / "docs/howto/bring-your-own.md").read_text(), file
+        assert any(file.name in page.read_text() for page in ROOT.glob("docs/howto/*.md")), file
+
+
+def test_the_tutorial_shows_the_environment_and_trains_on_it(cli: Cli, tmp_path: Path) -> None:
+    """Its command, on fewer tasks."""
+    page, letters = (ROOT / "docs/howto/first-hour.md").read_text(), EXAMPLES / "letters.py"
+    assert letters.read_text() in page
+    (tmp_path / "letters.py").write_text(letters.read_text())
+    (command,) = re.findall(
+        r"^ {4}coterie (run optima/isft environment=.*?) --folder", page, re.M | re.S
+    )
+    fewer = ("iterations=1", "rollout.tasks=24", "evaluate.tasks=4", "engine.device=cpu")
+    words = once(*command.replace("\\\n", " ").split()[2:], *fewer)
+    assert "on Letters" in ran(cli, "optima/isft", *words)
 
 
 def test_the_environment_is_played_and_trained_on(cli: Cli) -> None:

@@ -44,6 +44,7 @@ def wait_for_dialogues(folder: Path, process: subprocess.Popen[str]) -> None:
     raise AssertionError("no dialogue within a minute")
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_that_the_run_resumes_and_it_does(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = subprocess.Popen(
@@ -66,6 +67,7 @@ def test_ctrl_c_says_that_the_run_resumes_and_it_does(tmp_path: Path) -> None:
         assert store.finished_keys(0, "rollout") > kept
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_while_training_is_named_and_the_run_resumes(tmp_path: Path) -> None:
     inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     mount = f"mount -t tmpfs -o size=300m none {tmp_path}"

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 MODULE = """
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +37,7 @@ def run(folder: Path, name: str, factor: int, age: int) -> str:
     return done.stdout.strip() or done.stderr
 
 
+@pytest.mark.slow
 def test_a_renamed_class_is_compiled_anew_and_what_is_current_is_kept(tmp_path: Path) -> None:
     before = {"name": "Weights", "factor": 2, "age": 100}
     assert run(tmp_path, **before) == "6.0 0"

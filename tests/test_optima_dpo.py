@@ -138,6 +138,7 @@ def test_dpo_starts_from_the_last_policy_which_is_its_reference(run: Run, both: 
         assert abs(mean_nll(one, own, before) - mean_nll(one, own, base)) > 1e-2, "told apart"
 
 
+@pytest.mark.slow
 def test_an_adapter_that_sft_trained_goes_on_under_dpo_and_is_its_reference(tmp_path: Path) -> None:
     lora = ("train.method=lora", "dpo.train.method=lora", "train.learning_rate=0.01")
     own = opened((*WORDS, *lora))
@@ -392,6 +393,7 @@ def test_isft_has_no_keys_of_dpo() -> None:
     assert isinstance(settings("optima/idpo"), OptimaDPOSettings)
 
 
+@pytest.mark.slow
 def test_reproduce_has_every_method_and_claim(cli: Cli) -> None:
     words = once(*WORDS, "evaluate.tasks=2", "rollout.max_tokens=16")
     said = cli("reproduce", "optima", "--seeds", 1, *words)

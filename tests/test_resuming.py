@@ -228,6 +228,7 @@ def test_a_folder_whose_splits_share_a_question_is_refused(cli: Cli, tmp_path: P
     assert refused.code == 2 and "both training and held-out" in refused.err
 
 
+@pytest.mark.slow
 def test_a_quickstart_erases_only_its_own_finished_run(cli: Cli) -> None:
     words = [word for word in SMALL if not word.startswith("iterations")]
     assert cli("quickstart", "--folder", "q", "iterations=1", *words).code == 0

@@ -53,6 +53,7 @@ def test_the_command_serves_until_ctrl_c() -> None:
     assert "Traceback" not in err and "warning" not in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_requests_in_flight_without_a_traceback() -> None:
     with started(NAME, "--port", "0") as (child, url):
 

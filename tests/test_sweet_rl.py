@@ -144,11 +144,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(run: Run, tmp_path: Path) -> 
     class EndsAt(Silent):
         """Breaks off in the middle of a stage."""
 
-        def __init__(self, stage: str) -> None:
-            self.stage, self.on = stage, False
+        def __init__(self, end: str) -> None:
+            self.end, self.on = end, False
 
         def start(self, total: int, what: str) -> None:
-            self.on = what.startswith(self.stage)
+            self.on = what.startswith(self.end)
 
         def advance(self, count: int, **_: float) -> None:
             if self.on and count:

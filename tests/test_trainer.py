@@ -76,6 +76,7 @@ def test_fifty_steps_on_rows_that_arrive_are_bitwise_one_training(tmp_path, meth
     assert metrics_of(tmp_path / "steps") == metrics_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_killed_at_twenty_random_moments_it_ends_with_the_same_weights(tmp_path):
     settings = LONG.model_copy(update={"save_every_steps": 1})
     whole = take_steps(tmp_path / "whole", settings)

@@ -75,6 +75,7 @@ def test_a_model_says_the_same_by_transformers() -> None:
     assert base_fingerprint(loaded.model) == fingerprint
 
 
+@pytest.mark.slow
 def test_a_stage_of_a_run_plays_its_dialogues(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     without_numba(COMMANDS, "rollout", str(folder), "rollout.tasks=2", "rollout.samples=2")

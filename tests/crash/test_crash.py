@@ -56,8 +56,9 @@ def test_two_undisturbed_runs_are_equal(
 
 # The last boundary of a stage's work is the commit that marks it finished: 1 is the first write.
 @pytest.mark.parametrize(
-    "kill_at", ["evaluate:3", "rollout:1", "rollout:6", "reward:1", "reward:3", "select:1",
-                "train:1", "train:4", "train:9", "train:14"],
+    "kill_at", ["evaluate:3", "rollout:6", "reward:3", "select:1", "train:4"]
+    + [pytest.param(at, marks=pytest.mark.slow)
+       for at in ("rollout:1", "reward:1", "train:1", "train:9", "train:14")],
 )  # fmt: skip
 def test_killed_in_a_stage_it_resumes_to_the_same_end(
     zygote: Zygote, undisturbed: dict[str, object], tmp_path: Path, kill_at: str

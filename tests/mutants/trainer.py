@@ -98,8 +98,8 @@ MUTANTS = (
     Mutant(
         "trainer-objective-by-name-alone",
         "training/trainer.py",
-        'f"{self.objective.name} {numbers}"',
-        "self.objective.name",
+        '"objective\'s settings": numbers,',
+        '"objective\'s settings": "",',
         "a training is gone on with under another beta",
         (f"{TRAINER}test_another_number_of_the_objective_is_another_training",),
     ),

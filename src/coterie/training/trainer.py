@@ -189,7 +189,8 @@ class Trainer(Generic[Item]):
         own = getattr(self.objective, "settings", None)
         numbers = own.fingerprint() if isinstance(own, Settings) else ""
         identity = {
-            "objective": f"{self.objective.name} {numbers}",
+            "objective": self.objective.name,
+            "objective's settings": numbers,
             "settings": self.settings.identity(),
             "steps": str(steps),
             "starting weights": checkpoint.hash_tensors(self._starting()),
