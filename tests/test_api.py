@@ -145,3 +145,10 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
         if output.get("name") == "stdout"
     )
     assert "score" in said and "step 2: loss" in said and "2 steps" in said
+
+
+def test_an_agent_without_an_engine_is_named(world, engine) -> None:
+    with pytest.raises(
+        coterie.UserError, match=r"no engine for Bob \(engines are given for Alice\)"
+    ):
+        coterie.play(world, {"Alice": engine}, world.tasks("train", 1, seed=0))

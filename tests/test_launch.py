@@ -196,8 +196,26 @@ def test_a_machine_with_fewer_devices_than_ranks_is_refused(monkeypatch):
             (CONFIGS / "ddp.yaml").read_text().replace("num_machines: 1", "num_machines: 4"),
             "is for 4 machines",
         ),
+        (
+            (CONFIGS / "ddp.yaml").read_text().replace("num_processes: 8", ""),
+            "does not say how many ranks there are",
+        ),
+        (
+            (CONFIGS / "ddp.yaml").read_text().replace("num_processes: 8", "num_processes: 0"),
+            "does not say how many ranks there are",
+        ),
     ],
-    ids=["none", "broken", "list", "words", "unknown key", "deepspeed", "machines"],
+    ids=[
+        "none",
+        "broken",
+        "list",
+        "words",
+        "unknown key",
+        "deepspeed",
+        "machines",
+        "no ranks",
+        "0 ranks",
+    ],
 )
 def test_a_file_that_is_not_a_launch_configuration_is_refused(tmp_path, text, wrong):
     file = tmp_path / "launch.yaml"
@@ -208,6 +226,56 @@ def test_a_file_that_is_not_a_launch_configuration_is_refused(tmp_path, text, wr
         check_launch(settings, "cpu", "train")
     assert wrong in refusal.value.what
     assert f"train.launch={file}" in refusal.value.what
+
+
+class Scaled(SFT):
+    """Has a number outside of settings, which ranks would not be told."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+
+@pytest.mark.parametrize("objective", ["number", "local"])
+def test_an_objective_that_ranks_would_have_otherwise_is_refused(saved, tmp_path, objective):
+    class Local(SFT):
+        pass
+
+    given = Scaled(2.0) if objective == "number" else Local()
+    with pytest.raises(UserError, match=r"ranks (can't make|would not train)"):
+        train_on_ranks(saved, some_rows(), TWO, tmp_path / "two", given, Silent(), NoTracker())
+
+
+def test_no_rows_for_ranks_is_said(saved, tmp_path):
+    with pytest.raises(UserError, match="no row is left to train"):
+        train_on_ranks(saved, [], TWO, tmp_path / "two", SFT(), Silent(), NoTracker())
+
+
+class OnDevice:
+    """A model that says it is on a GPU until it is taken off."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model, self.device = model, torch.device("cuda")
+
+    def to(self, device: str) -> None:
+        self.device = torch.device(device)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+
+def test_ranks_of_a_model_on_a_gpu_train_on_gpus(saved, tmp_path, monkeypatch):
+    asked = []
+
+    def started(job, settings, ranks, device):
+        asked.append(device)
+        raise UserError("enough", "seen")
+
+    monkeypatch.setattr(launch, "_started", started)
+    monkeypatch.setattr(launch, "find_head", lambda model: None)
+    on_gpu = replace(saved, model=OnDevice(saved.model))
+    with pytest.raises(UserError, match="enough"):
+        train_on_ranks(on_gpu, some_rows(), TWO, tmp_path / "two", SFT(), Silent(), NoTracker())
+    assert asked == ["cuda"]
 
 
 def test_a_run_refuses_it_before_anything_expensive(cli, tmp_path):

@@ -295,6 +295,41 @@ def test_a_step_that_fails_leaves_nothing_behind(tmp_path):
     assert hashes[0] == hashes[1]
 
 
+def test_after_ctrl_c_in_the_middle_of_a_step_it_has_to_be_opened_again(tmp_path, monkeypatch):
+    rows = some_rows(8)
+    with Trainer(tiny_llama(), SFT(), CONSTANT, tmp_path / "two") as trainer:
+        trainer.step(rows)
+        trainer.save()
+
+        def interrupted(**_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer._record, "add", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                trainer.step(rows)
+        for method in (trainer.finish, trainer.save, lambda: trainer.step(rows)):
+            with pytest.raises(UserError, match="interrupted while a step changed the weights"):
+                method()
+    hashes = []
+    for folder in ("one", "two"):
+        with Trainer(tiny_llama(), SFT(), CONSTANT, tmp_path / folder) as trainer:
+            for _ in range(trainer.done, 2):
+                stepped(trainer, rows)
+            hashes.append(weight_hash(trainer.finish().final))
+    assert hashes[0] == hashes[1]
+
+
+def test_an_adapter_that_comes_while_another_trains_stays(tmp_path):
+    model = add_lora(tiny_llama(), r=2, alpha=4, name="first")
+    with Trainer(model, SFT(), METHODS["lora"], tmp_path, steps=1) as trainer:
+        add_lora(model, r=2, alpha=4, name="second")
+        stepped(trainer, some_rows(8))
+        trainer.finish()
+    assert list(model.peft_config) == ["first", "second"]
+    assert model.active_adapter == "first"
+
+
 def test_a_schedule_needs_to_know_how_many_steps_there_are(tmp_path):
     for settings in (SETTINGS, CONSTANT.model_copy(update={"warmup_ratio": 0.1})):
         with pytest.raises(UserError, match="goes by the number of steps, which is not known"):

@@ -20,6 +20,7 @@ from coterie.engines.protocol import Sampling
 from coterie.environments.protocol import Environment
 from coterie.environments.registry import PlayedSettings, make_environment
 from coterie.environments.traits import agents_of
+from coterie.errors import UserError
 from coterie.rollout.episodes import Episode, Finished
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.benchmark import benchmark_settings
@@ -110,6 +111,13 @@ def play(
     The same seed gives the same samples as long as the weights are the same. A sample that fails says why
     (``Played.failure``) and scores 0.
     """
+    if not isinstance(engines, InProcessEngine):
+        absent = [agent for agent in agents_of(environment) if agent not in engines]
+        if absent:
+            raise UserError(
+                f"there is no engine for {', '.join(absent)} (engines are given for {', '.join(engines) or 'nobody'})",
+                "give one engine for all agents, or a mapping with one for each",
+            )
     sampling = Sampling(temperature, top_p, max_tokens, ())
     episodes = [Episode(task, n, 0, "play") for task in tasks for n in range(samples)]
     found = run_now(_play(environment, engines, episodes, sampling, seed))

@@ -48,4 +48,10 @@ def _read(file: Path, key: str) -> dict[str, Any]:
             f"{key}={file} is for {told.num_machines} machines, and coterie starts ranks on its own alone",
             "set num_machines: 1",
         )
+    ranks = config.get("num_processes")
+    if not isinstance(ranks, int) or ranks < 1:
+        raise UserError(
+            f"{key}={file} does not say how many ranks there are (num_processes: {ranks})",
+            "set num_processes to a number of at least 1",
+        )
     return dict(config)

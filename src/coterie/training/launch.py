@@ -4,6 +4,7 @@ The ranks are ``accelerate launch`` of :mod:`coterie.training.rank`, on a leash,
 their job from the folder ``job`` in the training's own, where their log is too.
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -108,15 +109,18 @@ def train_on_ranks(
     Raises :class:`UserError` as ``train`` does, and for ranks that die or never join, with the end of their log. What
     was done until the last checkpoint is gone on with next time.
     """
+    if not items:
+        raise UserError("no row is left to train: none was given", "give rows with targets")
+    device = loaded.model.device.type
     job = folder / "job"
     shutil.rmtree(job, ignore_errors=True)
     job.mkdir(parents=True)
     config = accelerate_config(settings)
     _write(job, loaded, items, settings, objective, config)
-    if loaded.model.device.type == "cuda":
+    if device == "cuda":
         loaded.model.to("cpu")  # the ranks need the room
         torch.cuda.empty_cache()
-    with _started(job, settings, config["num_processes"], loaded.model.device.type) as ranks:
+    with _started(job, settings, config["num_processes"], device) as ranks:
         _watch(ranks, job, config["num_processes"], progress, tracker)
     facts = json.loads((folder / "final" / "training.json").read_text())
     shutil.rmtree(job)
@@ -150,9 +154,48 @@ def _write(
         objective_settings=given,
         item=_name(type(items[0])),
     )
+    _check_ranks_have(told, objective)
     (job / JOB).write_bytes(TypeAdapter(Job).dump_json(told))
     (job / ITEMS).write_bytes(to_json(items))
     (job / CONFIG).write_text(yaml.safe_dump(config))
+
+
+def named(name: str) -> Any:
+    """What ``module:Name`` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def objective_of(job: Job) -> Objective[Any]:
+    """The objective under its settings."""
+    made: Objective[Any]
+    if job.objective_settings is None:
+        made = named(job.objective)()
+    else:
+        settings = named(job.objective_settings.name).model_validate_json(
+            job.objective_settings.json
+        )
+        made = named(job.objective)(settings)
+    return made
+
+
+def _check_ranks_have(job: Job, objective: Objective[Any]) -> None:
+    """Refuse an objective or items that a rank, which imports them by name, would not have or have otherwise."""
+    try:
+        made = objective_of(job)
+        item = named(job.item)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"ranks can't make {job.objective} or {job.item} again: {error}",
+            "put the class at the top of a module that can be imported, or train on one process",
+        ) from error
+    of_main = "__main__" in (job.objective.partition(":")[0], job.item.partition(":")[0])
+    if of_main or not isinstance(item, type) or _state(made) != _state(objective):
+        raise UserError(
+            f"ranks would not train with the objective {objective.name} as it was given: they make it again "
+            "from its class and its settings",
+            "put the class in a module that can be imported, and all its numbers in `settings`",
+        )
 
 
 @contextmanager
@@ -232,6 +275,10 @@ def _advice(job: Path) -> str:
         f"run it again: it goes on from its last checkpoint. The log {job / LOG} ends:\n  "
         + "\n  ".join(lines)
     )
+
+
+def _state(objective: object) -> dict[str, Any]:
+    return getattr(objective, "__dict__", {})
 
 
 def _name(kind: type) -> str:

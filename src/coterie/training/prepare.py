@@ -92,7 +92,7 @@ def _put_back(model: Any, active: str | None, frozen: Mapping[str, bool]) -> Non
     if active is not None:
         activate(model, active)
     for name, weight in model.named_parameters():
-        weight.requires_grad_(not frozen[name])
+        weight.requires_grad_(not frozen.get(name, True))  # an adapter may have come meanwhile
 
 
 def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None) -> Any:

@@ -5,7 +5,6 @@
 It loads the model and the items of the job, trains with the other ranks, and writes down how far it is.
 """
 
-import importlib
 import json
 import os
 import sys
@@ -22,9 +21,18 @@ from coterie.models.adapters import load_adapter
 from coterie.models.heads import load_head
 from coterie.models.loading import load
 from coterie.progress import StagePlace
-from coterie.training.launch import ADAPTER, ERROR, ITEMS, JOB, JOINED, PROGRESS, Job
+from coterie.training.launch import (
+    ADAPTER,
+    ERROR,
+    ITEMS,
+    JOB,
+    JOINED,
+    PROGRESS,
+    Job,
+    named,
+    objective_of,
+)
 from coterie.training.loop import train
-from coterie.training.objective import Objective
 
 
 class ToFile:
@@ -50,25 +58,6 @@ class ToFile:
     def _write(self, line: dict[str, Any]) -> None:
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")
-
-
-def named(name: str) -> Any:
-    """What ``module:Name`` names."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
-def objective_of(job: Job) -> Objective[Any]:
-    """The objective under its settings."""
-    made: Objective[Any]
-    if job.objective_settings is None:
-        made = named(job.objective)()
-    else:
-        settings = named(job.objective_settings.name).model_validate_json(
-            job.objective_settings.json
-        )
-        made = named(job.objective)(settings)
-    return made
 
 
 def model_of(folder: Path, job: Job, device: torch.device) -> Any:

@@ -74,7 +74,7 @@ class Trainer(Generic[Item]):
         self._tracker = tracker or NoTracker()
         self.report: TrainingReport | None = None
         """What was done, once it is finished (by an earlier process too: its weights are then in the model)."""
-        self._closed = False
+        self._closed = self._torn = False
         self._surroundings = Surroundings(settings.threads, settings.seed)
         with ExitStack() as opened, self._surroundings:
             self._prepared = opened.enter_context(
@@ -130,6 +130,7 @@ class Trainer(Generic[Item]):
             set_rate(self._optimizer, rate)
             try:
                 loss, norm = self._gradient(batch, splitter, families)
+                self._torn = True
                 self._stepper.step()
             finally:
                 self._stepper.zero_grad()
@@ -138,6 +139,7 @@ class Trainer(Generic[Item]):
             metrics = self._record.add(
                 loss=loss, grad_norm=norm, learning_rate=rate, seconds=seconds
             )
+            self._torn = False
             if self.is_main:
                 self._tracker.log(metrics, self.done)
             if self._record.save_is_due:
@@ -253,6 +255,11 @@ class Trainer(Generic[Item]):
         return loss, norm
 
     def _refuse_closed(self) -> None:
+        if self._torn:
+            raise UserError(
+                f"the training in {self.folder} was interrupted while a step changed the weights",
+                "close it and open it again with the model as first loaded: it goes on from its last checkpoint",
+            )
         if self._closed or self.report is not None:
             raise UserError(
                 f"the training in {self.folder} is {'finished' if self.report else 'closed'}",
