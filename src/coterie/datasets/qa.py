@@ -76,7 +76,9 @@ class QuestionsAndAnswers:
         missing = [name for name in names.values() if not isinstance(raw, dict) or name not in raw]
         if missing:
             has = (
-                f"it has {', '.join(map(str, raw))}" if isinstance(raw, dict) else "it is not an object"
+                f"it has {', '.join(map(str, raw))}"
+                if isinstance(raw, dict)
+                else "it is not an object"
             )
             raise UserError(
                 f"{where} has no {' and no '.join(map(repr, missing))}: {has}",

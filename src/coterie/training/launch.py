@@ -91,7 +91,7 @@ def check_launch(settings: TrainingSettings, device: str, key: str = "train") ->
     if device != "cpu" and ranks > torch.cuda.device_count():
         raise UserError(
             f"{key} asks for {ranks} ranks, and this machine has {torch.cuda.device_count()} GPUs",
-            f"set {key}.processes to at most {torch.cuda.device_count()}, or engine.device=cpu",
+            f"ask for as many at most ({key}.processes), or set engine.device=cpu",
         )
 
 

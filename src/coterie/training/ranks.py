@@ -25,11 +25,13 @@ def ranks(settings: TrainingSettings, device: torch.device) -> Iterator[Accelera
     """Accelerate, set up for one training on the device that the model is on.
 
     Ranks that a launcher has started have the devices that it gave them. Trainings that are open at the same time need
-    the same precision.
+    the same kind of device and the same precision.
     """
-    if not _open:
-        AcceleratorState._reset_state()  # it outlives its training and would refuse another precision
     alone = "WORLD_SIZE" not in os.environ
+    if (
+        not _open
+    ):  # it outlives its training, and would refuse another precision and keep the device
+        AcceleratorState._reset_state(reset_partial_state=alone and not dist.is_initialized())
     if alone and device.type == "cuda":
         torch.cuda.set_device(device)
     wanted = precision(settings, device)
@@ -37,6 +39,11 @@ def ranks(settings: TrainingSettings, device: torch.device) -> Iterator[Accelera
         raise UserError(
             f"a training in {_open[0].mixed_precision!r} precision is open, and this one asks for {wanted!r}",
             "give both the same mixed_precision, or finish the one first",
+        )
+    if alone and _open and _open[0].device.type != device.type:
+        raise UserError(
+            f"a training on {_open[0].device.type} is open, and this model is on {device.type}",
+            "put both models on one device, or finish the one first",
         )
     accelerator = Accelerator(cpu=alone and device.type == "cpu", mixed_precision=wanted)
     _shard_on_cpu(accelerator)
