@@ -8,7 +8,7 @@ export GOMP_SPINCOUNT := 1000
 
 WITH_VLLM := .venv-vllm
 
-.PHONY: quickstart test test-ranks test-crash test-faults test-mutants test-mutants-sample test-vllm lint tiny tiny-check docs reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-outside test-faults test-mutants test-mutants-sample test-vllm lint tiny tiny-check docs reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
@@ -22,6 +22,10 @@ test-ranks: $(VENV)/.dev
 
 test-crash: $(VENV)/.dev
 	$(PY) -m pytest -m slow tests/crash
+
+# A plug-in package and coterie's own wheel, installed by pip into a fresh environment.
+test-outside: $(VENV)/.dev
+	$(PY) -m pytest -m slow tests/outside
 
 # Servers that die, stall and lie, and what becomes of the dialogues on them.
 test-faults: $(VENV)/.dev
