@@ -13,13 +13,15 @@ from coterie.errors import UserError
 from coterie.models.adapters import adapter_weights, base_fingerprint
 from coterie.models.loading import load
 from coterie.progress import Silent
+from coterie.recipes.plain_report import plain_report
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import Role, Roles, check_roles
 from coterie.runs.stage import Stage, check_stages
 from coterie.training.checkpoint import save_final, weight_hash
-from tests.relay import Relay, RelayRecipe, RelaySettings
+from tests.outside.package.relay import Relay, RelayRecipe, RelaySettings
 
+PLACE = "tests.outside.package.relay:Relay"
 TRAIN = {"learning_rate": 1e-3, "epochs": 1, "max_length": 512, "batch_rows": 4}
 LORA = {**TRAIN, "method": "lora", "lora_r": 4}
 WAYS: dict[str, dict[str, Any]] = {
@@ -30,9 +32,8 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def made(way: str, **more: Any) -> RelayRecipe:
-    return RelayRecipe(
-        RelaySettings.model_validate({**WAYS[way], "evaluate": {"tasks": 2}, **more})
-    )
+    own = {"environment": {"name": PLACE}, "evaluate": {"tasks": 2}}
+    return RelayRecipe(RelaySettings.model_validate({**WAYS[way], **own, **more}))
 
 
 def run_whole(recipe: RelayRecipe, folder: Path) -> Run:
@@ -87,6 +88,18 @@ def test_each_role_has_its_own_versions_and_says_its_own_turns(whole: Any) -> No
         said = {(t.speaker.name, t.sample.version) for t in turns if t.sample}
         assert said == expected
         assert all(t.sample.policy == t.speaker.name for t in turns if t.sample)
+
+
+def test_the_first_role_is_meant_where_none_is_named(whole: Any) -> None:
+    _, recipe, run = whole
+    assert recipe.versions(run) == recipe.versions(run, "grounder")
+    assert recipe.policy_path(run, 2) == recipe.policy_path(run, 2, "grounder")
+    report = plain_report(recipe, run)
+    assert len(report.examples) == 2 and [point.iteration for point in report.iterations] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_calls_of_the_role_that_has_the_tool_were_run_and_answered(whole: Any) -> None:

@@ -158,6 +158,8 @@ def _opening(source: str, manner: Manner) -> tuple[Opening, str]:
         agent = next(agent for agent, role in recipe.players().items() if role == first)
         opening = first_prompts(recipe.environment, tasks[manner.task])[agent]
     for message in opening.messages:
-        text = "".join(part.text for part in message.parts if part.visible_to(agent))
+        of_turn = opening.tree.turns[message.turn].parts if message.turn else ()
+        parts = (*message.parts, *of_turn)
+        text = "".join(part.text for part in parts if part.visible_to(agent))
         notes().print(f"[{message.role}] {text}")
     return opening, agent

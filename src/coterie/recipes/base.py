@@ -163,18 +163,24 @@ class Recipe(ABC):
             self._roles = Roles(self.roles(), self.settings.engine, run)
         return self._roles
 
-    def versions(self, run: Run, role: str = POLICY) -> list[int]:
+    @property
+    def leading(self) -> str:
+        """The role that is evaluated and served, and is meant where none is named: the first one."""
+        return self.roles()[0].name
+
+    def versions(self, run: Run, role: str | None = None) -> list[int]:
         """The versions that a role has: as it began, and what each finished training left."""
-        trained = [s.step for s in self.stages() if s.trains == role and run.is_finished(s.step)]
+        name = role or self.leading
+        trained = [s.step for s in self.stages() if s.trains == name and run.is_finished(s.step)]
         return [0, *(step.iteration + 1 for step in trained)]
 
-    def policy_path(self, run: Run, version: int, role: str = POLICY) -> Path | str:
+    def policy_path(self, run: Run, version: int, role: str | None = None) -> Path | str:
         """Where a version of a role is."""
-        return self.models(run).path(role, version)
+        return self.models(run).path(role or self.leading, version)
 
-    def load_policy(self, run: Run, version: int, role: str = POLICY) -> LoadedModel:
+    def load_policy(self, run: Run, version: int, role: str | None = None) -> LoadedModel:
         """A version of a role with its tokenizer and renderer; a LoRA adapter is merged."""
-        return self.models(run).load(role, version)
+        return self.models(run).load(role or self.leading, version)
 
     def heldout_tasks(self) -> list[Task]:
         """The same held-out tasks for every policy."""
@@ -211,12 +217,12 @@ class Recipe(ABC):
         version: int,
         temperature: float,
         top_p: float = 1.0,
-        role: str = POLICY,
+        role: str | None = None,
     ) -> TokenSampler:
         """The sampler of the agents that a version of a role plays."""
         max_tokens, timeout = self.settings.max_tokens, self.settings.engine.timeout
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
-        speaking = await self.models(run).speak(role, version)
+        speaking = await self.models(run).speak(role or self.leading, version)
         render = speaking.renderer.render
         return TokenSampler(speaking.engine, render, sampling, speaking.context_length)
 

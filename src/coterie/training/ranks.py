@@ -28,9 +28,7 @@ def ranks(settings: TrainingSettings, device: torch.device) -> Iterator[Accelera
     the same kind of device and the same precision.
     """
     alone = "WORLD_SIZE" not in os.environ
-    if (
-        not _open
-    ):  # it outlives its training, and would refuse another precision and keep the device
+    if not _open:  # what outlived another training would refuse other precisions and devices
         AcceleratorState._reset_state(reset_partial_state=alone and not dist.is_initialized())
     if alone and device.type == "cuda":
         torch.cuda.set_device(device)

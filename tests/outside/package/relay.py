@@ -1,4 +1,4 @@
-"""An environment with a live session and a tool, a reward, and a recipe of two roles, all from outside the package."""
+"""A plug-in package of one module: an environment with a live session and a tool, a reward, a recipe of two roles."""
 
 import asyncio
 import json
@@ -24,6 +24,7 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.settings import RecipeSettings
 from coterie.recipes.trainings import imitate
+from coterie.rewards.combined import Sampled
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
@@ -143,9 +144,14 @@ class Relay:
         return Grade(1 / (1 + int(state.answer or 0)), {"weighed": live.total})
 
 
-def lightness(tree: Tree, leaf: str) -> float:
-    """A reward: one function of a path."""
-    return tree.outcomes[leaf].score or 0.0
+def lightness(sample: Sampled) -> float:
+    """A reward: one function of a dialogue."""
+    return sample.outcome.score or 0.0
+
+
+def sampled(tree: Tree, leaf: str) -> Sampled:
+    """A dialogue, as a reward of its outcome gets it."""
+    return Sampled(tree.outcomes[leaf], tokens=0, loss=0.0, path=tuple(tree.path(leaf)))
 
 
 class RelaySettings(RecipeSettings):
@@ -153,7 +159,7 @@ class RelaySettings(RecipeSettings):
 
     recipe: ClassVar[str] = "relay/sft"
     model: str = key("tiny-exchange", "Both roles begin as it.")
-    environment: EnvironmentSettings = EnvironmentSettings(name="tests.relay:Relay")
+    environment: EnvironmentSettings = EnvironmentSettings(name="relay")
     shares: bool = key(False, "Whether the roles are adapters of one base in memory.")
     tasks: int = key(3, "Tasks an iteration.", ge=1)
     samples: int = key(3, "Dialogues a task.", ge=1)
@@ -208,7 +214,8 @@ class RelayRecipe(Recipe):
         async def weighed(tree: Tree) -> Done:
             await asyncio.sleep(0)
             credit = [
-                Credit(leaf, "light", lightness(tree, leaf), settings) for leaf in tree.outcomes
+                Credit(leaf, "light", lightness(sampled(tree, leaf)), settings)
+                for leaf in tree.outcomes
             ]
             return Done(ItemKey(i, "weigh", tree.task), {}, credit=tuple(credit))
 
