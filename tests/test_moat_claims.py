@@ -18,7 +18,7 @@ from coterie.recipes.moat.claims import (
     _measures,
     _recipe,
 )
-from coterie.recipes.moat.controls import ContinuedSFT, trained
+from coterie.recipes.moat.controls import ContinuedSFT, Trained, trained
 from coterie.recipes.moat.gate import SAMPLED
 from coterie.recipes.moat.recipe import Moat
 from coterie.recipes.moat.settings import MoatSettings
@@ -141,6 +141,12 @@ def test_the_control_has_as_many_rows_and_steps_as_joint_alignment(tmp_path):
     with open_run(tmp_path / "control", control.name, sft) as run:
         run_steps(control, run, Silent(), [Step(1, "align"), Step(1, "improve")])
         found = {stage: run.metrics(Step(1, stage)) for stage in ("align", "improve")}
+    other = ContinuedSFT(sft, Trained(counts.planner, (counts.grounder[0] + 1,)))
+    same = [
+        control.fingerprint(Step(i, "improve")) == other.fingerprint(Step(i, "improve"))
+        for i in (0, 1)
+    ]
+    assert same == [True, False], "what it was trained on is part of what it is"
     assert found["align"]["rows"] == 2 * joint["align"]["rows"] > 0
     assert found["improve"]["rows"] == joint["improve"]["rows"]
     assert found["align"]["steps"] == joint["align"]["steps"] > 1

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from coterie.environments.exchange.lexicon import words
@@ -22,7 +22,7 @@ from coterie.microworlds.model import (
     copy_row,
     drill_rows,
     fast_tokenizer,
-    special_pieces,
+    train_bpe,
 )
 from coterie.trajectories.row import Row
 
@@ -138,13 +138,7 @@ def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
         AddedToken(mark, normalized=False, special=False, lstrip=mark == "<A>")
         for mark in ANSWER_MARKS
     ]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[*special_pieces(), *marks],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_tokenizer_texts(seed), trainer)
+    train_bpe(tokenizer, vocabulary, _tokenizer_texts(seed), marks)
     tokenizer = _with_visible_marks(tokenizer)
     split = [word for word in words() if len(tokenizer.encode(word).ids) != 1]
     if split:

@@ -2,11 +2,11 @@
 weights."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers, trainers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -52,6 +52,19 @@ def special_pieces() -> list[AddedToken]:
     """The pieces that no text holds: padding, the end of a turn, the openers of turns."""
     pieces = (PAD, END, *OPENERS.values())
     return [AddedToken(piece, normalized=False, special=True) for piece in pieces]
+
+
+def train_bpe(
+    tokenizer: Tokenizer, vocabulary: int, texts: Iterable[str], marks: Sequence[AddedToken] = ()
+) -> None:
+    """Train a byte-level BPE of at most ``vocabulary`` pieces; ``marks`` are pieces of a micro-world's own."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[*special_pieces(), *marks],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:

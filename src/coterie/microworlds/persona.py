@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from coterie.environments.persona.choices import ASPECTS, CHOICES, KINDS, source_of
@@ -28,7 +28,7 @@ from coterie.microworlds.model import (
     copy_row,
     drill_rows,
     fast_tokenizer,
-    special_pieces,
+    train_bpe,
 )
 from coterie.trajectories.row import Row
 
@@ -63,13 +63,7 @@ def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=special_pieces(),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_tokenizer_texts(seed), trainer)
+    train_bpe(tokenizer, vocabulary, _tokenizer_texts(seed))
     split = [word for word in code_words() if len(tokenizer.encode(word).ids) != 1]
     if split:
         raise ValueError(

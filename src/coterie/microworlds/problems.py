@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.plan_ground.prompts import actions_text, plan_text
@@ -39,7 +39,7 @@ from coterie.microworlds.model import (
     copy_row,
     drill_rows,
     fast_tokenizer,
-    special_pieces,
+    train_bpe,
 )
 from coterie.trajectories.row import Row, Target
 
@@ -79,13 +79,7 @@ def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=special_pieces(),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_texts(seed), trainer)
+    train_bpe(tokenizer, vocabulary, _texts(seed))
     words = [*(f" {one}'s" for one in OWNERS), *(f" {one}" for one in THINGS)]
     words += map(str, (*FIRSTS, *SECONDS))
     split = [one for one in words if len(tokenizer.encode(one).ids) != 1]

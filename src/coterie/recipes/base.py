@@ -273,8 +273,18 @@ class Recipe(ABC):
         progress: Progress,
     ) -> Metrics:
         """Play episodes of one iteration and stage, by the roles of the iteration."""
+        samplers = await self.samplers(run, episodes[0].iteration, temperature, top_p)
+        return await self.play_by(run, episodes, samplers, progress)
+
+    async def play_by(
+        self,
+        run: Run,
+        episodes: Sequence[Episode],
+        samplers: Mapping[str, TokenSampler],
+        progress: Progress,
+    ) -> Metrics:
+        """Play episodes of one iteration and stage, each agent by its sampler."""
         iteration, stage = episodes[0].iteration, episodes[0].stage
-        samplers = await self.samplers(run, iteration, temperature, top_p)
         engines = list({id(one.engine): one.engine for one in samplers.values()}.values())
         async with self.cast(run) as cast:
             driver = cast.driver(samplers, self.settings.seed)

@@ -3,7 +3,8 @@
 It sees more right rows than joint alignment did: tasks are drawn until there are as many rows.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 from coterie.environments.plan_ground.environment import PLANNER
 from coterie.progress import Progress
@@ -11,6 +12,7 @@ from coterie.recipes.moat.recipe import Moat
 from coterie.recipes.moat.settings import MoatSettings
 from coterie.recipes.trainings import train_role
 from coterie.runs.folder import Run, Step
+from coterie.runs.stage import Stage
 from coterie.trajectories.item import Metrics
 
 
@@ -37,6 +39,12 @@ class ContinuedSFT(Moat):
     def __init__(self, settings: MoatSettings, joint: Trained) -> None:
         super().__init__(settings)
         self.joint = joint
+
+    def taught(self, i: int, before: Sequence[Stage], learnt: Sequence[object]) -> list[Stage]:
+        """After the start it depends on what joint alignment trained on, too."""
+        s = self.settings.align.train
+        own = (astuple(self.joint), s.batch_rows, s.epochs) if i else ()
+        return super().taught(i, before, (*learnt, *own))
 
     def teach(self, run: Run, iteration: int, role: str, progress: Progress) -> Metrics:
         """SFT of a role on as many right rows as it had in joint alignment, in as many steps."""

@@ -21,7 +21,6 @@ from coterie.rollout.written import Written, write_path
 from coterie.runs.casting import Openers
 from coterie.runs.folder import Run, Step
 from coterie.runs.place import EVALUATION
-from coterie.runs.play import play, summary
 from coterie.runs.selected import selected
 from coterie.selection.pairs import PairSettings, sibling_pairs
 from coterie.tools.sandbox.pool import Sandbox
@@ -121,14 +120,7 @@ class MoatData(Recipe):
             PLANNER: await self.speaker(run, PLANNER, iteration, s.temperature),
             GROUNDER: await self.speaker(run, GROUNDER, iteration, s.ground_temperature),
         }
-        engines = [one.engine for one in samplers.values()]
-        async with self.cast(run) as cast:
-            driver = cast.driver(samplers, self.settings.seed)
-            await play(
-                *(run.store, driver, episodes, progress),
-                lambda: sum(engine.stats.sampled_tokens for engine in engines),
-            )
-        return summary(run.store, iteration, "rollout")
+        return await self.play_by(run, episodes, samplers, progress)
 
     async def speaker(
         self, run: Run, role: str, iteration: int, temperature: float
