@@ -1,0 +1,1 @@
+"""An agent that acts in an environment, step by step: thoughts, actions and answers in its text."""

@@ -1,0 +1,111 @@
+"""How an agent writes what it does: a thought, then an action or an answer.
+
+    Thought: The price is per pen.          Thought: All are counted.
+    Action:                                 Answer: 42
+    print(3 * 14)
+    End Action
+
+The form of CodeAct agents as DensePolicy has them. A turn with both, or with neither, does nothing: the agent is told
+what is wrong. Of several actions, or several answers, the first counts, and the agent is told so. What stands after
+``End Action`` is left out.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+ACTION, END_ACTION, ANSWER = "Action:", "End Action", "Answer:"
+FORM = (
+    "You may begin with a thought. Then do one thing: act, or answer.\n"
+    "To act, write:\n"
+    f"{ACTION}\n<what you do>\n{END_ACTION}\n"
+    "To answer, write:\n"
+    f"{ANSWER} <your answer>"
+)
+"""What a prompt says of the form where agents act and answer."""
+BOTH = (
+    f"You gave an action and an answer in one message. Give one of them: `{ACTION}` or `{ANSWER}`."
+)
+NEITHER = f"There is no action and no answer in your message. Write `{ACTION}` or `{ANSWER}`."
+NOT_ENDED = (
+    f"Your action does not end, so it was not carried out. End it with a line `{END_ACTION}`."
+)
+EMPTY_ACTION = f"Your action is empty. Write it between `{ACTION}` and `{END_ACTION}`."
+EMPTY_ANSWER = f"Your answer is empty. Write it after `{ANSWER}`."
+CUT = "Your message was too long and was cut off, so nothing was done. Be shorter."
+FIRST_ACTION = "You gave several actions in one message. Only the first was carried out."
+FIRST_ANSWER = "You gave several answers in one message. Only the first counts."
+
+_MARK = re.compile(rf"^[ \t]*({ACTION}|{ANSWER})[ \t]*", re.MULTILINE)
+_END = re.compile(rf"^[ \t]*{END_ACTION}[ \t]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a message does."""
+
+    kind: Literal["action", "answer", "nothing"]
+    content: str = ""
+    """The action, its lines as they are, or the answer without spaces around it."""
+    note: str = ""
+    """What the agent is to be told: why nothing was done, or what was left out."""
+
+
+def read(text: str, *, cut: bool = False) -> Move:
+    """What a message does; one that was ``cut`` off does nothing."""
+    if cut:
+        return Move("nothing", note=CUT)
+    actions, answers, ended = _found(text)
+    if actions and answers:
+        return Move("nothing", note=BOTH)
+    if actions:
+        return _action(actions, ended)
+    if answers:
+        return _answer(answers)
+    return Move("nothing", note=NEITHER)
+
+
+def _found(text: str) -> tuple[list[str], list[str], bool]:
+    """All actions and answers, and whether the first action has its end. A mark within an action is a part of it."""
+    actions, answers, first_ended, at = list[str](), list[str](), False, 0
+    while mark := _MARK.search(text, at):
+        if mark[1] == ACTION:
+            end = _END.search(text, mark.end())
+            first_ended = first_ended or (not actions and end is not None)
+            actions.append(text[mark.end() : end.start() if end else len(text)])
+            at = end.end() if end else len(text)
+        else:
+            after = _MARK.search(text, mark.end())
+            answers.append(text[mark.end() : after.start() if after else len(text)])
+            at = after.start() if after else len(text)
+    return actions, answers, first_ended
+
+
+def _action(actions: list[str], ended: bool) -> Move:
+    content = actions[0].strip("\n").rstrip()
+    if not ended:
+        return Move("nothing", note=NOT_ENDED)
+    if not content.strip():
+        return Move("nothing", note=EMPTY_ACTION)
+    return Move("action", content, FIRST_ACTION if len(actions) > 1 else "")
+
+
+def _answer(answers: list[str]) -> Move:
+    content = answers[0].strip()
+    if not content:
+        return Move("nothing", note=EMPTY_ANSWER)
+    return Move("answer", content, FIRST_ANSWER if len(answers) > 1 else "")
+
+
+def written_action(action: str, thought: str = "") -> str:
+    """A message with an action, as :func:`read` reads it."""
+    return f"{_thought(thought)}{ACTION}\n{action}\n{END_ACTION}"
+
+
+def written_answer(answer: str, thought: str = "") -> str:
+    """A message with an answer, as :func:`read` reads it."""
+    return f"{_thought(thought)}{ANSWER} {answer}"
+
+
+def _thought(thought: str) -> str:
+    return f"Thought: {thought}\n" if thought else ""
