@@ -1,0 +1,235 @@
+"""What ``dense_tree``'s stages read and train on: tasks, trees, values, pairs, successful runs."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import cycle, islice
+
+from coterie.environments.traits import agents_of, most_turns
+from coterie.errors import UserError
+from coterie.progress import Progress
+from coterie.recipes.base import Recipe
+from coterie.recipes.dense_tree.settings import DenseTreeSettings
+from coterie.rollout.dense_search import DenseSearch, agent_path
+from coterie.rollout.driver import Driver
+from coterie.rollout.grower import Rollout
+from coterie.rollout.samplers import TokenSampler
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.tree_search import Judged, Search
+from coterie.rollout.tree_values import NodeValue, TreeValues
+from coterie.runs.casting import Openers
+from coterie.runs.folder import Run, Step
+from coterie.runs.growing import Growing, grow_trees, rollouts
+from coterie.runs.items import Done, going_on
+from coterie.runs.place import EVALUATION
+from coterie.runs.selected import selected
+from coterie.selection.budget import densest
+from coterie.selection.dense_pairs import SiblingPair, count_pairs, dense_pairs, first_differences
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.item import ItemKey, Metrics
+from coterie.trajectories.pair import Pair, turn_pair
+from coterie.trajectories.selection import Selection
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.turn import digest
+from coterie.trajectories.view import view
+
+GROWN = "grown"
+"""The stage under which trees are noted that grow no more."""
+SUCCESS = 1.0
+"""The score of a run that succeeded."""
+
+
+class DenseTreeData(Recipe):
+    """The data of a run under given settings."""
+
+    settings: DenseTreeSettings
+
+    def __init__(self, settings: DenseTreeSettings) -> None:
+        super().__init__(settings)
+        if len(self.environment.actors) != 1 or not agents_of(self.environment):
+            raise UserError(
+                f"{self.name} grows trees of one agent, and {settings.played} has "
+                f"{', '.join(self.environment.actors)}",
+                "use an environment in which one agent acts, such as environment=python_maths or babyai",
+            )
+        (self.agent,) = agents_of(self.environment)
+        self.steps_of_path = most_turns(self.environment)
+
+    def openers(self) -> Openers:
+        """The sandbox."""
+        return {Sandbox: partial(Sandbox, self.settings.sandbox)}
+
+    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
+        """Of a run with small trees."""
+        sizes = super().trial_sizes(tasks)
+        return {**sizes, "iterations": 1, "search.runs": 2 * self.settings.search.base}
+
+    def amount(self, step: Step) -> int:
+        """How many tasks a stage has."""
+        if step.stage == EVALUATION:
+            return super().amount(step)
+        return len(self.train_tasks(step.iteration))
+
+    def train_tasks(self, iteration: int) -> list[Task]:
+        """The training tasks of an iteration that are this run's part."""
+        s, (part, parts) = self.settings.rollout, self.settings.rollout.shard
+        drawn = [s.tasks] * iteration
+        return self.environment.tasks("train", s.tasks, self.settings.seed, drawn)[part::parts]
+
+    # -- trees ----------------------------------------------------------------------------------
+
+    async def grow(self, run: Run, iteration: int, progress: Progress) -> None:
+        """Grow the trees of an iteration by its policy, all at once; those that are done are kept."""
+        s, tasks = self.settings.search, self.train_tasks(iteration)
+        speakers = await self.speakers(run, iteration)
+        stats = speakers[0].engine.stats
+        before, done = stats.sampled_tokens, run.store.finished_keys(iteration, GROWN)
+        left = [task for task in tasks if (task.id, "") not in done]
+        run.store.put_tasks(tasks)
+        growing = Growing(
+            run.store, iteration, progress, lambda: stats.sampled_tokens - before, by_rollout=True
+        )
+        played = sum(len(growing.played.get(task.id, ())) for task in left)
+        title = f"trees {iteration}"
+        progress.start(s.runs * len(left) - played, title)
+
+        def search(driver: Driver, sessions: Sessions, task: Task) -> Search:
+            tree, known = growing.begun(task)
+            branches = driver.branches(task, tree, sessions)
+            return DenseSearch(
+                *(branches, self.agent, speakers, by_score, s, self.pairs_among, known),
+                steps=self.steps_of_path,
+                seed=driver.seed,
+            )
+
+        def note(search: Search) -> None:
+            metrics: Metrics = {"rollouts": len(search.rollouts)}
+            run.store.finish(ItemKey(iteration, GROWN, search.tree.task), metrics=metrics)
+            progress.advance(
+                max(0, s.runs - len(search.rollouts)), sampled_tokens=growing.sampled_tokens()
+            )
+
+        most = self.settings.rollout.max_trees
+        with going_on(title, progress):
+            async with self.cast(run) as cast:
+                driver = cast.driver({self.agent: speakers[0]}, self.settings.seed)
+                await grow_trees(driver, growing, left, search, most, note)
+
+    async def speakers(self, run: Run, iteration: int) -> list[TokenSampler]:
+        """The agent's samplers by label; labels of one temperature share one."""
+        s, version = self.settings.search, self.newest(run, self.leading, iteration)
+        temperatures = [s.temperature(label) for label in range(s.base)]
+        known = {t: await self.sampler(run, version, t) for t in dict.fromkeys(temperatures)}
+        return [known[t] for t in temperatures]
+
+    def pairs_among(self, values: Sequence[NodeValue]) -> int:
+        """How many pairs the children of one node make."""
+        return count_pairs(values, self.settings.pairs)
+
+    # -- values ---------------------------------------------------------------------------------
+
+    async def valued(self, played: Mapping[str, Sequence[Rollout]], tree: Tree) -> Done:
+        """The values of a tree's nodes, as credit."""
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        values = tree_values(tree, played[tree.task], self.settings)
+        credit = [
+            Credit(node, name, number, settings)
+            for node, value in values.items()
+            for name, number in (
+                ("value", value.mean),
+                ("visits", float(value.visits)),
+                ("distance", value.distance),
+            )
+        ]
+        counts: Metrics = {
+            "nodes": len(values),
+            "successes": sum(bool(outcome.score) for outcome in tree.outcomes.values()),
+        }
+        return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
+
+    def values(self, run: Run, tree: Tree) -> dict[str, NodeValue]:
+        """The values of a tree's nodes, as the reward stage left them."""
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        credit = partial(run.store.credit, settings, nodes=(tree.root, *tree.turns))
+        visits, distances = credit("visits"), credit("distance")
+        return {
+            node: NodeValue(mean, round(visits[node]), distances[node])
+            for node, mean in credit("value").items()
+        }
+
+    # -- what is selected -----------------------------------------------------------------------
+
+    def tree_pairs(self, run: Run, tree: Tree) -> list[SiblingPair]:
+        """All pairs of a tree, in an order that does not depend on how it grew."""
+        s = self.settings.pairs
+        if s.rule == "first_difference":
+            scores = {leaf: one.score or 0.0 for leaf, one in tree.outcomes.items()}
+            found = first_differences(tree, scores, self.agent, s)
+        else:
+            found = dense_pairs(tree, self.values(run, tree), s)
+        return sorted(found, key=lambda p: (-p.difference, p.chosen.id, p.rejected.id))
+
+    def select_pairs(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
+        """The pairs of the budget, and how many each tree has. Of trees only the ids of pairs stay in memory."""
+        found = {
+            tree.task: [(pair.chosen.id, pair.rejected.id) for pair in self.tree_pairs(run, tree)]
+            for tree in run.store.trees(iteration, "rollout")
+        }
+        counts = {task: len(pairs) for task, pairs in found.items()}
+        kept = densest(counts, self.settings.budget, self.settings.seed)
+        chosen = [
+            Selection(better, self.agent, rejected=worse)
+            for task in sorted(kept)
+            for better, worse in map(found[task].__getitem__, kept[task])
+        ]
+        if self.settings.learns == "random_sides":
+            chosen = [self._turned(one) for one in chosen]
+        return chosen, counts
+
+    def select_successes(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
+        """As many whole successful runs as there would be pairs, of the same trees; none twice before all came once."""
+        pairs, counts = self.select_pairs(run, iteration)
+        leaves = [
+            leaf
+            for tree in run.store.trees(iteration, "rollout")
+            for leaf, outcome in tree.outcomes.items()
+            if (outcome.score or 0.0) >= SUCCESS
+        ]
+        random.Random(f"successes/{self.settings.seed}/{iteration}").shuffle(leaves)
+        chosen = [Selection(leaf, self.agent) for leaf in islice(cycle(leaves), len(pairs))]
+        return chosen, counts
+
+    def _turned(self, pair: Selection) -> Selection:
+        """A pair with its sides drawn at random."""
+        assert pair.rejected is not None, "it is a pair"
+        if int(digest("side", self.settings.seed, pair.leaf, pair.rejected)[:8], 16) % 2:
+            return pair
+        return replace(pair, leaf=pair.rejected, rejected=pair.leaf)
+
+    # -- what is trained on ---------------------------------------------------------------------
+
+    def train_pairs(self, run: Run, iteration: int) -> Iterator[Pair]:
+        """The selected pairs, those of one tree as a group."""
+        for tree, one in selected(run, iteration):
+            assert one.rejected is not None, "pairs were selected"
+            sides = (view(tree, leaf, one.agent) for leaf in (one.leaf, one.rejected))
+            yield turn_pair(*sides, weight=one.weight, group=tree.task)
+
+
+def tree_values(
+    tree: Tree, played: Sequence[Rollout], settings: DenseTreeSettings
+) -> Mapping[str, NodeValue]:
+    """The values of a tree's nodes by the rollouts that made it."""
+    found = TreeValues(tree.root, settings.search.value)
+    for one in played:
+        if one.leaf is not None and one.reward is not None:
+            found.add(agent_path(tree, one.leaf), one.reward)
+    return found.values()
+
+
+async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
+    """The reward of a path is its score."""
+    return [Judged(outcome.score or 0.0) for outcome in outcomes]
