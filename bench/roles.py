@@ -2,9 +2,10 @@
 
     .venv/bin/python bench/roles.py
 
-About five minutes on two cores. SmolLM2-135M's shape in float32 with random weights. Each role has a LoRA adapter of
+About eight minutes on two cores. SmolLM2-135M's shape in float32 with random weights. Each role has a LoRA adapter of
 rank 16 on all attention matrices. It takes two optimiser steps on 8 rows of 256 tokens, then samples 16 completions of
-32 tokens, twice in turn. Each side is a process of its own. The baseline has one role. The last line is one JSON object:
+32 tokens, twice in turn. Each side is a process of its own. The baseline has one role. The last line is one JSON
+object:
 
     memory_ratio    peak memory of the process with two roles over that of the one with one
     models_ratio    peak memory of a process with two roles that are two models over that of the one with one
