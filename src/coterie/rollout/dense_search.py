@@ -9,7 +9,7 @@ describes.
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from coterie.config.settings import Settings, key
@@ -108,6 +108,8 @@ class DenseSearch(Search):
         self._ended: set[str] = set()
         self._chosen: dict[str, int] = {}
         """By node, how many searches began at it."""
+        self._played: set[tuple[int, ...]] = set()
+        """The indices of rollouts, as far as they went."""
         self._take_in(self.rollouts)
 
     # -- what is played next ------------------------------------------------------------------
@@ -200,16 +202,13 @@ class DenseSearch(Search):
         changed: dict[str, None] = {}
         for node in {one.search: one.start for one in rollouts}.values():
             self._chosen[node] = self._chosen.get(node, 0) + (node != self.tree.root)
-        for one in rollouts:
-            if one.leaf is None or one.reward is None:
-                continue
-            path = agent_path(self.tree, one.leaf)
+        for path, one in distinct(self.tree, rollouts, self._played):
             nodes = (self.tree.root, *path)
             for step, (parent, node) in enumerate(zip(nodes, path, strict=False)):
                 self._child[parent, one.labels[step]] = node
                 self._labels.setdefault(node, one.labels[: step + 1])
             self._ended.add(nodes[-1])
-            self.values.add(path, one.reward)
+            self.values.add(path, one.reward or 0.0)
             changed |= dict.fromkeys(nodes[:-1])
         for node in changed:
             below = [self.values[child] for child in self.values.children[node]]
@@ -228,6 +227,23 @@ class DenseSearch(Search):
     def _label(self, rollout: Rollout, at: Position) -> int:
         """The one that comes next."""
         return rollout.labels[sum(turn.speaker.kind == "agent" for turn in at.state.turns)]
+
+
+def distinct(
+    tree: Tree, rollouts: Sequence[Rollout], played: set[tuple[int, ...]]
+) -> Iterator[tuple[list[str], Rollout]]:
+    """Rollouts that ended, each with the agent's turns on its path, but for those that went the way of an earlier one.
+
+    Two indices of one search may be one way, if it ends before they part. ``played`` is what came before; it grows.
+    """
+    for one in rollouts:
+        if one.leaf is None:
+            continue
+        path = agent_path(tree, one.leaf)
+        index = one.labels[: len(path)]
+        if index not in played:
+            played.add(index)
+            yield path, one
 
 
 def agent_path(tree: Tree, leaf: str) -> list[str]:

@@ -11,7 +11,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
-from coterie.rollout.dense_search import DenseSearch, agent_path
+from coterie.rollout.dense_search import DenseSearch, distinct
 from coterie.rollout.driver import Driver
 from coterie.rollout.grower import Rollout
 from coterie.rollout.samplers import TokenSampler
@@ -20,7 +20,7 @@ from coterie.rollout.tree_search import Judged, Search
 from coterie.rollout.tree_values import NodeValue, TreeValues
 from coterie.runs.casting import Openers
 from coterie.runs.folder import Run, Step
-from coterie.runs.growing import Growing, grow_trees, rollouts
+from coterie.runs.growing import Growing, grow_trees
 from coterie.runs.items import Done, going_on
 from coterie.runs.place import EVALUATION
 from coterie.runs.selected import selected
@@ -224,9 +224,8 @@ def tree_values(
 ) -> Mapping[str, NodeValue]:
     """The values of a tree's nodes by the rollouts that made it."""
     found = TreeValues(tree.root, settings.search.value)
-    for one in played:
-        if one.leaf is not None and one.reward is not None:
-            found.add(agent_path(tree, one.leaf), one.reward)
+    for path, one in distinct(tree, played, set()):
+        found.add(path, one.reward or 0.0)
     return found.values()
 
 
