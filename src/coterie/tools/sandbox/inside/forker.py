@@ -1,4 +1,4 @@
-"""The process that answers' and sessions' processes are forked from. It never holds a source, a call, a result or a reply.
+"""The process that those of answers and sessions are forked from. It never holds a source, a call, a result or a reply.
 
 A forked process can read all that its parent ever held, also what was freed. So this one does nothing but fork: a
 request is one byte and a few descriptors, which it passes on unread (what to run, and where to write results). How a

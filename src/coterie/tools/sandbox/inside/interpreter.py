@@ -14,6 +14,7 @@ import random
 import struct
 import sys
 import traceback
+from contextlib import suppress
 from signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, setitimer
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
@@ -72,7 +73,7 @@ class Interpreter:
         module = ModuleType(MODULE)
         sys.modules[MODULE] = module
         sys.argv = [""]
-        sys.stdin = open(0, closefd=False)
+        sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
         self._space = vars(module)
         self._space["__builtins__"] = builtins
         vars(builtins).update(exit=_exit, quit=_exit, input=_input)
@@ -144,15 +145,13 @@ class Interpreter:
     def _flush(self) -> None:
         """Of our stream, and of what a cell has put in its place."""
         for stream in (self._stream, sys.stdout, sys.stderr):
-            try:
+            with suppress(BaseException):
                 stream.flush()
-            except BaseException:
-                pass
 
 
 def _compiled(text: str, name: str) -> tuple[CodeType, CodeType | None]:
     """A cell, and its last expression if it ends with one."""
-    tree = compile(text, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree: Any = compile(text, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         expression = ast.Expression(tree.body.pop().value)

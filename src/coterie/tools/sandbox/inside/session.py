@@ -1,9 +1,9 @@
 """A session's cells as the supervisor runs them, in a process that lives as long as the session (``interpreter``).
 
 The process is forked as an answer's is, and as confined. A cell's time, memory and output are limited here. When it has
-said that a cell is done, all processes of the session are stopped, and they go on with the next cell: nothing runs, and
-nothing is printed, between cells. Nobody but us can make them go on: they can't send signals while they are stopped, and
-timers that send any signal are refused (``syscalls``).
+said that a cell is done, all processes of the session are stopped, and they go on with the next cell: nothing runs
+between cells. Nobody but us can make them go on: they can't send signals while they are stopped, and timers that send
+any signal are refused (``syscalls``).
 """
 
 import json
