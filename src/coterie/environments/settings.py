@@ -22,8 +22,8 @@ class EnvironmentSettings(Settings):
     name: str | None = key(
         None,
         "The environment: `exchange`, `persona`, `problems`, `debate`, `information_exchange`, `backend_programming`, "
-        "`plan_ground`, `shop`, or your own (package.module:NAME, path/file.py:NAME). The default is the one that the "
-        "data set is played in.",
+        "`plan_ground`, `shop`, `babyai`, or your own (package.module:NAME, path/file.py:NAME). The default is the one "
+        "that the data set is played in.",
     )
 
     def identity(self) -> str:
