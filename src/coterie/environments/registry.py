@@ -35,6 +35,7 @@ ENVIRONMENTS = Kind(
         "python_maths": "coterie.environments.acting.python_maths:PythonMaths",
         "information_exchange": "coterie.environments.information_exchange:InformationExchange",
         "backend_programming": "coterie.environments.colbench:BackendProgramming",
+        "babyai": "coterie.environments.acting.babyai:BabyAI",
     },
 )
 EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
@@ -62,7 +63,7 @@ PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     "qa": {"name": "debate", "subject": "text"},
 }
 """The environment of each data set, and what it is told."""
-MICRO_WORLDS = ("exchange", "persona", "problems", "shop", "sums")
+MICRO_WORLDS = ("exchange", "persona", "problems", "shop", "sums", "babyai")
 """Environments that make their own tasks."""
 CODING = ("persona", "colbench_code")
 """Benchmarks of functions that a person wants written."""
