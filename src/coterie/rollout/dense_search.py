@@ -25,7 +25,9 @@ from coterie.trajectories.turn import Turn
 
 CONTRAST, DEPTH, NOVELTY = 0.8, 0.2, 2.0
 """Weights of what makes a node worth going on from (DensePolicy's code)."""
-Children = Literal["temperature", "sampling"]
+Children = Literal[
+    "temperature", "sampling", "fixed_instruct", "contrast_instruct", "meta_instruct"
+]
 PairsAmong = Callable[[Sequence[NodeValue]], int]
 """How many pairs the children of one node make, by their values."""
 
@@ -38,8 +40,10 @@ class DenseSearchSettings(Settings):
     )
     children: Children = key(
         "temperature",
-        "How children differ. `temperature`: the first is greedy, the others take `temperatures` in turn; `sampling`: "
-        "all are sampled at temperature 1.",
+        "How children differ. `temperature`: the first is greedy, the others take `temperatures` in turn. `sampling`: "
+        "all are sampled at temperature 1. With the others the first is greedy, and the rest are asked for a worse "
+        "step (`fixed_instruct`), for a better or a worse one than the greedy one (`contrast_instruct`), or to follow a "
+        "principle that the model writes first (`meta_instruct`); what was asked is not trained on.",
         source="DensePolicy: temperature",
     )
     temperatures: tuple[float, ...] = key(
@@ -73,7 +77,9 @@ class DenseSearchSettings(Settings):
         """How the child with a label is sampled; 0 is greedy."""
         if self.children == "sampling":
             return 1.0
-        return self.temperatures[(label - 1) % len(self.temperatures)] if label else 0.0
+        if self.children == "temperature" and label:
+            return self.temperatures[(label - 1) % len(self.temperatures)]
+        return float(label > 0)
 
 
 class DenseSearch(Search):

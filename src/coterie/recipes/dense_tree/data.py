@@ -3,18 +3,23 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import cycle, islice
 
+from coterie.environments.acting.environment import Acting, drop_shots
 from coterie.environments.traits import agents_of, most_turns
 from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.rollout.dense_search import DenseSearch, distinct
 from coterie.rollout.driver import Driver
 from coterie.rollout.grower import Rollout
-from coterie.rollout.samplers import TokenSampler
+from coterie.rollout.instructed import drop_requests
+from coterie.rollout.instructed import speakers as instructed
+from coterie.rollout.samplers import CandidateSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judged, Search
 from coterie.rollout.tree_values import NodeValue, TreeValues
@@ -33,11 +38,13 @@ from coterie.trajectories.pair import Pair, turn_pair
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import digest
-from coterie.trajectories.view import view
+from coterie.trajectories.turn import Message, digest
+from coterie.trajectories.view import View, recontext, view
 
 GROWN = "grown"
 """The stage under which trees are noted that grow no more."""
+PLAIN = "plain"
+"""The recontext rule of training: no examples, and nothing that a step was asked for besides."""
 SUCCESS = 1.0
 """The score of a run that succeeded."""
 
@@ -85,7 +92,9 @@ class DenseTreeData(Recipe):
         """Grow the trees of an iteration by its policy, all at once; those that are done are kept."""
         s, tasks = self.settings.search, self.train_tasks(iteration)
         speakers = await self.speakers(run, iteration)
-        stats = speakers[0].engine.stats
+        stats = (
+            await self.sampler(run, self.newest(run, self.leading, iteration), 0.0)
+        ).engine.stats
         before, done = stats.sampled_tokens, run.store.finished_keys(iteration, GROWN)
         left = [task for task in tasks if (task.id, "") not in done]
         run.store.put_tasks(tasks)
@@ -118,12 +127,14 @@ class DenseTreeData(Recipe):
                 driver = cast.driver({self.agent: speakers[0]}, self.settings.seed)
                 await grow_trees(driver, growing, left, search, most, note)
 
-    async def speakers(self, run: Run, iteration: int) -> list[TokenSampler]:
+    async def speakers(self, run: Run, iteration: int) -> list[CandidateSampler]:
         """The agent's samplers by label; labels of one temperature share one."""
         s, version = self.settings.search, self.newest(run, self.leading, iteration)
         temperatures = [s.temperature(label) for label in range(s.base)]
         known = {t: await self.sampler(run, version, t) for t in dict.fromkeys(temperatures)}
-        return [known[t] for t in temperatures]
+        if s.children == "temperature" or s.children == "sampling":
+            return [known[t] for t in temperatures]
+        return instructed(s.children, known[0.0], known[1.0], s.base)
 
     def pairs_among(self, values: Sequence[NodeValue]) -> int:
         """How many pairs the children of one node make."""
@@ -180,8 +191,9 @@ class DenseTreeData(Recipe):
         }
         counts = {task: len(pairs) for task, pairs in found.items()}
         kept = densest(counts, self.settings.budget, self.settings.seed)
+        context = self.context(self.train_tasks(iteration))
         chosen = [
-            Selection(better, self.agent, rejected=worse)
+            Selection(better, self.agent, context, rejected=worse)
             for task in sorted(kept)
             for better, worse in map(found[task].__getitem__, kept[task])
         ]
@@ -199,7 +211,9 @@ class DenseTreeData(Recipe):
             if (outcome.score or 0.0) >= SUCCESS
         ]
         random.Random(f"successes/{self.settings.seed}/{iteration}").shuffle(leaves)
-        chosen = [Selection(leaf, self.agent) for leaf in islice(cycle(leaves), len(pairs))]
+        context = self.context(self.train_tasks(iteration))
+        drawn = islice(cycle(leaves), len(pairs))
+        chosen = [Selection(leaf, self.agent, context) for leaf in drawn]
         return chosen, counts
 
     def _turned(self, pair: Selection) -> Selection:
@@ -215,8 +229,27 @@ class DenseTreeData(Recipe):
         """The selected pairs, those of one tree as a group."""
         for tree, one in selected(run, iteration):
             assert one.rejected is not None, "pairs were selected"
-            sides = (view(tree, leaf, one.agent) for leaf in (one.leaf, one.rejected))
+            worse = replace(one, leaf=one.rejected)
+            sides = self.seen(tree, one), self.seen(tree, worse)
             yield turn_pair(*sides, weight=one.weight, group=tree.task)
+
+    def seen(self, tree: Tree, one: Selection) -> View:
+        """What the agent saw, without examples and without what a step was asked for besides."""
+        if one.context is None:
+            return view(tree, one.leaf, one.agent)
+        render = self.renderer.render
+        return recontext(tree, one.leaf, one.agent, name=one.context, edit=_plain, render=render)
+
+    @cached_property
+    def renderer(self) -> ChatRenderer:
+        """Of the policy."""
+        return load_renderer(self.settings.model)[0]
+
+    def context(self, tasks: Sequence[Task]) -> str | None:
+        """The recontext rule of training; none where the prompts were plain already."""
+        asks = self.settings.search.children not in ("temperature", "sampling")
+        shows = isinstance(self.environment, Acting) and any(map(self.environment.shots, tasks[:1]))
+        return PLAIN if asks or shows else None
 
 
 def tree_values(
@@ -227,6 +260,10 @@ def tree_values(
     for path, one in distinct(tree, played, set()):
         found.add(path, one.reward or 0.0)
     return found.values()
+
+
+def _plain(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    return drop_requests(drop_shots(messages))
 
 
 async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:

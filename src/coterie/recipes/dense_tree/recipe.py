@@ -83,7 +83,7 @@ class DenseTree(DenseTreeData):
     def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
         """DPO on the pairs; the policy as it is now is the reference. The control imitates."""
         if self.settings.learns == "successes":
-            return imitate(self, run, i, self.settings.train, progress)
+            return imitate(self, run, i, self.settings.train, progress, see=self.seen)
         pairs = list(self.train_pairs(run, i))
         if not pairs:
             raise UserError(
