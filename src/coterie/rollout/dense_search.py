@@ -42,8 +42,8 @@ class DenseSearchSettings(Settings):
         "temperature",
         "How children differ. `temperature`: the first is greedy, the others take `temperatures` in turn. `sampling`: "
         "all are sampled at temperature 1. With the others the first is greedy, and the rest are asked for a worse "
-        "step (`fixed_instruct`), for a better or a worse one than the greedy one (`contrast_instruct`), or to follow a "
-        "principle that the model writes first (`meta_instruct`); what was asked is not trained on.",
+        "step (`fixed_instruct`), for a better or a worse one than the greedy one (`contrast_instruct`), or to follow "
+        "a principle that the model writes first (`meta_instruct`); what was asked is not trained on.",
         source="DensePolicy: temperature",
     )
     temperatures: tuple[float, ...] = key(
@@ -121,10 +121,10 @@ class DenseSearch(Search):
     # -- what is played next ------------------------------------------------------------------
 
     def begin(self, search: int, rng: random.Random) -> list[Rollout]:
-        """The first search varies the first step; others go on from the best node that has something new."""
+        """The first search varies the first step, or plays whole runs where all children are sampled; others go on
+        from the best node that has something new."""
         if not self.rollouts:
-            rest = (0,) * (self.steps - 1)
-            indices = [(label, *rest) for label in range(self.settings.base)]
+            indices = [self._first(label) for label in range(self.settings.base)]
             return self._rollouts(search, self.tree.root, indices)
         if self.enough():
             return []
@@ -219,6 +219,11 @@ class DenseSearch(Search):
         for node in changed:
             below = [self.values[child] for child in self.values.children[node]]
             self.pairs[node] = self.pairs_among(below)
+
+    def _first(self, label: int) -> tuple[int, ...]:
+        """The index of a rollout of the first search: greedy after the first step, or a run of its own."""
+        rest = label if self.settings.children == "sampling" else 0
+        return (label, *(rest,) * (self.steps - 1))
 
     def _rollouts(
         self, search: int, node: str, indices: Sequence[tuple[int, ...]]

@@ -6,6 +6,7 @@ from coterie.recipes.description import RecipeDescription
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
+    from coterie.recipes.description import Gate, Reproduce
     from coterie.recipes.settings import RecipeSettings
     from coterie.reports.data import RunReport
     from coterie.runs.folder import Run
@@ -36,10 +37,24 @@ def _report(recipe: "Recipe", run: "Run") -> "RunReport":
     return plain_report(recipe, run)
 
 
+def _claims() -> "Reproduce":
+    from coterie.recipes.dense_tree.claims import reproduce
+
+    return reproduce
+
+
+def _gate() -> "Gate":
+    from coterie.recipes.dense_tree.gate import gate
+
+    return gate
+
+
 DESCRIPTION = RecipeDescription(
     name="dense_tree",
     package=__name__.rpartition(".")[0],
     settings=_settings,
     recipe=_recipe,
     report=_report,
+    claims={"dense_tree": _claims},
+    gates={"dense_tree": _gate},
 )
