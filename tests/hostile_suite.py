@@ -12,6 +12,7 @@ import time
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from tests.hostile_answers import HOSTILE, PROBES
+from tests.hostile_cells import CELLS
 
 HONEST = "import math\ndef twice(x):\n    return math.prod([2, x])\n\n\ndef double(x):\n    return twice(x)\n"
 CALLS = ("double(1)", "double(2)", "double(21)")
@@ -63,6 +64,26 @@ async def probes(nsjail: str = "") -> dict[str, list[str]]:
     async with Sandbox(settings) as sandbox:
         found = {name: await probe(sandbox, statement) for name, statement in PROBES.items()}
     return {name: wrong for name, wrong in found.items() if wrong}
+
+
+async def attack_session(sandbox: Sandbox, *cells: str) -> list[str]:
+    """What is wrong with a session of hostile cells, and with an honest session in its jail after it."""
+    wrong = []
+    async with sandbox.session(0) as session:
+        for cell in cells:
+            began = time.monotonic()
+            found = await session.run(cell)
+            took = time.monotonic() - began
+            if took > IN_TIME:
+                wrong.append(f"took {took:.1f} s")
+            if len(found.text) > LONGEST:
+                wrong.append(f"shows {len(found.text)} characters")
+    async with sandbox.session(0) as session:
+        found = await session.run(HONEST_CELL)
+    if found.text != HONEST_TEXT:
+        wrong.append(f"the honest session after it: {found}")
+    (place,) = {id(worker) for worker in workers_of(sandbox)}
+    return wrong
 
 
 async def lane(number: int, settings: SandboxSettings) -> dict[str, list[str]]:

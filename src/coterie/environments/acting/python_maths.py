@@ -1,8 +1,8 @@
 """Problems of mathematics for an agent that runs Python: DensePolicy's first two environments.
 
-Actions are cells of a Python session. Answers are compared as debates compare them. What the agent hears of an answer
-is a setting: with ``oracle`` it is told whether the answer is right, as DensePolicy's agents are; with ``neutral`` it is
-asked to check, whether it is right or not; with ``none`` its first answer is final.
+Actions are cells of a Python session. Answers are compared as debates compare them. A setting says what the agent
+hears of an answer: with ``oracle`` it is told whether the answer is right, as DensePolicy's agents are; with
+``neutral`` it is asked to check, whether it is right or not; with ``none`` its first answer is final.
 """
 
 import asyncio
