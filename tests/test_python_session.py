@@ -1,7 +1,6 @@
 """Python sessions: what cells show, what lasts between them, what is lost and when, and that nothing is left behind."""
 
 import asyncio
-import os
 import re
 import statistics
 import time as clock
