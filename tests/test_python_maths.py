@@ -45,6 +45,7 @@ from coterie.trajectories.turn import Message
 from tests.conftest import Cli
 from tests.played import environment_of
 from tests.playing import Says
+from tests.test_python_session import killed
 
 ONE = SandboxSettings(workers=1, sessions=1)
 
@@ -285,9 +286,7 @@ class Killing(Says):
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         found = await super().respond(prompt, context)
         if found.turn.text == self.texts[2] and self.sandbox is not None:
-            for worker in self.sandbox.sessions.crew.busy:
-                worker.kill()
-                self.killed.append(worker.pid)
+            self.killed = await killed(self.sandbox)
         return found
 
 
@@ -387,4 +386,4 @@ def test_sums_are_evaluated_by_their_name(cli: Cli) -> None:
     )
     assert said.code == 0, said.err
     (found,) = json.loads(said.out.splitlines()[-1])["rows"]
-    assert (found["n"], found["failed"], found["solved"]) == (2, 0, 0.0)
+    assert (found["n"], found["failed"], found["score"]) == (2, 0, 0.0)

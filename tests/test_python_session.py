@@ -47,6 +47,17 @@ def texts(*cells: str, settings: SandboxSettings = ONE, seed: int = 0) -> list[s
     return [found.text for found in in_session(*cells, settings=settings, seed=seed)]
 
 
+async def killed(sandbox: Sandbox) -> list[int]:
+    """End the jails of all sessions; they take a moment to be gone."""
+    pids = [worker.pid for worker in sandbox.sessions.crew.busy]
+    for worker in sandbox.sessions.crew.busy:
+        worker.kill()
+    while any(map(psutil.pid_exists, pids)):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    return pids
+
+
 def descendants() -> int:
     return len(psutil.Process().children(recursive=True))
 
@@ -262,8 +273,7 @@ def test_a_session_is_brought_back_when_its_worker_dies() -> None:
         async with sandbox.session(5) as session:
             said = [await session.run(one) for one in ("import random\nx = random.random()", "x")]
             for _ in range(2):
-                (worker,) = sandbox.sessions.crew.busy
-                worker.kill()
+                await killed(sandbox)
                 said.append(await session.run("x"))
         assert said[1] == said[2] == said[3]
 
@@ -276,8 +286,7 @@ def test_a_session_that_cannot_be_brought_back_fails_and_shows_nothing() -> None
     async def work(sandbox: Sandbox) -> None:
         async with sandbox.session(0) as session:
             await session.run("import time\ntime.time_ns()")
-            (worker,) = sandbox.sessions.crew.busy
-            worker.kill()
+            await killed(sandbox)
             with pytest.raises(SessionLost, match="showed something else"):
                 await session.run("1")
         async with sandbox.session(0) as session:
