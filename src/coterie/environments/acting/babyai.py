@@ -22,7 +22,6 @@ from coterie.environments.acting.babyai_games import (
 )
 from coterie.environments.acting.babyai_view import view_of
 from coterie.environments.acting.environment import SOLVED, Acting, ActingSettings, saying
-from coterie.environments.acting.syntax import ACTION, END_ACTION
 from coterie.environments.protocol import Grade, Shared, State, Transition
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending
@@ -39,10 +38,8 @@ ACTIONS: Mapping[str, int] = MappingProxyType(
 TOLD = (
     "You are in a world of rooms. `2 ahead 1 left` means two steps forward, then one to your left.\n"
     f"Actions: {', '.join(ACTIONS)}. What you pick up, drop or toggle (open, close) is 1 ahead.\n"
-    "You may begin with a thought. Then write one action:\n"
-    f"{ACTION}\n<action>\n{END_ACTION}"
 )
-"""What the agent is told first."""
+"""What the agent is told first, before the form."""
 NOTHING_CHANGED = "That changed nothing."
 NO_ANSWERS = "Nothing is to be answered here: act until the mission is accomplished."
 
@@ -80,6 +77,7 @@ class BabyAI(Acting):
     name = "babyai"
     settings_type = BabyAISettings
     max_sessions = 256
+    has_answers = False
 
     def __init__(self, settings: BabyAISettings | None = None) -> None:
         settings = settings or BabyAISettings()
@@ -99,7 +97,7 @@ class BabyAI(Acting):
 
     def told(self, task: Task) -> str:
         """Places, actions and the form."""
-        return TOLD
+        return TOLD + self.form.taught_action
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Game]:
         """A new game of the level."""
