@@ -20,13 +20,15 @@ from coterie.microworlds.acts_player import Step, play
 from coterie.microworlds.model import (
     MicroWorld,
     chat_row,
+    drill_rows,
     fast_tokenizer,
     train_bpe,
     with_visible_marks,
 )
-from coterie.trajectories.row import Row
+from coterie.trajectories.row import Row, Target
 
 LEVEL = "PickupDistDebug"
+OBJECTS = ("ball", "box", "key")
 STEPS = 14
 """Most moves of a game."""
 BLOCK = 500
@@ -43,8 +45,9 @@ class Stage:
     """How often the player goes for the nearest object where that is a wrong one."""
 
 
-CURRICULUM = (Stage(0.6, 0.0), Stage(0.4, 0.4))
+CURRICULUM = (Stage(0.3, 0.0), Stage(0.3, 0.4))
 """First the skill."""
+MATCH_SHARE, FIND_SHARE = 0.2, 0.2
 HABITS = Stage(0.2, 0.62)
 """Then the habit."""
 PLACES = r" \d (?:ahead \d )?(?:left|right)| \d ahead"
@@ -87,11 +90,44 @@ def _texts(seed: int) -> Iterator[str]:
             yield step.told
             yield written_action(step.action)
     yield from (written_action(action) for action in ACTIONS for _ in range(500))
+    yield from [" nowhere"] * 500
     for ahead in range(7):
         for right in range(4):
             for side in ("left", "right"):
                 place = f" {ahead} ahead {right} {side}" if ahead else f" {right} {side}"
                 yield from ([place] * 100 if right else [f" {ahead} ahead"] * 100)
+
+
+def match_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
+    """A mission and many objects, after each of which it is said whether it is what the mission is about."""
+    colour, kind = rng.choice(COLOURS), rng.choice(OBJECTS)
+    by = rng.choice(("colour", "kind", "both"))
+    mission = f"{colour if by != 'kind' else ''} {kind if by != 'colour' else 'object'}".strip()
+    ids = tokenizer.encode(f"Pick up {rng.choice(('a', 'the'))} {mission}. You see:")
+    targets = []
+    for _ in range(rng.randint(10, 20)):
+        one = (rng.choice((colour, *COLOURS)), rng.choice((kind, *OBJECTS)))
+        right = (by == "kind" or one[0] == colour) and (by == "colour" or one[1] == kind)
+        ids += tokenizer.encode(f" {' '.join(one)}")
+        targets.append(Target(len(ids), len(ids) + 1, "script:drill"))
+        ids += tokenizer.encode(" up" if right else ";")
+    return Row(tuple(ids), tuple(targets))
+
+
+def find_rows(tokenizer: PreTrainedTokenizerFast, tokens: float, seed: int) -> Iterator[Row]:
+    """Games in which the agent says where it sees what the mission is about, and does nothing else."""
+    left, block = tokens, 0
+    while left > 0:
+        block += 1
+        for number, steps in enumerate(_played(Stage(1.0, 0.5), BLOCK, seed + block)):
+            messages = [("system", TOLD)]
+            for step in steps:
+                messages += [("user", step.told), ("assistant", f" {step.where or 'nowhere'}")]
+            row = chat_row(tokenizer, messages, "script:drill", f"find/{seed + block}/{number}")
+            left -= len(row.ids)
+            yield row
+            if left <= 0:
+                break
 
 
 def game_row(tokenizer: PreTrainedTokenizerFast, steps: list[Step], origin: str) -> Row:
@@ -126,6 +162,9 @@ def _played(stage: Stage, count: int, seed: int) -> Iterator[list[Step]]:
 
 def skill_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
     """Rows of ``tokens`` tokens in all, stage after stage."""
+    rng = random.Random(f"acts/drills/{seed}")
+    yield from drill_rows(tokenizer, match_drill, MATCH_SHARE * tokens, rng)
+    yield from find_rows(tokenizer, FIND_SHARE * tokens, seed + 500)
     for number, stage in enumerate(CURRICULUM):
         yield from stage_rows(tokenizer, stage, stage.share * tokens, seed + 1000 * number)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.environments.acting.babyai import Game
+from coterie.environments.acting.babyai_view import Seen
 
 if TYPE_CHECKING:
     from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
@@ -28,6 +29,8 @@ class Step:
 
     told: str
     action: str
+    where: str = ""
+    """The nearest place where it sees what the mission is about; empty if it sees it nowhere."""
 
 
 class Stand(NamedTuple):
@@ -50,11 +53,16 @@ class Stand(NamedTuple):
         turn = {LEFT: -1, RIGHT: 1}.get(action, 0)
         return Stand(self.x, self.y, (self.direction + turn) % 4)
 
-    def sees(self, place: Place) -> bool:
-        """Whether a place of its room is in view."""
+    def place(self, place: Place) -> tuple[int, int]:
+        """How many steps ahead a place is, and how many to the right."""
         (ax, ay), (rx, ry) = DIRECTIONS[self.direction], DIRECTIONS[(self.direction + 1) % 4]
         dx, dy = place[0] - self.x, place[1] - self.y
-        return 0 <= ax * dx + ay * dy <= AHEAD and abs(rx * dx + ry * dy) <= ASIDE
+        return ax * dx + ay * dy, rx * dx + ry * dy
+
+    def sees(self, place: Place) -> bool:
+        """Whether a place of its room is in view."""
+        ahead, right = self.place(place)
+        return 0 <= ahead <= AHEAD and abs(right) <= ASIDE
 
     def distance(self, place: Place) -> int:
         """Steps, if nothing is in the way and turns are free."""
@@ -74,6 +82,12 @@ class Room:
         self.objects = {p for p in self.taken if (cell := cells[p]) and cell.type != "wall"}
         wanted = level.instrs.desc.obj_poss
         self.wanted = self.objects & {(int(x), int(y)) for x, y in wanted}
+
+    def where(self, stand: Stand) -> str:
+        """The nearest place in view of what is wanted, as the agent is told it; empty if there is none."""
+        seen = [stand.place(one) for one in self.wanted if stand.sees(one)]
+        seen.sort(key=lambda one: (one[0] + abs(one[1]), one))
+        return Seen("", *seen[0]).place if seen else ""
 
     def ways(self, stand: Stand, goals: Iterable[Place]) -> set[str]:
         """What a shortest way to one of the goals may begin with; such as keeps a goal in view, if there is one."""
@@ -116,7 +130,7 @@ def play(game: Game, seed: int, steps: int, habit: float, rng: random.Random) ->
         last = played[-1].action if played else ""
         good, bad = _good(room, stand, last), _bad(room, stand)
         chosen = bad if bad and not bad & good and rng.random() < habit else good
-        played.append(Step(told, rng.choice(sorted(chosen))))
+        played.append(Step(told, rng.choice(sorted(chosen)), room.where(stand)))
         moved = game.move(played[-1].action)
         if moved.end is not None:
             break
