@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.acting.babyai import ACTIONS, TOLD, Game
 from coterie.environments.acting.babyai_games import games, new_level
-from coterie.environments.acting.babyai_view import COLOURS
+from coterie.environments.acting.babyai_view import COLOURS, Seen
 from coterie.environments.acting.syntax import written_action
 from coterie.microworlds.acts_player import Step, play
 from coterie.microworlds.model import (
@@ -45,11 +45,20 @@ class Stage:
     """How often the player goes for the nearest object where that is a wrong one."""
 
 
-CURRICULUM = (Stage(0.3, 0.0), Stage(0.3, 0.4))
+CURRICULUM = (Stage(0.35, 0.0), Stage(0.4, 0.4))
 """First the skill."""
-MATCH_SHARE, FIND_SHARE = 0.2, 0.2
+MATCH_SHARE = 0.25
 HABITS = Stage(0.2, 0.62)
 """Then the habit."""
+WHERE = tuple(
+    dict.fromkeys(
+        Seen("", ahead, right).place
+        for ahead in range(7)
+        for right in range(-3, 4)
+        if ahead or right
+    )
+)
+"""Places in view."""
 PLACES = r" \d (?:ahead \d )?(?:left|right)| \d ahead"
 PIECES = (
     rf"{PLACES}|{'|'.join(ACTIONS)}| ?You carry nothing\.| ?You see:|[A-Z][a-z]+:\n|\nEnd Action"
@@ -90,44 +99,23 @@ def _texts(seed: int) -> Iterator[str]:
             yield step.told
             yield written_action(step.action)
     yield from (written_action(action) for action in ACTIONS for _ in range(500))
-    yield from [" nowhere"] * 500
-    for ahead in range(7):
-        for right in range(4):
-            for side in ("left", "right"):
-                place = f" {ahead} ahead {right} {side}" if ahead else f" {right} {side}"
-                yield from ([place] * 100 if right else [f" {ahead} ahead"] * 100)
+    yield from (f" {place}" for place in WHERE for _ in range(100))
 
 
 def match_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
-    """A mission and many objects, after each of which it is said whether it is what the mission is about."""
+    """A mission and many objects in view, after each of which it is said whether it is what the mission is about."""
     colour, kind = rng.choice(COLOURS), rng.choice(OBJECTS)
     by = rng.choice(("colour", "kind", "both"))
     mission = f"{colour if by != 'kind' else ''} {kind if by != 'colour' else 'object'}".strip()
     ids = tokenizer.encode(f"Pick up {rng.choice(('a', 'the'))} {mission}. You see:")
     targets = []
-    for _ in range(rng.randint(10, 20)):
+    for _ in range(rng.randint(8, 16)):
         one = (rng.choice((colour, *COLOURS)), rng.choice((kind, *OBJECTS)))
         right = (by == "kind" or one[0] == colour) and (by == "colour" or one[1] == kind)
-        ids += tokenizer.encode(f" {' '.join(one)}")
+        ids += tokenizer.encode(f" {' '.join(one)} {rng.choice(WHERE)}")
         targets.append(Target(len(ids), len(ids) + 1, "script:drill"))
         ids += tokenizer.encode(" up" if right else ";")
     return Row(tuple(ids), tuple(targets))
-
-
-def find_rows(tokenizer: PreTrainedTokenizerFast, tokens: float, seed: int) -> Iterator[Row]:
-    """Games in which the agent says where it sees what the mission is about, and does nothing else."""
-    left, block = tokens, 0
-    while left > 0:
-        block += 1
-        for number, steps in enumerate(_played(Stage(1.0, 0.5), BLOCK, seed + block)):
-            messages = [("system", TOLD)]
-            for step in steps:
-                messages += [("user", step.told), ("assistant", f" {step.where or 'nowhere'}")]
-            row = chat_row(tokenizer, messages, "script:drill", f"find/{seed + block}/{number}")
-            left -= len(row.ids)
-            yield row
-            if left <= 0:
-                break
 
 
 def game_row(tokenizer: PreTrainedTokenizerFast, steps: list[Step], origin: str) -> Row:
@@ -164,7 +152,6 @@ def skill_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> It
     """Rows of ``tokens`` tokens in all, stage after stage."""
     rng = random.Random(f"acts/drills/{seed}")
     yield from drill_rows(tokenizer, match_drill, MATCH_SHARE * tokens, rng)
-    yield from find_rows(tokenizer, FIND_SHARE * tokens, seed + 500)
     for number, stage in enumerate(CURRICULUM):
         yield from stage_rows(tokenizer, stage, stage.share * tokens, seed + 1000 * number)
 

@@ -80,7 +80,7 @@ class Room:
         }
         self.taken = {place for place, cell in cells.items() if cell is not None}
         self.objects = {p for p in self.taken if (cell := cells[p]) and cell.type != "wall"}
-        wanted = level.instrs.desc.obj_poss
+        wanted = vars(level)["instrs"].desc.obj_poss
         self.wanted = self.objects & {(int(x), int(y)) for x, y in wanted}
 
     def where(self, stand: Stand) -> str:
@@ -126,7 +126,8 @@ def play(game: Game, seed: int, steps: int, habit: float, rng: random.Random) ->
     """
     told, played, room = game.start(seed), list[Step](), Room(game.level)
     for _ in range(steps):
-        stand = Stand(*map(int, game.level.agent_pos), int(game.level.agent_dir))
+        x, y = map(int, game.level.agent_pos)
+        stand = Stand(x, y, int(game.level.agent_dir))
         last = played[-1].action if played else ""
         good, bad = _good(room, stand, last), _bad(room, stand)
         chosen = bad if bad and not bad & good and rng.random() < habit else good
