@@ -108,7 +108,7 @@ class Bench:
                 branches = driver.branches(task, Tree(task.id, "rollout", 0), sessions)
                 tree = TreeSearch(branches, samplers, judge, rule)
                 old = tree.grower
-                tree.grower = kind(branches, old.samplers, old.seed, old.merge)
+                tree.grower = kind(branches, old.samplers, old.seed, old.merge, old.known)
                 self.trees.append(tree)
             began = time.perf_counter()
             async with in_flight((tree.grow(_forget) for tree in self.trees), at_a_time) as grown:

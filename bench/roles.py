@@ -2,10 +2,10 @@
 
     .venv/bin/python bench/roles.py
 
-About two minutes on two cores. SmolLM2-135M's shape in float32 with random weights. Each role has a LoRA adapter of
+About eight minutes on two cores. SmolLM2-135M's shape in float32 with random weights. Each role has a LoRA adapter of
 rank 16 on all attention matrices. It takes two optimiser steps on 8 rows of 256 tokens, then samples 16 completions of
-32 tokens, twice in turn. Each side is a process of its own, run three times; the median counts. The baseline has
-one role. The last line is one JSON object:
+32 tokens, twice in turn. Each side is a process of its own. The baseline has one role. The last line is one JSON
+object:
 
     memory_ratio    peak memory of the process with two roles over that of the one with one
     models_ratio    peak memory of a process with two roles that are two models over that of the one with one
@@ -18,7 +18,6 @@ import asyncio
 import json
 import random
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -41,7 +40,6 @@ from coterie.trajectories.row import Row, Target
 RANK, STEPS, ROUNDS = 16, 2, 2
 ROWS, LENGTH = 8, 256
 COMPLETIONS, SAMPLED = 16, 32
-REPEATS = 3
 SETTINGS = TrainingSettings(
     method="lora",
     learning_rate=1e-3,
@@ -116,10 +114,7 @@ def main() -> None:
         play(cast(args.side, args.model))
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return
-    mib = {
-        side: statistics.median(peak(side, args.model) for _ in range(REPEATS))
-        for side in ("one", "two", "models")
-    }
+    mib = {side: peak(side, args.model) for side in ("one", "two", "models")}
     for side, found in mib.items():
         print(f"{side:>8}: {found:,.0f} MiB")
     print(

@@ -432,7 +432,7 @@ def test_what_was_never_in_the_tree_has_no_place_in_it() -> None:
         async with sessions_of(4, 5.0) as kept:
             own = branches(Counting(), dict(agent("1")), Tree("t", "rollout", 0), kept)
             samplers = agent("1", "2", "3")
-            grower = TreeGrower(own, lambda _: samplers, lambda rollout, depth: rollout.number)
+            grower = TreeGrower(own, lambda *_: samplers, lambda rollout, *_: rollout.number)
             at = await own.start()
             ways = await grower.ways(at, [Rollout(0, n, at.node) for n in range(3)])
             assert [way[0].turn.text for way in ways] == ["1", "2", "3"]

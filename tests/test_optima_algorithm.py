@@ -21,11 +21,12 @@ from coterie.progress import Silent
 from coterie.recipes import trainings
 from coterie.recipes.base import Recipe
 from coterie.recipes.optima.recipe import Optima
-from coterie.recipes.optima.trees import PROBE, probe, rollouts
+from coterie.recipes.optima.trees import PROBE, probe
 from coterie.recipes.registry import recipe, settings
 from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Rollout
 from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.growing import rollouts
 from coterie.runs.loop import run_steps
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.item import ItemKey

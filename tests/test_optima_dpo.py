@@ -15,11 +15,11 @@ from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.settings import OptimaDPOSettings
-from coterie.recipes.optima.trees import Growing, rollouts
 from coterie.recipes.registry import recipe, run_report, settings
 from coterie.reports.data import TreeTurn
 from coterie.rollout.grower import Rollout
 from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.growing import Growing, rollouts
 from coterie.runs.loop import run_steps
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn

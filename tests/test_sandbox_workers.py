@@ -1,13 +1,10 @@
 """The sandbox's workers: they share the work, are replaced, and are gone when they should be."""
 
 import asyncio
-import json
 import os
-import struct
 import subprocess
 import sys
 import time as clock
-from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
 
@@ -21,7 +18,7 @@ from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import Graded, TestResult, judge
 from coterie.tools.sandbox.settings import SandboxSettings
-from coterie.tools.sandbox.worker import Worker
+from coterie.tools.sandbox.worker import Worker, written
 from tests.test_sandbox import ONE, SIZED, inside
 
 
@@ -75,10 +72,8 @@ def test_a_worker_whose_pipe_is_full_can_be_closed() -> None:
 
     async def work() -> None:
         worker = await Worker.start(make_jail(ONE))
-        body = json.dumps(
-            asdict(job_of(ONE, SIZED, ["f(250_000)"] * 8, False, worker.user))
-        ).encode()
-        worker._in.write(struct.pack(">I", len(body)) + body + bytes(16))
+        job = job_of(ONE, SIZED, ["f(250_000)"] * 8, False, worker.user)
+        worker._in.write(written(job) + bytes(16))
         while len(worker._out._buffer) < 1 << 17:  # type: ignore[attr-defined]
             await asyncio.sleep(0.05)
         await asyncio.wait_for(worker.close(), 30)

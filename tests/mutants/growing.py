@@ -14,7 +14,7 @@ STORED = f"{GAMES}test_a_search_of_a_tree_from_a_store_goes_on_alike"
 MUTANTS = (
     Mutant(
         "growing-one-seed-for-all-who-act",
-        GROWER,
+        SEARCH,
         "depth = len(at.state.turns) + place",
         "depth = len(at.state.turns)",
         "players who act at the same time draw the same random numbers",
@@ -31,7 +31,7 @@ MUTANTS = (
     Mutant(
         "growing-merged-turns-go-on-apart",
         GROWER,
-        "placed += (Response(same, request, len(same.ids)),)",
+        "placed += (self._again(same, len(same.ids)),)",
         "placed += (replace(response, turn=turn),)",
         "a rollout goes on from words that are not in the tree",
         (MERGED,),
@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant(
         "growing-finished-searches-are-done-again",
         SEARCH,
-        "if search not in done:",
-        "if search >= 0:",
+        "for search in range(done, self.searches):",
+        "for search in range(self.searches):",
         "a search that goes on plays everything again",
         (STORED,),
     ),

@@ -201,8 +201,8 @@ MUTANTS = (
     Mutant(
         "optima-tree-equal-seeds",
         "rollout/tree_search.py",
-        'self._key("seed", rollout.search, rollout.number, place)',
-        'self._key("seed", 0, 0, place)',
+        'self.key("seed", rollout.search, rollout.number, depth)',
+        'self.key("seed", 0, 0, depth)',
         "all rollouts of a search say the same",
         (
             f"{TREES}test_merging_makes_a_tree_narrower",

@@ -28,9 +28,11 @@ ENVIRONMENTS = Kind(
         "exchange": "coterie.environments.exchange.environment:Exchange",
         "persona": "coterie.environments.persona.environment:Persona",
         "problems": "coterie.environments.problems.environment:Problems",
+        "sums": "coterie.environments.acting.sums:Sums",
         "debate": "coterie.environments.debate:Debate",
         "plan_ground": "coterie.environments.plan_ground.environment:PlanGround",
         "shop": "coterie.environments.plan_ground.shop:ShopErrands",
+        "python_maths": "coterie.environments.acting.python_maths:PythonMaths",
         "information_exchange": "coterie.environments.information_exchange:InformationExchange",
         "backend_programming": "coterie.environments.colbench:BackendProgramming",
         "babyai": "coterie.environments.acting.babyai:BabyAI",
@@ -61,7 +63,7 @@ PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     "qa": {"name": "debate", "subject": "text"},
 }
 """The environment of each data set, and what it is told."""
-MICRO_WORLDS = ("exchange", "persona", "problems", "shop", "babyai")
+MICRO_WORLDS = ("exchange", "persona", "problems", "shop", "sums", "babyai")
 """Environments that make their own tasks."""
 CODING = ("persona", "colbench_code")
 """Benchmarks of functions that a person wants written."""

@@ -99,16 +99,23 @@ def _default(name: str) -> "Choice":
     """What a method is played on if nothing is said: its micro-world or first data set, or what its settings say."""
     from coterie.environments.registry import Choice, is_micro_world
 
-    if known := played_by(name):
+    choice = _own(name)
+    if choice == Choice() and (known := played_by(name)):
         first = known[0]
         return Choice(None, first) if is_micro_world(first) else Choice(first).over(Choice())
-    fields = settings_type(name).model_fields
-    choice = Choice(*(fields[group].default.name for group in ("dataset", "environment")))
     if choice == Choice():
         raise UserError(
             f"{name} does not say on what it is played", "add environment=NAME or dataset=NAME"
         )
     return choice.over(Choice())
+
+
+def _own(name: str) -> "Choice":
+    """What the settings of a method say that it is played on."""
+    from coterie.environments.registry import Choice
+
+    fields = settings_type(name).model_fields
+    return Choice(*(fields[group].default.name for group in ("dataset", "environment")))
 
 
 def played_by(name: str) -> list[str]:
@@ -170,6 +177,8 @@ def _choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) -> "Choi
     from coterie.environments.registry import Choice
 
     before, asked = Choice.of(stored), Choice.among(words)
+    if asked.environment is None and asked.dataset in _presets(name).values:
+        asked = Choice(asked.dataset, _own(name).environment)
     if before.environment is None:
         before = _default(name) if asked == Choice() else Choice()
     return asked.over(before)

@@ -1,6 +1,6 @@
 """The trainings of recipes: a role on rows, on pairs against itself as it was, or by any objective."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from peft import PeftModel
@@ -23,7 +23,9 @@ from coterie.training.sft import SFT
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.pair import Pair
 from coterie.trajectories.row import rows
-from coterie.trajectories.view import view
+from coterie.trajectories.selection import Selection
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.view import View, view
 
 
 def train_role(
@@ -62,10 +64,11 @@ def imitate(
     progress: Progress,
     *,
     role: str | None = None,
+    see: Callable[[Tree, Selection], View] | None = None,
 ) -> Metrics:
     """SFT of a role's newest version on the turns that it spoke of what an iteration selected.
 
-    By default it is the recipe's leading role.
+    By default it is the recipe's leading role, under the prompts that it was shown; ``see`` may show others.
     Raises ``UserError`` if nothing was selected.
     """
     role = role or recipe.leading
@@ -74,7 +77,7 @@ def imitate(
         row
         for tree, one in selected(run, iteration)
         if one.agent in own
-        for row in rows(view(tree, one.leaf, one.agent), one.weight)
+        for row in rows(see(tree, one) if see else view(tree, one.leaf, one.agent), one.weight)
         if row.targets
     ]
     if not found:

@@ -60,11 +60,11 @@ class Branching:
         samplers = dict.fromkeys(agents_of(self.driver.environment), self.sampler)
         key = (self.driver.seed, self.iteration, self.stage, played.task.id, played.sample)
 
-        def seed(candidate: Rollout, depth: int) -> int:
+        def seed(candidate: Rollout, at: Position, among: int) -> int:
             place, number = candidate.search, candidate.number
             return int(digest("candidate", *key, place, number)[:15], 16)
 
-        grower = TreeGrower(branches, lambda _: samplers, seed)
+        grower = TreeGrower(branches, lambda *_: samplers, seed)
         asked: list[Position] = []
         at = Position(tree.root, State(played.task, branches.seed))
         for turn in played.path:

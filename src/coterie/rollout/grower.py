@@ -21,10 +21,12 @@ from coterie.trajectories.turn import Turn
 T = TypeVar("T")
 Merge = Callable[[Turn, Sequence[Turn]], Turn | None]
 """Of a new turn and its siblings, all by one speaker: the sibling that it is, or ``None`` if it is a new one."""
-Seed = Callable[["Rollout", int], int]
-"""The seed of a rollout's next turn, which has this place on its path."""
-Samplers = Callable[["Rollout"], Mapping[str, CandidateSampler]]
-"""The samplers of a rollout, by actor."""
+Seed = Callable[["Rollout", Position, int], int]
+"""The seed of a rollout's next turn: where it stands, and the place of who speaks among those who act there."""
+Samplers = Callable[["Rollout", Position], Mapping[str, CandidateSampler]]
+"""The samplers of a rollout by actor, where it stands."""
+Known = Callable[["Rollout", Position], Turn | None]
+"""The turn that a rollout is to take where it stands, if that was sampled before."""
 Way = tuple[Response, ...]
 """What all who act at a node say."""
 
@@ -44,6 +46,8 @@ class Rollout:
     failure: str | None = None
     sampled: int = 0
     """Tokens that were sampled for it, those of turns that were merged included."""
+    labels: tuple[int, ...] = ()
+    """Which child it takes at each step of the agent from the beginning on, in trees whose children have labels."""
 
 
 def never_merge(turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
@@ -51,16 +55,27 @@ def never_merge(turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
     return None
 
 
+def nothing_known(rollout: Rollout, at: Position) -> Turn | None:
+    """Every turn of a rollout is sampled."""
+    return None
+
+
 class TreeGrower:
-    """Grows the branches of one tree."""
+    """Grows the branches of one tree. Only one actor acts at a time where turns are ``known``."""
 
     def __init__(
-        self, branches: Branches, samplers: Samplers, seed: Seed, merge: Merge = never_merge
+        self,
+        branches: Branches,
+        samplers: Samplers,
+        seed: Seed,
+        merge: Merge = never_merge,
+        known: Known = nothing_known,
     ) -> None:
         self.branches = branches
         self.samplers = samplers
         self.seed = seed
         self.merge = merge
+        self.known = known
 
     async def roll(self, node: str, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Play rollouts from a node to the end; those that fail have the reason. Raises ``EngineGone``."""
@@ -124,20 +139,46 @@ class TreeGrower:
         place: int,
         draws: Sequence[int],
     ) -> list[Response]:
-        """What an actor says in each rollout; those that speak by the same sampler are asked together."""
-        depth = len(at.state.turns) + place
-        groups: dict[int, tuple[CandidateSampler, list[int]]] = {}
-        for number, rollout in enumerate(rollouts):
-            sampler = self.samplers(rollout)[actor]
-            groups.setdefault(id(sampler), (sampler, []))[1].append(number)
+        """What an actor says in each rollout: what is known, or a turn that is sampled now.
+
+        Those that speak by the same sampler are asked together, and with the same seed once.
+        """
         found: dict[int, Response] = {}
-        for sampler, numbers in groups.values():
-            seeds = [self.seed(rollouts[number], depth) for number in numbers]
-            prompt = self.branches.prompt(at, actor, seeds[0], 0)
-            own = [draws[number] for number in numbers] if draws else []
-            said = await sampler.candidates(prompt, context_at(at, actor), seeds, own)
-            found.update(zip(numbers, said, strict=True))
+        groups: dict[int, tuple[CandidateSampler, dict[int, list[int]]]] = {}
+        for number, rollout in enumerate(rollouts):
+            if (turn := self.known(rollout, at)) is not None:
+                found[number] = self._again(turn, 0)
+                continue
+            sampler, seed = self.samplers(rollout, at)[actor], self.seed(rollout, at, place)
+            seeds = groups.setdefault(id(sampler), (sampler, {}))[1]
+            seeds.setdefault(seed, []).append(number)
+        asked = [self._asked(at, actor, *group, draws) for group in groups.values()]
+        for said in await together(asked):
+            found |= said
         return [found[number] for number in range(len(rollouts))]
+
+    async def _asked(
+        self,
+        at: Position,
+        actor: str,
+        sampler: CandidateSampler,
+        seeds: Mapping[int, Sequence[int]],
+        draws: Sequence[int],
+    ) -> dict[int, Response]:
+        """What a sampler says with each seed, by the numbers of the rollouts that have it."""
+        prompt = self.branches.prompt(at, actor, next(iter(seeds)), 0)
+        own = [draws[numbers[0]] for numbers in seeds.values()] if draws else []
+        said = await sampler.candidates(prompt, context_at(at, actor), list(seeds), own)
+        return {
+            number: response if number == numbers[0] else replace(response, tokens=0)
+            for numbers, response in zip(seeds.values(), said, strict=True)
+            for number in numbers
+        }
+
+    def _again(self, turn: Turn, tokens: int) -> Response:
+        """A turn of the tree, taken once more."""
+        request = None if turn.prompt is None else self.branches.tree.requests[turn.prompt]
+        return Response(turn, request, tokens)
 
     def _place(self, at: Position, way: Way) -> Way:
         """What is said, as nodes of the tree: siblings that it is merged with, or new ones."""
@@ -152,8 +193,7 @@ class TreeGrower:
                 tree.add(turn, response.request)
                 placed += (replace(response, turn=turn),)
             else:
-                request = None if same.prompt is None else tree.requests[same.prompt]
-                placed += (Response(same, request, len(same.ids)),)
+                placed += (self._again(same, len(same.ids)),)
         return placed
 
 

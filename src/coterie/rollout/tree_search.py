@@ -7,6 +7,7 @@ again alike.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,9 +15,10 @@ from coterie.engines.protocol import EngineError, EngineGone
 from coterie.rollout.branches import Branches
 from coterie.rollout.grower import Merge, Rollout, TreeGrower, never_merge
 from coterie.rollout.samplers import CandidateSampler
+from coterie.rollout.transitions import Position
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.tree import Outcome, Tree
-from coterie.trajectories.turn import digest
+from coterie.trajectories.turn import Turn, digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +49,51 @@ class GrowthRule:
     merge: Merge = never_merge
 
 
-class TreeSearch:
-    """The search of one task's tree, from the beginning or from what its branches have already.
+class Search(ABC):
+    """A search of one task's tree, from the beginning or from what its branches have already.
 
-    ``rollouts`` are those of the finished searches, of which the tree has the paths.
+    ``rollouts`` are those of the finished searches, of which the tree has the paths. Kinds of searches say where
+    rollouts begin, who speaks in them and with which random numbers.
     """
 
     def __init__(
         self,
         branches: Branches,
-        samplers: Mapping[str, CandidateSampler],
         judge: PathJudge,
-        rule: GrowthRule,
+        searches: int,
         rollouts: Sequence[Rollout] = (),
+        merge: Merge = never_merge,
         *,
         seed: int = 0,
     ) -> None:
         self.branches = branches
         self.judge = judge
-        self.rule = rule
+        self.searches = searches
         self.rollouts = list(rollouts)
         self.seed = seed
-        self.grower = TreeGrower(branches, lambda _: samplers, self._seed, rule.merge)
+        self.grower = TreeGrower(branches, self.samplers_of, self.seed_of, merge, self.known_to)
         self.judged: dict[str, Judged] = {}
         """By leaf, of the rollouts of this process."""
+
+    # -- what a kind of search says -----------------------------------------------------------
+
+    @abstractmethod
+    def begin(self, search: int, rng: random.Random) -> list[Rollout]:
+        """The rollouts of a search, all from one node; none if there is nothing left to play."""
+
+    @abstractmethod
+    def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
+        """By actor, who speaks for a rollout where it stands."""
+
+    @abstractmethod
+    def seed_of(self, rollout: Rollout, at: Position, place: int) -> int:
+        """The seed of a rollout's next turn; ``place`` is that of its actor among those who act."""
+
+    def known_to(self, rollout: Rollout, at: Position) -> Turn | None:
+        """The turn that a rollout takes where it stands, if that was sampled before."""
+        return None
+
+    # -- how it goes --------------------------------------------------------------------------
 
     @property
     def tree(self) -> Tree:
@@ -85,13 +108,14 @@ class TreeSearch:
         for leaf, reward in {(r.leaf, r.reward) for r in self.rollouts if r.leaf is not None}:
             assert reward is not None, "a rollout with a leaf has a reward"
             self.judged[leaf] = Judged(reward)
-        done = {rollout.search for rollout in self.rollouts}
+        done = max((rollout.search for rollout in self.rollouts), default=-1) + 1
         try:
             await self._stand()
-            for search in range(self.rule.searches):
-                if search not in done:
-                    new, credit = await self.search(search)
-                    record(self.tree, new, credit)
+            for search in range(done, self.searches):
+                new, credit = await self.search(search)
+                if not new:
+                    break
+                record(self.tree, new, credit)
         finally:
             await self.branches.close()
 
@@ -107,10 +131,10 @@ class TreeSearch:
 
     async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
         """One search: choose a node, play rollouts from it, value what they went through."""
-        rng = random.Random(self._key("choose", search))
-        node = self.rule.choose(self.tree, self.rollouts, self.branches.nodes(), rng)
-        blank = [Rollout(search, number, node) for number in range(self.rule.rollouts)]
-        played = await self.grower.roll(node, blank)
+        blank = self.begin(search, random.Random(self.key("choose", search)))
+        if not blank:
+            return [], []
+        played = await self.grower.roll(blank[0].start, blank)
         found, credit = await self._valued(sorted(played, key=lambda r: r.number))
         self.rollouts += found
         if any(rollout.leaf is None for rollout in found):
@@ -166,7 +190,7 @@ class TreeSearch:
         score = (await self.branches.grade(at)).score
         if score is None:
             raise EngineError("the dialogue could not be graded")
-        sample = rollout.search * self.rule.rollouts + rollout.number
+        sample = len(self.rollouts) + rollout.number
         return Outcome(leaf, sample, at.state.end, at.state.answer, score)
 
     async def _prune(self) -> None:
@@ -174,12 +198,42 @@ class TreeSearch:
         leaves = [r.leaf for r in self.rollouts if r.leaf is not None]
         await self.branches.prune(path_tree(self.tree, leaves))
 
-    def _seed(self, rollout: Rollout, place: int) -> int:
-        return int(self._key("seed", rollout.search, rollout.number, place)[:15], 16)
-
-    def _key(self, *what: object) -> str:
+    def key(self, *what: object) -> str:
+        """A digest of the tree and of what of it is meant."""
         tree = self.tree
         return digest("tree", self.seed, tree.iteration, tree.stage, tree.task, *what)
+
+
+class TreeSearch(Search):
+    """A search by a rule, in which every rollout speaks with the same samplers and random numbers of its own."""
+
+    def __init__(
+        self,
+        branches: Branches,
+        samplers: Mapping[str, CandidateSampler],
+        judge: PathJudge,
+        rule: GrowthRule,
+        rollouts: Sequence[Rollout] = (),
+        *,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(branches, judge, rule.searches, rollouts, rule.merge, seed=seed)
+        self.samplers = samplers
+        self.rule = rule
+
+    def begin(self, search: int, rng: random.Random) -> list[Rollout]:
+        """As many rollouts as the rule says, from the node that it chooses."""
+        node = self.rule.choose(self.tree, self.rollouts, self.branches.nodes(), rng)
+        return [Rollout(search, number, node) for number in range(self.rule.rollouts)]
+
+    def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
+        """Always the same."""
+        return self.samplers
+
+    def seed_of(self, rollout: Rollout, at: Position, place: int) -> int:
+        """Of the rollout, and of the place of the turn on its path."""
+        depth = len(at.state.turns) + place
+        return int(self.key("seed", rollout.search, rollout.number, depth)[:15], 16)
 
 
 def path_tree(tree: Tree, leaves: Sequence[str]) -> Tree:

@@ -32,7 +32,7 @@ class TrainingSettings(Settings):
     )
     learning_rate: float = key(2e-5, "peak learning rate", gt=0)
     schedule: Schedule = key("cosine", "how the learning rate goes from its peak to zero, or stays")
-    warmup_ratio: float = key(0.03, "share of the steps in which the rate climbs", ge=0, lt=1)
+    warmup_ratio: float = key(0.03, "share of the steps in which the rate climbs", ge=0, le=1)
     epochs: int = key(1, "how often every row is seen", ge=1)
     max_steps: int | None = key(None, "stop after this many optimiser steps", ge=1)
     batch_rows: int = key(32, "rows (or pairs) of one optimiser step", ge=1)

@@ -27,9 +27,10 @@ from coterie.progress import Progress
 from coterie.recipes.optima.data import OptimaData
 from coterie.recipes.optima.failing import nothing_selected, nothing_to_compare
 from coterie.recipes.optima.reward import totals
-from coterie.recipes.optima.trees import grow, grown, probe, rollouts, siblings, valued
+from coterie.recipes.optima.trees import grow, probe, siblings, valued
 from coterie.recipes.trainings import prefer, train_role
 from coterie.runs.folder import Run, Step
+from coterie.runs.growing import grown, rollouts
 from coterie.runs.items import on_trees
 from coterie.runs.stage import Stage
 from coterie.selection.demonstrations import best_demonstrations, random_demonstrations
@@ -122,7 +123,7 @@ class Optima(OptimaData):
         """A tree of dialogues for each task; all grow at once. Fresh dialogues say what tokens are relative to."""
         limit = await probe(self, run, i, progress)
         await grow(self, run, i, limit, progress)
-        return grown(run.store, i, limit)
+        return {**grown(run.store, i), "token_limit": limit}
 
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
         """The value of every node of every tree, as credit."""

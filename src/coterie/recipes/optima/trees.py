@@ -1,13 +1,11 @@
 """What ``optima``'s iterations of DPO need of trees: rewards while they grow, and their record."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.run_engines import POLICY
-from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.optima.data import OptimaData
 from coterie.recipes.optima.reward import said
@@ -16,69 +14,23 @@ from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.likelihood import turn_losses
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, dialogue_tokens
-from coterie.rollout.flight import in_flight
 from coterie.rollout.grower import Rollout
 from coterie.rollout.search import Value, growth, node_values
 from coterie.rollout.sessions import Sessions
-from coterie.rollout.tree_search import Judged, TreeSearch, path_tree
+from coterie.rollout.tree_search import Judged, TreeSearch
 from coterie.runs.folder import Run, Step
+from coterie.runs.growing import Growing, grow_trees
 from coterie.runs.items import Done, going_on
 from coterie.selection.pairs import PairSettings, sibling_pairs
 from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey, Metrics
+from coterie.trajectories.item import ItemKey
 from coterie.trajectories.selection import Selection
-from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, Outcome, Tree
 from coterie.trajectories.view import View, view
 
 PROBE = "probe"
 """The stage under which the dialogues are kept that say how long dialogues are."""
-
-
-@dataclass(slots=True)
-class Growing:
-    """What a store has of the trees of an iteration, and the writing of more."""
-
-    store: Store
-    iteration: int
-    progress: Progress
-    sampled_tokens: Callable[[], int]
-    """So far, for the progress."""
-    played: dict[str, list[Rollout]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.played = rollouts(self.store, self.iteration)
-
-    def left(self, tasks: Iterable[Task], searches: int) -> int:
-        """How many searches there are still to do."""
-        done = [{rollout.search for rollout in self.played.get(task.id, ())} for task in tasks]
-        return sum(searches - len(found) for found in done)
-
-    def begun(self, task: Task) -> tuple[Tree, list[Rollout]]:
-        """A task's tree as far as it has grown, and the rollouts that made it."""
-        found = self.played.get(task.id, [])
-        if not any(rollout.leaf for rollout in found):
-            return Tree(task.id, "rollout", self.iteration), found
-        return self.store.tree(self.iteration, "rollout", task.id), found
-
-    def record(self, tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> None:
-        """Write a finished search: all of its rollouts, or none."""
-        last = max((r.number for r in new if r.leaf is not None), default=-1)
-        with self.store.together():
-            for one in new:
-                key = ItemKey(
-                    self.iteration, "rollout", tree.task, f"{one.search:03d}/{one.number:02d}"
-                )
-                path = None if one.leaf is None else path_tree(tree, [one.leaf])
-                self.store.finish(
-                    key,
-                    tree=path,
-                    credit=credit if one.number == last else (),
-                    metrics=_metrics(one, path),
-                    failure=one.failure,
-                )
-        self.progress.advance(1, sampled_tokens=self.sampled_tokens())
 
 
 class TreeJudge:
@@ -179,37 +131,7 @@ async def grow(
     with going_on(title, progress):
         async with recipe.cast(run) as cast:
             driver = cast.driver(samplers, recipe.settings.seed)
-            async with driver.sessions() as sessions:
-                trees = (search(driver, sessions, task).grow(growing.record) for task in tasks)
-                async with in_flight(trees, s.trees_in_flight) as done:
-                    async for _ in done:
-                        pass
-
-
-def grown(store: Store, iteration: int, max_tokens: int) -> Metrics:
-    """How many dialogues the trees have, and what was saved by their sharing.
-
-    Raises ``UserError`` if all rollouts failed.
-    """
-    played = [one for found in rollouts(store, iteration).values() for one in found]
-    failed = sum(one.leaf is None for one in played)
-    if played and failed == len(played):
-        raise UserError(
-            f"all {failed} rollouts failed; the first because: {played[0].failure}",
-            "fix the cause, and run again in a new folder or with --fork",
-        )
-    trees = list(store.trees(iteration, "rollout"))
-    leaves = {leaf: o.score or 0.0 for tree in trees for leaf, o in tree.outcomes.items()}
-    lengths = store.metrics(iteration, "rollout").values()
-    return {
-        "n": len(played),
-        "failed": failed,
-        "score": sum(leaves.get(one.leaf or "", 0.0) for one in played) / len(played),
-        "tokens": sum(int(metrics.get("tokens", 0)) for metrics in lengths) / len(played),
-        "trees": len(trees),
-        "turns": sum(len(tree.turns) for tree in trees),
-        "token_limit": max_tokens,
-    }
+            await grow_trees(driver, growing, tasks, search, s.trees_in_flight)
 
 
 async def valued(
@@ -246,33 +168,3 @@ def _mean_scores(tree: Tree) -> dict[str, float]:
         for turn in path:
             found.setdefault(turn.id, []).append(outcome.score or 0.0)
     return {node: sum(scores) / len(scores) for node, scores in found.items()}
-
-
-def rollouts(store: Store, iteration: int) -> dict[str, list[Rollout]]:
-    """The rollouts of an iteration's finished searches, by task, in their order."""
-    failures = {key: reason for key, reason in store.failures(iteration) if key.stage == "rollout"}
-    found: dict[str, list[Rollout]] = {}
-    for key, metrics in sorted(store.metrics(iteration, "rollout").items()):
-        if not key.task:
-            continue
-        search, _, number = key.sample.partition("/")
-        leaf, reward = metrics.get("leaf"), metrics.get("reward")
-        one = Rollout(
-            int(search),
-            int(number),
-            str(metrics["start"]),
-            None if leaf is None else str(leaf),
-            None if reward is None else float(reward),
-            failures.get(key),
-            int(metrics["sampled"]),
-        )
-        found.setdefault(key.task, []).append(one)
-    return found
-
-
-def _metrics(one: Rollout, path: Tree | None) -> Metrics:
-    shared: dict[str, float | int | str] = {"start": one.start, "sampled": one.sampled}
-    if path is None or one.leaf is None or one.reward is None:
-        return {**shared, "tokens": 0}
-    tokens = dialogue_tokens(path.path(one.leaf))
-    return {**shared, "tokens": tokens, "leaf": one.leaf, "reward": one.reward}

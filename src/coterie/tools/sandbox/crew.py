@@ -16,12 +16,13 @@ TRIES = 2
 class Crew:
     """Workers of one kind; no two kinds of code meet in one."""
 
-    def __init__(self, settings: SandboxSettings) -> None:
+    def __init__(self, settings: SandboxSettings, count: int | None = None) -> None:
+        """``count`` workers, by default as many as answers run at a time."""
         self.settings = settings
         self.busy: set[Worker] = set()
         self._idle: asyncio.LifoQueue[Worker | None] = asyncio.LifoQueue()
         """A place for each worker; ``None`` where one is to be started."""
-        for _ in range(settings.count):
+        for _ in range(settings.count if count is None else count):
             self._idle.put_nowait(None)
         self._starting: set[asyncio.Task[Worker]] = set()
         self._closed = False
@@ -38,20 +39,38 @@ class Crew:
         return None
 
     async def _run(self, source: str, calls: list[str], legacy: bool) -> list[JobRecord]:
+        worker = await self.take()
+        try:
+            records = await worker.run(job_of(self.settings, source, calls, legacy, worker.user))
+        except BaseException:
+            await self.drop(worker)
+            raise
+        self.give_back(worker)
+        return records
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a worker can be had without waiting for another one's end."""
+        return not self._idle.empty()
+
+    async def take(self) -> Worker:
+        """A worker that nobody has, when there is one."""
         if self._closed:
             raise RuntimeError("a sandbox runs nothing outside of its context")
         worker = await self._idle.get() or await self._started()
-        back: Worker | None = None
         self.busy.add(worker)
-        try:
-            records = await worker.run(job_of(self.settings, source, calls, legacy, worker.user))
-            back = worker
-            return records
-        finally:
-            self._idle.put_nowait(back)
-            self.busy.discard(worker)
-            if back is None:
-                await worker.close()
+        return worker
+
+    def give_back(self, worker: Worker) -> None:
+        """Let others have a worker."""
+        self.busy.discard(worker)
+        self._idle.put_nowait(worker)
+
+    async def drop(self, worker: Worker) -> None:
+        """End a worker; another one will take its place."""
+        self.busy.discard(worker)
+        self._idle.put_nowait(None)
+        await worker.close()
 
     async def _started(self) -> Worker:
         """A new worker.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ from coterie.tools.sandbox.crew import Crew
 from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.inside.plain import NotPlain, Wire, encode
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, judge, read_record
+from coterie.tools.sandbox.session import PythonSession, Sessions
 from coterie.tools.sandbox.settings import SandboxSettings
 
 
@@ -24,6 +26,7 @@ class Sandbox:
         self.settings = settings or SandboxSettings()
         self.answers = Crew(self.settings)
         self.references = Crew(self.settings)
+        self.sessions = Sessions(self.settings)
 
     async def __aenter__(self) -> Self:
         try:
@@ -42,7 +45,10 @@ class Sandbox:
         try:
             await self.answers.close()
         finally:
-            await self.references.close()
+            try:
+                await self.references.close()
+            finally:
+                await self.sessions.crew.close()
 
     async def run(
         self, source: str, calls: Sequence[str], *, mode: Mode = "module"
@@ -52,6 +58,10 @@ class Sandbox:
         ``calls`` are expressions. Each sees definitions of its own, so none can spoil another.
         """
         return await _results(self.answers, source, calls, mode)
+
+    def session(self, seed: int) -> AbstractAsyncContextManager[PythonSession]:
+        """A session, whose cells share one state (``session``); ``seed`` is that of ``random`` in it."""
+        return self.sessions.open(seed)
 
     async def run_reference(
         self, source: str, calls: Sequence[str], *, mode: Mode = "module"

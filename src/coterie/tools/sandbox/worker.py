@@ -1,4 +1,4 @@
-"""One worker: the jail's process, and the exchange of jobs and replies with the supervisor in it."""
+"""One worker: the jail's process, and the exchange of requests and replies with the supervisor in it."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,8 @@ from dataclasses import asdict
 from typing import cast
 
 from coterie.errors import UserError
-from coterie.tools.sandbox.inside.job import Job, JobRecord
+from coterie.tools.sandbox.inside.cell import Cell, Closing, Opening
+from coterie.tools.sandbox.inside.job import HEAD, Job, JobRecord
 from coterie.tools.sandbox.jail import Jail, advice
 from coterie.tools.sandbox.users import User, claim_user
 
@@ -25,6 +26,7 @@ STDERR = 2000
 """Bytes that are kept of what a jail says."""
 CLOSE_SECONDS = 10.0
 """For a jail that was killed to be gone."""
+Request = Job | Opening | Cell | Closing
 
 
 class WorkerLost(Exception):
@@ -32,7 +34,7 @@ class WorkerLost(Exception):
 
 
 class Worker:
-    """A jail that runs one answer at a time. Start it with ``start``."""
+    """A jail that runs one answer at a time, or has one session. Start it with ``start``."""
 
     def __init__(self, user: User, process: Process) -> None:
         self.user = user
@@ -65,16 +67,16 @@ class Worker:
             raise
         return worker
 
-    async def run(self, job: Job) -> list[JobRecord]:
-        """A record for each of the job's calls; raises ``WorkerLost``. Whatever it raises, the worker is ended."""
+    async def run(self, request: Request) -> list[JobRecord]:
+        """The records of the reply, for a job one for each call; raises ``WorkerLost``. Whatever it raises, the worker
+        is ended."""
         nonce = secrets.token_bytes(16)
-        body = json.dumps(asdict(job)).encode()
         try:
-            self._in.write(struct.pack(">I", len(body)) + body + nonce)
+            self._in.write(written(request) + nonce)
             reply = await asyncio.wait_for(
-                self._reply(nonce, job), job.longest_seconds + GRACE_SECONDS
+                self._reply(nonce, request), request.longest_seconds + GRACE_SECONDS
             )
-            return _records(reply, len(job.calls))
+            return _records(reply, request.records)
         except (OSError, EOFError, TimeoutError, ValueError, struct.error) as error:
             self.kill()
             raise WorkerLost(f"the sandbox's worker was lost ({type(error).__name__})") from error
@@ -82,13 +84,13 @@ class Worker:
             self.kill()
             raise
 
-    async def _reply(self, nonce: bytes, job: Job) -> bytes:
+    async def _reply(self, nonce: bytes, request: Request) -> bytes:
         await self._in.drain()
         head = await self._out.readexactly(20)
         if head[:16] != nonce:
             raise ValueError("a reply to another run")
         (size,) = struct.unpack(">I", head[16:])
-        if size > job.max_reply:
+        if size > request.max_reply:
             raise ValueError("a reply that is too long")
         return await self._out.readexactly(size)
 
@@ -131,6 +133,12 @@ class Worker:
         finally:
             self.user.release()
         return said.decode(errors="replace").strip()
+
+
+def written(request: Request) -> bytes:
+    """A request as the supervisor reads it, without its nonce."""
+    body = json.dumps(asdict(request)).encode()
+    return HEAD.pack(request.kind, len(body)) + body
 
 
 async def _drained(pipe: StreamReader) -> bytes:

@@ -143,13 +143,14 @@ def _mount(where: str, flags: int, options: str) -> None:
     _must(call(b"tmpfs", where.encode(), b"tmpfs", flags, options.encode()), f"mount {where}")
 
 
-def limits(*, memory_mib: int, file_mib: int, processes: int, cpu_seconds: int) -> None:
-    """Set resource limits that can't be raised again."""
+def limits(
+    *, memory_mib: int, file_mib: int, processes: int, cpu_seconds: int | None = None
+) -> None:
+    """Set resource limits that can't be raised again; without ``cpu_seconds`` none of them is on time."""
     values = {
         resource.RLIMIT_AS: memory_mib << 20,
         resource.RLIMIT_FSIZE: file_mib << 20,
         resource.RLIMIT_NPROC: processes,
-        resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_CORE: 1,  # also where a program takes dumps; 0 is for files alone
         resource.RLIMIT_MEMLOCK: 1 << 16,
@@ -157,6 +158,8 @@ def limits(*, memory_mib: int, file_mib: int, processes: int, cpu_seconds: int) 
         resource.RLIMIT_RTPRIO: 0,
         resource.RLIMIT_SIGPENDING: 1024,
     }
+    if cpu_seconds is not None:
+        values[resource.RLIMIT_CPU] = cpu_seconds
     for name, value in values.items():
         resource.setrlimit(name, (value, value))
 

@@ -1,17 +1,24 @@
-"""The process that answers' processes are forked from. It never holds a source, a call, a result or a reply.
+"""The process that those of answers and sessions are forked from. It never holds a source, a call, a result or a reply.
 
 A forked process can read all that its parent ever held, also what was freed. So this one does nothing but fork: a
-request is one byte and two descriptors, which it passes on unread (what to run, and where to write results). How an
-answer's process ended goes to the supervisor by way of a buffer that is emptied.
+request is one byte and a few descriptors, which it passes on unread (what to run, and where to write results). How a
+process ended goes to the supervisor by way of a buffer that is emptied.
 """
 
 import os
+import select
 import socket
 import struct
+from collections.abc import Callable
+from typing import NoReturn
 
-from coterie.tools.sandbox.inside import confine, harness
+from coterie.tools.sandbox.inside import confine, harness, interpreter
 
-FORK = b"f"
+ANSWER, SESSION = b"a", b"s"
+"""What to fork."""
+_FORKED: dict[bytes, Callable[..., NoReturn]] = {ANSWER: harness.answer, SESSION: interpreter.serve}
+_DESCRIPTORS = 3
+"""That a request has at most."""
 NUMBER = struct.Struct("=I")
 
 
@@ -21,13 +28,13 @@ def serve(channel: socket.socket, own: int) -> None:
     ``own`` is a descriptor of our namespace of processes.
     """
     while True:
-        request, files, _, _ = socket.recv_fds(channel, 1, 2)
-        if request != FORK:
+        request, files, _, _ = socket.recv_fds(channel, 1, _DESCRIPTORS)
+        if request not in _FORKED:
             return
         confine.new_process_tree()
         pid = os.fork()
         if pid == 0:
-            harness.answer(*files)
+            _FORKED[request](*files)
         confine.back_to(own)
         for file in files:
             os.close(file)
@@ -42,20 +49,31 @@ class Forker:
         self.pid = pid
         self._channel = channel
 
-    def fork(self, job: int, results: int) -> int:
-        """The number of a new process, which is given two descriptors."""
-        socket.send_fds(self._channel, [FORK], [job, results])
+    def fork(self, what: bytes, *files: int) -> int:
+        """The number of a new process, which is given the descriptors."""
+        socket.send_fds(self._channel, [what], files)
         return self._number()
 
     def ending(self) -> int:
         """How the process ended, as ``os.waitpid`` tells it, when it has."""
         return self._number()
 
+    def has_ended(self, seconds: float) -> bool:
+        """Whether the process has ended, or does within so many seconds."""
+        return bool(select.select([self._channel], [], [], seconds)[0])
+
     def _number(self) -> int:
         told = self._channel.recv(NUMBER.size)
         if len(told) != NUMBER.size:
             raise OSError("the forker is gone")
         return int(NUMBER.unpack(told)[0])
+
+
+def how(status: int) -> str:
+    """How a process ended, for a person."""
+    if os.WIFSIGNALED(status):
+        return f"by signal {os.WTERMSIG(status)}"
+    return f"with status {os.WEXITSTATUS(status)}"
 
 
 def set_apart(*files: int) -> Forker:

@@ -9,7 +9,7 @@ import os
 import struct
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from coterie.tools.sandbox.inside import confine
 from coterie.tools.sandbox.inside.job import Job
@@ -28,20 +28,20 @@ OURS = 2
 """Our own processes in the jail, which count too where the answer's user is ours."""
 
 
-def answer(job: int, results: int) -> None:
+def answer(job: int, results: int) -> NoReturn:
     """What the forked process does: read the job, confine, run, end. Never returns."""
     try:
         os.setsid()  # a signal to its group is for its own processes only
         told = os.pread(job, os.fstat(job).st_size, 0)
         os.dup2(results, RESULTS)
         os.closerange(RESULTS + 1, 256)
-        _open_nothing()
+        open_nothing()
         _confined(Job(**json.loads(told[FIRST.size :])), *FIRST.unpack_from(told))
     finally:
         os._exit(0)
 
 
-def _open_nothing() -> None:
+def open_nothing() -> None:
     """A ``/dev/null`` of its own: flags, locks and owners of an open file stay with all who share it."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for file in range(RESULTS):

@@ -1,11 +1,15 @@
 """What is asked of a jail, and what comes back: read by the host and by both processes in the jail."""
 
+import struct
 from dataclasses import dataclass
+from typing import ClassVar
 
 TOLD, JUDGED = 0, 1
 """Who a record is of: the answer's process, or the supervisor."""
 MAX_FAILURE = 4000
 """Bytes of a record that says why there is no value; every limit of results leaves room for one."""
+HEAD = struct.Struct(">cI")
+"""What stands before a request: its kind, and its length."""
 
 PATIENCE = 4
 """How many times its limit of seconds a job takes at most, where others use the processors."""
@@ -35,6 +39,12 @@ class Job:
     """Of the result of one call."""
     uid: int
     gid: int
+    kind: ClassVar[bytes] = b"j"
+
+    @property
+    def records(self) -> int:
+        """How many there are in the reply."""
+        return len(self.calls)
 
     @property
     def longest_seconds(self) -> float:

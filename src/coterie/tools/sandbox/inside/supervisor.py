@@ -1,16 +1,16 @@
 """The first process in the jail: has a fresh process forked for each answer, watches it, ends it, reports.
 
-It reads jobs from standard input and writes replies to standard output, neither of which an answer's process has.
+It reads requests from standard input and writes replies to standard output, neither of which an answer's process has.
 
 * ready: ``b"ready"``;
-* job: 4 bytes length, JSON (``Job``), then a nonce of 16 bytes, which is read when the answer's
-  processes are gone;
+* request: 1 byte (what it is: a job, or what a session is asked, ``cell``), 4 bytes length, JSON, then a nonce of
+  16 bytes, which is read when the answer's processes are gone, or those of a session are gone or stopped;
 * reply: the nonce, 4 bytes length, then a record for each call: 1 byte (``TOLD`` by the answer's process, or ``JUDGED``
   here), 4 bytes length, bytes. What an answer's process told is handed on unread.
 
 This process holds sources and results, so no answer is forked from it, but from another one (``forker``) that was
 set apart before the first job. An answer runs in a pid namespace of its own, as its first process: when that ends, all
-that it started is gone.
+that it started is gone. So does a session (``session``), which has the jail to itself until it is ended.
 """
 
 import gc
@@ -22,14 +22,13 @@ import signal
 import struct
 import time
 from contextlib import suppress
-from typing import NamedTuple
 
 from coterie.tools.sandbox.inside import confine, harness
-from coterie.tools.sandbox.inside.forker import Forker, set_apart
-from coterie.tools.sandbox.inside.job import JUDGED, MAX_FAILURE, TOLD, Job, JobRecord
+from coterie.tools.sandbox.inside.forker import ANSWER, Forker, how, set_apart
+from coterie.tools.sandbox.inside.job import HEAD, JUDGED, MAX_FAILURE, TOLD, Job, JobRecord
+from coterie.tools.sandbox.inside.session import Seat
+from coterie.tools.sandbox.inside.usage import TICK, processes_use
 
-TICK = 0.02
-"""Seconds between two looks at an answer's processes."""
 WARM = (
     "abc", "array", "base64", "bisect", "calendar", "cmath", "collections", "copy", "csv", "dataclasses",
     "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json",
@@ -79,7 +78,7 @@ class Attempt:
         self._pipe, pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         os.pwrite(told, harness.FIRST.pack(first), 0)
-        self.pid = forker.fork(told, pipe)
+        self.pid = forker.fork(ANSWER, told, pipe)
         os.close(pipe)
 
     def watch(self) -> str | None:
@@ -118,10 +117,7 @@ class Attempt:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         os.close(self._pipe)
-        status = self.forker.ending()
-        if os.WIFSIGNALED(status):
-            return f"by signal {os.WTERMSIG(status)}"
-        return f"with status {os.WEXITSTATUS(status)}"
+        return how(self.forker.ending())
 
     def _told(self) -> int:
         return len(self.records) + self.loaded
@@ -152,42 +148,6 @@ class Attempt:
                 self.failed_to_load = frame
                 return "garbled" if size > MAX_FAILURE else None
         return "garbled" if self._buffer and len(self.records) == self.wanted else None
-
-
-class Use(NamedTuple):
-    """What an answer's processes have used."""
-
-    processes: int
-    seconds: float
-    """Of CPU."""
-    resident: int
-    """Bytes."""
-    waited: float
-    """Seconds that the first of them waited for a processor; 0 on a kernel that doesn't tell."""
-
-
-def processes_use(first: int, forker: int) -> Use:
-    """Of all of an answer's processes, of which ``first`` is the first."""
-    processes, seconds, resident = 0, 0.0, 0
-    for name in os.listdir(confine.processes()):
-        if name.isdigit() and name not in ("1", str(forker)):
-            with suppress(OSError):
-                fields = _read(f"{name}/stat").rpartition(b")")[2].split()
-                seconds += sum(map(int, fields[11:15])) / _CLOCK
-                resident += int(fields[21]) * _PAGE
-                processes += 1
-    waited = 0
-    with suppress(OSError):
-        waited = int(_read(f"{first}/schedstat").split()[1])
-    return Use(processes, seconds, resident, waited / 1e9)
-
-
-def _read(name: str) -> bytes:
-    with confine.process_file(name) as file:
-        return file.read()
-
-
-_CLOCK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGESIZE")
 
 
 def run(job: Job, body: bytes, forker: Forker) -> list[JobRecord]:
@@ -251,7 +211,7 @@ def _write(file: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """Serve jobs until standard input ends."""
+    """Serve requests until standard input ends."""
     jobs, replies = os.dup(0), os.dup(1)
     nowhere = os.open("/dev/null", os.O_RDWR)
     for file in (0, 1, 2):
@@ -266,10 +226,15 @@ def main() -> None:
     forker = set_apart(jobs, replies)
     confine.hide_processes()
     _write(replies, b"ready")
+    seat = Seat(forker)
     while True:
-        (size,) = struct.unpack(">I", _exactly(jobs, 4))
+        kind, size = HEAD.unpack(_exactly(jobs, HEAD.size))
         body = _exactly(jobs, size)
-        records = run(Job(**json.loads(body)), body, forker)
+        if kind == Job.kind:
+            seat.leave()
+            records = run(Job(**json.loads(body)), body, forker)
+        else:
+            records = seat.answer(kind, body)
         reply = b"".join(struct.pack(">BI", kind, len(data)) + data for kind, data in records)
         nonce = _exactly(jobs, 16)
         _write(replies, nonce + struct.pack(">I", len(reply)) + reply)

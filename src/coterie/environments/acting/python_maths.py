@@ -1,0 +1,216 @@
+"""Problems of mathematics for an agent that runs Python: DensePolicy's first two environments.
+
+Actions are cells of a Python session. Answers are compared as debates compare them. What the agent hears of an answer
+is a setting: with ``oracle`` it is told whether the answer is right, as DensePolicy's agents are; with ``neutral`` it
+is asked to check, whether it is right or not; with ``none`` its first answer is final.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from coterie.config.settings import key
+from coterie.datasets.boxed import boxed_answer
+from coterie.datasets.catalogue import Split
+from coterie.datasets.finding import Rows
+from coterie.datasets.problem_rows import MathRow
+from coterie.datasets.rows import QuestionRow
+from coterie.environments.acting.environment import SOLVED, Acting, ActingSettings, saying
+from coterie.environments.acting.shots import MATHEMATICS, NUMBERS, Shot, problem_text
+from coterie.environments.acting.syntax import FORM
+from coterie.environments.gold import gold_answer, secret_answers
+from coterie.environments.mathematics import same_mathematics
+from coterie.environments.numbers import same_number
+from coterie.environments.protocol import Grade, Shared, State, Transition
+from coterie.environments.rows import draw
+from coterie.environments.talk import ANSWERED
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.session import PythonSession
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Ending
+from coterie.trajectories.turn import Message
+
+USED_UP = Ending("answers")
+"""No answers are left."""
+Feedback = Literal["oracle", "neutral", "none"]
+SubjectName = Literal["numbers", "mathematics"]
+CELLS = (
+    "What you do is Python: a cell of one session, so variables stay. You are shown what the cell prints and the value "
+    "of its last expression. There is the standard library and nothing else."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What answers are."""
+
+    form: str
+    """How they are written, for the agent."""
+    same: Callable[[str, str], bool]
+    """Whether an answer (second) is the same as the right one, or as the one before it (first)."""
+    shots: tuple[Shot, ...]
+
+
+SUBJECTS: Mapping[SubjectName, Subject] = {
+    "numbers": Subject("a number without a unit", same_number, NUMBERS),
+    "mathematics": Subject(r"in LaTeX, such as \frac{3}{7}", same_mathematics, MATHEMATICS),
+}
+_TOLD: Mapping[Feedback, str] = {
+    "oracle": "You are told whether your answer is right. If it is not, find the mistake and answer again.",
+    "neutral": "When you have answered you are asked to check. Your answer counts when you give it twice in a row.",
+    "none": "Your first answer counts.",
+}
+
+
+class AnsweringSettings(ActingSettings):
+    """An agent that acts, and whose answers are checked."""
+
+    answers: int = key(10, "Most answers of the agent.", source="DensePolicy's code: 10", ge=1)
+    feedback: Feedback = key(
+        "oracle",
+        "What the agent hears of an answer: whether it is right (`oracle`), that it should check it (`neutral`; it "
+        "ends when the same answer is given twice in a row), or nothing, since the first is final (`none`).",
+        source="DensePolicy's code: oracle",
+    )
+
+
+class PythonMathsSettings(AnsweringSettings):
+    """Problems of a data set."""
+
+    steps: int = key(8, "Most messages of the agent.", source="DensePolicy's code: 8 (MATH)", ge=1)
+    shots: int = key(
+        0,
+        "Example dialogues that are shown before the problem.",
+        source="DensePolicy's code: 8 (GSM8K), 1 (MATH)",
+        ge=0,
+        le=min(len(one.shots) for one in SUBJECTS.values()),
+    )
+    subject: SubjectName | None = key(
+        None,
+        "What answers are: `numbers`, or `mathematics` in LaTeX. The default is `mathematics` for the data set `math`, "
+        "`numbers` for others.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What the agent has done so far."""
+
+    answers: tuple[str, ...] = ()
+    right: tuple[bool, ...] = ()
+    """Of each answer."""
+    cells: int = 0
+    failed_cells: int = 0
+    """Those that did not run to their end."""
+
+
+class PythonMaths(Acting):
+    """One agent with a Python session."""
+
+    name = "python_maths"
+    metric = "solved"
+    needs: tuple[type, ...] = (Sandbox,)
+    settings_type: type[AnsweringSettings] = PythonMathsSettings
+    row_types: tuple[type[QuestionRow], ...] = (QuestionRow,)
+    wrong = "Your answer is not right. Find the mistake and answer again."
+    """What the agent hears of a wrong answer, where it is told."""
+    check = "Check your answer. Then give it again, or a better one."
+    """What it hears of any answer, where it is not told."""
+
+    def __init__(self, settings: PythonMathsSettings, rows: Rows) -> None:
+        self.rows = rows
+        default: SubjectName = "mathematics" if issubclass(rows.row, MathRow) else "numbers"
+        self.shown_shots = settings.shots
+        self._answering(settings, SUBJECTS[settings.subject or default])
+
+    def _answering(self, settings: AnsweringSettings, subject: Subject) -> None:
+        """What is the same in all data sources."""
+        super().__init__(settings.steps)
+        self.most_answers = settings.answers
+        self.feedback: Feedback = settings.feedback
+        self.subject = subject
+
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
+        """Tasks of one split of the data set, as many as it has at most."""
+        found = draw(self.rows, split, count, seed, drawn)
+        return [as_task(row, f"{self.rows.name}-{row.id}") for row in found]
+
+    # -- what is said -------------------------------------------------------------------------
+
+    def told(self, task: Task) -> str:
+        """What there is to do, and in which form."""
+        limits = f"You have at most {self.limits['turns']} messages."
+        answers = f"Your answer is {self.subject.form}. {_TOLD[self.feedback]}"
+        return f"Solve a problem with Python.\n{FORM}\n{CELLS}\n{answers}\n{limits}"
+
+    def shots(self, task: Task) -> Sequence[Message]:
+        """The first dialogues of the subject."""
+        chosen = self.subject.shots[: self.shown_shots]
+        return [message for shot in chosen for message in shot.messages()]
+
+    def problem(self, task: Task) -> str:
+        """The problem as it is shown."""
+        return problem_text(str(task.public["question"]))
+
+    async def begin(self, task: Task, live: Any) -> Transition:
+        """The problem."""
+        return Transition(Played(), saying(self.problem(task)))
+
+    # -- what is done -------------------------------------------------------------------------
+
+    def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
+        """A Python session; nothing where there is no sandbox, so that a first prompt can be looked at."""
+        return shared[Sandbox].session(seed) if Sandbox in shared else nullcontext()
+
+    async def do(self, state: State, action: str, live: PythonSession) -> Transition:
+        """What a cell shows."""
+        found = await live.run(action)
+        played = _played(state)
+        failed = played.failed_cells + bool(found.failed)
+        data = replace(played, cells=played.cells + 1, failed_cells=failed)
+        return Transition(data, saying(found.text))
+
+    async def answered(self, state: State, answer: str) -> Transition:
+        """The end, or what the agent hears of its answer. Comparing may take seconds."""
+        given, before = boxed_answer(answer) or answer, _played(state)
+        right = await asyncio.to_thread(self.subject.same, gold_answer(state.task), given)
+        data = replace(before, answers=(*before.answers, given), right=(*before.right, right))
+        end = await self._end(data)
+        seen = () if end else saying(self.wrong if self.feedback == "oracle" else self.check)
+        return Transition(data, seen, given, end)
+
+    async def _end(self, played: Played) -> Ending | None:
+        """How it ends with the last answer, if it does."""
+        if self.feedback == "none":
+            return ANSWERED
+        if self.feedback == "oracle" and played.right[-1]:
+            return SOLVED
+        if self.feedback == "neutral" and len(played.answers) > 1:
+            last_two = played.answers[-2:]
+            if await asyncio.to_thread(self.subject.same, *last_two):
+                return ANSWERED
+        return USED_UP if len(played.answers) >= self.most_answers else None
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        """Whether the last answer is right."""
+        played = _played(state)
+        metrics: dict[str, float | int | str] = {
+            "answers": len(played.answers),
+            "solved_at": played.right.index(True) + 1 if any(played.right) else 0,
+            "first_right": int(played.right[:1] == (True,)),
+            "cells": played.cells,
+            "failed_cells": played.failed_cells,
+        }
+        return Grade(float(played.right[-1:] == (True,)), metrics)
+
+
+def as_task(row: QuestionRow, id_: str) -> Task:
+    """The record's form of a problem."""
+    return Task(id_, {"question": row.question}, secret_answers(row))
+
+
+def _played(state: State) -> Played:
+    assert isinstance(state.data, Played)
+    return state.data

@@ -1,0 +1,1 @@
+"""DensePolicy: dense trees of trajectories, and preferences between siblings."""

@@ -1,0 +1,271 @@
+"""What ``dense_tree``'s stages read and train on: tasks, trees, values, pairs, successful runs."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import cycle, islice
+
+from coterie.environments.acting.environment import Acting, drop_shots
+from coterie.environments.traits import agents_of, most_turns
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import load_renderer
+from coterie.progress import Progress
+from coterie.recipes.base import Recipe
+from coterie.recipes.dense_tree.settings import DenseTreeSettings
+from coterie.rollout.dense_search import DenseSearch, distinct
+from coterie.rollout.driver import Driver
+from coterie.rollout.grower import Rollout
+from coterie.rollout.instructed import drop_requests
+from coterie.rollout.instructed import speakers as instructed
+from coterie.rollout.samplers import CandidateSampler
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.tree_search import Judged, Search
+from coterie.rollout.tree_values import NodeValue, TreeValues
+from coterie.runs.casting import Openers
+from coterie.runs.folder import Run, Step
+from coterie.runs.growing import Growing, grow_trees
+from coterie.runs.items import Done, going_on
+from coterie.runs.place import EVALUATION
+from coterie.runs.selected import selected
+from coterie.selection.budget import densest
+from coterie.selection.dense_pairs import SiblingPair, count_pairs, dense_pairs, first_differences
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.item import ItemKey, Metrics
+from coterie.trajectories.pair import Pair, turn_pair
+from coterie.trajectories.selection import Selection
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Outcome, Tree
+from coterie.trajectories.turn import Message, digest
+from coterie.trajectories.view import View, recontext, view
+
+GROWN = "grown"
+"""The stage under which trees are noted that grow no more."""
+PLAIN = "plain"
+"""The recontext rule of training: no examples, and nothing that a step was asked for besides."""
+SUCCESS = 1.0
+"""The score of a run that succeeded."""
+
+
+class DenseTreeData(Recipe):
+    """The data of a run under given settings."""
+
+    settings: DenseTreeSettings
+
+    def __init__(self, settings: DenseTreeSettings) -> None:
+        super().__init__(settings)
+        if len(self.environment.actors) != 1 or not agents_of(self.environment):
+            raise UserError(
+                f"{self.name} grows trees of one agent, and {settings.played} has "
+                f"{', '.join(self.environment.actors)}",
+                "use an environment in which one agent acts, such as environment=python_maths or babyai",
+            )
+        (self.agent,) = agents_of(self.environment)
+        self.steps_of_path = most_turns(self.environment)
+
+    def openers(self) -> Openers:
+        """The sandbox."""
+        return {Sandbox: partial(Sandbox, self.settings.sandbox)}
+
+    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
+        """Of a run with small trees."""
+        sizes = super().trial_sizes(tasks)
+        return {**sizes, "iterations": 1, "search.runs": 2 * self.settings.search.base}
+
+    def amount(self, step: Step) -> int:
+        """How many tasks a stage has."""
+        if step.stage == EVALUATION:
+            return super().amount(step)
+        return len(self.train_tasks(step.iteration))
+
+    def train_tasks(self, iteration: int) -> list[Task]:
+        """The training tasks of an iteration that are this run's part."""
+        s, (part, parts) = self.settings.rollout, self.settings.rollout.shard
+        drawn = [s.tasks] * iteration
+        return self.environment.tasks("train", s.tasks, self.settings.seed, drawn)[part::parts]
+
+    # -- trees ----------------------------------------------------------------------------------
+
+    async def grow(self, run: Run, iteration: int, progress: Progress) -> None:
+        """Grow the trees of an iteration by its policy, all at once; those that are done are kept."""
+        s, tasks = self.settings.search, self.train_tasks(iteration)
+        speakers = await self.speakers(run, iteration)
+        stats = (
+            await self.sampler(run, self.newest(run, self.leading, iteration), 0.0)
+        ).engine.stats
+        before, done = stats.sampled_tokens, run.store.finished_keys(iteration, GROWN)
+        left = [task for task in tasks if (task.id, "") not in done]
+        run.store.put_tasks(tasks)
+        growing = Growing(
+            run.store, iteration, progress, lambda: stats.sampled_tokens - before, by_rollout=True
+        )
+        played = sum(len(growing.played.get(task.id, ())) for task in left)
+        title = f"trees {iteration}"
+        progress.start(s.runs * len(left) - played, title)
+
+        def search(driver: Driver, sessions: Sessions, task: Task) -> Search:
+            tree, known = growing.begun(task)
+            branches = driver.branches(task, tree, sessions)
+            return DenseSearch(
+                *(branches, self.agent, speakers, by_score, s, self.pairs_among, known),
+                steps=self.steps_of_path,
+                seed=driver.seed,
+            )
+
+        def note(search: Search) -> None:
+            metrics: Metrics = {"rollouts": len(search.rollouts)}
+            run.store.finish(ItemKey(iteration, GROWN, search.tree.task), metrics=metrics)
+            progress.advance(
+                max(0, s.runs - len(search.rollouts)), sampled_tokens=growing.sampled_tokens()
+            )
+
+        most = self.settings.rollout.max_trees
+        with going_on(title, progress):
+            async with self.cast(run) as cast:
+                driver = cast.driver({self.agent: speakers[0]}, self.settings.seed)
+                await grow_trees(driver, growing, left, search, most, note)
+
+    async def speakers(self, run: Run, iteration: int) -> list[CandidateSampler]:
+        """The agent's samplers by label; labels of one temperature share one."""
+        s, version = self.settings.search, self.newest(run, self.leading, iteration)
+        temperatures = [s.temperature(label) for label in range(s.base)]
+        known = {t: await self.sampler(run, version, t) for t in dict.fromkeys(temperatures)}
+        if s.children == "temperature" or s.children == "sampling":
+            return [known[t] for t in temperatures]
+        return instructed(s.children, known[0.0], known[1.0], s.base)
+
+    def pairs_among(self, values: Sequence[NodeValue]) -> int:
+        """How many pairs the children of one node make."""
+        return count_pairs(values, self.settings.pairs)
+
+    # -- values ---------------------------------------------------------------------------------
+
+    async def valued(self, played: Mapping[str, Sequence[Rollout]], tree: Tree) -> Done:
+        """The values of a tree's nodes, as credit."""
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        values = tree_values(tree, played[tree.task], self.settings)
+        credit = [
+            Credit(node, name, number, settings)
+            for node, value in values.items()
+            for name, number in (
+                ("value", value.mean),
+                ("visits", float(value.visits)),
+                ("distance", value.distance),
+            )
+        ]
+        counts: Metrics = {
+            "nodes": len(values),
+            "successes": sum(bool(outcome.score) for outcome in tree.outcomes.values()),
+        }
+        return Done(ItemKey(tree.iteration, "reward", tree.task), counts, credit=tuple(credit))
+
+    def values(self, run: Run, tree: Tree) -> dict[str, NodeValue]:
+        """The values of a tree's nodes, as the reward stage left them."""
+        settings = self.fingerprint(Step(tree.iteration, "reward"))
+        credit = partial(run.store.credit, settings, nodes=(tree.root, *tree.turns))
+        visits, distances = credit("visits"), credit("distance")
+        return {
+            node: NodeValue(mean, round(visits[node]), distances[node])
+            for node, mean in credit("value").items()
+        }
+
+    # -- what is selected -----------------------------------------------------------------------
+
+    def tree_pairs(self, run: Run, tree: Tree) -> list[SiblingPair]:
+        """All pairs of a tree, in an order that does not depend on how it grew."""
+        s = self.settings.pairs
+        if s.rule == "first_difference":
+            scores = {leaf: one.score or 0.0 for leaf, one in tree.outcomes.items()}
+            found = first_differences(tree, scores, self.agent, s)
+        else:
+            found = dense_pairs(tree, self.values(run, tree), s)
+        return sorted(found, key=lambda p: (-p.difference, p.chosen.id, p.rejected.id))
+
+    def select_pairs(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
+        """The pairs of the budget, and how many each tree has. Of trees only the ids of pairs stay in memory."""
+        found = {
+            tree.task: [(pair.chosen.id, pair.rejected.id) for pair in self.tree_pairs(run, tree)]
+            for tree in run.store.trees(iteration, "rollout")
+        }
+        counts = {task: len(pairs) for task, pairs in found.items()}
+        kept = densest(counts, self.settings.budget, self.settings.seed)
+        context = self.context(self.train_tasks(iteration))
+        chosen = [
+            Selection(better, self.agent, context, rejected=worse)
+            for task in sorted(kept)
+            for better, worse in map(found[task].__getitem__, kept[task])
+        ]
+        if self.settings.learns == "random_sides":
+            chosen = [self._turned(one) for one in chosen]
+        return chosen, counts
+
+    def select_successes(self, run: Run, iteration: int) -> tuple[list[Selection], dict[str, int]]:
+        """As many whole successful runs as there would be pairs, of the same trees; none twice before all came once."""
+        pairs, counts = self.select_pairs(run, iteration)
+        leaves = [
+            leaf
+            for tree in run.store.trees(iteration, "rollout")
+            for leaf, outcome in tree.outcomes.items()
+            if (outcome.score or 0.0) >= SUCCESS
+        ]
+        random.Random(f"successes/{self.settings.seed}/{iteration}").shuffle(leaves)
+        context = self.context(self.train_tasks(iteration))
+        drawn = islice(cycle(leaves), len(pairs))
+        chosen = [Selection(leaf, self.agent, context) for leaf in drawn]
+        return chosen, counts
+
+    def _turned(self, pair: Selection) -> Selection:
+        """A pair with its sides drawn at random."""
+        assert pair.rejected is not None, "it is a pair"
+        if int(digest("side", self.settings.seed, pair.leaf, pair.rejected)[:8], 16) % 2:
+            return pair
+        return replace(pair, leaf=pair.rejected, rejected=pair.leaf)
+
+    # -- what is trained on ---------------------------------------------------------------------
+
+    def train_pairs(self, run: Run, iteration: int) -> Iterator[Pair]:
+        """The selected pairs, those of one tree as a group."""
+        for tree, one in selected(run, iteration):
+            assert one.rejected is not None, "pairs were selected"
+            worse = replace(one, leaf=one.rejected)
+            sides = self.seen(tree, one), self.seen(tree, worse)
+            yield turn_pair(*sides, weight=one.weight, group=tree.task)
+
+    def seen(self, tree: Tree, one: Selection) -> View:
+        """What the agent saw, without examples and without what a step was asked for besides."""
+        if one.context is None:
+            return view(tree, one.leaf, one.agent)
+        render = self.renderer.render
+        return recontext(tree, one.leaf, one.agent, name=one.context, edit=_plain, render=render)
+
+    @cached_property
+    def renderer(self) -> ChatRenderer:
+        """Of the policy."""
+        return load_renderer(self.settings.model)[0]
+
+    def context(self, tasks: Sequence[Task]) -> str | None:
+        """The recontext rule of training; none where the prompts were plain already."""
+        asks = self.settings.search.children not in ("temperature", "sampling")
+        shows = isinstance(self.environment, Acting) and any(map(self.environment.shots, tasks[:1]))
+        return PLAIN if asks or shows else None
+
+
+def tree_values(
+    tree: Tree, played: Sequence[Rollout], settings: DenseTreeSettings
+) -> Mapping[str, NodeValue]:
+    """The values of a tree's nodes by the rollouts that made it."""
+    found = TreeValues(tree.root, settings.search.value)
+    for path, one in distinct(tree, played, set()):
+        found.add(path, one.reward or 0.0)
+    return found.values()
+
+
+def _plain(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    return drop_requests(drop_shots(messages))
+
+
+async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
+    """The reward of a path is its score."""
+    return [Judged(outcome.score or 0.0) for outcome in outcomes]

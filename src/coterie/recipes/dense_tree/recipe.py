@@ -1,0 +1,100 @@
+"""DensePolicy (code only; no paper was found): a dense tree of trajectories for each task, and preferences in it.
+
+    for each iteration:
+        rollout      a tree for each task: rollouts from where values differ most, until it has its pairs    (2.1)
+        reward       the value of each node: the mean success of the rollouts through it                     (2.2)
+        select       siblings whose values differ by the margin; the tasks with most pairs, a fixed total    (2.3, 2.4)
+        train        DPO on these pairs; the policy as it is now is the reference                            (2.5)
+    evaluate         on held-out tasks, greedily                                                             (2.6)
+
+Deviations from the released code, each on purpose: new rollouts are accepted (in the code none is after the first
+ones); visits are counted once; a node's value is a mean over rollouts (``search.value=children`` is the code's mean
+over children); choosing a node does not count as a visit for pairs; a path that was sampled to its end is not sampled
+again; training and held-out tasks are disjoint (the code trains on test tasks). A replay that says something else fails
+its branch (the code warns).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from coterie.errors import UserError
+from coterie.progress import Progress
+from coterie.recipes.dense_tree.data import DenseTreeData
+from coterie.recipes.trainings import imitate, prefer
+from coterie.runs.folder import Run
+from coterie.runs.growing import grown, rollouts
+from coterie.runs.items import on_trees
+from coterie.runs.stage import Stage
+from coterie.trajectories.item import Metrics
+
+
+class DenseTree(DenseTreeData):
+    """The recipe under given settings."""
+
+    def stages(self) -> list[Stage]:
+        """Those of all iterations; success is measured before the first one, too."""
+        found = [self.evaluation(0)]
+        for i in range(self.settings.iterations):
+            found += self.iteration(i, [one for one in found if one.trains])
+        return found
+
+    def iteration(self, i: int, before: Sequence[Stage]) -> list[Stage]:
+        """Grow, value, pair, prefer, evaluate."""
+        s = self.settings
+        grown = (
+            *([s.rollout.tasks] * (i + 1), s.rollout.shard, s.rollout.max_tokens),
+            *(s.search.fingerprint(), s.pairs.margin, s.pairs.max_visits, *s.engine.identity()),
+        )
+        learnt = (s.learns, s.objective.fingerprint(), s.train.identity())
+        rollout = self.stage(i, "rollout", self.sample, before, grown)
+        reward = self.stage(i, "reward", self.value, [rollout], [s.search.value])
+        chosen = (s.learns, s.pairs.fingerprint(), s.budget.fingerprint())
+        select = self.stage(i, "select", self.pair, [reward], chosen)
+        train = self.stage(i, "train", self.learn, [select], learnt, trains=self.leading)
+        return [rollout, reward, select, train, self.evaluation(i + 1, [train])]
+
+    async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """A tree for each task; all grow at once."""
+        await self.grow(run, i, progress)
+        return grown(run.store, i)
+
+    async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """The value of every node of every tree, as credit."""
+        work = partial(self.valued, rollouts(run.store, i))
+        await on_trees(run.store, i, work, progress, f"values {i}", in_flight=1)
+        found = run.store.metrics(i, "reward").values()
+        return {name: sum(int(m.get(name, 0)) for m in found) for name in ("nodes", "successes")}
+
+    def pair(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Pairs of siblings within the budget, or the runs of the control."""
+        chosen, counts = (
+            self.select_successes(run, i)
+            if self.settings.learns == "successes"
+            else self.select_pairs(run, i)
+        )
+        run.select(i, chosen)
+        return {
+            "tasks": len(counts),
+            "pairs": sum(counts.values()),
+            "without_pairs": sum(not count for count in counts.values()),
+            "selected": len(chosen),
+        }
+
+    def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """DPO on the pairs; the policy as it is now is the reference. The control imitates."""
+        if self.settings.learns == "successes":
+            return imitate(self, run, i, self.settings.train, progress, see=self.seen)
+        pairs = list(self.train_pairs(run, i))
+        if not pairs:
+            raise UserError(
+                f"the trees of iteration {i} have no pairs: no two siblings differ by pairs.margin="
+                f"{self.settings.pairs.margin:g}",
+                "grow larger trees (search.runs), lower pairs.margin or pairs.max_visits, or take tasks that sometimes "
+                "succeed; `coterie report` shows the trees",
+            )
+        version = self.newest(run, self.leading, i)
+        policy = self.models(run).load_to_train(self.leading, version)
+        own = self.seeded(self.settings.train, i)
+        return prefer(
+            run, i, policy, pairs, self.settings.objective, own, progress, role=self.leading
+        )

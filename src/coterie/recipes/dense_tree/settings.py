@@ -1,0 +1,125 @@
+"""Every setting of the methods of ``dense_tree``: ``gsm8k``, ``math``, ``babyai`` and ``tiny``."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from coterie.config.settings import Settings, key
+from coterie.datasets.settings import DatasetSettings
+from coterie.environments.settings import EnvironmentSettings
+from coterie.recipes.settings import RecipeSettings
+from coterie.rollout.dense_search import DenseSearchSettings
+from coterie.selection.budget import BudgetSettings
+from coterie.selection.dense_pairs import DensePairSettings
+from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.training.dpo import DPOSettings
+from coterie.training.settings import TrainingSettings
+
+Learns = Literal["pairs", "random_sides", "successes"]
+
+
+class TreesSettings(Settings):
+    """The trees of an iteration."""
+
+    tasks: int = key(64, "Training tasks of each iteration; each gets a tree.", ge=1)
+    max_tokens: int = key(1024, "Most tokens of one message.", source="DensePolicy: 1024", ge=1)
+    max_trees: int = key(
+        64, "Trees that grow at a time. In each, a window of rollouts is in flight.", ge=1
+    )
+    shard: tuple[int, int] = key(
+        (0, 1),
+        "Which part of the tasks this run has: [i, n] is part i of n, counted from 0. `coterie merge` puts the runs of "
+        "all parts together.",
+    )
+
+    @model_validator(mode="after")
+    def _a_part_that_there_is(self) -> Self:
+        part, parts = self.shard
+        if not 0 <= part < parts:
+            raise ValueError(f"there is no part {part} of {parts}: count from 0")
+        return self
+
+
+class PairObjectiveSettings(DPOSettings):
+    """The numbers of DPO."""
+
+    beta: float = key(0.1, "strength of the pull to the reference", source="DensePolicy: 0.1", gt=0)
+
+
+class PairTrainingSettings(TrainingSettings):
+    """How the policy is trained on pairs."""
+
+    learning_rate: float = key(7.2e-8, "peak learning rate", source="DensePolicy: 7.2e-8", gt=0)
+    batch_rows: int = key(32, "pairs of one optimiser step", source="DensePolicy: 32", ge=1)
+    max_length: int = key(4096, "tokens of a row at most", source="DensePolicy: 4096", ge=2)
+
+
+class DenseTreeSettings(RecipeSettings):
+    """What all methods of ``dense_tree`` are told."""
+
+    model: str = key(
+        "smollm2", "Packaged checkpoint, folder, run folder (its last policy) or Hugging Face name."
+    )
+    iterations: int = key(
+        1, "How often trees are grown and learnt from.", source="DensePolicy: 1", ge=1
+    )
+    learns: Learns = key(
+        "pairs",
+        "What is learnt: the `pairs`; controls: the same pairs with `random_sides`, or supervised training on "
+        "`successes`, as many whole runs as there would be pairs.",
+    )
+    rollout: TreesSettings = TreesSettings()
+    search: DenseSearchSettings = DenseSearchSettings()
+    pairs: DensePairSettings = DensePairSettings()
+    budget: BudgetSettings = BudgetSettings()
+    objective: PairObjectiveSettings = PairObjectiveSettings()
+    train: PairTrainingSettings = PairTrainingSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+
+    @property
+    def rounds(self) -> int:
+        """How many trainings there are."""
+        return self.iterations
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of one message."""
+        return self.rollout.max_tokens
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        if self.pairs.margin > 1:
+            raise ValueError(f"pairs.margin={self.pairs.margin:g}: values are at most 1 apart")
+        if self.search.children == "sampling" or any(self.search.temperatures):
+            return self
+        raise ValueError("search.temperatures are all 0, so all children would be the same")
+
+
+class GSM8KSettings(DenseTreeSettings):
+    """Settings of ``dense_tree/gsm8k``."""
+
+    recipe: ClassVar[str] = "dense_tree/gsm8k"
+
+    dataset: DatasetSettings = DatasetSettings(name="gsm8k")
+    environment: EnvironmentSettings = EnvironmentSettings(name="python_maths")
+
+
+class MathSettings(DenseTreeSettings):
+    """Settings of ``dense_tree/math``."""
+
+    recipe: ClassVar[str] = "dense_tree/math"
+
+    dataset: DatasetSettings = DatasetSettings(name="math")
+    environment: EnvironmentSettings = EnvironmentSettings(name="python_maths")
+
+
+class BabyAISettings(DenseTreeSettings):
+    """Settings of ``dense_tree/babyai``."""
+
+    recipe: ClassVar[str] = "dense_tree/babyai"
+
+
+class TinySettings(DenseTreeSettings):
+    """Settings of ``dense_tree/tiny``: the packaged model on the games and sums that it knows."""
+
+    recipe: ClassVar[str] = "dense_tree/tiny"

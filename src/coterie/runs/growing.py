@@ -1,0 +1,162 @@
+"""Trees that grow into a store: each search is one transaction, and a tree that was cut off goes on from there."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from coterie.errors import UserError
+from coterie.progress import Progress
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import dialogue_tokens
+from coterie.rollout.flight import in_flight
+from coterie.rollout.grower import Rollout
+from coterie.rollout.sessions import Sessions
+from coterie.rollout.tree_search import Search, path_tree
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.item import ItemKey, Metrics
+from coterie.trajectories.store import Store
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Tree
+
+BeginSearch = Callable[[Driver, Sessions, Task], Search]
+"""The search of a task's tree."""
+
+
+@dataclass(slots=True)
+class Growing:
+    """What a store has of the trees of an iteration, and the writing of more."""
+
+    store: Store
+    iteration: int
+    progress: Progress
+    sampled_tokens: Callable[[], int]
+    """So far, for the progress."""
+    by_rollout: bool = False
+    """Whether the progress counts rollouts, not searches."""
+    played: dict[str, list[Rollout]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.played = rollouts(self.store, self.iteration)
+
+    def left(self, tasks: Iterable[Task], searches: int) -> int:
+        """How many searches there are still to do."""
+        done = [{rollout.search for rollout in self.played.get(task.id, ())} for task in tasks]
+        return sum(searches - len(found) for found in done)
+
+    def begun(self, task: Task) -> tuple[Tree, list[Rollout]]:
+        """A task's tree as far as it has grown, and the rollouts that made it."""
+        found = self.played.get(task.id, [])
+        if not any(rollout.leaf for rollout in found):
+            return Tree(task.id, "rollout", self.iteration), found
+        return self.store.tree(self.iteration, "rollout", task.id), found
+
+    def record(self, tree: Tree, new: Sequence[Rollout], credit: Sequence[Credit]) -> None:
+        """Write a finished search: all of its rollouts, or none."""
+        last = max((r.number for r in new if r.leaf is not None), default=-1)
+        with self.store.together():
+            for one in new:
+                key = ItemKey(
+                    self.iteration, "rollout", tree.task, f"{one.search:03d}/{one.number:02d}"
+                )
+                path = None if one.leaf is None else path_tree(tree, [one.leaf])
+                self.store.finish(
+                    key,
+                    tree=path,
+                    credit=credit if one.number == last else (),
+                    metrics=_metrics(one, path),
+                    failure=one.failure,
+                )
+        done = len(new) if self.by_rollout else 1
+        self.progress.advance(done, sampled_tokens=self.sampled_tokens())
+
+
+async def grow_trees(
+    driver: Driver,
+    growing: Growing,
+    tasks: Sequence[Task],
+    begin: BeginSearch,
+    max_trees: int,
+    on_grown: Callable[[Search], None] | None = None,
+) -> None:
+    """Grow the trees of tasks, ``max_trees`` at a time; ``on_grown`` is told of each that is done."""
+
+    async def one(task: Task, sessions: Sessions) -> Search:
+        search = begin(driver, sessions, task)
+        await search.grow(growing.record)
+        return search
+
+    async with (
+        driver.sessions() as sessions,
+        in_flight((one(task, sessions) for task in tasks), max_trees) as done,
+    ):
+        async for search in done:
+            if on_grown is not None:
+                on_grown(search)
+
+
+def grown(store: Store, iteration: int) -> Metrics:
+    """How many dialogues the trees have, and what was saved by their sharing.
+
+    Raises ``UserError`` if all rollouts failed.
+    """
+    played = [one for found in rollouts(store, iteration).values() for one in found]
+    failed = sum(one.leaf is None for one in played)
+    if played and failed == len(played):
+        raise UserError(
+            f"all {failed} rollouts failed; the first because: {played[0].failure}",
+            "fix the cause, and run again in a new folder or with --fork",
+        )
+    trees = list(store.trees(iteration, "rollout"))
+    leaves = {leaf: o.score or 0.0 for tree in trees for leaf, o in tree.outcomes.items()}
+    lengths = store.metrics(iteration, "rollout").values()
+    return {
+        "n": len(played),
+        "failed": failed,
+        "score": sum(leaves.get(one.leaf or "", 0.0) for one in played) / len(played),
+        "tokens": sum(int(metrics.get("tokens", 0)) for metrics in lengths) / len(played),
+        "trees": len(trees),
+        "turns": sum(len(tree.turns) for tree in trees),
+    }
+
+
+def rollouts(store: Store, iteration: int) -> dict[str, list[Rollout]]:
+    """The rollouts of an iteration's finished searches, by task, in their order."""
+    failures = {key: reason for key, reason in store.failures(iteration) if key.stage == "rollout"}
+    found: dict[str, list[Rollout]] = {}
+    for key, metrics in sorted(store.metrics(iteration, "rollout").items(), key=_place):
+        if not key.task:
+            continue
+        search, number = _number(key)
+        leaf, reward = metrics.get("leaf"), metrics.get("reward")
+        labels = str(metrics.get("labels", ""))
+        one = Rollout(
+            search,
+            number,
+            str(metrics["start"]),
+            None if leaf is None else str(leaf),
+            None if reward is None else float(reward),
+            failures.get(key),
+            int(metrics["sampled"]),
+            tuple(map(int, labels.split(","))) if labels else (),
+        )
+        found.setdefault(key.task, []).append(one)
+    return found
+
+
+def _place(item: tuple[ItemKey, Metrics]) -> tuple[str, int, int]:
+    return (item[0].task, *_number(item[0])) if item[0].task else ("", 0, 0)
+
+
+def _number(key: ItemKey) -> tuple[int, int]:
+    """Which search, and which of its rollouts."""
+    search, _, number = key.sample.partition("/")
+    return int(search), int(number)
+
+
+def _metrics(one: Rollout, path: Tree | None) -> Metrics:
+    shared: dict[str, float | int | str] = {"start": one.start, "sampled": one.sampled}
+    if one.labels:
+        shared["labels"] = ",".join(map(str, one.labels))
+    if path is None or one.leaf is None or one.reward is None:
+        return {**shared, "tokens": 0}
+    tokens = dialogue_tokens(path.path(one.leaf))
+    return {**shared, "tokens": tokens, "leaf": one.leaf, "reward": one.reward}

@@ -1,0 +1,174 @@
+"""A Python session: cells that share one state, each run in a jail.
+
+    async with sandbox.session(seed=0) as session:
+        await session.run("x = 6 * 7")
+        print((await session.run("x")).text)   # 42
+
+What a session's state is follows from its seed and its cells, so a session whose process is gone (its worker died, or
+another session needed its place) is brought back by running its cells again. What they show must be what they showed.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from coterie.engines.protocol import EngineError
+from coterie.tools.sandbox.cells import BrokenReply, CellResult, read_cell
+from coterie.tools.sandbox.crew import TRIES, Crew
+from coterie.tools.sandbox.inside.cell import Cell, Closing, Opening
+from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import Worker, WorkerLost
+
+BYTES = 4
+"""That a character has at most."""
+
+
+class SessionLost(EngineError):
+    """The sandbox could not run a cell, which is no fault of the cell's: whatever needs its result fails."""
+
+
+@dataclass(eq=False, slots=True)
+class PythonSession:
+    """One session. Its cells run one after the other."""
+
+    sessions: "Sessions"
+    seed: int
+    """Of ``random``, in every new state."""
+    cells: list[tuple[str, CellResult]] = field(default_factory=list)
+    """Those that made the state."""
+    closed: bool = False
+    """Whether its block has ended."""
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def run(self, source: str) -> CellResult:
+        """Run a cell. Raises :class:`SessionLost`."""
+        async with self._one:
+            why = ""
+            for _ in range(TRIES):
+                try:
+                    found = await self.sessions.run(self, source)
+                except (WorkerLost, BrokenReply) as error:
+                    why = str(error)
+                    continue
+                self.cells = [] if found.lost else [*self.cells, (source, found)]
+                return found
+        raise SessionLost(f"a cell could not be run: {why}")
+
+    def fork(self) -> None:
+        """There is no copy: a forked process would share its jail, its limits and its folder with the first one.
+        Branches are replayed."""
+        return
+
+
+class Sessions:
+    """All sessions of a sandbox, in jails where no answer runs.
+
+    As many cells run at a time as there are workers. A session keeps its process between its cells until its place is
+    needed. So who has a turn always gets a place: one that is free, or that of a session which runs no cell.
+    """
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self.settings = settings
+        self.crew = Crew(settings, settings.sessions)
+        self._turns = asyncio.Semaphore(min(settings.count, settings.sessions))
+        self._waiting: OrderedDict[PythonSession, Worker] = OrderedDict()
+        """Sessions that have a process and run no cell, the longest unused first."""
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def open(self, seed: int) -> AsyncIterator[PythonSession]:
+        """A session, whose processes are gone at the end of the block. It has none before its first cell."""
+        session = PythonSession(self, seed)
+        try:
+            yield session
+        finally:
+            session.closed = True
+            if (worker := self._waiting.pop(session, None)) is not None:
+                await asyncio.shield(asyncio.ensure_future(self._leave(worker)))
+
+    async def run(self, session: PythonSession, source: str) -> CellResult:
+        """Run a cell of a session. Raises ``WorkerLost`` or ``BrokenReply``; the session has no process then."""
+        async with self._turns:
+            if session.closed:
+                raise RuntimeError("a session runs nothing outside of its block")
+            held = self._waiting.pop(session, None)
+            worker = held or await self._worker()
+            try:
+                if held is None:
+                    await self._begin(worker, session)
+                found = await self._cell(worker, source)
+            except BaseException:
+                await self._drop(worker)
+                raise
+            if session.closed:
+                await self._leave(worker)
+            elif found.lost:
+                self._give_back(worker)
+            else:
+                self._waiting[session] = worker
+                self._changed.set()
+            return found
+
+    async def _begin(self, worker: Worker, session: PythonSession) -> None:
+        """A new process, in the state in which the session is."""
+        of = self.settings
+        opening = Opening(
+            seed=session.seed,
+            memory_mib=of.memory_mib,
+            processes=of.processes,
+            file_mib=of.file_mib,
+            uid=worker.user.uid,
+            gid=worker.user.uid,
+        )
+        if read_cell(await worker.run(opening), of.shown_characters) is None:
+            raise WorkerLost("the process of a session ended before its first cell")
+        for source, then in session.cells:
+            if await self._cell(worker, source) != then:
+                raise WorkerLost(
+                    "a cell that was run again to bring a session back showed something else"
+                )
+
+    async def _cell(self, worker: Worker, source: str) -> CellResult:
+        of = self.settings
+        cell = Cell(
+            source=source,
+            wall_seconds=of.wall_seconds,
+            cpu_seconds=of.cpu_seconds,
+            memory_mib=of.memory_mib,
+            kept_bytes=BYTES * of.shown_characters,
+        )
+        found = read_cell(await worker.run(cell), of.shown_characters)
+        if found is None:
+            raise WorkerLost("the process of a session was ended from outside")
+        return found
+
+    async def _worker(self) -> Worker:
+        """A worker without a session, when there is one: a place that is being closed is free in a moment."""
+        while not self.crew.has_room:
+            if self._waiting:
+                _, worker = self._waiting.popitem(last=False)
+                return worker  # a new session ends the one before it
+            self._changed.clear()
+            await self._changed.wait()
+        return await self.crew.take()
+
+    async def _leave(self, worker: Worker) -> None:
+        """End the session that a worker has."""
+        try:
+            await worker.run(Closing())
+        except WorkerLost:
+            await self._drop(worker)
+        else:
+            self._give_back(worker)
+
+    def _give_back(self, worker: Worker) -> None:
+        self.crew.give_back(worker)
+        self._changed.set()
+
+    async def _drop(self, worker: Worker) -> None:
+        try:
+            await self.crew.drop(worker)
+        finally:
+            self._changed.set()
