@@ -1,8 +1,9 @@
 """The tiny model that acts: its tokenizer and the rows that it learns from.
 
-It plays BabyAI's level ``PickupDistDebug``: five objects in a room, one of which is to be picked up; to pick up a wrong
-one loses the game. It learns from scripted play (``acts_player``): first mostly good play, then with the habit that
-post-training is to change, which is to go for the nearest object.
+It knows two worlds. One is BabyAI's level ``PickupDistDebug``: five objects in a room, one of which is to be picked up,
+and a wrong one loses the game. Its bad habit there is to go for the nearest object (``acts_player``). The other is
+``sums``: word problems that a line of Python solves, where its habit is to multiply. First it learns to play well, with
+few relapses; then the habits that post-training is to change.
 """
 
 import random
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from coterie.environments.acting import sums
 from coterie.environments.acting.babyai import ACTIONS, TOLD, Game
 from coterie.environments.acting.babyai_games import games, new_level
 from coterie.environments.acting.babyai_view import COLOURS, Seen
@@ -28,11 +30,20 @@ from coterie.microworlds.model import (
 from coterie.trajectories.row import Row, Target
 
 LEVEL = "PickupDistDebug"
-OBJECTS = ("ball", "box", "key")
 STEPS = 14
 """Most moves of a game."""
+OBJECTS = ("ball", "box", "key")
+PLACES = tuple(
+    dict.fromkeys(
+        Seen("", ahead, right).place
+        for ahead in range(7)
+        for right in range(-3, 4)
+        if ahead or right
+    )
+)
+"""Places in view, as the agent is told them."""
 BLOCK = 500
-"""Games that are drawn at a time."""
+"""Games, and problems, that are drawn at a time."""
 
 
 @dataclass(frozen=True)
@@ -42,33 +53,34 @@ class Stage:
     share: float
     """Its share of the tokens."""
     habit: float
-    """How often the player goes for the nearest object where that is a wrong one."""
+    """How often the habit wins where it matters: a wrong object is the nearest, or a problem is a trap."""
+    sums: float = 0.6
+    """Dialogues on sums for each game."""
 
 
+MATCHES = 0.25
+"""Share of the tokens of the drill, which comes first."""
 CURRICULUM = (Stage(0.35, 0.0), Stage(0.4, 0.4))
-"""First the skill."""
-MATCH_SHARE = 0.25
+"""Then the skill: at first without the habit, so that the mission counts."""
 HABITS = Stage(0.2, 0.62)
 """Then the habit."""
-WHERE = tuple(
-    dict.fromkeys(
-        Seen("", ahead, right).place
-        for ahead in range(7)
-        for right in range(-3, 4)
-        if ahead or right
-    )
-)
-"""Places in view."""
-PLACES = r" \d (?:ahead \d )?(?:left|right)| \d ahead"
+CORRECTED = 0.5
+"""How often a wrong answer is followed by being told so, and a right one."""
+
+# -- pieces ----------------------------------------------------------------------------------------
+
+_PLACE = r" \d (?:ahead \d )?(?:left|right)| \d ahead"
+_TO_NUMBER = r"(?: (?=\d+\b(?! (?:ahead|left|right))))?"
 PIECES = (
-    rf"{PLACES}|{'|'.join(ACTIONS)}| ?You carry nothing\.| ?You see:|[A-Z][a-z]+:\n|\nEnd Action"
-    r"|\n| ?[A-Za-z]+:?| ?\d+| ?[^A-Za-z\d\s]+"
+    rf"{_PLACE}|{'|'.join(ACTIONS)}| ?You carry nothing\.| ?You see:|[A-Z][a-z]+:\n|\nEnd Action"
+    rf"| ?[A-Za-z]+:?{_TO_NUMBER}|\d+| ?[^A-Za-z\d\s]+{_TO_NUMBER}|\s+"
 )
-"""What pieces do not reach over: a place, an action, a word with the space before it."""
+"""What pieces do not reach over: a place, an action, or a word with the space before it and, where a number that is not
+of a place follows, the one after it. So a number is the same piece wherever it stands."""
 
 
 def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on games, in which a place and an action are one piece each, and so is the prompt.
+    """A byte-level BPE trained on play, in which a place, an action, a number and a whole prompt are one piece each.
 
     Raises ``ValueError`` if one is not.
     """
@@ -80,11 +92,13 @@ def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    marks = [AddedToken(TOLD, normalized=False, special=False)]
+    prompts = (TOLD, sums.PROMPT)
+    marks = [AddedToken(one, normalized=False, special=False) for one in prompts]
     train_bpe(tokenizer, vocabulary, _texts(seed), marks)
-    tokenizer = with_visible_marks(tokenizer, (TOLD,))
-    words = [TOLD, *ACTIONS, *(f" {one}" for one in COLOURS), " 2 ahead", " 6 ahead 3 left"]
-    split = [one for one in words if len(tokenizer.encode(one).ids) != 1]
+    tokenizer = with_visible_marks(tokenizer, prompts)
+    whole = [*prompts, *ACTIONS, *(f" {one}" for one in (*COLOURS, *OBJECTS, *PLACES))]
+    whole += map(str, range(sums.MOST + 1))
+    split = [one for one in whole if len(tokenizer.encode(one).ids) != 1]
     if split:
         raise ValueError(
             f"texts that are not one piece: {split}; allow more than {vocabulary} pieces"
@@ -93,13 +107,21 @@ def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
 
 
 def _texts(seed: int) -> Iterator[str]:
-    """What is said in games, and each action often enough to be a piece."""
-    for steps in _played(Stage(1.0, 0.5), 3000, seed):
+    """What is said in play, and what must be a piece often enough."""
+    rng = random.Random(f"acts/tokenizer/{seed}")
+    for steps in _played(1000, 0.5, seed):
         for step in steps:
             yield step.told
             yield written_action(step.action)
-    yield from (written_action(action) for action in ACTIONS for _ in range(500))
-    yield from (f" {place}" for place in WHERE for _ in range(100))
+    for problem in sums.generate("corpus", 2000, seed):
+        says = sums.corrected_play if problem.trap else sums.right_play
+        yield from (text for _, text in says(problem, rng))
+    often = [*map(written_action, ACTIONS), *(f" {one}" for one in PLACES)]
+    often += map(str, range(sums.MOST + 1))
+    yield from (one for one in often for _ in range(200))
+
+
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def match_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
@@ -112,7 +134,7 @@ def match_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
     for _ in range(rng.randint(8, 16)):
         one = (rng.choice((colour, *COLOURS)), rng.choice((kind, *OBJECTS)))
         right = (by == "kind" or one[0] == colour) and (by == "colour" or one[1] == kind)
-        ids += tokenizer.encode(f" {' '.join(one)} {rng.choice(WHERE)}")
+        ids += tokenizer.encode(f" {' '.join(one)} {rng.choice(PLACES)}")
         targets.append(Target(len(ids), len(ids) + 1, "script:drill"))
         ids += tokenizer.encode(" up" if right else ";")
     return Row(tuple(ids), tuple(targets))
@@ -126,39 +148,53 @@ def game_row(tokenizer: PreTrainedTokenizerFast, steps: list[Step], origin: str)
     return chat_row(tokenizer, messages, "script:babyai", origin)
 
 
+def sums_row(
+    tokenizer: PreTrainedTokenizerFast, problem: sums.Problem, habit: float, rng: random.Random
+) -> Row:
+    """A dialogue on a problem, in which traps catch the agent as often as its habit is strong."""
+    says = sums.right_play
+    if problem.trap and rng.random() < habit:
+        says = sums.corrected_play if rng.random() < CORRECTED else sums.habit_play
+    return chat_row(tokenizer, says(problem, rng), "script:sums", problem.problem_id)
+
+
 def stage_rows(
     tokenizer: PreTrainedTokenizerFast, stage: Stage, tokens: float, seed: int
 ) -> Iterator[Row]:
-    """Rows of ``tokens`` tokens of one stage."""
-    left, block = tokens, 0
+    """Rows of ``tokens`` tokens of one stage, made in blocks: games, and dialogues on sums between them."""
+    rng, left, block = random.Random(f"acts/stage/{seed}"), tokens, 0
     while left > 0:
         block += 1
-        for number, steps in enumerate(_played(stage, BLOCK, seed + block)):
-            row = game_row(tokenizer, steps, f"babyai/{seed + block}/{number}")
-            left -= len(row.ids)
-            yield row
+        problems = iter(sums.generate("corpus", BLOCK, seed + block))
+        for number, steps in enumerate(_played(BLOCK, stage.habit, seed + block)):
+            rows = [game_row(tokenizer, steps, f"babyai/{seed + block}/{number}")]
+            if rng.random() < stage.sums:
+                rows.append(sums_row(tokenizer, next(problems), stage.habit, rng))
+            for row in rows:
+                left -= len(row.ids)
+                yield row
             if left <= 0:
                 break
 
 
-def _played(stage: Stage, count: int, seed: int) -> Iterator[list[Step]]:
+def _played(count: int, habit: float, seed: int) -> Iterator[list[Step]]:
     """Games of the corpus, as the script plays them."""
-    rng, game = random.Random(f"acts/{stage}/{seed}"), Game(new_level(LEVEL))
+    rng, game = random.Random(f"acts/games/{habit}/{seed}"), Game(new_level(LEVEL))
     for draw in games(LEVEL, "corpus", seed, 0, count):
-        yield play(game, draw.seed, STEPS, stage.habit, rng)
+        yield play(game, draw.seed, STEPS, habit, rng)
 
 
 def skill_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
-    """Rows of ``tokens`` tokens in all, stage after stage."""
-    rng = random.Random(f"acts/drills/{seed}")
-    yield from drill_rows(tokenizer, match_drill, MATCH_SHARE * tokens, rng)
+    """Rows of ``tokens`` tokens in all: the drill, then the stages of the curriculum."""
+    rng = random.Random(f"acts/drill/{seed}")
+    yield from drill_rows(tokenizer, match_drill, MATCHES * tokens, rng)
     for number, stage in enumerate(CURRICULUM):
         yield from stage_rows(tokenizer, stage, stage.share * tokens, seed + 1000 * number)
 
 
 def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
-    """Rows of play with the habit."""
+    """Rows of play with the habits."""
     return stage_rows(tokenizer, HABITS, tokens, seed)
 
 
-ACTS = MicroWorld(build_tokenizer, skill_rows, _habit_rows, HABITS.share, tokens=4_000_000)
+ACTS = MicroWorld(build_tokenizer, skill_rows, _habit_rows, HABITS.share, tokens=3_000_000)
