@@ -54,6 +54,15 @@ class BabyAISettings(ActingSettings):
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """What comes of a move."""
+
+    seen: str = ""
+    """What the agent is told; nothing at the end."""
+    end: Ending | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Game:
     """A session: a game of a level."""
 
@@ -63,7 +72,22 @@ class Game:
         """A copy of the game as it stands now, its random numbers too."""
         return nullcontext(Game(copy.deepcopy(self.level)))
 
-    def looks(self) -> tuple[object, ...]:
+    def start(self, seed: int) -> str:
+        """Begin the game of a seed: the mission, and what the agent sees."""
+        seen, _ = self.level.reset(seed=seed)
+        mission = self.level.mission
+        return f"{mission[:1].upper()}{mission[1:]}. {view_of(seen['image'].tolist())}"
+
+    def move(self, action: str) -> Moved:
+        """Make a move, which is one of ``ACTIONS``."""
+        before = self._state()
+        seen, reward, over, _, _ = self.level.step(ACTIONS[action])
+        if over:
+            return Moved(end=SOLVED if float(reward) > 0 else FAILED)
+        view = str(view_of(seen["image"].tolist()))
+        return Moved(view if self._state() != before else f"{NOTHING_CHANGED} {view}")
+
+    def _state(self) -> tuple[object, ...]:
         """All that a move can change."""
         level = self.level
         ahead = level.grid.get(*level.front_pos)
@@ -105,25 +129,16 @@ class BabyAI(Acting):
 
     async def begin(self, task: Task, live: Game) -> Transition:
         """The mission, and what the agent sees."""
-        seen, _ = live.level.reset(seed=int(str(task.public["seed"])))
-        mission = live.level.mission
-        view = view_of(seen["image"].tolist())
-        return Transition(0, saying(f"{mission[:1].upper()}{mission[1:]}. {view}"))
+        return Transition(0, saying(live.start(int(str(task.public["seed"])))))
 
     async def do(self, state: State, action: str, live: Game) -> Transition:
         """Make a move. The state's data is how many were made."""
-        moves = int(str(state.data))
-        number = ACTIONS.get(" ".join(action.lower().split()))
-        if number is None:
+        moves, action = int(str(state.data)), " ".join(action.split())
+        if action.lower() not in ACTIONS:
             listed = ", ".join(ACTIONS)
             return Transition(moves, saying(f"There is no action `{action}`. Actions: {listed}."))
-        before = live.looks()
-        seen, reward, over, _, _ = live.level.step(number)
-        if over:
-            return Transition(moves + 1, end=SOLVED if float(reward) > 0 else FAILED)
-        view = str(view_of(seen["image"].tolist()))
-        same = live.looks() == before
-        return Transition(moves + 1, saying(f"{NOTHING_CHANGED} {view}" if same else view))
+        found = live.move(action.lower())
+        return Transition(moves + 1, () if found.end else saying(found.seen), end=found.end)
 
     async def answered(self, state: State, answer: str) -> Transition:
         """A message that costs a step and does nothing."""
