@@ -21,7 +21,7 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.grower import Rollout
 from coterie.rollout.instructed import drop_requests
 from coterie.rollout.instructed import speakers as instructed
-from coterie.rollout.samplers import CandidateSampler
+from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judged, Search
 from coterie.rollout.tree_values import NodeValue, TreeValues
@@ -97,10 +97,8 @@ class DenseTreeData(Recipe):
     async def grow(self, run: Run, iteration: int, progress: Progress) -> None:
         """Grow the trees of an iteration by its policy, all at once; those that are done are kept."""
         s, tasks = self.settings.search, self.train_tasks(iteration)
-        speakers = await self.speakers(run, iteration)
-        stats = (
-            await self.sampler(run, self.newest(run, self.leading, iteration), 0.0)
-        ).engine.stats
+        sampler = await self.sampler(run, self.newest(run, self.leading, iteration), 0.0)
+        speakers, stats = self.speakers(sampler), sampler.engine.stats
         before, done = stats.sampled_tokens, run.store.finished_keys(iteration, GROWN)
         left = [task for task in tasks if (task.id, "") not in done]
         run.store.put_tasks(tasks)
@@ -133,11 +131,11 @@ class DenseTreeData(Recipe):
                 driver = cast.driver({self.agent: speakers[0]}, self.settings.seed)
                 await grow_trees(driver, growing, left, search, most, note)
 
-    async def speakers(self, run: Run, iteration: int) -> list[CandidateSampler]:
-        """The agent's samplers by label; labels of one temperature share one."""
-        s, version = self.settings.search, self.newest(run, self.leading, iteration)
+    def speakers(self, sampler: TokenSampler) -> list[CandidateSampler]:
+        """The agent's samplers by label, all of one engine; labels of one temperature share one."""
+        s = self.settings.search
         temperatures = [s.temperature(label) for label in range(s.base)]
-        known = {t: await self.sampler(run, version, t) for t in dict.fromkeys(temperatures)}
+        known = {t: sampler.at(t) for t in temperatures}
         if s.children == "temperature" or s.children == "sampling":
             return [known[t] for t in temperatures]
         return instructed(s.children, known[0.0], known[1.0], s.base)
