@@ -125,16 +125,16 @@ MUTANTS = (
         "session-keeps-what-was-lost",
         HOST,
         "self.cells = [] if found.lost else [*self.cells, (source, found)]",
-        "self.cells = [*self.cells, (source, found)]",
-        "the state of a stopped cell comes back",
+        "self.cells = self.cells if found.lost else [*self.cells, (source, found)]",
+        "the state before a stopped cell comes back",
         (LOSING,),
     ),
     Mutant(
-        "session-timeout-is-not-lost",
+        "session-loss-is-not-told",
         CELLS,
-        "        return self.failed in LOST",
-        '        return self.failed in LOST and self.failed != "timeout"',
-        "a stopped session counts as one that goes on",
+        "filter(None, (printed, reason, ANEW))",
+        "filter(None, (printed, reason))",
+        "an agent does not know that its variables are gone",
         (LOSING,),
     ),
     Mutant(
@@ -157,7 +157,7 @@ MUTANTS = (
         "session-folder-is-kept",
         INSIDE,
         "        confine.clean_folder(opening.file_mib, opening.uid, opening.gid)\n",
-        "        if not os.path.exists(confine.WORK + '/left'):\n"
+        "        if not confine._stamp:\n"
         "            confine.clean_folder(opening.file_mib, opening.uid, opening.gid)\n",
         "a session finds the files of the one before",
         (NOTHING_LEFT,),
