@@ -3,7 +3,9 @@
 from tests.mutation.mutant import Mutant
 
 SESSION = "tests/test_python_session.py::"
+JAILS = "tests/test_python_session_jails.py::"
 MATHS = "tests/test_python_maths.py::"
+MICRO = "tests/test_sums.py::"
 
 SHOWN = f"{SESSION}test_a_cell_shows_what_it_prints_and_the_value_of_its_last_expression"
 SYNTAX = f"{SESSION}test_a_syntax_error_is_the_result_and_nothing_runs"
@@ -14,12 +16,12 @@ REFUSED = f"{SESSION}test_ending_the_session_and_asking_are_refused_and_lose_not
 LOSING = f"{SESSION}test_a_cell_that_is_stopped_or_ends_its_process_loses_the_state"
 SEED = f"{SESSION}test_what_a_session_says_follows_from_its_seed_and_its_cells"
 STILL = f"{SESSION}test_nothing_of_a_session_runs_between_its_cells"
-NOTHING_LEFT = f"{SESSION}test_the_next_session_of_a_jail_finds_nothing_of_the_one_before"
-BACK = f"{SESSION}test_a_session_is_brought_back_when_its_worker_dies"
-NOT_BACK = f"{SESSION}test_a_session_that_cannot_be_brought_back_fails_and_shows_nothing"
-KILLED = f"{SESSION}test_a_process_that_is_killed_from_outside_is_no_result_of_its_cell"
-CLOSED = f"{SESSION}test_a_session_that_is_closed_in_the_middle_of_a_cell_gives_its_place_back"
-LEAK = f"{SESSION}test_forty_sessions_are_opened_and_closed_without_a_leaked_process"
+NOTHING_LEFT = f"{JAILS}test_the_next_session_of_a_jail_finds_nothing_of_the_one_before"
+BACK = f"{JAILS}test_a_session_is_brought_back_when_its_worker_dies"
+NOT_BACK = f"{JAILS}test_a_session_that_cannot_be_brought_back_fails_and_shows_nothing"
+KILLED = f"{JAILS}test_a_process_that_is_killed_from_outside_is_no_result_of_its_cell"
+CLOSED = f"{JAILS}test_a_session_that_is_closed_in_the_middle_of_a_cell_gives_its_place_back"
+LEAK = f"{JAILS}test_forty_sessions_are_opened_and_closed_without_a_leaked_process"
 
 AGAIN = f"{MATHS}test_an_agent_runs_cells_and_may_answer_again_until_it_is_right"
 ONCE = f"{MATHS}test_a_first_answer_that_is_right_is_counted_once"
@@ -29,9 +31,9 @@ FINAL = f"{MATHS}test_without_feedback_the_first_answer_is_final_and_nothing_is_
 SECRET = f"{MATHS}test_the_right_answer_is_never_shown"
 SUBJECT = f"{MATHS}test_answers_of_math_are_compared_as_mathematics_and_others_as_numbers"
 SHOTS = f"{MATHS}test_examples_are_shown_before_the_problem_and_can_be_dropped"
-SPLITS = f"{MATHS}test_sums_of_the_splits_are_disjoint_by_construction"
-TRAPS = f"{MATHS}test_half_of_the_sums_are_traps_in_which_the_habit_is_wrong"
-SCRIPTS = f"{MATHS}test_scripted_dialogues_go_as_they_are_written"
+SPLITS = f"{MICRO}test_sums_of_the_splits_are_disjoint_by_construction"
+TRAPS = f"{MICRO}test_half_of_the_sums_are_traps_in_which_the_habit_is_wrong"
+SCRIPTS = f"{MICRO}test_scripted_dialogues_go_as_they_are_written"
 
 INTERPRETER = "tools/sandbox/inside/interpreter.py"
 INSIDE = "tools/sandbox/inside/session.py"
