@@ -89,6 +89,8 @@ CELLS: dict[str, tuple[str, ...]] = {
         "import os, sys\nfor f in (3, 4, 5): os.set_inheritable(f, True)\nos.execv(sys.executable, ['python', '-c', 'import os, time\\nos.write(3, b\"k\")\\ntime.sleep(60)'])",
         "1", "2",
     ),
+    "no descriptors": (USE + "resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", "1", "import csv, tkinter"),
+    "no memory": (USE + "resource.setrlimit(resource.RLIMIT_AS, (1, 1))", "list(range(10**6))", "1"),
     "killed by a limit of its own": (USE + "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))", "while True: pass", "1"),
     "gone between two cells": (
         USE + "def go():\n time.sleep(0.002)\n os._exit(0)\nthreading.Thread(target=go).start()", "1", "2",

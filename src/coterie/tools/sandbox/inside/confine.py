@@ -190,8 +190,8 @@ def system_calls() -> bytes:
 
 def filter_program(audit: int, numbers: Numbers) -> bytes:
     """A seccomp filter in classic BPF: refuse ``numbers.refused``, calls that are not known here, new namespaces, all
-    but Unix sockets, children whose time is not counted, memory that is not counted, new limits, most requests of
-    ``fcntl``.
+    but Unix sockets, children whose time is not counted, memory that is not counted, a new limit of time, most requests
+    of ``fcntl``.
 
     Of ``numbers``: ``audit`` is the machine's constant in ``linux/audit.h``. Another machine's calls (32-bit ones on
     x86-64) end the process.
@@ -217,9 +217,9 @@ def filter_program(audit: int, numbers: Numbers) -> bytes:
         (equal, 0, 6, numbers.mmap), (load, 0, 0, 40), (any_bit, 2, 0, MAP_HUGETLB),
         (any_bit, 0, 2, MAP_ANONYMOUS), (any_bit, 0, 1, MAP_SHARED),
         (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
-        # to look at a limit is allowed: then the pointer to a new one, in two halves, is null
-        (equal, 0, 6, numbers.prlimit), (load, 0, 0, 32), (any_bit, 2, 0, ANY),
-        (load, 0, 0, 36), (any_bit, 0, 1, ANY),
+        # to look at the limit of time is allowed: then the pointer to a new one, in two halves, is null
+        (equal, 0, 8, numbers.prlimit), (load, 0, 0, 24), (equal, 0, 5, resource.RLIMIT_CPU),
+        (load, 0, 0, 32), (any_bit, 2, 0, ANY), (load, 0, 0, 36), (any_bit, 0, 1, ANY),
         (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
         (equal, 0, len(FCNTL) + 2, numbers.fcntl), (load, 0, 0, 24),
         *((equal, len(FCNTL) - at, 0, request) for at, request in enumerate(FCNTL)),

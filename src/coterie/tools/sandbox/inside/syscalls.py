@@ -2,8 +2,8 @@
 
 Tracing and reading other processes; namespaces and mounts; keyrings, System V objects and descriptors that are on
 their way (``sendmsg``), which would outlive the answer; memory that no limit counts (``memfd_create``, ``vmsplice``);
-timers that send any signal (``timer_create``), such as the one by which a stopped process goes on; new limits, at which
-the kernel ends a process as it does where memory is full;
+timers that send any signal (``timer_create``), such as the one by which a stopped process goes on; a limit of time, at
+which the kernel ends a process as it does where memory is full;
 places in a queue for the processor, by which an answer stretches its time; what all users of the machine have a limited
 number of (inotify, asynchronous I/O); large parts of the kernel that need no exposure (bpf, io_uring, perf,
 userfaultfd, landlock); the administration of the machine.
