@@ -91,6 +91,10 @@ CELLS: dict[str, tuple[str, ...]] = {
     ),
     "no descriptors": (USE + "resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", "1", "import csv, tkinter"),
     "no memory": (USE + "resource.setrlimit(resource.RLIMIT_AS, (1, 1))", "list(range(10**6))", "1"),
+    "killed by a limit of its own": (USE + "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))", "while True: pass", "1"),
+    "gone between two cells": (
+        USE + "def go():\n time.sleep(0.002)\n os._exit(0)\nthreading.Thread(target=go).start()", "1", "2",
+    ),
     # sources
     "a source that is no text": ("\ud800", "1"),
     "a source of 20 MB": ("x = 1\n" * 3_000_000, "1"),

@@ -75,10 +75,11 @@ class Session:
     def exchange(self, body: bytes, limits: Limits) -> list[JobRecord]:
         """Send a cell, or the opening, and wait until it is done, or is to be ended."""
         kept = Kept(limits.kept_bytes)
-        if self._is_gone():
-            return _records(GONE, "", kept)
-        os.kill(-1, signal.SIGCONT)
-        failed, why = self._watch(SIZE.pack(len(body)) + body, limits, kept)
+        if self.forker.has_ended(0):  # between two cells
+            failed, why = self._gone()
+        else:
+            os.kill(-1, signal.SIGCONT)
+            failed, why = self._watch(SIZE.pack(len(body)) + body, limits, kept)
         if failed in TOLD.values():
             self._stop()
             self._drain(kept)
@@ -101,10 +102,6 @@ class Session:
         self.end()
         for file in (self._cells, self._told, self._output):
             os.close(file)
-
-    def _is_gone(self) -> bool:
-        """Whether it has ended between two cells."""
-        return bool(self.ended) or self.forker.has_ended(0)
 
     def _stop(self) -> None:
         """Stop all processes but ours. The kernel takes them all at once, so none escapes by forking."""
@@ -152,9 +149,15 @@ class Session:
             return "garbled", ""
         if not self.forker.has_ended(ENDING_SECONDS):
             return "ended", "it closed its channel"
+        return self._gone()
+
+    def _gone(self) -> tuple[str, str]:
+        """How its process has ended, and whether that was a cell's doing.
+
+        Nothing that a cell can do kills the first process of a namespace like this: the machine's memory was full.
+        """
         status = self.forker.ending()
         self.ended = how(status)
-        # no signal of its own can kill the first process of a namespace like this: the machine's memory was full
         return (GONE if status == signal.SIGKILL else "ended"), self.ended
 
     def _read(self, file: int) -> bytes | None:
