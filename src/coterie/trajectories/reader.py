@@ -56,6 +56,12 @@ def task_ids(db: sqlite3.Connection) -> list[str]:
     return [id_ for (id_,) in db.execute("SELECT id FROM task ORDER BY id")]
 
 
+def tasks_of(db: sqlite3.Connection, iteration: int, stage: str) -> list[str]:
+    """Ids of the tasks on which items of a stage are finished, sorted."""
+    find = "SELECT DISTINCT task FROM item WHERE (iteration, stage) = (?, ?) AND task != '' ORDER BY task"
+    return [id_ for (id_,) in db.execute(find, (iteration, stage))]
+
+
 def tree_keys(
     db: sqlite3.Connection,
     iteration: int | None = None,

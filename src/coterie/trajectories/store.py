@@ -109,6 +109,17 @@ class Store:
         with self._within("BEGIN"):
             yield self._db
 
+    @contextmanager
+    def beside(self, other: Path) -> Iterator[sqlite3.Connection]:
+        """As :meth:`transaction`, with another store attached as ``source``, only to be read: for :mod:`merging`."""
+        with explained(other):
+            self._db.execute("ATTACH ? AS source", (f"{other.absolute().as_uri()}?mode=ro",))
+        try:
+            with self.transaction() as db:
+                yield db
+        finally:
+            self._db.execute("DETACH source")
+
     def finish(
         self,
         key: ItemKey,
@@ -178,6 +189,11 @@ class Store:
     def finished_keys(self, iteration: int, stage: str) -> set[tuple[str, str]]:
         """(task, sample) of the finished items of a stage."""
         return {(item.key.task, item.key.sample) for item in self._items(iteration, stage)}
+
+    def tasks_of(self, iteration: int, stage: str) -> list[str]:
+        """Ids of the tasks on which items of a stage are finished, sorted."""
+        with explained(self.path):
+            return reader.tasks_of(self._db, iteration, stage)
 
     def failures(self, iteration: int | None = None) -> list[tuple[ItemKey, str]]:
         """Items that failed, in key order, and why."""

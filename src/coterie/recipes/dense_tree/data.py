@@ -53,6 +53,7 @@ class DenseTreeData(Recipe):
     """The data of a run under given settings."""
 
     settings: DenseTreeSettings
+    by_task = ("rollout", GROWN, "reward")
 
     def __init__(self, settings: DenseTreeSettings) -> None:
         super().__init__(settings)
@@ -91,13 +92,16 @@ class DenseTreeData(Recipe):
     async def grow(self, run: Run, iteration: int, progress: Progress) -> None:
         """Grow the trees of an iteration by its policy, all at once; those that are done are kept."""
         s, tasks = self.settings.search, self.train_tasks(iteration)
+        done = run.store.finished_keys(iteration, GROWN)
+        left = [task for task in tasks if (task.id, "") not in done]
+        run.store.put_tasks(tasks)
+        if not left:
+            return
         speakers = await self.speakers(run, iteration)
         stats = (
             await self.sampler(run, self.newest(run, self.leading, iteration), 0.0)
         ).engine.stats
-        before, done = stats.sampled_tokens, run.store.finished_keys(iteration, GROWN)
-        left = [task for task in tasks if (task.id, "") not in done]
-        run.store.put_tasks(tasks)
+        before = stats.sampled_tokens
         growing = Growing(
             run.store, iteration, progress, lambda: stats.sampled_tokens - before, by_rollout=True
         )
