@@ -17,7 +17,7 @@ class SayingSettings(EnvironmentSettings):
     letter: str = key("a", "What is to be in it.")
     turns: int = key(3, "Most tries.", ge=1)
     first: int = key(0, "Place of the first task.", ge=0)
-    named: str = key("", "Begins the ids of tasks.")
+    swapped: bool = key(False, "Whether what is held out is trained on, and the other way round.")
 
 
 class Saying(Pure):
@@ -28,9 +28,9 @@ class Saying(Pure):
         self.settings, self.limits = settings, {"turns": settings.turns}
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        first = (self.settings.first + sum(drawn)) * 2 + (split == "heldout")
-        places = range(first, first + 2 * count, 2)
-        return [Task(f"{self.settings.named}{n:04d}", {"place": n}) for n in places]
+        odd = (split == "heldout") != self.settings.swapped
+        first = (self.settings.first + sum(drawn)) * 2 + odd
+        return [Task(f"{n:04d}", {"place": n}) for n in range(first, first + 2 * count, 2)]
 
     def acting(self, state: State) -> tuple[str, ...]:
         return ("speaker",)

@@ -6,7 +6,6 @@ whole.
 """
 
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -109,10 +108,11 @@ def merge(
     first, whole = plan.parts[0], plan.whole
     todo = "give --folder a folder that does not exist"
     with _opened(first), new_run(target, whole.name, whole.settings, todo) as run:
-        selected = Counter[str]()
+        selected: dict[str, float | int] = {}
         for part in plan.parts:
             say(f"copying {part.folder}")
-            selected.update(_copy(plan, part, run))
+            for name, value in _copy(plan, part, run).items():
+                selected[name] = selected.get(name, 0) + value
         _check_held_out(plan, run)
         for step in first.steps:
             run.begin(step, whole.fingerprint(step))
@@ -240,8 +240,8 @@ def _check_done(plan: Merge, part: Part) -> None:
 # -- what is copied -----------------------------------------------------------------------------
 
 
-def _copy(plan: Merge, part: Part, run: Run) -> Counter[str]:
-    """Copy what a run has. Gives what it counted of what it selected, if that is copied."""
+def _copy(plan: Merge, part: Part, run: Run) -> dict[str, float | int]:
+    """Copy what a run has. If that is copied which it selected: gives what adds up of its metrics."""
     iteration, whole = part.steps[0].iteration, plan.whole
     renamed = {part.recipe.fingerprint(step): whole.fingerprint(step) for step in part.steps}
     if not plan.divided:
@@ -255,10 +255,10 @@ def _copy(plan: Merge, part: Part, run: Run) -> Counter[str]:
             for step in bases:
                 copy_step(db, step.iteration, step.stage, {}, marks=True)
             if plan.divided:
-                return Counter()
+                return {}
             copy_selections(db, ItemKey(iteration, SELECT, ""))
         metrics = old.metrics(part.select).items()
-        return Counter({name: value for name, value in metrics if isinstance(value, int)})
+        return {k: v for k, v in metrics if isinstance(v, int) or k == "seconds"}
 
 
 def _bases(plan: Merge, part: Part) -> list[Step]:
