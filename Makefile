@@ -62,8 +62,9 @@ tiny: $(VENV)/.run
 	$(PY) -m coterie.microworlds.tiny --micro-world exchange --out src/coterie/assets/tiny-exchange
 	$(PY) -m coterie.microworlds.tiny --micro-world persona --out src/coterie/assets/tiny-persona
 	$(PY) -m coterie.microworlds.tiny --micro-world problems --out src/coterie/assets/tiny-problems
+	$(PY) -m coterie.microworlds.tiny --micro-world acts --out src/coterie/assets/tiny-acts
 
-# MICRO_WORLD=exchange, persona or problems rebuilds one of them.
+# MICRO_WORLD=exchange, persona, problems or acts rebuilds one of them.
 tiny-check: $(VENV)/.dev
 	$(PY) -m pytest -m slow tests/test_tiny_rebuild.py -k "$(MICRO_WORLD)"
 

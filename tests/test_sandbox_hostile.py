@@ -16,9 +16,10 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, Graded
 from coterie.tools.sandbox.users import NOBODY
 from tests.hostile_answers import HOSTILE, PROBES
+from tests.hostile_cells import CELLS
 from tests.hostile_cheats import CHEATS
 from tests.hostile_grading import DOUBLE, TWO, Try, graded_tries, in_any_order, wrong
-from tests.hostile_suite import SETTINGS, probes
+from tests.hostile_suite import SETTINGS, probes, session_suite
 
 ROOT = Path(__file__).parent.parent
 NSJAIL = shutil.which("nsjail")
@@ -39,6 +40,13 @@ def test_no_hostile_answer_is_accepted_and_every_honest_one_is(nsjail: str) -> N
     settings = TWO.model_copy(update={"nsjail_path": nsjail})
     assert wrong(tries, asyncio.run(graded_tries(tries, 6, settings))) == []
     assert asyncio.run(probes(nsjail)) == {}
+
+
+@pytest.mark.parametrize("nsjail", JAILS, ids=["bubblewrap", "nsjail"])
+def test_no_hostile_session_harms_its_jail_or_the_session_after_it(nsjail: str) -> None:
+    """The answers as cells, and cells that attack what runs them."""
+    assert len(CELLS) >= 45
+    assert asyncio.run(session_suite(nsjail)) == {}
 
 
 @pytest.mark.parametrize("cheat", ["frames", "heap"])

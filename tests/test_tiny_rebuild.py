@@ -1,7 +1,7 @@
 """A shortened rebuild of each packaged model behaves like the packaged one, in class if not in bytes.
 
-Run by ``make tiny-check``, with ``MICRO_WORLD=exchange``, ``persona`` or ``problems`` for one of them. The rebuild has
-a fraction of the tokens, so it knows less; it must be of the same shape, with the same tokenizer, talk in form
+Run by ``make tiny-check``, with ``MICRO_WORLD=exchange``, ``persona``, ``problems`` or ``acts`` for one of them. The rebuild
+has a fraction of the tokens, so it knows less; it must be of the same shape, with the same tokenizer, talk in form
 and have learned to copy.
 """
 
@@ -19,7 +19,7 @@ from coterie.recipes.registry import settings
 
 ASSETS = Path(str(resources.files("coterie") / "assets"))
 TOKENS = 1_400_000
-MICRO_WORLDS = ("exchange", "persona", "problems")
+MICRO_WORLDS = ("exchange", "persona", "problems", "acts")
 
 pytestmark = pytest.mark.slow
 
@@ -86,3 +86,9 @@ def test_the_problems_model_writes_actions(rebuilt: Callable[[str], Path]) -> No
     from tests.test_problems import share_readable_for_right_plans
 
     assert share_readable_for_right_plans(str(rebuilt("problems"))) > 0.8
+
+
+def test_the_acts_model_plays(rebuilt: Callable[[str], Path]) -> None:
+    from tests.test_acts import share_of_games_won
+
+    assert share_of_games_won(str(rebuilt("acts"))) > 0.15

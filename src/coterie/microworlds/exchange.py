@@ -4,7 +4,6 @@ Scripted dialogues; each gives two rows, one per agent's view, and only the agen
 curriculum goes from one fact and terse formats to the full mix.
 """
 
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from coterie.microworlds.model import (
     drill_rows,
     fast_tokenizer,
     train_bpe,
+    with_visible_marks,
 )
 from coterie.trajectories.row import Row
 
@@ -139,24 +139,13 @@ def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
         for mark in ANSWER_MARKS
     ]
     train_bpe(tokenizer, vocabulary, _tokenizer_texts(seed), marks)
-    tokenizer = _with_visible_marks(tokenizer)
+    tokenizer = with_visible_marks(tokenizer, ANSWER_MARKS)
     split = [word for word in words() if len(tokenizer.encode(word).ids) != 1]
     if split:
         raise ValueError(
             f"words of the lexicon that are not one piece: {split}; allow more than {vocabulary} pieces"
         )
     return fast_tokenizer(tokenizer)
-
-
-def _with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer with the answer marks as ordinary pieces, which decoding keeps.
-
-    Training makes every reserved piece special, whatever it was given as.
-    """
-    state = json.loads(tokenizer.to_str())
-    for piece in state["added_tokens"]:
-        piece["special"] = piece["content"] not in ANSWER_MARKS
-    return Tokenizer.from_str(json.dumps(state))
 
 
 def _tokenizer_texts(seed: int) -> Iterator[str]:

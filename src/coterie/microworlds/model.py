@@ -1,6 +1,7 @@
 """The tiny models of micro-worlds, untrained: what a micro-world must give, and a Llama of about two million
 weights."""
 
+import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,17 @@ def train_bpe(
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+
+
+def with_visible_marks(tokenizer: Tokenizer, marks: Sequence[str]) -> Tokenizer:
+    """The tokenizer with its marks as ordinary pieces, which decoding keeps.
+
+    Training makes every reserved piece special, whatever it was given as.
+    """
+    state = json.loads(tokenizer.to_str())
+    for piece in state["added_tokens"]:
+        piece["special"] = piece["content"] not in marks
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from coterie.microworlds.acts import ACTS
 from coterie.microworlds.exchange import EXCHANGE
 from coterie.microworlds.model import MicroWorld, tiny_model
 from coterie.microworlds.persona import PERSONA
@@ -32,6 +33,7 @@ MICRO_WORLDS: dict[str, MicroWorld] = {
     "exchange": EXCHANGE,
     "persona": PERSONA,
     "problems": PROBLEMS,
+    "acts": ACTS,
 }
 HABITS_SEED, HABITS_PEAK = 50_000, 0.4
 """What is added to the seed for the second phase, and its peak rate as a share of the first one's."""

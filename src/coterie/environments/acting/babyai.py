@@ -22,7 +22,7 @@ from coterie.environments.acting.babyai_games import (
 )
 from coterie.environments.acting.babyai_view import view_of
 from coterie.environments.acting.environment import SOLVED, Acting, ActingSettings, saying
-from coterie.environments.acting.syntax import ACTION, END_ACTION
+from coterie.environments.acting.syntax import CODE_ACT
 from coterie.environments.protocol import Grade, Shared, State, Transition
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending
@@ -36,13 +36,12 @@ ACTIONS: Mapping[str, int] = MappingProxyType(
     {"turn left": 0, "turn right": 1, "move forward": 2, "pick up": 3, "drop": 4, "toggle": 5}
 )
 """What the agent may do, and the package's number of it. All concern what is one step ahead."""
-TOLD = (
+RULES = (
     "You are in a world of rooms. `2 ahead 1 left` means two steps forward, then one to your left.\n"
     f"Actions: {', '.join(ACTIONS)}. What you pick up, drop or toggle (open, close) is 1 ahead.\n"
-    "You may begin with a thought. Then write one action:\n"
-    f"{ACTION}\n<action>\n{END_ACTION}"
 )
-"""What the agent is told first."""
+TOLD = RULES + CODE_ACT.taught_action
+"""What the agent is told first, in the form that it has if no other is asked for."""
 NOTHING_CHANGED = "That changed nothing."
 NO_ANSWERS = "Nothing is to be answered here: act until the mission is accomplished."
 
@@ -57,6 +56,15 @@ class BabyAISettings(ActingSettings):
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """What comes of a move."""
+
+    seen: str = ""
+    """What the agent is told; nothing at the end."""
+    end: Ending | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Game:
     """A session: a game of a level."""
 
@@ -66,7 +74,22 @@ class Game:
         """A copy of the game as it stands now, its random numbers too."""
         return nullcontext(Game(copy.deepcopy(self.level)))
 
-    def looks(self) -> tuple[object, ...]:
+    def start(self, seed: int) -> str:
+        """Begin the game of a seed: the mission, and what the agent sees."""
+        seen, _ = self.level.reset(seed=seed)
+        mission = self.level.mission
+        return f"{mission[:1].upper()}{mission[1:]}. {view_of(seen['image'].tolist())}"
+
+    def move(self, action: str) -> Moved:
+        """Make a move, which is one of ``ACTIONS``."""
+        before = self._state()
+        seen, reward, over, _, _ = self.level.step(ACTIONS[action])
+        if over:
+            return Moved(end=SOLVED if float(reward) > 0 else FAILED)
+        view = str(view_of(seen["image"].tolist()))
+        return Moved(view if self._state() != before else f"{NOTHING_CHANGED} {view}")
+
+    def _state(self) -> tuple[object, ...]:
         """All that a move can change."""
         level = self.level
         ahead = level.grid.get(*level.front_pos)
@@ -80,6 +103,7 @@ class BabyAI(Acting):
     name = "babyai"
     settings_type = BabyAISettings
     max_sessions = 256
+    has_answers = False
 
     def __init__(self, settings: BabyAISettings | None = None) -> None:
         settings = settings or BabyAISettings()
@@ -99,7 +123,7 @@ class BabyAI(Acting):
 
     def told(self, task: Task) -> str:
         """Places, actions and the form."""
-        return TOLD
+        return RULES + self.form.taught_action
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Game]:
         """A new game of the level."""
@@ -107,25 +131,16 @@ class BabyAI(Acting):
 
     async def begin(self, task: Task, live: Game) -> Transition:
         """The mission, and what the agent sees."""
-        seen, _ = live.level.reset(seed=int(str(task.public["seed"])))
-        mission = live.level.mission
-        view = view_of(seen["image"].tolist())
-        return Transition(0, saying(f"{mission[:1].upper()}{mission[1:]}. {view}"))
+        return Transition(0, saying(live.start(int(str(task.public["seed"])))))
 
     async def do(self, state: State, action: str, live: Game) -> Transition:
         """Make a move. The state's data is how many were made."""
-        moves = int(str(state.data))
-        number = ACTIONS.get(" ".join(action.lower().split()))
-        if number is None:
+        moves, action = int(str(state.data)), " ".join(action.split())
+        if action.lower() not in ACTIONS:
             listed = ", ".join(ACTIONS)
             return Transition(moves, saying(f"There is no action `{action}`. Actions: {listed}."))
-        before = live.looks()
-        seen, reward, over, _, _ = live.level.step(number)
-        if over:
-            return Transition(moves + 1, end=SOLVED if float(reward) > 0 else FAILED)
-        view = str(view_of(seen["image"].tolist()))
-        same = live.looks() == before
-        return Transition(moves + 1, saying(f"{NOTHING_CHANGED} {view}" if same else view))
+        found = live.move(action.lower())
+        return Transition(moves + 1, () if found.end else saying(found.seen), end=found.end)
 
     async def answered(self, state: State, answer: str) -> Transition:
         """A message that costs a step and does nothing."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PREFIX = "BabyAI-"
 SEEDS = 2**31
 """Seeds of games are below."""
-PATIENCE = 5000
+PATIENCE = 2000
 """So many draws in a row that give no new game of a split mean that its level has no more."""
 NO_LIMIT = 1_000_000
 """The package's own limit of moves, which no game meets: coterie counts."""

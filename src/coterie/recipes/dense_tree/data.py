@@ -13,7 +13,9 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
+from coterie.recipes.dense_tree.plan import dense_tree_plan
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
+from coterie.recipes.plan import RunPlan
 from coterie.rollout.dense_search import DenseSearch, distinct
 from coterie.rollout.driver import Driver
 from coterie.rollout.grower import Rollout
@@ -65,6 +67,10 @@ class DenseTreeData(Recipe):
             )
         (self.agent,) = agents_of(self.environment)
         self.steps_of_path = most_turns(self.environment)
+
+    def plan(self) -> RunPlan:
+        """What the run costs."""
+        return dense_tree_plan(self.settings, self.environment)
 
     def openers(self) -> Openers:
         """The sandbox."""

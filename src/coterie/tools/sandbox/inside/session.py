@@ -15,7 +15,15 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from coterie.tools.sandbox.inside import confine
-from coterie.tools.sandbox.inside.cell import GONE, TOLD, Cell, Closing, Limits, Opening
+from coterie.tools.sandbox.inside.cell import (
+    CONTINUATION,
+    GONE,
+    TOLD,
+    Cell,
+    Closing,
+    Limits,
+    Opening,
+)
 from coterie.tools.sandbox.inside.forker import SESSION, Forker, how
 from coterie.tools.sandbox.inside.interpreter import SIZE
 from coterie.tools.sandbox.inside.job import JUDGED, JobRecord
@@ -24,8 +32,6 @@ from coterie.tools.sandbox.inside.usage import TICK, Use, processes_use
 
 ENDING_SECONDS = 1.0
 """For a process that has closed its channel to be gone, if it has ended."""
-_CONTINUATION = bytes(range(0x80, 0xC0))
-"""Bytes of UTF-8 that begin no character."""
 
 
 class Kept:
@@ -35,8 +41,8 @@ class Kept:
         self.most = most
         """Bytes of each."""
         self.head = self.tail = b""
-        self.left_out = 0
-        """Characters between the two."""
+        self.left_out: int | None = None
+        """Characters between the two; ``None`` if they have it all."""
 
     def add(self, data: bytes) -> None:
         """What is printed next."""
@@ -44,7 +50,8 @@ class Kept:
         self.head += data[:room]
         self.tail += data[room:]
         if len(self.tail) > self.most:
-            self.left_out += len(self.tail[: -self.most].translate(None, _CONTINUATION))
+            missing = self.tail[: -self.most].translate(None, CONTINUATION)
+            self.left_out = (self.left_out or 0) + len(missing)
             self.tail = self.tail[-self.most :]
 
 
