@@ -2,10 +2,10 @@
 
     .venv/bin/python bench/many_trees.py
 
-Takes some five minutes on one core, most of them to make the runs. A tree has 220 messages of 30 tokens, in groups of ten
-siblings, and what the game said to them; about half of its 199 rollouts succeed. Merging and selecting are measured in a
-process of their own, imports included: `coterie merge`, then what `coterie stage select` does (the values of all
-nodes, all pairs, a budget of 22,331). The last line is one JSON object.
+Takes some five minutes on one core, most of them to make the runs. A tree has 220 messages of 30 tokens, in groups of
+ten siblings, and what the game said to them; about half of its 199 rollouts succeed. Merging and selecting are measured
+in a process of their own, imports included: `coterie merge`, then what `coterie select` does (the values of all nodes,
+all pairs, a budget of 22,331). The last line is one JSON object.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ def make_part(folder: Path, shard: tuple[int, int]) -> None:
             run.finish(step, recipe.fingerprint(step), {"seconds": 0.0})
 
 
-def grown(task: str):  # noqa: ANN201 - types of modules that the measuring process is to import itself
+def grown(task: str):
     """A tree, and the rollouts that made it."""
     from coterie.rollout.grower import Rollout
     from coterie.trajectories.tree import Ending, Outcome, Tree
@@ -92,7 +92,11 @@ def grown(task: str):  # noqa: ANN201 - types of modules that the measuring proc
             )
             text = " ".join(f"{one:x}" for one in ids)
             turn = make_turn(
-                node, player, [Part(text, source="sampled", span=(0, LENGTH))], sample=sample, draw=label
+                node,
+                player,
+                [Part(text, source="sampled", span=(0, LENGTH))],
+                sample=sample,
+                draw=label,
             )
             tree.add(turn, request)
             no = make_turn(turn.id, guess, [Part("No.")], author="environment")
@@ -151,8 +155,10 @@ def main() -> None:
         command = [sys.executable, __file__, "--measure", str(folder)]
         told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         print(
-            json.dumps({"cores": os.cpu_count(), "store_gb": round(size / 1e9, 3)}
-            | json.loads(told.splitlines()[-1]))
+            json.dumps(
+                {"cores": os.cpu_count(), "store_gb": round(size / 1e9, 3)}
+                | json.loads(told.splitlines()[-1])
+            )
         )
 
 

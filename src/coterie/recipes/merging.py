@@ -258,7 +258,11 @@ def _copy(plan: Merge, part: Part, run: Run) -> dict[str, float | int]:
                 return {}
             copy_selections(db, ItemKey(iteration, SELECT, ""))
         metrics = old.metrics(part.select).items()
-        return {k: v for k, v in metrics if isinstance(v, int) or k == "seconds"}
+        return {
+            name: value
+            for name, value in metrics
+            if isinstance(value, int) or (name == "seconds" and isinstance(value, float))
+        }
 
 
 def _bases(plan: Merge, part: Part) -> list[Step]:

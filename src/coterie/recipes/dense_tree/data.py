@@ -174,11 +174,14 @@ class DenseTreeData(Recipe):
     def values(self, run: Run, tree: Tree) -> dict[str, NodeValue]:
         """The values of a tree's nodes, as the reward stage left them."""
         settings = self.fingerprint(Step(tree.iteration, "reward"))
-        credit = partial(run.store.credit, settings, nodes=(tree.root, *tree.turns))
-        visits, distances = credit("visits"), credit("distance")
+        found: dict[str, dict[str, float]] = {"value": {}, "visits": {}, "distance": {}}
+        for one in run.store.credit_of(tree):
+            if one.settings == settings:
+                found[one.name][one.node] = one.value
+        visits, distances = found["visits"], found["distance"]
         return {
             node: NodeValue(mean, round(visits[node]), distances[node])
-            for node, mean in credit("value").items()
+            for node, mean in found["value"].items()
         }
 
     # -- what is selected -----------------------------------------------------------------------
@@ -197,7 +200,7 @@ class DenseTreeData(Recipe):
         """The pairs of the budget, and how many each tree has. Of trees only the ids of pairs stay in memory."""
         found = {
             tree.task: [(pair.chosen.id, pair.rejected.id) for pair in self.tree_pairs(run, tree)]
-            for tree in run.store.trees(iteration, "rollout")
+            for tree in run.store.outlines(iteration, "rollout")
         }
         counts = {task: len(pairs) for task, pairs in found.items()}
         kept = densest(counts, self.settings.budget, self.settings.seed)
@@ -216,7 +219,7 @@ class DenseTreeData(Recipe):
         pairs, counts = self.select_pairs(run, iteration)
         leaves = [
             leaf
-            for tree in run.store.trees(iteration, "rollout")
+            for tree in run.store.outlines(iteration, "rollout")
             for leaf, outcome in tree.outcomes.items()
             if (outcome.score or 0.0) >= SUCCESS
         ]
