@@ -55,6 +55,7 @@ class DenseTreeData(Recipe):
     """The data of a run under given settings."""
 
     settings: DenseTreeSettings
+    by_task = ("rollout", GROWN, "reward")
 
     def __init__(self, settings: DenseTreeSettings) -> None:
         super().__init__(settings)
@@ -97,11 +98,24 @@ class DenseTreeData(Recipe):
     async def grow(self, run: Run, iteration: int, progress: Progress) -> None:
         """Grow the trees of an iteration by its policy, all at once; those that are done are kept."""
         s, tasks = self.settings.search, self.train_tasks(iteration)
+<<<<<<< HEAD
         sampler = await self.sampler(run, self.newest(run, self.leading, iteration), 0.0)
         speakers, stats = self.speakers(sampler), sampler.engine.stats
         before, done = stats.sampled_tokens, run.store.finished_keys(iteration, GROWN)
         left = [task for task in tasks if (task.id, "") not in done]
         run.store.put_tasks(tasks)
+=======
+        done = run.store.finished_keys(iteration, GROWN)
+        left = [task for task in tasks if (task.id, "") not in done]
+        run.store.put_tasks(tasks)
+        if not left:
+            return
+        speakers = await self.speakers(run, iteration)
+        stats = (
+            await self.sampler(run, self.newest(run, self.leading, iteration), 0.0)
+        ).engine.stats
+        before = stats.sampled_tokens
+>>>>>>> dtmerge
         growing = Growing(
             run.store, iteration, progress, lambda: stats.sampled_tokens - before, by_rollout=True
         )
@@ -168,11 +182,14 @@ class DenseTreeData(Recipe):
     def values(self, run: Run, tree: Tree) -> dict[str, NodeValue]:
         """The values of a tree's nodes, as the reward stage left them."""
         settings = self.fingerprint(Step(tree.iteration, "reward"))
-        credit = partial(run.store.credit, settings, nodes=(tree.root, *tree.turns))
-        visits, distances = credit("visits"), credit("distance")
+        found: dict[str, dict[str, float]] = {"value": {}, "visits": {}, "distance": {}}
+        for one in run.store.credit_of(tree):
+            if one.settings == settings:
+                found[one.name][one.node] = one.value
+        visits, distances = found["visits"], found["distance"]
         return {
             node: NodeValue(mean, round(visits[node]), distances[node])
-            for node, mean in credit("value").items()
+            for node, mean in found["value"].items()
         }
 
     # -- what is selected -----------------------------------------------------------------------
@@ -191,7 +208,7 @@ class DenseTreeData(Recipe):
         """The pairs of the budget, and how many each tree has. Of trees only the ids of pairs stay in memory."""
         found = {
             tree.task: [(pair.chosen.id, pair.rejected.id) for pair in self.tree_pairs(run, tree)]
-            for tree in run.store.trees(iteration, "rollout")
+            for tree in run.store.outlines(iteration, "rollout")
         }
         counts = {task: len(pairs) for task, pairs in found.items()}
         kept = densest(counts, self.settings.budget, self.settings.seed)
@@ -210,7 +227,7 @@ class DenseTreeData(Recipe):
         pairs, counts = self.select_pairs(run, iteration)
         leaves = [
             leaf
-            for tree in run.store.trees(iteration, "rollout")
+            for tree in run.store.outlines(iteration, "rollout")
             for leaf, outcome in tree.outcomes.items()
             if (outcome.score or 0.0) >= SUCCESS
         ]
