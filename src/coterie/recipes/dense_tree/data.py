@@ -11,24 +11,21 @@ from coterie.environments.traits import agents_of, most_turns
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
-from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree.plan import dense_tree_plan
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.plan import RunPlan
+from coterie.rollout.branches import Branches
 from coterie.rollout.dense_search import DenseSearch, distinct
-from coterie.rollout.driver import Driver
 from coterie.rollout.grower import Rollout
 from coterie.rollout.instructed import drop_requests
 from coterie.rollout.instructed import speakers as instructed
 from coterie.rollout.samplers import CandidateSampler, TokenSampler
-from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Judged, Search
 from coterie.rollout.tree_values import NodeValue, TreeValues
 from coterie.runs.casting import Openers
 from coterie.runs.folder import Run, Step
-from coterie.runs.growing import Growing, grow_trees
-from coterie.runs.items import Done, going_on
+from coterie.runs.items import Done
 from coterie.runs.place import EVALUATION
 from coterie.runs.selected import selected
 from coterie.selection.budget import densest
@@ -95,55 +92,14 @@ class DenseTreeData(Recipe):
 
     # -- trees ----------------------------------------------------------------------------------
 
-    async def grow(self, run: Run, iteration: int, progress: Progress) -> None:
-        """Grow the trees of an iteration by its policy, all at once; those that are done are kept."""
-        s, tasks = self.settings.search, self.train_tasks(iteration)
-<<<<<<< HEAD
-        sampler = await self.sampler(run, self.newest(run, self.leading, iteration), 0.0)
-        speakers, stats = self.speakers(sampler), sampler.engine.stats
-        before, done = stats.sampled_tokens, run.store.finished_keys(iteration, GROWN)
-        left = [task for task in tasks if (task.id, "") not in done]
-        run.store.put_tasks(tasks)
-=======
-        done = run.store.finished_keys(iteration, GROWN)
-        left = [task for task in tasks if (task.id, "") not in done]
-        run.store.put_tasks(tasks)
-        if not left:
-            return
-        speakers = await self.speakers(run, iteration)
-        stats = (
-            await self.sampler(run, self.newest(run, self.leading, iteration), 0.0)
-        ).engine.stats
-        before = stats.sampled_tokens
->>>>>>> dtmerge
-        growing = Growing(
-            run.store, iteration, progress, lambda: stats.sampled_tokens - before, by_rollout=True
+    def search(self, branches: Branches, sampler: TokenSampler, known: Sequence[Rollout]) -> Search:
+        """The search of a task's tree, by one engine; ``known`` are its rollouts so far."""
+        return DenseSearch(
+            *(branches, self.agent, self.speakers(sampler), by_score, self.settings.search),
+            *(self.pairs_among, known),
+            steps=self.steps_of_path,
+            seed=self.settings.seed,
         )
-        played = sum(len(growing.played.get(task.id, ())) for task in left)
-        title = f"trees {iteration}"
-        progress.start(s.runs * len(left) - played, title)
-
-        def search(driver: Driver, sessions: Sessions, task: Task) -> Search:
-            tree, known = growing.begun(task)
-            branches = driver.branches(task, tree, sessions)
-            return DenseSearch(
-                *(branches, self.agent, speakers, by_score, s, self.pairs_among, known),
-                steps=self.steps_of_path,
-                seed=driver.seed,
-            )
-
-        def note(search: Search) -> None:
-            metrics: Metrics = {"rollouts": len(search.rollouts)}
-            run.store.finish(ItemKey(iteration, GROWN, search.tree.task), metrics=metrics)
-            progress.advance(
-                max(0, s.runs - len(search.rollouts)), sampled_tokens=growing.sampled_tokens()
-            )
-
-        most = self.settings.rollout.max_trees
-        with going_on(title, progress):
-            async with self.cast(run) as cast:
-                driver = cast.driver({self.agent: speakers[0]}, self.settings.seed)
-                await grow_trees(driver, growing, left, search, most, note)
 
     def speakers(self, sampler: TokenSampler) -> list[CandidateSampler]:
         """The agent's samplers by label, all of one engine; labels of one temperature share one."""
