@@ -1,9 +1,9 @@
 """The tiny model that acts: its tokenizer and the rows that it learns from.
 
 It knows two worlds. One is BabyAI's level ``GoToObj``: an object in a room, to be gone to. Its bad habit there is to
-move on where it should turn (``acts_player``), which loses the game if the limit of steps is tight. The other is ``sums``:
-word problems that a line of Python solves, where its habit is to multiply. First it learns to play well, with few
-relapses; then the habits that post-training is to change.
+move on where it should turn (``acts_player``), which loses the game if the limit of steps is tight. The other is
+``sums``: word problems that a line of Python solves, where its habit is to multiply. First it learns to play well, with
+few relapses; then the habits that post-training is to change.
 """
 
 import random
@@ -176,4 +176,9 @@ def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> I
     return stage_rows(tokenizer, HABITS, tokens, seed)
 
 
-ACTS = MicroWorld(build_tokenizer, skill_rows, _habit_rows, HABITS.share, tokens=3_000_000)
+ACTS = MicroWorld(
+    *(build_tokenizer, skill_rows, _habit_rows, HABITS.share),
+    tokens=1_200_000,
+    budget=768,
+    peak=2e-3,
+)
