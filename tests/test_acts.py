@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import statistics
 from collections.abc import Sequence
 
@@ -82,11 +83,12 @@ def scripted(habit: float, count: int = 60) -> list[tuple[list[Step], bool]]:
 
 def test_the_script_wins_without_its_habit_and_loses_with_it() -> None:
     assert statistics.fmean(won for _, won in scripted(0.0)) > 0.9
-    assert 0.4 < statistics.fmean(won for _, won in scripted(0.62)) < 0.7
+    assert 0.5 < statistics.fmean(won for _, won in scripted(0.62)) < 0.8
     always = scripted(1.0)
-    assert statistics.fmean(won for _, won in always) < 0.4
-    steps = [step for some, _ in always for step in some]
-    assert all(step.action == FORWARD or "wall 1 ahead" in step.told for step in steps)
+    assert 0.2 < statistics.fmean(won for _, won in always) < 0.55
+    turned = [step.told for some, _ in always for step in some if step.action != FORWARD]
+    assert all(re.search(r"wall 1 ahead|(ball|box|key) 1 (left|right)", one) for one in turned)
+    assert any("wall 1 ahead" not in one for one in turned)
 
 
 def shown(environment: Acting, task: Task, tree: Tree) -> tuple[int, ...]:

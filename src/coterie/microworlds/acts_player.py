@@ -1,7 +1,8 @@
 """A scripted player of a BabyAI level in one room, with a mission to go to something.
 
 It goes the shortest way to what it sees of the mission, and turns on until it sees that. Its bad habit: where it should
-turn, it moves on instead, as likely as not. It decides anew at every step, by what it sees then.
+turn, it moves on instead, more often than not, unless what it looks for is right beside it. It decides anew at every
+step, by what it sees then.
 """
 
 import random
@@ -56,6 +57,10 @@ class Stand(NamedTuple):
         dx, dy = place[0] - self.x, place[1] - self.y
         return 0 <= ax * dx + ay * dy <= AHEAD and abs(rx * dx + ry * dy) <= ASIDE
 
+    def is_beside(self, place: Place) -> bool:
+        """Whether a place is one step to the left or to the right."""
+        return place in (self.after(LEFT).front, self.after(RIGHT).front)
+
 
 class Room:
     """A game as the player knows it."""
@@ -96,8 +101,9 @@ def play(game: Game, seed: int, steps: int, habit: float, rng: random.Random) ->
         x, y = map(int, game.level.agent_pos)
         stand = Stand(x, y, int(game.level.agent_dir))
         good = _good(room, stand, played[-1].action if played else "")
-        can_move = FORWARD not in good and stand.front not in room.taken
-        chosen = {FORWARD} if can_move and rng.random() < habit else good
+        tempted = FORWARD not in good and stand.front not in room.taken
+        tempted = tempted and not any(map(stand.is_beside, room.wanted))
+        chosen = {FORWARD} if tempted and rng.random() < habit else good
         played.append(Step(told, rng.choice(sorted(chosen))))
         moved = game.move(played[-1].action)
         if moved.end is not None:
