@@ -39,9 +39,9 @@ from tests.played import coding_in, environment_of, talk_in
 
 PLANNED = (*PLANS, *WEB, "problems", "shop")
 """Played by a planner and a grounder."""
-ACTED = ("babyai",)
+ACTING = ("sums", "babyai")
 """Played by one agent that acts."""
-TALKS = tuple(name for name in NAMES if name not in (*CODING, *PLANNED, *ACTED))
+TALKS = tuple(name for name in NAMES if name not in (*CODING, *PLANNED, *ACTING))
 
 
 def environment(name: str) -> Talk:
