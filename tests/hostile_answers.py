@@ -175,6 +175,8 @@ PROBES: dict[str, str] = {
     "children that are not counted": "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
     "a call that is newer than we": "libc.syscall(457, 0, 0, 0, 0); must(0 if ctypes.get_errno() == 14 else -1)",
     "other signals": "os.kill(2, 9)",
+    "a timer that sends any signal": "must(libc.timer_create(0, (ctypes.c_int * 16)(0, 0, 18, 0), ctypes.byref(ctypes.c_void_p())))",
+    "lower a limit": "import resource; resource.getrlimit(resource.RLIMIT_CPU); resource.setrlimit(resource.RLIMIT_CPU, (1, 1))",
     "raise a limit": "import resource; resource.setrlimit(resource.RLIMIT_NPROC, (1000, 1000))",
 }  # fmt: skip
 """Statements that must raise inside the sandbox; ``must`` raises for a result of -1."""

@@ -8,10 +8,13 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.session import SessionLost
 from coterie.tools.sandbox.settings import SandboxSettings
 from tests.hostile_answers import HOSTILE, PROBES
+from tests.hostile_cells import CELLS
 
 HONEST = "import math\ndef twice(x):\n    return math.prod([2, x])\n\n\ndef double(x):\n    return twice(x)\n"
 CALLS = ("double(1)", "double(2)", "double(21)")
@@ -21,6 +24,14 @@ SETTINGS = SandboxSettings(
 )  # fmt: skip
 IN_TIME = 8.0
 """Seconds for an answer; its own limit is 1.5, the rest is for a busy machine."""
+HONEST_CELL = """
+import math, os, signal, sys, threading
+[math.prod([2, 21]), os.listdir('.'), threading.active_count(), sorted(n for n in globals() if n[0] != '_'),
+ signal.getsignal(signal.SIGALRM) is signal.SIG_DFL, sys.gettrace(), len(os.listdir('/proc'))]
+"""
+HONEST_SHOWN = "[42, [], 1, ['math', 'os', 'signal', 'sys', 'threading'], True, None, 0]"
+LONGEST = 3000
+"""Characters that are shown of a cell; 2,000 and what is said of the rest and of its end."""
 PROBE = """
 import ctypes, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -65,6 +76,54 @@ async def probes(nsjail: str = "") -> dict[str, list[str]]:
     return {name: wrong for name, wrong in found.items() if wrong}
 
 
+def sessions() -> dict[str, tuple[str, ...]]:
+    """All sessions that attack: of cells, and of hostile answers as cells."""
+    answers = {name: (source, "print(double(2))") for name, source in HOSTILE.items()}
+    return {**answers, **CELLS}
+
+
+async def attack_session(sandbox: Sandbox, cells: Sequence[str]) -> list[str]:
+    """What is wrong with a session of hostile cells, and with an honest one in its jail after it."""
+    wrong, jails = [], set()
+    try:
+        async with sandbox.session(0) as session:
+            for cell in cells:
+                began = time.monotonic()
+                found = await session.run(cell)
+                jails |= {worker.pid for worker in sandbox.sessions.crew.busy}
+                if time.monotonic() - began > IN_TIME:
+                    wrong.append(f"took {time.monotonic() - began:.1f} s")
+                if len(found.text) > LONGEST:
+                    wrong.append(f"shows {len(found.text)} characters")
+        async with sandbox.session(0) as session:
+            found = await session.run(HONEST_CELL)
+            jails |= {worker.pid for worker in sandbox.sessions.crew.busy}
+    except SessionLost as error:
+        return [f"broke the sandbox: {error}"]
+    if found.text != HONEST_SHOWN:
+        wrong.append(f"the honest session after it: {found}")
+    return wrong + (["lost its worker"] if len(jails) != 1 else [])
+
+
+async def session_lane(number: int, settings: SandboxSettings) -> dict[str, list[str]]:
+    """Every second of all sessions, in one jail."""
+    async with Sandbox(settings.model_copy(update={"sessions": 1})) as sandbox:
+        names = list(sessions())[number::2]
+        found = {name: await attack_session(sandbox, sessions()[name]) for name in names}
+        async with sandbox.session(0) as session:
+            for name, statement in list(PROBES.items())[number::2]:
+                result = await session.run(PROBE.format(statement=statement) + "\nprobe()")
+                found[name] = [] if result.text == "'refused'" else [str(result)]
+        return found
+
+
+async def session_suite(nsjail: str = "") -> dict[str, list[str]]:
+    """What went wrong, by attack or statement, with sessions; empty if nothing did."""
+    settings = SETTINGS.model_copy(update={"nsjail_path": nsjail})
+    one, other = await asyncio.gather(session_lane(0, settings), session_lane(1, settings))
+    return {name: wrong for name, wrong in (one | other).items() if wrong}
+
+
 async def lane(number: int, settings: SandboxSettings) -> dict[str, list[str]]:
     """Every second of all, on one worker."""
     async with Sandbox(settings) as sandbox:
@@ -82,6 +141,6 @@ async def suite(nsjail: str = "") -> dict[str, list[str]]:
 
 if __name__ == "__main__":
     began = time.monotonic()
-    wrong = asyncio.run(suite(*sys.argv[1:]))
+    wrong = asyncio.run(suite(*sys.argv[1:])) | asyncio.run(session_suite(*sys.argv[1:]))
     print(json.dumps({"uid": os.getuid(), "wrong": wrong, "seconds": time.monotonic() - began}))
     sys.exit(bool(wrong))

@@ -16,9 +16,10 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult, Graded
 from coterie.tools.sandbox.users import NOBODY
 from tests.hostile_answers import HOSTILE, PROBES
+from tests.hostile_cells import CELLS
 from tests.hostile_cheats import CHEATS
-from tests.hostile_grading import DOUBLE, TWO, Try, graded_tries, in_any_order, wrong
-from tests.hostile_suite import SETTINGS, probes
+from tests.hostile_grading import DOUBLE, TWO, Try, body, graded_tries, in_any_order, wrong
+from tests.hostile_suite import SETTINGS, probes, session_suite
 
 ROOT = Path(__file__).parent.parent
 NSJAIL = shutil.which("nsjail")
@@ -39,6 +40,37 @@ def test_no_hostile_answer_is_accepted_and_every_honest_one_is(nsjail: str) -> N
     settings = TWO.model_copy(update={"nsjail_path": nsjail})
     assert wrong(tries, asyncio.run(graded_tries(tries, 6, settings))) == []
     assert asyncio.run(probes(nsjail)) == {}
+
+
+@pytest.mark.parametrize("nsjail", JAILS, ids=["bubblewrap", "nsjail"])
+def test_no_hostile_session_harms_its_jail_or_the_session_after_it(nsjail: str) -> None:
+    """The answers as cells, and cells that attack what runs them."""
+    assert len(CELLS) >= 45
+    assert asyncio.run(session_suite(nsjail)) == {}
+
+
+def test_no_session_finds_anything_of_the_session_before_it() -> None:
+    """In one jail: a session that has a function and what it gives, then one that looks for both."""
+    reference = (
+        f"def solve(x):\n    return {body(1)}\n\n\nfound = [solve(x) for x in range(8)]\nfound"
+    )
+    look = "[solve(x) for x in range(8)]"
+
+    async def work() -> tuple[str, dict[str, str]]:
+        async with Sandbox(SETTINGS.model_copy(update={"sessions": 1})) as sandbox:
+            found = {}
+            for name, source in CHEATS.items():
+                async with sandbox.session(0) as session:
+                    right = (await session.run(reference)).text
+                async with sandbox.session(0) as session:
+                    await session.run(source.replace("NAME", "solve"))
+                    found[name] = (await session.run(look)).text
+            return right, found
+
+    right, found = asyncio.run(work())
+    values = right.strip("[]").split(", ")
+    assert len(values) == 8 and len(found) == len(CHEATS)
+    assert {name: text for name, text in found.items() if any(one in text for one in values)} == {}
 
 
 @pytest.mark.parametrize("cheat", ["frames", "heap"])

@@ -342,7 +342,7 @@ MUTANTS = (
         "return {(taken[-1].id, name)",
         "return {(taken[0].id, name)",
         "samples that share a first turn can't have rewards that differ",
-        (f"{PLAY}test_a_reward_belongs_to_all_that_is_said_at_the_same_time",),
+        (SIMULTANEOUS,),
     ),
     Mutant(
         "play-final-rewards-are-lost",

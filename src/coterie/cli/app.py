@@ -17,6 +17,7 @@ from coterie.cli.chat import chat
 from coterie.cli.config import config
 from coterie.cli.data import app as data_app
 from coterie.cli.files import export_app, import_app
+from coterie.cli.merge import merge
 from coterie.cli.models import app as models_app
 from coterie.cli.refusing import run_app
 from coterie.cli.run import run
@@ -73,6 +74,7 @@ StageRecipe = Annotated[
 
 app.command("run")(run)
 app.command("sweep")(sweep)
+app.command("merge")(merge)
 
 
 def _stage(name: str, text: str) -> None:

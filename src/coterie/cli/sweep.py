@@ -39,7 +39,8 @@ def sweep(
     """Run a recipe over several values of one key: an ablation. One KEY=VALUE has its values divided by commas.
 
     Each run has its own folder, in which it is resumed. A run begins with the stages that an earlier one has done
-    under the same settings. Prints a table of held-out scores with 95% intervals and, last, one JSON object.
+    under the same settings. Prints a table of held-out scores with 95% intervals and, last, one JSON object. A page
+    with the plot is FOLDER/sweep.html.
 
     Examples:
 
@@ -48,6 +49,8 @@ def sweep(
         coterie sweep moat/maths correct.critic.model=script,smollm2 --seeds 3
 
         coterie sweep optima/isft reward.lambda_token=0,0.3,0.6 --folder runs/tokens --dry-run
+
+        coterie sweep dense_tree/tiny budget.tasks=6,12,24,48
     """
     from coterie.recipes.sweeping import plan_sweep, run_sweep
     from coterie.terminal.progress import ConsoleProgress
@@ -59,12 +62,34 @@ def sweep(
         _print_plan(planned, results(WIDTH))
         return
     _print_plan(planned, console)
-    _print_found(recipe, planned, run_sweep(planned, console.print, ConsoleProgress(console)))
+    found = run_sweep(planned, console.print, ConsoleProgress(console))
+    page = folder / "sweep.html"
+    _write_page(page, f"coterie sweep {' '.join([recipe, *(words or [])])}", planned, found)
+    _print_found(recipe, planned, found, page)
 
 
-def _print_found(recipe: str, sweep: "Sweep", found: "Sequence[PointResult]") -> None:
-    """The table, and as the last line one JSON object."""
-    results(WIDTH).print(_table(sweep, found))
+def _write_page(page: Path, command: str, sweep: "Sweep", found: "Sequence[PointResult]") -> None:
+    """The scores as a plot and a table."""
+    from coterie.reports.sweep import SweepPoint, SweepReport, write_sweep_page
+
+    points = tuple(
+        SweepPoint(
+            *(one.value, "all" if one.seed is None else f"{one.seed}", one.n),
+            *(one.score, one.low, one.high, one.tokens),
+        )
+        for one in found
+    )
+    recipe = sweep.points[0].recipe
+    title = f"{recipe.title} on {recipe.settings.played}"
+    report = SweepReport(title, command, sweep.key, recipe.environment.metric, points)
+    write_sweep_page(report, page)
+
+
+def _print_found(recipe: str, sweep: "Sweep", found: "Sequence[PointResult]", page: Path) -> None:
+    """The table, where the plot is, and as the last line one JSON object."""
+    out = results(WIDTH)
+    out.print(_table(sweep, found))
+    out.print(f"plot: {page}", soft_wrap=True)
     rows = [asdict(one) for one in found]
     print(json.dumps({"recipe": recipe, "key": sweep.key, "rows": rows}))
 

@@ -5,6 +5,7 @@
   Chain of Thought Reasoning in Language Models"); the same environment, sampled several times.
 * ``mad``: multi-agent debate (Du et al. 2023, "Improving Factuality and Reasoning in Language
   Models through Multiagent Debate").
+* ``react``: for an agent that acts (``acting.baselines``), as is ``cot`` there.
 * ``autoform``: AutoForm (Chen et al. 2024, "Beyond Natural Language: LLMs Leveraging Alternative
   Formats for Enhanced Reasoning and Communication").
 
@@ -16,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from coterie.environments.acting.baselines import REACT, THOUGHTS
+from coterie.environments.acting.environment import Acting
 from coterie.environments.coding import Coding
 from coterie.environments.exchange.environment import Exchange, ExchangeAlone
 from coterie.environments.passing import OthersPlay, OthersTasks
@@ -33,7 +36,7 @@ from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, TURNS
 from coterie.trajectories.turn import Message, Part, Turn
 
-Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform"]
+Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform", "react"]
 """How a benchmark's tasks are played: the benchmark's own dialogue, or a baseline."""
 ROUNDS = 2
 """Messages of each agent of a debate (Du et al., section 3.1)."""
@@ -50,7 +53,9 @@ def by_method(environment: Environment, method: Method) -> Environment:
                 "use method=dialogue, or method=cot for an answer without asking",
             )
         return SingleTurn(environment)
-    if not isinstance(environment, Talk):
+    if isinstance(environment, Acting):
+        return _acting(environment, method)
+    if not isinstance(environment, Talk) or method == "react":
         raise UserError(
             f"method={method} is not for {environment.name}, where agents do not talk until they agree",
             "use method=dialogue, or derive the environment from coterie.environments.talk.Talk",
@@ -60,6 +65,17 @@ def by_method(environment: Environment, method: Method) -> Environment:
     if method == "autoform":
         return AutoForm(environment)
     return single_agent(environment)
+
+
+def _acting(environment: Acting, method: Method) -> Acting:
+    """The same tasks for an agent that writes in another form."""
+    known = {"react": REACT, **({"cot": THOUGHTS} if environment.has_answers else {})}
+    if method not in known:
+        raise UserError(
+            f"method={method} is not for {environment.name}, where an agent acts",
+            f"use method=dialogue, or one of: {', '.join(known)}",
+        )
+    return environment.in_form(known[method])
 
 
 def single_agent(environment: Talk) -> Talk:

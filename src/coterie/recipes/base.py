@@ -47,6 +47,9 @@ class Recipe(ABC):
     settings: RecipeSettings
     environment: Environment
     name: str
+    by_task: tuple[str, ...] = ()
+    """Stages of which each item is the work of one task, the sampling first, and other names under which they write
+    such items. `coterie merge` puts them together; without any, runs of the recipe can't be merged."""
 
     def __init__(self, settings: RecipeSettings) -> None:
         self.settings = settings

@@ -105,3 +105,9 @@ def iteration_axis(iterations: Sequence[int], frame: Frame) -> tuple[Scale, tupl
 def polyline(points: Iterable[tuple[float, float]]) -> str:
     """A polyline through points, as SVG path data."""
     return "".join(f"{'L' if i else 'M'}{x:g} {y:g}" for i, (x, y) in enumerate(points))
+
+
+def bar(x: float, low: float, high: float, half: float = 4) -> str:
+    """A closed bar from ``low`` to ``high`` around ``x``, as SVG path data."""
+    left, right = x - half, x + half
+    return polyline([(left, low), (left, high), (right, high), (right, low)]) + "Z"

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from coterie.reports import charts
 from coterie.reports.data import IterationPoint, RunReport, StageTime
 from coterie.reports.format import duration, number, signed
-from coterie.reports.sections import levels_chart
+from coterie.reports.sections import section_chart
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,7 @@ def _context(report: RunReport) -> dict[str, object]:
         "reward_charts": charts.reward_charts(rewards),
         "scatter_charts": charts.scatter_charts(report.samples, report.seed),
         "timing": _timing(report.timings),
-        "sections": [
-            (one, levels_chart(f"{one.id}-chart", one.quantity, one.levels) if one.levels else None)
-            for one in report.sections
-        ],
+        "sections": [(one, section_chart(one) if one.levels else None) for one in report.sections],
         "script": script,
         "script_hash": _hash(script),
     }

@@ -1,9 +1,9 @@
 """What a recipe shows on a run's page beside what all runs have: tables, and a quantity measured again and again."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from coterie.reports.axes import WIDE, axis, iteration_axis, polyline
+from coterie.reports.axes import WIDE, axis, bar, iteration_axis, polyline
 from coterie.reports.charts import Chart, Dot, Series
 
 
@@ -34,10 +34,34 @@ class Section:
     """What the chart shows."""
     levels: tuple[Level, ...] = ()
     """The chart's points; none for no chart."""
+    bars: bool = False
+    """Whether the chart has a bar from zero for each level, and not a line through them."""
 
     def __post_init__(self) -> None:
         if any(len(row) != len(self.heads) for row in self.rows):
             raise ValueError(f"a row of {self.id} has other cells than {', '.join(self.heads)}")
+
+
+def section_chart(section: Section) -> Chart:
+    """The chart of a section that has levels."""
+    draw = _bars_chart if section.bars else levels_chart
+    return draw(f"{section.id}-chart", section.quantity, section.levels)
+
+
+def _bars_chart(id_: str, quantity: str, levels: Sequence[Level]) -> Chart:
+    """A bar for each level, whose label stands below it."""
+    frame = WIDE
+    x, x_ticks = iteration_axis(range(len(levels)), frame)
+    y, y_ticks = axis(0, max(one.value for one in levels), frame.height - frame.bottom, frame.top)
+    half = (x(1) - x(0)) / 3 if len(levels) > 1 else 20
+    bars = "".join(bar(x(n), y(0), y(one.value), half) for n, one in enumerate(levels))
+    dots = tuple(
+        Dot(x(n), y(one.value), f"{one.label}: {one.value:g}") for n, one in enumerate(levels)
+    )
+    ticks = tuple(replace(t, label=one.label) for t, one in zip(x_ticks, levels, strict=False))
+    series = Series(quantity, "accent", dots, band=bars)
+    summary = f"{quantity}: " + "; ".join(dot.title for dot in dots)
+    return Chart(id_, quantity, summary, frame, "", quantity, ticks, y_ticks, (series,))
 
 
 def levels_chart(id_: str, quantity: str, levels: Sequence[Level]) -> Chart:
@@ -52,15 +76,10 @@ def levels_chart(id_: str, quantity: str, levels: Sequence[Level]) -> Chart:
         for n, one in enumerate(levels)
     )
     bars = "".join(
-        _bar(x(n), y(one.value - one.error), y(one.value + one.error))
+        bar(x(n), y(one.value - one.error), y(one.value + one.error))
         for n, one in enumerate(levels)
     )
     series = Series(quantity, "accent", dots, polyline((dot.x, dot.y) for dot in dots), bars)
     summary = f"{quantity}: " + "; ".join(dot.title for dot in dots)
     ticks = (x_ticks, y_ticks)
     return Chart(id_, quantity, summary, frame, "measurement", quantity, *ticks, (series,))
-
-
-def _bar(x: float, low: float, high: float) -> str:
-    """An interval as a closed bar."""
-    return polyline([(x - 4, low), (x - 4, high), (x + 4, high), (x + 4, low)]) + "Z"

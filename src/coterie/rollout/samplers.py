@@ -125,6 +125,11 @@ class TokenSampler:
         self.sampling = sampling
         self.context_length = context_length
 
+    def at(self, temperature: float) -> "TokenSampler":
+        """The same engine at another temperature."""
+        sampling = replace(self.sampling, temperature=temperature)
+        return TokenSampler(self.engine, self.render, sampling, self.context_length)
+
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """One completion of the rendered messages, at most as long as the context has room."""
         (response,) = await self.candidates(prompt, context, [prompt.seed])

@@ -68,9 +68,9 @@ class BenchmarkSettings(PlayedSettings):
     tasks: int = key(500, "Held-out tasks.", source="Optima: 1000 (exchange), all (debate)", ge=1)
     method: Method = key(
         "dialogue",
-        "`dialogue` is the benchmark's own; baselines: `cot` (one agent with all facts), `cot_sc` "
+        "`dialogue` is the benchmark's own; baselines: `cot` (one agent with all facts, without actions), `cot_sc` "
         "(8 of these and a majority), `mad` (multi-agent debate), `autoform` (a dialogue in a form "
-        "that the agents choose).",
+        "that the agents choose), `react` (for an agent that acts).",
         source="Optima table 1",
     )
     samples: int = key(

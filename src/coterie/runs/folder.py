@@ -80,8 +80,7 @@ class Run:
 
     def begun_under(self, step: Step) -> str | None:
         """Fingerprint of the settings under which a step was begun; ``None`` if it was not."""
-        metrics = self.store.metrics(step.iteration, step.stage)
-        found = metrics.get(step.begun, {}).get("settings")
+        found = (self.store.metrics_at(step.begun) or {}).get("settings")
         return None if found is None else str(found)
 
     def begin(self, step: Step, fingerprint: str) -> None:
@@ -101,7 +100,7 @@ class Run:
 
     def metrics(self, step: Step) -> Metrics:
         """What was measured of a finished step; empty if it is not finished."""
-        return self.store.metrics(step.iteration, step.stage).get(step.key, {})
+        return self.store.metrics_at(step.key) or {}
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Trees that grow into a store: each search is one transaction, and a tree that was cut off goes on from there."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coterie.errors import UserError
@@ -98,31 +98,38 @@ def grown(store: Store, iteration: int) -> Metrics:
 
     Raises ``UserError`` if all rollouts failed.
     """
-    played = [one for found in rollouts(store, iteration).values() for one in found]
+    measured = store.metrics(iteration, "rollout")
+    played = [one for found in _rollouts(store, iteration, measured).values() for one in found]
     failed = sum(one.leaf is None for one in played)
     if played and failed == len(played):
         raise UserError(
             f"all {failed} rollouts failed; the first because: {played[0].failure}",
             "fix the cause, and run again in a new folder or with --fork",
         )
-    trees = list(store.trees(iteration, "rollout"))
-    leaves = {leaf: o.score or 0.0 for tree in trees for leaf, o in tree.outcomes.items()}
-    lengths = store.metrics(iteration, "rollout").values()
+    scores = store.scores(iteration, "rollout")
+    trees, turns = store.size(iteration, "rollout")
     return {
         "n": len(played),
         "failed": failed,
-        "score": sum(leaves.get(one.leaf or "", 0.0) for one in played) / len(played),
-        "tokens": sum(int(metrics.get("tokens", 0)) for metrics in lengths) / len(played),
-        "trees": len(trees),
-        "turns": sum(len(tree.turns) for tree in trees),
+        "score": sum(scores.get(one.leaf or "") or 0.0 for one in played) / len(played),
+        "tokens": sum(int(one.get("tokens", 0)) for one in measured.values()) / len(played),
+        "trees": trees,
+        "turns": turns,
     }
 
 
 def rollouts(store: Store, iteration: int) -> dict[str, list[Rollout]]:
     """The rollouts of an iteration's finished searches, by task, in their order."""
+    return _rollouts(store, iteration, store.metrics(iteration, "rollout"))
+
+
+def _rollouts(
+    store: Store, iteration: int, measured: Mapping[ItemKey, Metrics]
+) -> dict[str, list[Rollout]]:
+    """Rollouts by what was measured on them."""
     failures = {key: reason for key, reason in store.failures(iteration) if key.stage == "rollout"}
     found: dict[str, list[Rollout]] = {}
-    for key, metrics in sorted(store.metrics(iteration, "rollout").items(), key=_place):
+    for key, metrics in sorted(measured.items(), key=_place):
         if not key.task:
             continue
         search, number = _number(key)

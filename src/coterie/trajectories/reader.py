@@ -31,6 +31,8 @@ from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import Ending, Outcome, Tree
 from coterie.trajectories.turn import Request, Sample, Speaker, Turn
 
+NONE = "[]"
+"""No calls or results: those of most turns."""
 TreeKey = tuple[int, int, str, str]
 """A tree's (key, iteration, stage, task)."""
 
@@ -54,6 +56,12 @@ def task(db: sqlite3.Connection, id_: str) -> Task | None:
 def task_ids(db: sqlite3.Connection) -> list[str]:
     """Ids of all tasks, sorted."""
     return [id_ for (id_,) in db.execute("SELECT id FROM task ORDER BY id")]
+
+
+def tasks_of(db: sqlite3.Connection, iteration: int, stage: str) -> list[str]:
+    """Ids of the tasks on which items of a stage are finished, sorted."""
+    find = "SELECT DISTINCT task FROM item WHERE (iteration, stage) = (?, ?) AND task != '' ORDER BY task"
+    return [id_ for (id_,) in db.execute(find, (iteration, stage))]
 
 
 def tree_keys(
@@ -85,6 +93,36 @@ def tree(db: sqlite3.Connection, row: TreeKey) -> Tree:
     for outcome in outcomes(db, key):
         result.end(outcome)
     return result
+
+
+def outline(db: sqlite3.Connection, row: TreeKey) -> Tree:
+    """A tree as :func:`tree` gives it, of whose turns there is only who said what: no tokens, samples or prompts."""
+    key, iteration, stage, task_ = row
+    result = Tree(task_, stage, iteration)
+    rows = db.execute(
+        "SELECT id, parent, kind, speaker, parts FROM turn WHERE tree = ? ORDER BY sample, position",
+        (key,),
+    )
+    for id_, parent, kind, speaker, parts in rows:
+        result.add(Turn(id_, parent, Speaker(kind, speaker), value_of(PARTS, parts)))
+    for outcome in outcomes(db, key):
+        result.end(outcome)
+    return result
+
+
+def size(db: sqlite3.Connection, iteration: int, stage: str) -> tuple[int, int]:
+    """How many trees a stage has, and how many turns these."""
+    where, values = _where("tree", iteration=iteration, stage=stage)
+    find = f"SELECT count(DISTINCT tree.key), count(turn.key) FROM tree LEFT JOIN turn ON tree = tree.key {where}"
+    trees, turns_ = db.execute(find, values).fetchone()
+    return trees, turns_
+
+
+def scores(db: sqlite3.Connection, iteration: int, stage: str) -> dict[str, float | None]:
+    """The scores of all leaves of a stage."""
+    where, values = _where("tree", iteration=iteration, stage=stage)
+    rows = db.execute(f"SELECT leaf, score FROM tree JOIN outcome ON tree = key {where}", values)
+    return dict(rows)
 
 
 def turns(db: sqlite3.Connection, key: int) -> Iterator[tuple[str, Turn]]:
@@ -158,9 +196,10 @@ def items(
     iteration: int | None = None,
     stage: str | None = None,
     sample: str | None = None,
+    task: str | None = None,
 ) -> Iterator[tuple[int, Item]]:
     """Finished items with their keys in the tables, in the order of :class:`ItemKey`."""
-    where, values = _where("item", iteration=iteration, stage=stage, sample=sample)
+    where, values = _where("item", iteration=iteration, stage=stage, task=task, sample=sample)
     rows = db.execute(
         "SELECT key, iteration, stage, task, sample, failure, metrics FROM item "
         f"{where} ORDER BY iteration, stage, task, sample",
@@ -168,6 +207,22 @@ def items(
     )
     for key, *names, failure, metrics in rows:
         yield key, Item(ItemKey(*names), failure, value_of(METRICS, metrics))
+
+
+def item_keys(db: sqlite3.Connection, iteration: int, stage: str) -> set[tuple[str, str]]:
+    """(task, sample) of the finished items of a stage."""
+    find = "SELECT task, sample FROM item WHERE (iteration, stage) = (?, ?)"
+    return set(db.execute(find, (iteration, stage)))
+
+
+def failures(db: sqlite3.Connection, iteration: int | None) -> list[tuple[ItemKey, str]]:
+    """Items that failed, in the order of :class:`ItemKey`, and why."""
+    rows = db.execute(
+        "SELECT iteration, stage, task, sample, failure FROM item WHERE failure IS NOT NULL "
+        "AND iteration = coalesce(?, iteration) ORDER BY iteration, stage, task, sample",
+        (iteration,),
+    )
+    return [(ItemKey(*names), failure) for *names, failure in rows]
 
 
 def selections(
@@ -248,8 +303,8 @@ def _turn(
         value_of(PARTS, parts),
         ids,
         sample,
-        value_of(CALLS, calls),
-        value_of(RESULTS, results),
+        value_of(CALLS, calls) if calls != NONE else (),
+        value_of(RESULTS, results) if results != NONE else (),
         author,
         draw,
         None if sample else request,

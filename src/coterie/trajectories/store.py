@@ -10,7 +10,7 @@ here) after every item.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -109,6 +109,17 @@ class Store:
         with self._within("BEGIN"):
             yield self._db
 
+    @contextmanager
+    def beside(self, other: Path) -> Iterator[sqlite3.Connection]:
+        """As :meth:`transaction`, with another store attached as ``source``, only to be read: for :mod:`merging`."""
+        with explained(other):
+            self._db.execute("ATTACH ? AS source", (f"{other.absolute().as_uri()}?mode=ro",))
+        try:
+            with self.transaction() as db:
+                yield db
+        finally:
+            self._db.execute("DETACH source")
+
     def finish(
         self,
         key: ItemKey,
@@ -177,16 +188,30 @@ class Store:
 
     def finished_keys(self, iteration: int, stage: str) -> set[tuple[str, str]]:
         """(task, sample) of the finished items of a stage."""
-        return {(item.key.task, item.key.sample) for item in self._items(iteration, stage)}
+        with explained(self.path):
+            return reader.item_keys(self._db, iteration, stage)
+
+    def tasks_of(self, iteration: int, stage: str) -> list[str]:
+        """Ids of the tasks on which items of a stage are finished, sorted."""
+        with explained(self.path):
+            return reader.tasks_of(self._db, iteration, stage)
 
     def failures(self, iteration: int | None = None) -> list[tuple[ItemKey, str]]:
         """Items that failed, in key order, and why."""
-        items = self._items(iteration, None)
-        return [(item.key, item.failure) for item in items if item.failure is not None]
+        with explained(self.path):
+            return reader.failures(self._db, iteration)
 
     def metrics(self, iteration: int, stage: str) -> dict[ItemKey, dict[str, float | int | str]]:
         """What was measured on the finished items of a stage, in key order."""
-        return {item.key: dict(item.metrics) for item in self._items(iteration, stage)}
+        with explained(self.path):
+            found = reader.items(self._db, iteration, stage)
+            return {item.key: dict(item.metrics) for _, item in found}
+
+    def metrics_at(self, key: ItemKey) -> Metrics | None:
+        """What was measured on one item; ``None`` if it is not finished."""
+        with explained(self.path):
+            found = reader.items(self._db, key.iteration, key.stage, key.sample, key.task)
+            return next((item.metrics for _, item in found), None)
 
     def metrics_of(self, sample: str) -> list[Metrics]:
         """What was measured on the finished items of this sample's name, of all iterations and stages."""
@@ -208,12 +233,21 @@ class Store:
 
     def trees(self, iteration: int, stage: str) -> Iterator[Tree]:
         """The trees of a stage in order of task, one in memory at a time."""
+        return self._each(reader.tree, iteration, stage)
+
+    def outlines(self, iteration: int, stage: str) -> Iterator[Tree]:
+        """As :meth:`trees`, of whose turns there is only who said what: no tokens, samples or prompts."""
+        return self._each(reader.outline, iteration, stage)
+
+    def size(self, iteration: int, stage: str) -> tuple[int, int]:
+        """How many trees a stage has, and how many turns these."""
         with explained(self.path):
-            keys = reader.tree_keys(self._db, iteration, stage)
-        for key in keys:
-            with explained(self.path):
-                tree = reader.tree(self._db, key)
-            yield tree
+            return reader.size(self._db, iteration, stage)
+
+    def scores(self, iteration: int, stage: str) -> dict[str, float | None]:
+        """The scores of all leaves of a stage."""
+        with explained(self.path):
+            return reader.scores(self._db, iteration, stage)
 
     def credit(
         self,
@@ -230,15 +264,27 @@ class Store:
                 return reader.credit_of_nodes(self._db, settings, name, list(nodes))
             return reader.credit(self._db, settings, name, iteration, stage)
 
+    def credit_of(self, tree: Tree) -> list[Credit]:
+        """All credit on the nodes of a tree, whatever its kind."""
+        with explained(self.path):
+            keys = reader.tree_keys(self._db, tree.iteration, tree.stage, tree.task)
+            return [one for row in keys for one in reader.credit_of_tree(self._db, row[0])]
+
     def selections(self, iteration: int, stage: str | None = None) -> list[tuple[str, Selection]]:
         """(task of the tree, selection) of an iteration, in the order they were stored."""
         with explained(self.path):
             found = reader.selections(self._db, iteration, stage)
         return [(task, selection) for _, _, task, selection in found]
 
-    def _items(self, iteration: int | None, stage: str | None) -> list[Item]:
+    def _each(
+        self, read: Callable[[sqlite3.Connection, reader.TreeKey], Tree], iteration: int, stage: str
+    ) -> Iterator[Tree]:
         with explained(self.path):
-            return [item for _, item in reader.items(self._db, iteration, stage)]
+            keys = reader.tree_keys(self._db, iteration, stage)
+        for key in keys:
+            with explained(self.path):
+                tree = read(self._db, key)
+            yield tree
 
     @contextmanager
     def _within(self, begin: str) -> Iterator[None]:

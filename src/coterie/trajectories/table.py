@@ -169,7 +169,7 @@ def add_credit(db: sqlite3.Connection, credit: Credit) -> None:
     tree = tree_of(db, credit.node)
     if tree is None:
         raise ValueError(f"node {credit.node} of credit {credit.name!r} is not in the store")
-    kind = _kind(db, credit.settings, credit.name)
+    kind = kind_key(db, credit.settings, credit.name)
     find = "SELECT value FROM credit WHERE (kind, tree, node) = (?, ?, ?)"
     old = db.execute(find, (kind, tree, credit.node)).fetchone()
     if old is None:
@@ -180,6 +180,14 @@ def add_credit(db: sqlite3.Connection, credit: Credit) -> None:
             f"node {credit.node} has {credit.name} = {old[0]} under settings {credit.settings} "
             f"already, not {credit.value}"
         )
+
+
+def kind_key(db: sqlite3.Connection, settings: str, name: str) -> int:
+    """Key of a kind of credit, made if it is not there."""
+    db.execute("INSERT OR IGNORE INTO credit_kind VALUES (NULL, ?, ?)", (settings, name))
+    find = "SELECT key FROM credit_kind WHERE (settings, name) = (?, ?)"
+    key: int = db.execute(find, (settings, name)).fetchone()[0]
+    return key
 
 
 def add_selection(
@@ -317,14 +325,6 @@ def _toolset(db: sqlite3.Connection, tree: TreeRow, tools: tuple[Tool, ...]) -> 
 def _has_request(db: sqlite3.Connection, tree: TreeRow, request: str) -> bool:
     find = "SELECT 1 FROM request WHERE (tree, id) = (?, ?)"
     return db.execute(find, (tree.key, request)).fetchone() is not None
-
-
-def _kind(db: sqlite3.Connection, settings: str, name: str) -> int:
-    """Key of a kind of credit, made if it is not there."""
-    db.execute("INSERT OR IGNORE INTO credit_kind VALUES (NULL, ?, ?)", (settings, name))
-    find = "SELECT key FROM credit_kind WHERE (settings, name) = (?, ?)"
-    key: int = db.execute(find, (settings, name)).fetchone()[0]
-    return key
 
 
 def _public(task: Task) -> str:

@@ -22,7 +22,7 @@ from coterie.environments.acting.babyai_games import (
 )
 from coterie.environments.acting.babyai_view import view_of
 from coterie.environments.acting.environment import SOLVED, Acting, ActingSettings, saying
-from coterie.environments.acting.syntax import ACTION, END_ACTION
+from coterie.environments.acting.syntax import CODE_ACT
 from coterie.environments.protocol import Grade, Shared, State, Transition
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Ending
@@ -36,13 +36,12 @@ ACTIONS: Mapping[str, int] = MappingProxyType(
     {"turn left": 0, "turn right": 1, "move forward": 2, "pick up": 3, "drop": 4, "toggle": 5}
 )
 """What the agent may do, and the package's number of it. All concern what is one step ahead."""
-TOLD = (
+RULES = (
     "You are in a world of rooms. `2 ahead 1 left` means two steps forward, then one to your left.\n"
     f"Actions: {', '.join(ACTIONS)}. What you pick up, drop or toggle (open, close) is 1 ahead.\n"
-    "You may begin with a thought. Then write one action:\n"
-    f"{ACTION}\n<action>\n{END_ACTION}"
 )
-"""What the agent is told first."""
+TOLD = RULES + CODE_ACT.taught_action
+"""What the agent is told first, in the form that it has if no other is asked for."""
 NOTHING_CHANGED = "That changed nothing."
 NO_ANSWERS = "Nothing is to be answered here: act until the mission is accomplished."
 
@@ -104,6 +103,7 @@ class BabyAI(Acting):
     name = "babyai"
     settings_type = BabyAISettings
     max_sessions = 256
+    has_answers = False
 
     def __init__(self, settings: BabyAISettings | None = None) -> None:
         settings = settings or BabyAISettings()
@@ -123,7 +123,7 @@ class BabyAI(Acting):
 
     def told(self, task: Task) -> str:
         """Places, actions and the form."""
-        return TOLD
+        return RULES + self.form.taught_action
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Game]:
         """A new game of the level."""

@@ -5,15 +5,16 @@ neither costs a step too, and is answered with what is wrong. Subclasses say wha
 does, and what an answer is worth.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.acting.syntax import Move, read
+from coterie.environments.acting.syntax import CODE_ACT, Form, Move
 from coterie.environments.protocol import (
     ActorKind,
     Grade,
@@ -53,6 +54,10 @@ class Acting(ABC):
     pure = False
     max_sessions = 64
     syntax: Syntax | None = None
+    form: Form = CODE_ACT
+    """How the agent writes what it does."""
+    has_answers = True
+    """Whether there is something to answer."""
 
     def __init__(self, steps: int) -> None:
         self.limits: Mapping[str, int] = MappingProxyType({"turns": steps})
@@ -91,6 +96,12 @@ class Acting(ABC):
         """Dialogues that show how it is done, each message a part with the source ``SHOTS``."""
         return ()
 
+    def in_form(self, form: Form) -> Self:
+        """The same environment for an agent that writes in another form."""
+        other = copy.copy(self)
+        other.form = form
+        return other
+
     # -- how it goes --------------------------------------------------------------------------
 
     def acting(self, state: State) -> tuple[str, ...]:
@@ -110,7 +121,7 @@ class Acting(ABC):
         self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
         """Carry out what the message says."""
-        move = read(taken[-1].text, cut=taken[-1].truncated)
+        move = self.form.read(taken[-1].text, taken[-1].truncated)
         if move.kind == "nothing":
             return Transition(state.data, saying(move.note))
         if move.kind == "action":

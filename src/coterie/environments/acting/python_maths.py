@@ -1,8 +1,8 @@
 """Problems of mathematics for an agent that runs Python: DensePolicy's first two environments.
 
-Actions are cells of a Python session. Answers are compared as debates compare them. What the agent hears of an answer
-is a setting: with ``oracle`` it is told whether the answer is right, as DensePolicy's agents are; with ``neutral`` it
-is asked to check, whether it is right or not; with ``none`` its first answer is final.
+Actions are cells of a Python session. Answers are compared as debates compare them. A setting says what the agent
+hears of an answer: with ``oracle`` it is told whether the answer is right, as DensePolicy's agents are; with
+``neutral`` it is asked to check, whether it is right or not; with ``none`` its first answer is final.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ from coterie.datasets.problem_rows import MathRow
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.acting.environment import SOLVED, Acting, ActingSettings, saying
 from coterie.environments.acting.shots import MATHEMATICS, NUMBERS, Shot, problem_text
-from coterie.environments.acting.syntax import FORM
 from coterie.environments.gold import gold_answer, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
@@ -105,6 +104,10 @@ class Played:
     failed_cells: int = 0
     """Those that did not run to their end."""
 
+    def within(self, most: int) -> float:
+        """Whether the last of the first so many answers is right: 0 or 1."""
+        return float(self.right[:most][-1:] == (True,))
+
 
 class PythonMaths(Acting):
     """One agent with a Python session."""
@@ -143,7 +146,8 @@ class PythonMaths(Acting):
         """What there is to do, and in which form."""
         limits = f"You have at most {self.limits['turns']} messages."
         answers = f"Your answer is {self.subject.form}. {_TOLD[self.feedback]}"
-        return f"Solve a problem with Python.\n{FORM}\n{CELLS}\n{answers}\n{limits}"
+        how, cells = ("with Python", [CELLS]) if self.form.acts else ("by thinking", [])
+        return "\n".join([f"Solve a problem {how}.", self.form.taught, *cells, answers, limits])
 
     def shots(self, task: Task) -> Sequence[Message]:
         """The first dialogues of the subject."""
@@ -194,16 +198,23 @@ class PythonMaths(Acting):
         return USED_UP if len(played.answers) >= self.most_answers else None
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """Whether the last answer is right."""
+        """Whether the last answer is right. ``within_t`` is whether the last of the first t answers is (success at t
+        attempts); ``corrected`` the same of all answers, of dialogues whose first answer is wrong."""
         played = _played(state)
         metrics: dict[str, float | int | str] = {
             "answers": len(played.answers),
-            "solved_at": played.right.index(True) + 1 if any(played.right) else 0,
-            "first_right": int(played.right[:1] == (True,)),
             "cells": played.cells,
             "failed_cells": played.failed_cells,
+            **{f"within_{most}": played.within(most) for most in self._marks()},
         }
+        if played.right and not played.right[0]:
+            metrics["corrected"] = played.within(self.most_answers)
         return Grade(float(played.right[-1:] == (True,)), metrics)
+
+    def _marks(self) -> list[int]:
+        """Numbers of answers at which success is told: 1, 2, 4, ... and the most."""
+        powers = (2**n for n in range(self.most_answers.bit_length()))
+        return list(dict.fromkeys([*powers, self.most_answers]))
 
 
 def as_task(row: QuestionRow, id_: str) -> Task:

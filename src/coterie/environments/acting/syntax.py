@@ -11,18 +11,11 @@ what is wrong. Of several actions, or several answers, the first counts, and the
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 ACTION, END_ACTION, ANSWER = "Action:", "End Action", "Answer:"
-FORM = (
-    "You may begin with a thought. Then do one thing: act, or answer.\n"
-    "To act, write:\n"
-    f"{ACTION}\n<what you do>\n{END_ACTION}\n"
-    "To answer, write:\n"
-    f"{ANSWER} <your answer>"
-)
-"""What a prompt says of the form where agents act and answer."""
 BOTH = (
     f"You gave an action and an answer in one message. Give one of them: `{ACTION}` or `{ANSWER}`."
 )
@@ -51,7 +44,21 @@ class Move:
     """What the agent is to be told: why nothing was done, or what was left out."""
 
 
-def read(text: str, *, cut: bool = False) -> Move:
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an agent writes what it does, and how that is read."""
+
+    taught: str
+    """What a prompt says of it where agents act and answer."""
+    taught_action: str
+    """The same where there is nothing to answer."""
+    read: Callable[[str, bool], Move]
+    """What a message does, and whether it was cut off."""
+    acts: bool = True
+    """Whether there are actions."""
+
+
+def read(text: str, cut: bool = False) -> Move:
     """What a message does; one that was ``cut`` off does nothing."""
     if cut:
         return Move("nothing", note=CUT)
@@ -109,3 +116,13 @@ def written_answer(answer: str, thought: str = "") -> str:
 
 def _thought(thought: str) -> str:
     return f"Thought: {thought}\n" if thought else ""
+
+
+CODE_ACT = Form(
+    "You may begin with a thought. Then do one thing: act, or answer.\n"
+    f"To act, write:\n{ACTION}\n<what you do>\n{END_ACTION}\n"
+    f"To answer, write:\n{ANSWER} <your answer>",
+    f"You may begin with a thought. Then write one action:\n{ACTION}\n<action>\n{END_ACTION}",
+    read,
+)
+"""DensePolicy's agent."""

@@ -11,22 +11,21 @@ from coterie.environments.traits import agents_of, most_turns
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
-from coterie.progress import Progress
 from coterie.recipes.base import Recipe
+from coterie.recipes.dense_tree.plan import dense_tree_plan
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
+from coterie.recipes.plan import RunPlan
+from coterie.rollout.branches import Branches
 from coterie.rollout.dense_search import DenseSearch, distinct
-from coterie.rollout.driver import Driver
 from coterie.rollout.grower import Rollout
 from coterie.rollout.instructed import drop_requests
 from coterie.rollout.instructed import speakers as instructed
-from coterie.rollout.samplers import CandidateSampler
-from coterie.rollout.sessions import Sessions
+from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.tree_search import Judged, Search
 from coterie.rollout.tree_values import NodeValue, TreeValues
 from coterie.runs.casting import Openers
 from coterie.runs.folder import Run, Step
-from coterie.runs.growing import Growing, grow_trees
-from coterie.runs.items import Done, going_on
+from coterie.runs.items import Done
 from coterie.runs.place import EVALUATION
 from coterie.runs.selected import selected
 from coterie.selection.budget import densest
@@ -53,6 +52,7 @@ class DenseTreeData(Recipe):
     """The data of a run under given settings."""
 
     settings: DenseTreeSettings
+    by_task = ("rollout", GROWN, "reward")
 
     def __init__(self, settings: DenseTreeSettings) -> None:
         super().__init__(settings)
@@ -64,6 +64,10 @@ class DenseTreeData(Recipe):
             )
         (self.agent,) = agents_of(self.environment)
         self.steps_of_path = most_turns(self.environment)
+
+    def plan(self) -> RunPlan:
+        """What the run costs."""
+        return dense_tree_plan(self.settings, self.environment)
 
     def openers(self) -> Openers:
         """The sandbox."""
@@ -88,50 +92,20 @@ class DenseTreeData(Recipe):
 
     # -- trees ----------------------------------------------------------------------------------
 
-    async def grow(self, run: Run, iteration: int, progress: Progress) -> None:
-        """Grow the trees of an iteration by its policy, all at once; those that are done are kept."""
-        s, tasks = self.settings.search, self.train_tasks(iteration)
-        speakers = await self.speakers(run, iteration)
-        stats = (
-            await self.sampler(run, self.newest(run, self.leading, iteration), 0.0)
-        ).engine.stats
-        before, done = stats.sampled_tokens, run.store.finished_keys(iteration, GROWN)
-        left = [task for task in tasks if (task.id, "") not in done]
-        run.store.put_tasks(tasks)
-        growing = Growing(
-            run.store, iteration, progress, lambda: stats.sampled_tokens - before, by_rollout=True
+    def search(self, branches: Branches, sampler: TokenSampler, known: Sequence[Rollout]) -> Search:
+        """The search of a task's tree, by one engine; ``known`` are its rollouts so far."""
+        return DenseSearch(
+            *(branches, self.agent, self.speakers(sampler), by_score, self.settings.search),
+            *(self.pairs_among, known),
+            steps=self.steps_of_path,
+            seed=self.settings.seed,
         )
-        played = sum(len(growing.played.get(task.id, ())) for task in left)
-        title = f"trees {iteration}"
-        progress.start(s.runs * len(left) - played, title)
 
-        def search(driver: Driver, sessions: Sessions, task: Task) -> Search:
-            tree, known = growing.begun(task)
-            branches = driver.branches(task, tree, sessions)
-            return DenseSearch(
-                *(branches, self.agent, speakers, by_score, s, self.pairs_among, known),
-                steps=self.steps_of_path,
-                seed=driver.seed,
-            )
-
-        def note(search: Search) -> None:
-            metrics: Metrics = {"rollouts": len(search.rollouts)}
-            run.store.finish(ItemKey(iteration, GROWN, search.tree.task), metrics=metrics)
-            progress.advance(
-                max(0, s.runs - len(search.rollouts)), sampled_tokens=growing.sampled_tokens()
-            )
-
-        most = self.settings.rollout.max_trees
-        with going_on(title, progress):
-            async with self.cast(run) as cast:
-                driver = cast.driver({self.agent: speakers[0]}, self.settings.seed)
-                await grow_trees(driver, growing, left, search, most, note)
-
-    async def speakers(self, run: Run, iteration: int) -> list[CandidateSampler]:
-        """The agent's samplers by label; labels of one temperature share one."""
-        s, version = self.settings.search, self.newest(run, self.leading, iteration)
+    def speakers(self, sampler: TokenSampler) -> list[CandidateSampler]:
+        """The agent's samplers by label, all of one engine; labels of one temperature share one."""
+        s = self.settings.search
         temperatures = [s.temperature(label) for label in range(s.base)]
-        known = {t: await self.sampler(run, version, t) for t in dict.fromkeys(temperatures)}
+        known = {t: sampler.at(t) for t in temperatures}
         if s.children == "temperature" or s.children == "sampling":
             return [known[t] for t in temperatures]
         return instructed(s.children, known[0.0], known[1.0], s.base)
@@ -164,11 +138,14 @@ class DenseTreeData(Recipe):
     def values(self, run: Run, tree: Tree) -> dict[str, NodeValue]:
         """The values of a tree's nodes, as the reward stage left them."""
         settings = self.fingerprint(Step(tree.iteration, "reward"))
-        credit = partial(run.store.credit, settings, nodes=(tree.root, *tree.turns))
-        visits, distances = credit("visits"), credit("distance")
+        found: dict[str, dict[str, float]] = {"value": {}, "visits": {}, "distance": {}}
+        for one in run.store.credit_of(tree):
+            if one.settings == settings:
+                found[one.name][one.node] = one.value
+        visits, distances = found["visits"], found["distance"]
         return {
             node: NodeValue(mean, round(visits[node]), distances[node])
-            for node, mean in credit("value").items()
+            for node, mean in found["value"].items()
         }
 
     # -- what is selected -----------------------------------------------------------------------
@@ -187,7 +164,7 @@ class DenseTreeData(Recipe):
         """The pairs of the budget, and how many each tree has. Of trees only the ids of pairs stay in memory."""
         found = {
             tree.task: [(pair.chosen.id, pair.rejected.id) for pair in self.tree_pairs(run, tree)]
-            for tree in run.store.trees(iteration, "rollout")
+            for tree in run.store.outlines(iteration, "rollout")
         }
         counts = {task: len(pairs) for task, pairs in found.items()}
         kept = densest(counts, self.settings.budget, self.settings.seed)
@@ -206,7 +183,7 @@ class DenseTreeData(Recipe):
         pairs, counts = self.select_pairs(run, iteration)
         leaves = [
             leaf
-            for tree in run.store.trees(iteration, "rollout")
+            for tree in run.store.outlines(iteration, "rollout")
             for leaf, outcome in tree.outcomes.items()
             if (outcome.score or 0.0) >= SUCCESS
         ]

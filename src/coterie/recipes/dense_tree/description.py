@@ -32,9 +32,11 @@ def _recipe(settings: "RecipeSettings") -> "Recipe":
 
 
 def _report(recipe: "Recipe", run: "Run") -> "RunReport":
-    from coterie.recipes.plain_report import plain_report
+    from coterie.recipes.dense_tree.recipe import DenseTree
+    from coterie.recipes.dense_tree.report import dense_tree_report
 
-    return plain_report(recipe, run)
+    assert isinstance(recipe, DenseTree), "a run is reported by its own recipe"
+    return dense_tree_report(recipe, run)
 
 
 def _claims() -> "Reproduce":

@@ -13,7 +13,6 @@ from coterie.recipes.dense_tree.settings import DenseTreeSettings, TinySettings
 from coterie.recipes.findings import GateResult, settings_for_claims
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, open_run
-from coterie.runs.play import play
 
 BEST_MINUS_MEAN, LEAST_BASE, MOST_BASE = 0.2, 0.2, 0.7
 RUNS = 8
@@ -45,15 +44,10 @@ def gate(folder: Path, words: Sequence[str], progress: Progress) -> GateResult:
 
 async def _played(recipe: DenseTree, run: Run, progress: Progress) -> None:
     tasks = recipe.heldout_tasks()
-    async with recipe.cast(run) as cast:
-        for stage, temperature, runs in ((GREEDY, 0.0, 1), (SAMPLED, 1.0, RUNS)):
-            sampler = await recipe.sampler(run, 0, temperature)
-            stats = sampler.engine.stats
-            episodes = [Episode(task, n, 0, stage) for task in tasks for n in range(runs)]
-            driver = cast.driver({recipe.agent: sampler}, recipe.settings.seed)
-            await play(
-                *(run.store, driver, episodes, progress), lambda stats=stats: stats.sampled_tokens
-            )
+    for stage, temperature, runs in ((GREEDY, 0.0, 1), (SAMPLED, 1.0, RUNS)):
+        sampler = await recipe.sampler(run, 0, temperature)
+        episodes = [Episode(task, n, 0, stage) for task in tasks for n in range(runs)]
+        await recipe.play_by(run, episodes, {recipe.agent: sampler}, progress)
 
 
 def _scores(run: Run, stage: str) -> list[list[float]]:

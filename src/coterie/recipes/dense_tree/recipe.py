@@ -20,6 +20,7 @@ from functools import partial
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.dense_tree.data import DenseTreeData
+from coterie.recipes.dense_tree.trees import grow
 from coterie.recipes.trainings import imitate, prefer
 from coterie.runs.folder import Run
 from coterie.runs.growing import grown, rollouts
@@ -41,12 +42,12 @@ class DenseTree(DenseTreeData):
     def iteration(self, i: int, before: Sequence[Stage]) -> list[Stage]:
         """Grow, value, pair, prefer, evaluate."""
         s = self.settings
-        grown = (
+        played = (
             *([s.rollout.tasks] * (i + 1), s.rollout.shard, s.rollout.max_tokens),
             *(s.search.fingerprint(), s.pairs.margin, s.pairs.max_visits, *s.engine.identity()),
         )
         learnt = (s.learns, s.objective.fingerprint(), s.train.identity())
-        rollout = self.stage(i, "rollout", self.sample, before, grown)
+        rollout = self.stage(i, "rollout", self.sample, before, played)
         reward = self.stage(i, "reward", self.value, [rollout], [s.search.value])
         chosen = (s.learns, s.pairs.fingerprint(), s.budget.fingerprint())
         select = self.stage(i, "select", self.pair, [reward], chosen)
@@ -55,7 +56,7 @@ class DenseTree(DenseTreeData):
 
     async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
         """A tree for each task; all grow at once."""
-        await self.grow(run, i, progress)
+        await grow(self, run, i, progress)
         return grown(run.store, i)
 
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:

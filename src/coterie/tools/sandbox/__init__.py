@@ -2,6 +2,8 @@
 
     async with Sandbox() as sandbox:
         graded = await sandbox.grade(source, ["double(2)"], [4])
+        async with sandbox.session(seed=0) as session:
+            shown = (await session.run("6 * 7")).text
 
 **How.** Each worker is a jail made by bubblewrap: namespaces of its own (processes, mounts, network, IPC, host
 name), no network, an empty environment, and nothing of the machine's files but the interpreter, its standard
@@ -10,7 +12,8 @@ and reports. The forker, which never holds a source, a call or a result, forks a
 answer; this one is the first of a process tree of its own, has an empty folder in memory, drops all rights, changes
 to an unprivileged user where we are root, and has limits on time, memory, processes, files and results. When it is
 done, or out of time, the kernel ends the tree and drops the folder's content, and only then is the next answer
-taken. References, which say what is right, run in jails of their own.
+taken. References, which say what is right, run in jails of their own. So do sessions, whose process runs one cell after
+the other: a session has a jail to itself until all its processes are gone, and between its cells they stand still.
 
 **What is guaranteed.** An answer's process can do anything to itself, also to our code in it, and can write
 anything to its own channel. So nothing there is relied upon:

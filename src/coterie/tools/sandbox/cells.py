@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coterie.tools.sandbox.inside.cell import GONE, TOLD
+from coterie.tools.sandbox.inside.cell import CONTINUATION, GONE, TOLD
 from coterie.tools.sandbox.inside.job import JobRecord
 
 NOTHING = "The cell ran and printed nothing. Print what you want to see."
@@ -52,7 +52,7 @@ def read_cell(records: Sequence[JobRecord], most: int) -> CellResult | None:
     try:
         (_, verdict), (_, head), (_, tail) = records
         told = json.loads(verdict)
-        failed, why, left_out = told["failed"], str(told["why"])[:MAX_WHY], int(told["left_out"])
+        failed, why, left_out = told["failed"], str(told["why"])[:MAX_WHY], told["left_out"]
     except (ValueError, TypeError, KeyError) as error:
         raise BrokenReply(str(error)) from error
     if failed == GONE:
@@ -71,17 +71,19 @@ def read_cell(records: Sequence[JobRecord], most: int) -> CellResult | None:
     return CellResult("\n".join(filter(None, (printed, reason, ANEW))), failed)
 
 
-def shortened(head: bytes, tail: bytes, left_out: int, most: int) -> str:
-    """What was printed, of which ``left_out`` characters between head and tail are missing: if it has more than
-    ``most`` characters, its beginning and its end."""
+def shortened(head: bytes, tail: bytes, left_out: int | None, most: int) -> str:
+    """What was printed: of more than ``most`` characters the beginning and the end.
+
+    ``left_out`` characters are missing between head and tail; ``None`` if nothing is.
+    """
     half = most // 2
-    if left_out:
-        beginning, end = _text(head), _text(tail)
+    if left_out is not None:
+        beginning, end = _text(head), _text(tail.lstrip(CONTINUATION))
     else:
         text = _text(head + tail)
         if len(text) <= most:
             return text.rstrip("\n")
-        beginning, end = text[:half], text[half:]
+        beginning, end, left_out = text[:half], text[half:], 0
     left_out += max(len(beginning) - half, 0) + max(len(end) - half, 0)
     note = f"[... {left_out:,} characters are left out here ...]"
     return f"{beginning[:half]}\n{note}\n{end[-half:]}".rstrip("\n")

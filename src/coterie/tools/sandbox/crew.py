@@ -22,8 +22,10 @@ class Crew:
         self.busy: set[Worker] = set()
         self._idle: asyncio.LifoQueue[Worker | None] = asyncio.LifoQueue()
         """A place for each worker; ``None`` where one is to be started."""
+        self.changed = asyncio.Event()
+        """Set whenever a place is free again; who waits for that clears it."""
         for _ in range(settings.count if count is None else count):
-            self._idle.put_nowait(None)
+            self._free(None)
         self._starting: set[asyncio.Task[Worker]] = set()
         self._closed = False
 
@@ -64,12 +66,12 @@ class Crew:
     def give_back(self, worker: Worker) -> None:
         """Let others have a worker."""
         self.busy.discard(worker)
-        self._idle.put_nowait(worker)
+        self._free(worker)
 
     async def drop(self, worker: Worker) -> None:
         """End a worker; another one will take its place."""
         self.busy.discard(worker)
-        self._idle.put_nowait(None)
+        self._free(None)
         await worker.close()
 
     async def _started(self) -> Worker:
@@ -94,7 +96,11 @@ class Crew:
     def _unused(self, starting: asyncio.Task[Worker]) -> None:
         self._starting.discard(starting)
         failed = starting.cancelled() or starting.exception() is not None
-        self._idle.put_nowait(None if failed else starting.result())
+        self._free(None if failed else starting.result())
+
+    def _free(self, place: Worker | None) -> None:
+        self._idle.put_nowait(place)
+        self.changed.set()
 
     async def close(self) -> None:
         """End all workers."""

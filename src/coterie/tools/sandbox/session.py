@@ -75,7 +75,6 @@ class Sessions:
         self._turns = asyncio.Semaphore(min(settings.count, settings.sessions))
         self._waiting: OrderedDict[PythonSession, Worker] = OrderedDict()
         """Sessions that have a process and run no cell, the longest unused first."""
-        self._changed = asyncio.Event()
 
     @asynccontextmanager
     async def open(self, seed: int) -> AsyncIterator[PythonSession]:
@@ -100,15 +99,15 @@ class Sessions:
                     await self._begin(worker, session)
                 found = await self._cell(worker, source)
             except BaseException:
-                await self._drop(worker)
+                await self.crew.drop(worker)
                 raise
             if session.closed:
                 await self._leave(worker)
             elif found.lost:
-                self._give_back(worker)
+                self.crew.give_back(worker)
             else:
                 self._waiting[session] = worker
-                self._changed.set()
+                self.crew.changed.set()
             return found
 
     async def _begin(self, worker: Worker, session: PythonSession) -> None:
@@ -150,8 +149,8 @@ class Sessions:
             if self._waiting:
                 _, worker = self._waiting.popitem(last=False)
                 return worker  # a new session ends the one before it
-            self._changed.clear()
-            await self._changed.wait()
+            self.crew.changed.clear()
+            await self.crew.changed.wait()
         return await self.crew.take()
 
     async def _leave(self, worker: Worker) -> None:
@@ -159,16 +158,6 @@ class Sessions:
         try:
             await worker.run(Closing())
         except WorkerLost:
-            await self._drop(worker)
-        else:
-            self._give_back(worker)
-
-    def _give_back(self, worker: Worker) -> None:
-        self.crew.give_back(worker)
-        self._changed.set()
-
-    async def _drop(self, worker: Worker) -> None:
-        try:
             await self.crew.drop(worker)
-        finally:
-            self._changed.set()
+        else:
+            self.crew.give_back(worker)

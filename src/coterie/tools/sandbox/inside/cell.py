@@ -13,6 +13,8 @@ TOLD: dict[bytes, str] = {b"k": "", b"e": "error", b"s": "syntax", b"r": "refuse
 """What the process may say of a cell: how it failed, if it did."""
 GONE = "gone"
 """That the process was ended by nothing that a cell did."""
+CONTINUATION = bytes(range(0x80, 0xC0))
+"""Bytes of UTF-8 that begin no character."""
 OPENING_SECONDS = 10.0
 """For a new process to confine itself, without waiting for a processor."""
 CLOSING_SECONDS = 10.0

@@ -32,6 +32,7 @@ CAPABILITY_VERSION = 0x20080522
 EPERM, EACCES, ENOSYS = 1, 13, 38
 MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x01, 0x20, 0x40000
 """The first two together are memory that is kept, and not counted, when all but one page of it is unmapped."""
+ANY = 0xFFFFFFFF
 SIGCHLD = 17
 """A process that ignores it is not told of its children's time, and so nobody is."""
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)
@@ -189,7 +190,8 @@ def system_calls() -> bytes:
 
 def filter_program(audit: int, numbers: Numbers) -> bytes:
     """A seccomp filter in classic BPF: refuse ``numbers.refused``, calls that are not known here, new namespaces, all
-    but Unix sockets, children whose time is not counted, memory that is not counted, most requests of ``fcntl``.
+    but Unix sockets, children whose time is not counted, memory that is not counted, a new limit of time, most requests
+    of ``fcntl``.
 
     Of ``numbers``: ``audit`` is the machine's constant in ``linux/audit.h``. Another machine's calls (32-bit ones on
     x86-64) end the process.
@@ -214,6 +216,10 @@ def filter_program(audit: int, numbers: Numbers) -> bytes:
         (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
         (equal, 0, 6, numbers.mmap), (load, 0, 0, 40), (any_bit, 2, 0, MAP_HUGETLB),
         (any_bit, 0, 2, MAP_ANONYMOUS), (any_bit, 0, 1, MAP_SHARED),
+        (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
+        # to look at the limit of time is allowed: then the pointer to a new one, in two halves, is null
+        (equal, 0, 8, numbers.prlimit), (load, 0, 0, 24), (equal, 0, 5, resource.RLIMIT_CPU),
+        (load, 0, 0, 32), (any_bit, 2, 0, ANY), (load, 0, 0, 36), (any_bit, 0, 1, ANY),
         (done, 0, 0, refuse | EPERM), (done, 0, 0, allow),
         (equal, 0, len(FCNTL) + 2, numbers.fcntl), (load, 0, 0, 24),
         *((equal, len(FCNTL) - at, 0, request) for at, request in enumerate(FCNTL)),

@@ -15,7 +15,15 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from coterie.tools.sandbox.inside import confine
-from coterie.tools.sandbox.inside.cell import GONE, TOLD, Cell, Closing, Limits, Opening
+from coterie.tools.sandbox.inside.cell import (
+    CONTINUATION,
+    GONE,
+    TOLD,
+    Cell,
+    Closing,
+    Limits,
+    Opening,
+)
 from coterie.tools.sandbox.inside.forker import SESSION, Forker, how
 from coterie.tools.sandbox.inside.interpreter import SIZE
 from coterie.tools.sandbox.inside.job import JUDGED, JobRecord
@@ -24,8 +32,6 @@ from coterie.tools.sandbox.inside.usage import TICK, Use, processes_use
 
 ENDING_SECONDS = 1.0
 """For a process that has closed its channel to be gone, if it has ended."""
-_CONTINUATION = bytes(range(0x80, 0xC0))
-"""Bytes of UTF-8 that begin no character."""
 
 
 class Kept:
@@ -35,8 +41,8 @@ class Kept:
         self.most = most
         """Bytes of each."""
         self.head = self.tail = b""
-        self.left_out = 0
-        """Characters between the two."""
+        self.left_out: int | None = None
+        """Characters between the two; ``None`` if they have it all."""
 
     def add(self, data: bytes) -> None:
         """What is printed next."""
@@ -44,7 +50,8 @@ class Kept:
         self.head += data[:room]
         self.tail += data[room:]
         if len(self.tail) > self.most:
-            self.left_out += len(self.tail[: -self.most].translate(None, _CONTINUATION))
+            missing = self.tail[: -self.most].translate(None, CONTINUATION)
+            self.left_out = (self.left_out or 0) + len(missing)
             self.tail = self.tail[-self.most :]
 
 
@@ -68,10 +75,11 @@ class Session:
     def exchange(self, body: bytes, limits: Limits) -> list[JobRecord]:
         """Send a cell, or the opening, and wait until it is done, or is to be ended."""
         kept = Kept(limits.kept_bytes)
-        if self._is_gone():
-            return _records(GONE, "", kept)
-        os.kill(-1, signal.SIGCONT)
-        failed, why = self._watch(SIZE.pack(len(body)) + body, limits, kept)
+        if self.forker.has_ended(0):  # between two cells
+            failed, why = self._gone()
+        else:
+            os.kill(-1, signal.SIGCONT)
+            failed, why = self._watch(SIZE.pack(len(body)) + body, limits, kept)
         if failed in TOLD.values():
             self._stop()
             self._drain(kept)
@@ -94,10 +102,6 @@ class Session:
         self.end()
         for file in (self._cells, self._told, self._output):
             os.close(file)
-
-    def _is_gone(self) -> bool:
-        """Whether it has ended between two cells."""
-        return bool(self.ended) or self.forker.has_ended(0)
 
     def _stop(self) -> None:
         """Stop all processes but ours. The kernel takes them all at once, so none escapes by forking."""
@@ -145,9 +149,15 @@ class Session:
             return "garbled", ""
         if not self.forker.has_ended(ENDING_SECONDS):
             return "ended", "it closed its channel"
+        return self._gone()
+
+    def _gone(self) -> tuple[str, str]:
+        """How its process has ended, and whether that was a cell's doing.
+
+        Nothing that a cell can do kills the first process of a namespace like this: the machine's memory was full.
+        """
         status = self.forker.ending()
         self.ended = how(status)
-        # no signal of its own can kill the first process of a namespace like this: the machine's memory was full
         return (GONE if status == signal.SIGKILL else "ended"), self.ended
 
     def _read(self, file: int) -> bytes | None:

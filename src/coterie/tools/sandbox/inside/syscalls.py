@@ -2,7 +2,8 @@
 
 Tracing and reading other processes; namespaces and mounts; keyrings, System V objects and descriptors that are on
 their way (``sendmsg``), which would outlive the answer; memory that no limit counts (``memfd_create``, ``vmsplice``);
-timers that send any signal (``timer_create``), such as the one by which a stopped process goes on;
+timers that send any signal (``timer_create``), such as the one by which a stopped process goes on; a limit of time, at
+which the kernel ends a process as it does where memory is full;
 places in a queue for the processor, by which an answer stretches its time; what all users of the machine have a limited
 number of (inotify, asynchronous I/O); large parts of the kernel that need no exposure (bpf, io_uring, perf,
 userfaultfd, landlock); the administration of the machine.
@@ -20,6 +21,7 @@ class Numbers(NamedTuple):
     mmap: int
     fcntl: int
     sigaction: int
+    prlimit: int
     clone3: int = 435
     unknown: int = 449
     """The first of those that are newer than what is listed here."""
@@ -42,7 +44,7 @@ _X86_64 = (
     310, 311, 312, 313, 319, 320, 321, 323,  # other processes' memory, modules, memfd, kexec, bpf, userfaultfd
     46, 307, 278, 206, 207, 208, 209, 210, 333, 253, 254, 255, 294,  # sendmsg, vmsplice, asynchronous I/O, inotify
     141, 142, 144, 203, 251, 314, 134, 139, 154,  # priorities and processors, uselib, sysfs, modify_ldt
-    222,  # timer_create
+    222, 160,  # timer_create, setrlimit
 )  # fmt: skip
 _AARCH64 = (
     186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196, 197,  # msg, sem, shm
@@ -53,17 +55,23 @@ _AARCH64 = (
     237, 238, 239, 241, 262, 264, 265, 266, 268,  # NUMA, perf, fanotify, handles, clock, setns
     270, 271, 272, 273, 279, 280, 282, 294,  # other processes' memory, modules, memfd, bpf, userfaultfd, kexec
     211, 269, 75, 0, 1, 2, 3, 4, 292, 26, 27, 28,  # sendmsg, vmsplice, asynchronous I/O, inotify
-    140, 118, 119, 122, 30, 274, 107,  # priorities and processors, timer_create
+    140, 118, 119, 122, 30, 274, 107, 164,  # priorities and processors, timer_create, setrlimit
 )  # fmt: skip
 
 NUMBERS: dict[str, tuple[int, Numbers]] = {
     "x86_64": (
         0xC000003E,
-        Numbers(_X86_64 + _EVERYWHERE, clone=56, socket=41, mmap=9, fcntl=72, sigaction=13),
+        Numbers(
+            _X86_64 + _EVERYWHERE,
+            clone=56, socket=41, mmap=9, fcntl=72, sigaction=13, prlimit=302,
+        ),
     ),
     "aarch64": (
         0xC00000B7,
-        Numbers(_AARCH64 + _EVERYWHERE, clone=220, socket=198, mmap=222, fcntl=25, sigaction=134),
+        Numbers(
+            _AARCH64 + _EVERYWHERE,
+            clone=220, socket=198, mmap=222, fcntl=25, sigaction=134, prlimit=261,
+        ),
     ),
-}
+}  # fmt: skip
 """By ``platform.machine()``: the constant of ``linux/audit.h`` and the calls."""

@@ -1,0 +1,99 @@
+"""Copying parts of one store into another by SQL: fast, and without the record in memory.
+
+The other store is attached as ``source`` (:meth:`~coterie.trajectories.store.Store.beside`). Keys of its rows are moved
+behind those that are there. Ids of turns and trees come from what they are, so they stay.
+"""
+
+import sqlite3
+from collections.abc import Mapping
+
+from coterie.trajectories.item import ItemKey
+from coterie.trajectories.table import item_row, kind_key
+
+OF_STEP = "iteration = :iteration AND stage = :stage"
+TREES = f"(SELECT key FROM source.tree WHERE {OF_STEP})"
+
+
+def tasks_twice(db: sqlite3.Connection, iteration: int, stage: str) -> list[str]:
+    """Tasks on which work of a stage is finished in both stores, sorted."""
+    found = f"SELECT task FROM {{}}.item WHERE {OF_STEP} AND task != ''"
+    both = f"{found.format('main')} INTERSECT {found.format('source')} ORDER BY task"
+    return [task for (task,) in db.execute(both, {"iteration": iteration, "stage": stage})]
+
+
+def other_tasks(db: sqlite3.Connection) -> list[str]:
+    """Ids under which the stores have different tasks, sorted."""
+    secrets = (
+        "(SELECT group_concat(name || char(0) || text || char(0) || readers, char(0)) FROM {}.secret "
+        "WHERE task = main.task.id)"
+    )
+    rows = db.execute(
+        "SELECT id FROM main.task JOIN source.task o USING (id) WHERE main.task.public != o.public "
+        f"OR {secrets.format('main')} IS NOT {secrets.format('source')} ORDER BY id"
+    )
+    return [id_ for (id_,) in rows]
+
+
+def copy_step(
+    db: sqlite3.Connection,
+    iteration: int,
+    stage: str,
+    renamed: Mapping[str, str],
+    *,
+    marks: bool = False,
+) -> None:
+    """Copy the items of a stage, their tasks, and its trees with all credit on them.
+
+    Credit under the settings that are keys of ``renamed`` is filed under their values. With ``marks`` items of the
+    whole stage are copied, too, such as that it is finished. Selections are not copied.
+    """
+    behind = {
+        f"{table}s": db.execute(f"SELECT coalesce(max(key), 0) FROM main.{table}").fetchone()[0]
+        for table in ("item", "tree")
+    }
+    values = {"iteration": iteration, "stage": stage, "marks": marks, **behind}
+    of_task = f"(SELECT task FROM source.item WHERE {OF_STEP})"
+    for statement in (
+        f"INSERT OR IGNORE INTO main.task SELECT * FROM source.task WHERE id IN {of_task}",
+        f"INSERT OR IGNORE INTO main.secret SELECT * FROM source.secret WHERE task IN {of_task}",
+        f"INSERT INTO main.item SELECT {_moved(db, 'item', key='key + :items')} FROM source.item "
+        f"WHERE {OF_STEP} AND (task != '' OR :marks)",
+        f"INSERT INTO main.tree SELECT {_moved(db, 'tree', key='key + :trees')} FROM source.tree "
+        f"WHERE {OF_STEP}",
+        "INSERT OR IGNORE INTO main.blob SELECT * FROM source.blob",
+        "INSERT OR IGNORE INTO main.toolset (tools) SELECT tools FROM source.toolset",
+        f"INSERT INTO main.request SELECT {_moved(db, 'request', tree='tree + :trees', toolset='t.key')} "
+        "FROM source.request r LEFT JOIN source.toolset s ON s.key = r.toolset "
+        f"LEFT JOIN main.toolset t ON t.tools = s.tools WHERE tree IN {TREES}",
+        f"INSERT INTO main.turn SELECT {_moved(db, 'turn', key='NULL', tree='tree + :trees')} "
+        f"FROM source.turn WHERE tree IN {TREES}",
+        f"INSERT INTO main.outcome SELECT {_moved(db, 'outcome', tree='tree + :trees')} "
+        f"FROM source.outcome WHERE tree IN {TREES}",
+    ):
+        db.execute(statement, values)
+    for kind, settings, name in db.execute("SELECT * FROM source.credit_kind").fetchall():
+        own = kind_key(db, renamed.get(settings, settings), name)
+        db.execute(
+            "INSERT INTO main.credit SELECT :own, tree + :trees, node, value FROM source.credit "
+            f"WHERE kind = :kind AND tree IN {TREES}",
+            {**values, "own": own, "kind": kind},
+        )
+
+
+def copy_selections(db: sqlite3.Connection, key: ItemKey) -> None:
+    """Copy what the stage of a finished item selected, in its order, behind what that item has selected here."""
+    item = item_row(db, key)
+    assert item is not None, "it is finished"
+    db.execute(
+        "INSERT INTO main.selection SELECT :item, row_number() OVER (ORDER BY item, position) + "
+        "(SELECT coalesce(max(position), -1) FROM main.selection WHERE item = :item), "
+        "leaf, agent, context, weight, rejected FROM source.selection WHERE item IN "
+        f"(SELECT key FROM source.item WHERE {OF_STEP}) ORDER BY item, position",
+        {"item": item, "iteration": key.iteration, "stage": key.stage},
+    )
+
+
+def _moved(db: sqlite3.Connection, table: str, **instead: str) -> str:
+    """The columns of a table in their order, some as another expression."""
+    names = [row[1] for row in db.execute(f"PRAGMA main.table_info({table})")]
+    return ", ".join(instead.get(name, name) for name in names)

@@ -1,0 +1,99 @@
+"""Python sessions and dialogues with an agent that has one, for tests."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import psutil
+
+from coterie.environments.acting.python_maths import PythonMaths
+from coterie.environments.acting.syntax import written_action, written_answer
+from coterie.environments.protocol import Grade, Shared, State
+from coterie.rollout.driver import Driver
+from coterie.tools.sandbox.cells import CellResult
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Tree
+from tests.playing import Says
+
+ONE = SandboxSettings(workers=1)
+QUICK = SandboxSettings(
+    workers=1, wall_seconds=0.6, cpu_seconds=0.3, memory_mib=200, shown_characters=200
+)
+
+
+def in_sandbox(
+    work: Callable[[Sandbox], Coroutine[Any, Any, Any]], settings: SandboxSettings = ONE
+) -> Any:
+    async def run() -> Any:
+        async with Sandbox(settings) as sandbox:
+            return await work(sandbox)
+
+    return asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def in_session(*cells: str, settings: SandboxSettings = ONE, seed: int = 0) -> list[CellResult]:
+    """What cells of one session give."""
+
+    async def work(sandbox: Sandbox) -> list[CellResult]:
+        async with sandbox.session(seed) as session:
+            return [await session.run(cell) for cell in cells]
+
+    found: list[CellResult] = in_sandbox(work, settings)
+    return found
+
+
+def texts(*cells: str, settings: SandboxSettings = ONE, seed: int = 0) -> list[str]:
+    return [found.text for found in in_session(*cells, settings=settings, seed=seed)]
+
+
+async def killed(sandbox: Sandbox) -> list[int]:
+    """End the jails of all sessions; they take a moment to be gone."""
+    pids = [worker.pid for worker in sandbox.sessions.crew.busy]
+    for worker in sandbox.sessions.crew.busy:
+        worker.kill()
+    while any(map(psutil.pid_exists, pids)):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    return pids
+
+
+def descendants() -> int:
+    return len(psutil.Process().children(recursive=True))
+
+
+async def dialogue(
+    environment: PythonMaths, task: Task, said: Sequence[str], shared: Shared
+) -> tuple[State, Grade | None]:
+    """Where a dialogue stands when the agent has said these messages; its grade if it has ended."""
+    driver = Driver(environment, {"agent": Says(said)}, seed=0, shared=shared)
+    async with driver.sessions() as sessions:
+        branches = driver.branches(task, Tree(task.id, "test", 0), sessions)
+        at = await branches.start()
+        for _ in said:
+            assert at.state.end is None, "it ended before all was said"
+            at = await branches.advance(at, await branches.respond(at, {"agent": 0}, 0))
+        grade = await branches.grade(at) if at.state.end else None
+        await branches.close()
+        return at.state, grade
+
+
+def played(environment: PythonMaths, task: Task, *said: str) -> tuple[State, Grade | None]:
+    found: tuple[State, Grade | None] = in_sandbox(
+        lambda sandbox: dialogue(environment, task, said, Shared(sandbox))
+    )
+    return found
+
+
+def seen(state: State) -> list[str]:
+    """What the environment said."""
+    return [turn.text for turn in state.turns if turn.speaker.name == "environment"]
+
+
+def act(cell: str) -> str:
+    return written_action(cell)
+
+
+def answer(text: object) -> str:
+    return written_answer(str(text))

@@ -1,0 +1,209 @@
+"""``coterie merge``: parts of a run are the run that nobody divided; families train together; what does not fit."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from coterie.progress import Silent
+from coterie.recipes.base import Recipe
+from coterie.recipes.recorded_run import recorded_run
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.registry import settings
+from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.loop import run_steps
+from coterie.trajectories.selection import Selection
+from coterie.trajectories.tree import Tree
+from tests.conftest import Cli, refused
+
+SAYING = f"environment={Path(__file__).parent}/saying.py:Saying"
+WORDS = (
+    "model=tiny-exchange", SAYING, "rollout.tasks=6", "rollout.max_tokens=4", "search.base=4", "search.runs=12",
+    "evaluate.tasks=4", "engine.device=cpu", "train.max_length=200", "budget.pairs=9",
+)  # fmt: skip
+METHOD = "dense_tree/tiny"
+SAMPLED = ("rollout", "reward")
+TRAINED = (*SAMPLED, "select", "train")
+
+
+def make(folder: Path, *words: str, stages: tuple[str, ...] = SAMPLED) -> Path:
+    """A run that has done these stages of its first iteration."""
+    said = {word.partition("=")[0]: word for word in (*WORDS, *words)}
+    recipe = recipe_of(settings(METHOD, list(said.values())))
+    with open_run(folder, recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent(), [Step(0, stage) for stage in stages])
+    return folder
+
+
+class Made(NamedTuple):
+    """A run, and the same one in parts."""
+
+    whole: Path
+    parts: list[Path]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("runs")
+    parts = [make(folder / f"part-{n}", f"rollout.shard=[{n},3]") for n in range(3)]
+    return Made(make(folder / "whole", stages=TRAINED), parts)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[tuple[Recipe, Run]]:
+    with recorded_run(folder, recipe_of) as found:
+        yield found
+
+
+class Record(NamedTuple):
+    """What a run has of its first iteration up to the selection."""
+
+    tasks: list[str]
+    trees: list[Tree]
+    credit: dict[str, dict[str, float]]
+    items: dict[str, object]
+    selected: list[tuple[str, Selection]]
+
+
+def record(folder: Path) -> Record:
+    with opened(folder) as (recipe, run):
+        store, known = run.store, recipe.fingerprint(Step(0, "reward"))
+        kinds = ("value", "visits", "distance")
+        credit = {k: store.credit(known, k, iteration=0, stage="rollout") for k in kinds}
+        items = {
+            f"{key}": metrics
+            for stage in recipe.by_task
+            for key, metrics in store.metrics(0, stage).items()
+            if key.task
+        }
+        trees = list(store.trees(0, "rollout"))
+        tasks = [store.task(id_).id for id_ in store.tasks_of(0, "rollout")]
+        return Record(tasks, trees, credit, items, store.selections(0, "select"))
+
+
+def measured(folder: Path, stage: str) -> dict[str, object]:
+    """What was measured of a stage of the first iteration, its time left out."""
+    with opened(folder) as (_, run):
+        return {k: v for k, v in run.metrics(Step(0, stage)).items() if k != "seconds"}
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in folder.glob("training/*/*/final/*.safetensors")}
+
+
+def test_parts_of_a_run_become_the_run_that_nobody_divided(made: Made, cli: Cli) -> None:
+    before = [(part / "store.sqlite").read_bytes() for part in made.parts]
+    said = cli("merge", made.parts[2], made.parts[0], made.parts[1], "--folder", "merged")
+    assert said.code == 0, said.err
+    assert said.out == "coterie run dense_tree/tiny --folder merged\n"
+    assert "6 tasks of 3 runs are in merged" in said.err
+    assert [(part / "store.sqlite").read_bytes() for part in made.parts] == before
+    merged, whole = record(Path("merged")), record(made.whole)
+    assert merged.selected == [], "the budget is over all tasks: this is done anew"
+    assert (merged.tasks, merged.items) == (whole.tasks, whole.items)
+    assert merged.trees == whole.trees and len(whole.trees) == 6
+    assert merged.credit == whole.credit and all(whole.credit.values())
+    for stage in SAMPLED:
+        assert measured(Path("merged"), stage) == measured(made.whole, stage)
+    make(Path("merged"), stages=TRAINED)
+    assert record(Path("merged")) == whole
+    assert len(whole.selected) == 9 < measured(made.whole, "select")["pairs"]
+    assert weights(Path("merged")) == weights(made.whole)
+
+
+def test_a_part_that_is_missing_is_named_and_the_merged_run_can_do_it(made: Made, cli: Cli) -> None:
+    two = (made.parts[0], made.parts[2])
+    assert "missing: rollout.shard=[1, 3]" in refused(cli, "merge", *two, "--folder", "merged")
+    assert not list(Path().iterdir())
+    said = cli("merge", *two, "--folder", "merged", "--partial")
+    assert said.code == 0 and "the tasks of part 1 are missing" in said.err
+    assert len(record(Path("merged")).trees) == 4
+    with opened(Path("merged")) as (_, run):
+        assert not run.is_finished(Step(0, "rollout"))
+    make(Path("merged"), stages=TRAINED)
+    assert record(Path("merged")) == record(made.whole)
+
+
+def test_a_base_that_one_part_has_evaluated_is_not_evaluated_again(made: Made, cli: Cli) -> None:
+    shutil.copytree(made.parts[1], "one")
+    make(Path("one"), "rollout.shard=[1,3]", stages=("evaluate",))
+    assert cli("merge", made.parts[0], "one", made.parts[2], "--folder", "merged").code == 0
+    assert measured(Path("merged"), "evaluate") == measured(Path("one"), "evaluate") != {}
+
+
+def test_families_train_together_on_what_each_has_selected(made: Made, cli: Cli) -> None:
+    other = ("environment.letter=e", "environment.first=100", "budget.pairs=4", "search.base=3")
+    make(Path("other"), *other, stages=TRAINED[:3])
+    said = cli("merge", made.whole, "other", "--folder", "both")
+    assert said.code == 0, said.err
+    first, second, both = record(made.whole), record(Path("other")), record(Path("both"))
+    assert both.selected == [*first.selected, *second.selected] and len(both.selected) == 13
+    assert both.trees == [*first.trees, *second.trees]
+    assert both.credit == {k: first.credit[k] | second.credit[k] for k in first.credit}
+    assert measured(Path("both"), "rollout")["trees"] == 12
+    assert measured(Path("both"), "select")["selected"] == 13
+    said = cli("run", METHOD, "--folder", "both")
+    assert said.code == 0, said.err
+    with opened(Path("both")) as (recipe, run):
+        assert all(run.is_finished(step) for step in recipe.steps())
+        assert run.metrics(Step(0, "train"))["rows"] == 13
+    assert weights(Path("both")) != weights(made.whole)
+
+
+def test_families_do_not_train_on_what_the_run_is_evaluated_on(made: Made, cli: Cli) -> None:
+    make(Path("other"), "environment.swapped=true", stages=TRAINED[:3])
+    said = refused(cli, "merge", made.whole, "other", "--folder", "both")
+    assert "task 0001 is a held-out task of" in said
+
+
+def test_a_part_that_is_given_twice_is_refused(made: Made, cli: Cli) -> None:
+    shutil.copytree(made.parts[1], "again")
+    said = refused(cli, "merge", *made.parts, "again", "--folder", "merged")
+    assert "again has tasks that a run before it has, too: 0002, 0008" in said
+    assert [one.name for one in Path().iterdir()] == ["again"]
+
+
+REFUSED = {
+    "seed": (("seed=1", "rollout.shard=[2,3]"), (), "seed: 0 -> 1"),
+    "model": (("model=tiny-problems", "rollout.shard=[2,3]"), (), "model: tiny-exchange -> tiny-problems"),
+    "setting": (("search.base=5", "rollout.shard=[2,3]"), (), "search.base: 4 -> 5"),
+    "budget": (("budget.pairs=7", "rollout.shard=[2,3]"), (), "budget.pairs: 9 -> 7"),
+    "number of parts": (("rollout.shard=[2,4]",), (), "rollout.shard: [0, 3] -> [2, 4]"),
+    "not finished": (("rollout.shard=[2,3]",), (), "rollout of iteration 0 of other is not finished"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_runs_that_are_no_parts_of_one_are_refused(name: str, made: Made, cli: Cli) -> None:
+    words, stages, says = REFUSED[name]
+    make(Path("other"), *words, stages=stages)
+    said = refused(cli, "merge", *made.parts[:2], "other", "--folder", "merged")
+    assert says in said
+    assert [one.name for one in Path().iterdir()] == ["other"], "nothing is left behind"
+
+
+def test_families_that_do_not_fit_are_refused(made: Made, cli: Cli) -> None:
+    own = ("environment.letter=e", "environment.first=100")
+    make(Path("unselected"), *own)
+    said = refused(cli, "merge", made.whole, "unselected", "--folder", "both")
+    assert "select of iteration 0 of unselected is not finished" in said
+    assert "coterie stage select unselected" in said
+    make(Path("control"), *own, "learns=successes", stages=TRAINED[:3])
+    assert "learns: pairs -> successes" in refused(
+        cli, "merge", made.whole, "control", "--folder", "both"
+    )
+    make(Path("same"), "environment.letter=e", stages=TRAINED[:3])
+    said = refused(cli, "merge", made.whole, "same", "--folder", "both")
+    assert "0000, 0002, 0004, 0006, 0008 and 1 more" in said
+
+
+def test_what_is_no_merge_is_refused(made: Made, cli: Cli) -> None:
+    part = made.parts[0]
+    assert "not merged with itself" in refused(cli, "merge", part, part, "--folder", "merged")
+    assert "two or more" in refused(cli, "merge", part, "--folder", "merged")
+    assert "not a run folder" in refused(cli, "merge", part, "nothing", "--folder", "merged")
+    Path("merged").mkdir()
+    assert "exists already" in refused(cli, "merge", *made.parts, "--folder", "merged")

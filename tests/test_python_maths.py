@@ -1,0 +1,247 @@
+"""Maths with Python: what an answer does, what the agent hears of it, and branches."""
+
+from dataclasses import dataclass, field
+
+from coterie.environments.acting.environment import SOLVED, drop_shots
+from coterie.environments.acting.python_maths import PythonMaths
+from coterie.environments.acting.shots import MATHEMATICS, NUMBERS
+from coterie.environments.acting.sums import Sums
+from coterie.environments.gold import gold_answer
+from coterie.environments.mathematics import same_mathematics
+from coterie.environments.numbers import same_number
+from coterie.environments.protocol import Shared
+from coterie.environments.talk import ANSWERED
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode
+from coterie.rollout.opening import first_prompts
+from coterie.rollout.samplers import AgentContext, Prompt, Response
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import TURNS, Ending, Tree
+from coterie.trajectories.turn import Message
+from tests.played import environment_of
+from tests.playing import Says
+from tests.python_sessions import act, answer, in_sandbox, killed, played, seen
+
+
+def maths(dataset: str = "gsm8k", *words: str) -> PythonMaths:
+    """The environment on the rows that ship."""
+    settings = [f"environment.{word}" for word in words]
+    found = environment_of(dataset, "environment=python_maths", *settings)
+    assert isinstance(found, PythonMaths)
+    return found
+
+
+def first_task(environment: PythonMaths) -> tuple[Task, str]:
+    (task,) = environment.tasks("heldout", 1, 0)
+    return task, gold_answer(task)
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+def test_an_agent_runs_cells_and_may_answer_again_until_it_is_right() -> None:
+    environment = maths()
+    task, gold = first_task(environment)
+    state, grade = played(
+        *(environment, task, act("x = 6 * 7"), act("x"), act("y"), answer(f"{gold}1"), answer(gold))
+    )
+    assert seen(state)[0] == f"Problem: {task.public['question']}"
+    assert seen(state)[2] == "42" and "NameError" in seen(state)[3]
+    assert seen(state)[4:] == [environment.wrong]
+    assert state.end == SOLVED and state.answer == gold
+    assert grade is not None and grade.score == 1.0
+    assert grade.metrics == {
+        "answers": 2, "cells": 3, "failed_cells": 1, "corrected": 1.0,
+        "within_1": 0.0, "within_2": 1.0, "within_4": 1.0, "within_8": 1.0, "within_10": 1.0,
+    }  # fmt: skip
+
+
+def test_a_first_answer_that_is_right_is_counted_once() -> None:
+    environment = maths()
+    task, gold = first_task(environment)
+    for text in (gold, f"${gold}", rf"\boxed{{{gold}}}"):
+        _, grade = played(environment, task, answer(text))
+        assert grade is not None and grade.score == 1.0
+        assert (grade.metrics["answers"], grade.metrics["within_1"]) == (1, 1.0)
+        assert "corrected" not in grade.metrics, "there was nothing to correct"
+
+
+def test_answers_are_used_up() -> None:
+    """That is the environment's end, and not a limit's; messages that are used up are a limit."""
+    environment = maths("gsm8k", "answers=3")
+    task, gold = first_task(environment)
+    wrong = [answer(f"{gold}{n}") for n in (1, 2, 3)]
+    state, grade = played(environment, task, *wrong)
+    assert state.end == Ending("answers") and not state.end.truncated
+    assert grade is not None and (grade.score, grade.metrics["answers"]) == (0.0, 3)
+    assert (grade.metrics["within_2"], grade.metrics["within_3"]) == (0.0, 0.0)
+    assert grade.metrics["corrected"] == 0.0
+    state, grade = played(maths("gsm8k", "steps=2"), task, *wrong[:2])
+    assert state.end == TURNS and grade is not None and grade.score == 0.0
+
+
+def test_with_neutral_feedback_right_and_wrong_answers_are_told_the_same() -> None:
+    environment = maths("gsm8k", "feedback=neutral")
+    task, gold = first_task(environment)
+    changed, grade = played(environment, task, *map(answer, (f"{gold}1", gold, gold)))
+    assert changed.end == ANSWERED and set(seen(changed)[1:]) == {environment.check}
+    assert grade is not None and grade.score == 1.0
+    assert (grade.metrics["within_1"], grade.metrics["within_2"]) == (0.0, 1.0)
+    assert grade.metrics["answers"] == 3
+    spoilt, grade = played(environment, task, *map(answer, (gold, f"{gold}1", f"{gold}1.0")))
+    assert spoilt.end == ANSWERED and seen(spoilt) == seen(changed)
+    assert grade is not None and (grade.score, grade.metrics["within_1"]) == (0.0, 1.0)
+    assert grade.metrics["within_10"] == 0.0, "a right answer that was given up is wrong"
+
+
+def test_without_feedback_the_first_answer_is_final_and_nothing_is_said_of_it() -> None:
+    environment = maths("gsm8k", "feedback=none")
+    task, gold = first_task(environment)
+    for text, score in ((gold, 1.0), (f"{gold}1", 0.0)):
+        state, grade = played(environment, task, answer(text))
+        assert state.end == ANSWERED and len(seen(state)) == 1
+        assert grade is not None and grade.score == score
+
+
+def test_the_right_answer_is_never_shown() -> None:
+    """What is shown is the same for two tasks but for the question, whatever is answered."""
+    environment = maths()
+    said = [act("1"), answer("-77"), answer("-78")]
+    found = []
+    for task in environment.tasks("heldout", 2, 0):
+        state, _ = played(environment, task, *said)
+        told = "\n".join([environment.told(task), *seen(state)])
+        found.append(told.replace(str(task.public["question"]), ""))
+    assert found[0] == found[1]
+
+
+def test_answers_of_math_are_compared_as_mathematics_and_others_as_numbers() -> None:
+    assert maths("gsm8k").subject.same is same_number
+    assert maths("math").subject.same is same_mathematics
+    assert maths("math", "subject=numbers").subject.same is same_number
+    assert r"\frac" in maths("math").told(first_task(maths("math"))[0])
+
+
+def test_the_prompt_says_the_form_the_limits_and_what_is_heard_of_an_answer() -> None:
+    task, _ = first_task(maths())
+    told = {maths("gsm8k", f"feedback={one}").told(task) for one in ("oracle", "neutral", "none")}
+    assert len(told) == 3
+    assert all("at most 8 messages" in one and "End Action" in one for one in told)
+
+
+# -- examples ----------------------------------------------------------------------------------
+
+
+def test_the_cells_of_examples_show_what_the_examples_say() -> None:
+    async def work(sandbox: Sandbox) -> None:
+        for shot in (*NUMBERS, *MATHEMATICS):
+            async with sandbox.session(0) as session:
+                assert (await session.run(shot.cell)).text == shot.seen
+            same = same_number if shot in NUMBERS else same_mathematics
+            assert same(shot.seen.replace("1/6", r"\frac16"), shot.answer)
+
+    in_sandbox(work)
+
+
+def test_examples_are_shown_before_the_problem_and_can_be_dropped() -> None:
+    environment, plain = maths("math", "shots=2"), maths("math")
+    task, _ = first_task(environment)
+    shown, without = (first_prompts(one, task)["agent"].messages for one in (environment, plain))
+    assert [one.role for one in shown] == [
+        "system", *["user", "assistant"] * 4, "user",
+    ]  # fmt: skip
+    assert drop_shots(shown) == without
+    assert MATHEMATICS[0].problem in shown[1].parts[0].text
+    assert isinstance(shown[-1], Message) and shown[-1].turn is not None
+
+
+# -- branches ----------------------------------------------------------------------------------
+
+
+def test_a_branch_is_replayed_and_says_what_it_said() -> None:
+    """One session at a time, so the first branch's is gone when it goes on."""
+    cells = ["import random\nx = random.random()\nobject()", "x, lambda: 0"]
+    environment = Sums()
+    environment.max_sessions = 1
+
+    async def work(sandbox: Sandbox) -> list[str]:
+        driver = Driver(
+            environment, {"agent": Says(list(map(act, cells)))}, seed=3, shared=Shared(sandbox)
+        )
+        (task,) = environment.tasks("train", 1, 0)
+        async with driver.sessions() as sessions:
+            branches = driver.branches(task, Tree(task.id, "test", 0), sessions)
+            at = await branches.start()
+            first = await branches.advance(at, await branches.respond(at, {"agent": 0}, 0))
+            ends = []
+            for draw in range(3):
+                said = await branches.respond(first, {"agent": 0}, draw)
+                ends.append(await branches.advance(first, said))
+            assert branches.replayed == 2
+            await branches.close()
+            return [seen(one.state)[-1] for one in ends]
+
+    found = in_sandbox(work)
+    assert len(set(found)) == 1 and "at 0x..." in found[0]
+
+
+def test_more_episodes_than_the_sandbox_has_sessions_all_end() -> None:
+    environment = Sums()
+    assert environment.max_sessions > 6
+    said = [act("x = 20"), act("x + 1"), answer(10**6), answer(10**6), answer(10**6), act("x")]
+
+    async def work(sandbox: Sandbox) -> list[str]:
+        driver = Driver(environment, {"agent": Says(said)}, seed=0, shared=Shared(sandbox))
+        episodes = [Episode(task, 0, "test", 0) for task in environment.tasks("train", 6, 0)]
+        found = []
+        async with driver.play_all(episodes) as playing:
+            async for one in playing:
+                assert one.tree is not None, one.failure
+                texts = [turn.text for turn in one.tree.turns.values()]
+                found += [text for text in texts if text in ("20", "21")]
+        return found
+
+    found = in_sandbox(work, SandboxSettings(workers=2, sessions=2))
+    assert sorted(found) == ["20"] * 6 + ["21"] * 6
+
+
+@dataclass
+class Killing(Says):
+    """A sampler that ends all workers before its third message."""
+
+    sandbox: Sandbox | None = None
+    killed: list[int] = field(default_factory=list)
+
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        found = await super().respond(prompt, context)
+        if found.turn.text == self.texts[2] and self.sandbox is not None:
+            self.killed = await killed(self.sandbox)
+        return found
+
+
+def test_what_the_sandbox_loses_fails_its_episode_and_is_no_observation() -> None:
+    """A lost session is brought back; one that shows something else then is not."""
+    environment = Sums()
+    (task,) = environment.tasks("train", 1, 0)
+
+    async def work(sandbox: Sandbox, first: str) -> str:
+        said = [act(first), act("1"), act("2"), answer(gold_answer(task))]
+        sampler = Killing(said, sandbox)
+        driver = Driver(environment, {"agent": sampler}, seed=0, shared=Shared(sandbox))
+        async with driver.play_all([Episode(task, 0, "test", 0)]) as playing:
+            (found,) = [one async for one in playing]
+        assert sampler.killed
+        return found.failure or ""
+
+    assert in_sandbox(lambda sandbox: work(sandbox, "x = 1")) == ""
+    assert "showed something else" in in_sandbox(
+        lambda sandbox: work(sandbox, "import time; time.time_ns()")
+    )
+
+
+def test_a_first_prompt_can_be_looked_at_without_a_sandbox() -> None:
+    environment = maths()
+    (shown,) = first_prompts(environment, first_task(environment)[0]).values()
+    assert len(shown.messages) == 2

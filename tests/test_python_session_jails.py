@@ -1,0 +1,223 @@
+"""The jails of Python sessions: what they share, how a session is brought back, and that nothing is left behind."""
+
+import asyncio
+import statistics
+import time as clock
+
+import psutil
+import pytest
+
+from coterie.tools.sandbox.cells import NOTHING
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.session import PythonSession, SessionLost
+from coterie.tools.sandbox.settings import SandboxSettings
+from tests.python_sessions import ONE, descendants, in_sandbox, killed
+
+SECRET = "zq_" + "needle"
+LOOK = f"""
+import gc, os
+def found():
+    what = ['{SECRET[:3]}' + '{SECRET[3:]}']
+    return [os.listdir('.'), sorted(n for n in globals() if n.startswith('kept')),
+            sum(isinstance(o, str) and what[0] in o and o is not what[0] for o in gc.get_objects())]
+found()
+"""
+
+
+def test_the_next_session_of_a_jail_finds_nothing_of_the_one_before() -> None:
+    async def work(sandbox: Sandbox) -> None:
+        pids = set()
+        for _ in range(3):
+            async with sandbox.session(0) as session:
+                assert (await session.run(LOOK)).text == "[[], [], 0]"
+                leave = f"kept = '{SECRET}'\nopen('left', 'w').write(kept)\nimport os\nif os.fork() == 0:\n"
+                leave += "    import time\n    time.sleep(60)"
+                assert (await session.run(leave)).text == NOTHING
+                pids |= {worker.pid for worker in sandbox.sessions.crew.busy}
+        assert len(pids) == 1
+
+    in_sandbox(work, ONE.model_copy(update={"sessions": 1}))
+
+
+def test_a_session_is_brought_back_when_its_worker_dies() -> None:
+    async def work(sandbox: Sandbox) -> None:
+        async with sandbox.session(5) as session:
+            said = [await session.run(one) for one in ("import random\nx = random.random()", "x")]
+            for _ in range(2):
+                await killed(sandbox)
+                said.append(await session.run("x"))
+        assert said[1] == said[2] == said[3]
+
+    in_sandbox(work)
+
+
+def test_a_session_that_cannot_be_brought_back_fails_and_shows_nothing() -> None:
+    """A cell that shows the time shows something else when it is run again."""
+
+    async def work(sandbox: Sandbox) -> None:
+        async with sandbox.session(0) as session:
+            await session.run("import time\ntime.time_ns()")
+            await killed(sandbox)
+            with pytest.raises(SessionLost, match="showed something else"):
+                await session.run("1")
+        async with sandbox.session(0) as session:
+            assert (await session.run("1")).text == "1"
+
+    in_sandbox(work)
+
+
+def test_a_process_that_is_killed_from_outside_is_no_result_of_its_cell() -> None:
+    """As the kernel does when the machine's memory is full: between two cells, and in the middle of one."""
+
+    def kill_process(sandbox: Sandbox) -> None:
+        (worker,) = sandbox.sessions.crew.busy
+        every = psutil.Process(worker.pid).children(recursive=True)
+        max(every, key=lambda one: one.create_time()).kill()
+
+    async def work(sandbox: Sandbox) -> None:
+        async with sandbox.session(0) as session:
+            await session.run("x = 7")
+            kill_process(sandbox)
+            assert (await session.run("x")).text == "7"
+            cell = asyncio.create_task(session.run("import time\ntime.sleep(1)\nx"))
+            await asyncio.sleep(0.4)
+            kill_process(sandbox)
+            assert (await cell).text == "7"
+
+    in_sandbox(work)
+
+
+def test_more_sessions_than_places_take_turns_and_keep_their_state() -> None:
+    """The places of idle sessions are given to others, so nobody waits for ever."""
+
+    async def work(sandbox: Sandbox) -> None:
+        async def one(number: int) -> list[str]:
+            async with sandbox.session(number) as session:
+                said = [(await session.run(f"n = {number}")).text]
+                for _ in range(3):
+                    said.append((await session.run("n += 100\nn")).text)
+                    assert len(sandbox.sessions.crew.busy) <= 2
+                return said[1:]
+
+        found = await asyncio.gather(*map(one, range(6)))
+        assert found == [[str(n + 100 * k) for k in (1, 2, 3)] for n in range(6)]
+
+    in_sandbox(work, SandboxSettings(workers=2, sessions=2))
+
+
+def test_a_cell_that_is_cancelled_leaves_a_session_that_works() -> None:
+    async def work(sandbox: Sandbox) -> None:
+        async with sandbox.session(0) as session:
+            await session.run("x = 1")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(session.run("x = 2\nwhile True: pass"), 0.2)
+            assert (await session.run("x")).text == "1"
+
+    in_sandbox(work)
+
+
+def test_a_session_that_is_closed_in_the_middle_of_a_cell_gives_its_place_back() -> None:
+    async def work(sandbox: Sandbox) -> None:
+        async with sandbox.session(0) as session:
+            cell = asyncio.create_task(session.run("import time\ntime.sleep(0.4)"))
+            await asyncio.sleep(0.2)
+        await cell
+        assert not sandbox.sessions.crew.busy
+        with pytest.raises(RuntimeError, match="outside of its block"):
+            await session.run("1")
+
+    in_sandbox(work)
+
+
+def test_a_branch_of_a_session_is_replayed() -> None:
+    async def work(sandbox: Sandbox) -> PythonSession:
+        async with sandbox.session(0) as session:
+            return session
+
+    assert in_sandbox(work).fork() is None  # type: ignore[func-returns-value]
+
+
+def test_a_sandbox_that_ends_before_its_sessions_leaves_nothing() -> None:
+    before = descendants()
+
+    async def work() -> None:
+        async with Sandbox(ONE) as sandbox:
+            session = sandbox.session(0)
+            live = await session.__aenter__()
+            await live.run("x = 1")
+        await session.__aexit__(None, None, None)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+    assert descendants() == before
+
+
+async def opened_and_closed(sandbox: Sandbox, count: int) -> list[float]:
+    """Seconds until the first cell of each of many sessions is done; each leaves threads and processes."""
+    leave = "import os, threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()\n"
+    leave += "if os.fork() == 0:\n    os.setsid()\n    time.sleep(99)"
+    took = []
+    for number in range(count):
+        async with sandbox.session(number) as session:
+            began = clock.monotonic()
+            assert (await session.run("6 * 7")).text == "42"
+            took.append(clock.monotonic() - began)
+            if number % 4 == 0:
+                assert not (await session.run(leave)).failed
+    return took
+
+
+def leak(sessions: int) -> tuple[int, list[float]]:
+    """Processes that are left when so many sessions were opened and closed, beyond those of one; and their seconds."""
+
+    async def work(sandbox: Sandbox) -> tuple[int, list[float]]:
+        await opened_and_closed(sandbox, 1)
+        before = descendants()
+        took = await opened_and_closed(sandbox, sessions)
+        return descendants() - before, took
+
+    left: tuple[int, list[float]] = in_sandbox(work)
+    return left
+
+
+def test_forty_sessions_are_opened_and_closed_without_a_leaked_process() -> None:
+    before = descendants()
+    left, took = leak(40)
+    assert left == 0 and descendants() == before
+    assert statistics.median(took) < 0.1
+
+
+async def live_at_once(sandbox: Sandbox, count: int) -> tuple[int, int]:
+    """Sessions that keep their state while all are live: how many have, and the bytes of their processes."""
+
+    async def one(number: int, all_up: asyncio.Barrier) -> bool:
+        async with sandbox.session(number) as session:
+            await session.run(f"kept = list(range({number}))")
+            await all_up.wait()
+            kept = (await session.run("len(kept)")).text == str(number)
+            await all_up.wait()
+            return kept
+
+    barrier = asyncio.Barrier(count + 1)
+    running = [asyncio.create_task(one(number, barrier)) for number in range(count)]
+    await barrier.wait()
+    every = psutil.Process().children(recursive=True)
+    size = sum(process.memory_info().rss for process in every)
+    await barrier.wait()
+    return sum(await asyncio.gather(*running)), size
+
+
+def test_twelve_sessions_are_live_at_once() -> None:
+    kept, _ = in_sandbox(lambda sandbox: live_at_once(sandbox, 12))
+    assert kept == 12
+
+
+@pytest.mark.slow
+def test_sixty_four_sessions_are_live_at_once_and_a_thousand_leave_no_process() -> None:
+    before = descendants()
+    kept, size = in_sandbox(lambda sandbox: live_at_once(sandbox, 64))
+    assert kept == 64 and size < 24 * 2**30
+    left, took = leak(1000)
+    assert left == 0 and descendants() == before
+    print(
+        f"64 sessions: {size / 2**20:.0f} MiB; first cell: {statistics.median(took) * 1000:.1f} ms"
+    )

@@ -1,0 +1,98 @@
+"""The ``sums`` micro-world: its splits, its traps, its scripts."""
+
+import json
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from coterie.environments.acting.sums import (
+    MOST,
+    PROMPT,
+    Dialogue,
+    Sums,
+    SumsSettings,
+    canonical_key,
+    corrected_play,
+    generate,
+    habit_play,
+    problem_text,
+    right_play,
+    sums_task,
+)
+from coterie.environments.micro_splits import split_of_key
+from coterie.environments.protocol import Shared
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.trajectories.task import Task
+from tests.conftest import Cli
+from tests.python_sessions import dialogue, in_sandbox, seen
+
+
+def test_sums_of_the_splits_are_disjoint_by_construction() -> None:
+    keys = {}
+    for split in ("train", "heldout", "corpus"):
+        found = generate(split, 400, 1)
+        keys[split] = {canonical_key(one) for one in found}
+        assert {split_of_key(key) for key in keys[split]} == {split}
+        assert len(keys[split]) == 400 == len({one.problem_id for one in found})
+        assert found[:50] == generate(split, 50, 1)
+    assert not keys["train"] & keys["heldout"]
+    environment = Sums()
+    first, more = (environment.tasks("train", 5, 0, drawn) for drawn in ((), (5,)))
+    both = [*first, *more, *environment.tasks("heldout", 5, 0)]
+    assert len({task.id for task in both}) == 15
+
+
+def test_half_of_the_sums_are_traps_in_which_the_habit_is_wrong() -> None:
+    found = generate("heldout", 1000, 1)
+    assert 450 < sum(one.trap for one in found) < 550
+    for one in found:
+        assert (one.habit == one.program) is (not one.trap)
+        assert (one.wrong_answer == one.answer) is (not one.trap)
+        assert eval(one.program) == one.answer and eval(one.habit) == one.wrong_answer
+        numbers = [int(word) for word in problem_text(one).split() if word.isdigit()]
+        assert max(*numbers, one.answer, one.wrong_answer) <= MOST and one.answer > 0
+        assert ("in all" in problem_text(one)) is one.trap
+    assert len(PROMPT.split()) <= 12
+
+
+def replayed(environment: Sums, plays: Sequence[tuple[Task, Dialogue]]) -> list[float]:
+    """The scores of scripted dialogues, each of which must go as it is written."""
+
+    async def work(sandbox: Sandbox) -> list[float]:
+        scores = []
+        for task, play in plays:
+            said = [text for role, text in play if role == "assistant"]
+            state, grade = await dialogue(environment, task, said, Shared(sandbox))
+            assert seen(state) == [text for role, text in play if role == "user"]
+            assert play[0] == ("system", environment.told(task)) and grade is not None
+            scores.append(grade.score or 0.0)
+        return scores
+
+    found: list[float] = in_sandbox(work)
+    return found
+
+
+def test_scripted_dialogues_go_as_they_are_written() -> None:
+    rng = random.Random(0)
+    found = generate("corpus", 24, 1)
+    traps = [one for one in found if one.trap]
+    right = [(sums_task(one), right_play(one, rng)) for one in found]
+    assert len({play[2] for _, play in right}) > 20
+    assert replayed(Sums(), right) == [1.0] * 24
+    corrected = [(sums_task(one), corrected_play(one, rng)) for one in traps]
+    assert replayed(Sums(), corrected) == [1.0] * len(traps)
+    habits = [(sums_task(one), habit_play(one, rng)) for one in found]
+    scores = replayed(Sums(SumsSettings(feedback="none")), habits)
+    assert scores == [float(not one.trap) for one in found] and 0 < sum(scores) < 24
+    with pytest.raises(ValueError, match="not a trap"):
+        corrected_play(next(one for one in found if not one.trap), rng)
+
+
+def test_sums_are_evaluated_by_their_name(cli: Cli) -> None:
+    said = cli(
+        "evaluate", "sums", "policy=tiny-exchange", "tasks=2", "max_tokens=8", "engine.device=cpu"
+    )
+    assert said.code == 0, said.err
+    (found,) = json.loads(said.out.splitlines()[-1])["rows"]
+    assert (found["n"], found["failed"], found["score"]) == (2, 0, 0.0)
