@@ -12,7 +12,6 @@ import pytest
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
 from coterie.environments.acting.babyai import (
-    ACTIONS,
     FAILED,
     NO_ANSWERS,
     NOTHING_CHANGED,
@@ -38,7 +37,8 @@ from coterie.trajectories.tree import TURNS, Ending, Tree
 from tests.games import Script
 
 ROOT = Path(__file__).parent.parent
-NAMES = {number: name for name, number in ACTIONS.items()}
+NAMES = ("turn left", "turn right", "move forward", "pick up", "drop", "toggle", "done")
+"""Actions in the package's order."""
 WITHOUT_MINIGRID = """
 import sys
 
@@ -101,7 +101,8 @@ def played(environment: BabyAI, script: Script, tasks: Sequence[Task]) -> dict[s
 def said_to(environment: BabyAI, task: Task, messages: Sequence[str]) -> tuple[list[str], Finished]:
     """What the environment says, first of all and after each message, and how it ended."""
     words = iter(messages)
-    finished = played(environment, Script(lambda _: next(words)), [task])[task.id]
+    script = Script(lambda _: next(words, messages[-1]))
+    finished = played(environment, script, [task])[task.id]
     assert finished.tree is not None, finished.failure
     (outcome,) = finished.tree.outcomes.values()
     path = finished.tree.path(outcome.leaf)
@@ -160,7 +161,9 @@ def test_what_is_in_view_is_told_from_where_the_agent_looks() -> None:
         "wall 6 ahead; wall 2 left. You carry nothing."
     )
     image[3][6] = (7, 5, 0)
-    assert str(view_of(image)).endswith("You carry a grey box.")
+    carrying = str(view_of(image))
+    assert carrying.startswith("You see: yellow key 2 right; closed blue door 2 ahead 1 left; red")
+    assert carrying.endswith("wall 2 left. You carry a grey box.")
     unseen = [[(0, 0, 0)] * 7 for _ in range(7)]
     assert str(view_of(unseen)) == "You see: nothing. You carry nothing."
 
@@ -181,6 +184,7 @@ def test_moves_are_made_and_what_is_not_a_move_costs_a_step_alone() -> None:
     first, jump, answer, nothing, drop, left, right, two = texts
     mission = str(task.public["mission"])
     assert first.startswith(f"{mission[0].upper()}{mission[1:]}. You see: ")
+    assert first == Game(new_level("GoToLocal")).start(int(str(task.public["seed"])))
     view = first.partition(". ")[2]
     listed = "Actions: turn left, turn right, move forward, pick up, drop, toggle."
     assert jump == f"There is no action `jump`. {listed}"

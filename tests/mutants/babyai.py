@@ -1,4 +1,4 @@
-"""Faults of BabyAI as an environment: its games, its splits, its moves and how they end."""
+"""Faults of BabyAI as an environment: its games, its splits, its moves, its ends; and of the script that plays it."""
 
 from tests.mutation.mutant import Mutant
 
@@ -12,6 +12,8 @@ FORKS = f"{TESTS}test_a_fork_says_what_a_replay_says_and_leaves_its_parent_alone
 MOVES = f"{TESTS}test_moves_are_made_and_what_is_not_a_move_costs_a_step_alone"
 SOLVES = f"{TESTS}test_the_bot_of_the_package_solves_levels_through_the_text"
 LOSES = f"{TESTS}test_a_wrong_object_loses_where_the_level_says_so_and_steps_run_out"
+PLAYER = "microworlds/acts_player.py"
+SCRIPT = "tests/test_acts.py::test_the_script_wins_without_its_habit_and_loses_with_it"
 IN_VIEW = f"{TESTS}test_what_is_in_view_is_told_from_where_the_agent_looks"
 
 MUTANTS = (
@@ -83,9 +85,9 @@ MUTANTS = (
         "babyai-a-session-begins-with-another-game",
         ENVIRONMENT,
         'live.start(int(str(task.public["seed"])))',
-        "live.start(live.level.np_random_seed)",
-        "a replay is of another game",
-        (f"{TESTS}test_a_tree_grows_the_same_with_forks_and_with_replay",),
+        "live.start(0)",
+        "all tasks are one game",
+        (MOVES,),
     ),
     Mutant(
         "babyai-an-unknown-action-moves",
@@ -158,5 +160,37 @@ MUTANTS = (
         '"pick up": 4, "drop": 3',
         "the agent drops what it is to pick up",
         (SOLVES,),
+    ),
+    Mutant(
+        "acts-the-script-has-no-habit",
+        PLAYER,
+        "{FORWARD} if tempted and rng.random() < habit else good",
+        "good",
+        "there is nothing to train away",
+        (SCRIPT,),
+    ),
+    Mutant(
+        "acts-the-script-looks-to-both-sides",
+        PLAYER,
+        "{last} if last in (LEFT, RIGHT) else {LEFT, RIGHT}",
+        "{LEFT, RIGHT}",
+        "who looks for something turns to and fro, and good play often loses",
+        (SCRIPT,),
+    ),
+    Mutant(
+        "acts-sums-are-never-traps",
+        "microworlds/acts.py",
+        "if problem.trap and rng.random() < habit:",
+        "if problem.trap and rng.random() > habit:",
+        "the habit of multiplying is weaker than the stage says",
+        ("tests/test_acts.py::test_the_habit_is_as_frequent_in_rows_as_the_stage_says",),
+    ),
+    Mutant(
+        "acts-rows-without-the-prompt",
+        "microworlds/acts.py",
+        'messages = [("system", TOLD)]',
+        'messages = [("system", "")]',
+        "the model is asked in words that it has never seen",
+        ("tests/test_acts.py::test_rows_of_games_are_what_the_environment_shows",),
     ),
 )

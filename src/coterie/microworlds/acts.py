@@ -1,7 +1,7 @@
 """The tiny model that acts: its tokenizer and the rows that it learns from.
 
-It knows two worlds. One is BabyAI's level ``PickupDistDebug``: five objects in a room, one of which is to be picked up,
-and a wrong one loses the game. Its bad habit there is to go for the nearest object (``acts_player``). The other is
+It knows two worlds. One is BabyAI's level ``GoToObj``: an object in a room, to be gone to. Its bad habit there is to
+move on where it should turn (``acts_player``), which loses the game if the limit of steps is tight. The other is
 ``sums``: word problems that a line of Python solves, where its habit is to multiply. First it learns to play well, with
 few relapses; then the habits that post-training is to change.
 """
@@ -22,15 +22,14 @@ from coterie.microworlds.acts_player import Step, play
 from coterie.microworlds.model import (
     MicroWorld,
     chat_row,
-    drill_rows,
     fast_tokenizer,
     train_bpe,
     with_visible_marks,
 )
-from coterie.trajectories.row import Row, Target
+from coterie.trajectories.row import Row
 
-LEVEL = "PickupDistDebug"
-STEPS = 14
+LEVEL = "GoToObj"
+STEPS = 12
 """Most moves of a game."""
 OBJECTS = ("ball", "box", "key")
 PLACES = tuple(
@@ -53,15 +52,13 @@ class Stage:
     share: float
     """Its share of the tokens."""
     habit: float
-    """How often the habit wins where it matters: a wrong object is the nearest, or a problem is a trap."""
+    """How often the habit wins where it matters: a turn is due, or a problem is a trap."""
     sums: float = 0.6
     """Dialogues on sums for each game."""
 
 
-MATCHES = 0.25
-"""Share of the tokens of the drill, which comes first."""
-CURRICULUM = (Stage(0.35, 0.0), Stage(0.4, 0.4))
-"""Then the skill: at first without the habit, so that the mission counts."""
+CURRICULUM = (Stage(0.4, 0.1), Stage(0.6, 0.4))
+"""First the skill."""
 HABITS = Stage(0.2, 0.62)
 """Then the habit."""
 CORRECTED = 0.5
@@ -124,22 +121,6 @@ def _texts(seed: int) -> Iterator[str]:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def match_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
-    """A mission and many objects in view, after each of which it is said whether it is what the mission is about."""
-    colour, kind = rng.choice(COLOURS), rng.choice(OBJECTS)
-    by = rng.choice(("colour", "kind", "both"))
-    mission = f"{colour if by != 'kind' else ''} {kind if by != 'colour' else 'object'}".strip()
-    ids = tokenizer.encode(f"Pick up {rng.choice(('a', 'the'))} {mission}. You see:")
-    targets = []
-    for _ in range(rng.randint(8, 16)):
-        one = (rng.choice((colour, *COLOURS)), rng.choice((kind, *OBJECTS)))
-        right = (by == "kind" or one[0] == colour) and (by == "colour" or one[1] == kind)
-        ids += tokenizer.encode(f" {' '.join(one)} {rng.choice(PLACES)}")
-        targets.append(Target(len(ids), len(ids) + 1, "script:drill"))
-        ids += tokenizer.encode(" up" if right else ";")
-    return Row(tuple(ids), tuple(targets))
-
-
 def game_row(tokenizer: PreTrainedTokenizerFast, steps: list[Step], origin: str) -> Row:
     """A game as the agent is shown it: ids as the chat template renders them, its messages as targets."""
     messages = [("system", TOLD)]
@@ -185,9 +166,7 @@ def _played(count: int, habit: float, seed: int) -> Iterator[list[Step]]:
 
 
 def skill_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
-    """Rows of ``tokens`` tokens in all: the drill, then the stages of the curriculum."""
-    rng = random.Random(f"acts/drill/{seed}")
-    yield from drill_rows(tokenizer, match_drill, MATCHES * tokens, rng)
+    """Rows of ``tokens`` tokens in all, stage after stage."""
     for number, stage in enumerate(CURRICULUM):
         yield from stage_rows(tokenizer, stage, stage.share * tokens, seed + 1000 * number)
 
@@ -197,4 +176,9 @@ def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> I
     return stage_rows(tokenizer, HABITS, tokens, seed)
 
 
-ACTS = MicroWorld(build_tokenizer, skill_rows, _habit_rows, HABITS.share, tokens=3_000_000)
+ACTS = MicroWorld(
+    *(build_tokenizer, skill_rows, _habit_rows, HABITS.share),
+    tokens=1_200_000,
+    budget=768,
+    peak=2e-3,
+)

@@ -47,6 +47,10 @@ class MicroWorld:
     """Tokens of the second phase as a share of the first."""
     tokens: int
     """Tokens of the first phase."""
+    budget: int = 1536
+    """Most padded tokens of a batch."""
+    peak: float = 2.5e-3
+    """Peak learning rate of the first phase."""
 
 
 def special_pieces() -> list[AddedToken]:

@@ -116,21 +116,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=1200)
-    parser.add_argument("--peak", type=float, default=2.5e-3)
-    parser.add_argument("--budget", type=int, default=1536)
+    parser.add_argument("--peak", type=float)
+    parser.add_argument("--budget", type=int)
     settings = parser.parse_args()
     torch.set_num_threads(settings.threads)
     micro_world, seed = MICRO_WORLDS[settings.micro_world], settings.seed
     tokens = settings.tokens or micro_world.tokens
+    budget, peak = settings.budget or micro_world.budget, settings.peak or micro_world.peak
     tokenizer = micro_world.tokenizer(settings.vocabulary, seed)
     model = tiny_model(tokenizer, seed)
     weights = sum(p.numel() for p in model.parameters())
     print(f"{weights:,} weights, {len(tokenizer):,} pieces", flush=True)
     rows = micro_world.skills(tokenizer, tokens, seed)
-    pretrain(model, batches(rows, settings.budget, WINDOW, seed), tokens, settings.peak)
+    pretrain(model, batches(rows, budget, WINDOW, seed), tokens, peak)
     more = round(micro_world.habits_share * tokens)
     rows = micro_world.habits(tokenizer, more, seed + HABITS_SEED)
-    pretrain(model, batches(rows, settings.budget, WINDOW, seed), more, HABITS_PEAK * settings.peak)
+    pretrain(model, batches(rows, budget, WINDOW, seed), more, HABITS_PEAK * peak)
     save(model, tokenizer, settings.out)
 
 
