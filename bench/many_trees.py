@@ -63,7 +63,7 @@ def make_part(folder: Path, shard: tuple[int, int]) -> None:
                     key = ItemKey(0, "rollout", task.id, f"{one.search:03d}/{one.number:02d}")
                     run.store.finish(key, tree=None if one.number else tree, metrics=metrics)
                 run.store.finish(ItemKey(0, "grown", task.id), metrics={"rollouts": len(rollouts)})
-                done = asyncio.run(recipe.valued({task.id: rollouts}, tree))
+                done = asyncio.run(recipe.valued(run, tree))
                 run.store.finish(done.key, metrics=done.metrics, credit=done.credit)
         for step in steps:
             run.finish(step, recipe.fingerprint(step), {"seconds": 0.0})
