@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/many_trees.py
 
-Takes some five minutes on one core, most of them to make the runs. A tree has 220 messages of 30 tokens, in groups of
+Takes about two minutes on one core, most of them to make the runs. A tree has 220 messages of 30 tokens, in groups of
 ten siblings, and what the game said to them; about half of its 199 rollouts succeed. Merging and selecting are measured
 in a process of their own, imports included: `coterie merge`, then what `coterie select` does (the values of all nodes,
 all pairs, a budget of 22,331). The last line is one JSON object.
