@@ -206,6 +206,9 @@ def test_families_that_do_not_fit_are_refused(made: Made, cli: Cli) -> None:
     assert "model: tiny-exchange -> tiny-problems" in said
     make(Path("seeded"), *own, "seed=1", stages=())
     assert "seed: 0 -> 1" in refused(cli, "merge", made.whole, "seeded", "--folder", "both")
+    make(Path("guessing"), f"environment={Path(__file__).parent}/guess.py:Guess", stages=())
+    said = refused(cli, "merge", made.whole, "guessing", "--folder", "both")
+    assert "agents: speaker -> player" in said
     make(Path("control"), *own, "learns=successes", stages=TRAINED[:3])
     assert "learns: pairs -> successes" in refused(
         cli, "merge", made.whole, "control", "--folder", "both"

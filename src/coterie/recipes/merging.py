@@ -208,6 +208,10 @@ def _check_family(first: Part, part: Part) -> None:
         [(stage.step, stage.depends) for stage in of.recipe.stages() if stage.trains]
         for of in (first, part)
     )
+    agents = [", ".join(of.recipe.players()) for of in (first, part)]
+    if agents[0] != agents[1]:
+        todo = "merge families whose agents have the same names"
+        raise _apart(first, part, [f"agents: {agents[0]} -> {agents[1]}"], todo)
     if len(one) > 1:
         raise UserError(
             f"{first.folder} trains {len(one)} times, and after the first time it would have no tasks of the others",
