@@ -145,7 +145,8 @@ def test_families_train_together_on_what_each_has_selected(made: Made, cli: Cli)
     assert both.trees == [*first.trees, *second.trees]
     assert both.credit == {k: first.credit[k] | second.credit[k] for k in first.credit}
     assert measured(Path("both"), "rollout")["trees"] == 12
-    assert measured(Path("both"), "select")["selected"] == 13
+    chosen = measured(Path("both"), "select")
+    assert (chosen["selected"], chosen["runs"]) == (13, f"{made.whole}, other")
     said = cli("run", METHOD, "--folder", "both")
     assert said.code == 0, said.err
     with opened(Path("both")) as (recipe, run):

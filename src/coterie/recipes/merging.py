@@ -119,7 +119,8 @@ def merge(
         if not plan.missing:
             run_steps(whole, run, progress, first.steps)
         if not plan.divided:
-            run.finish(first.select, whole.fingerprint(first.select), selected)
+            runs = {"runs": ", ".join(str(part.folder) for part in plan.parts)}
+            run.finish(first.select, whole.fingerprint(first.select), {**selected, **runs})
         tasks = run.store.tasks_of(first.steps[0].iteration, first.steps[0].stage)
         return Merged(whole.name, len(tasks), plan.missing)
 
