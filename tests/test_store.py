@@ -136,6 +136,24 @@ def test_items_that_are_finished_together_are_all_there_or_none(tmp_path):
         store.finish(key("a"))
 
 
+def test_a_tree_can_be_read_without_its_tokens(tmp_path):
+    with Store.open(tmp_path / "s.db") as store:
+        for seed, task in enumerate("abcd"):
+            store.finish(key(task), tree=whole(seed, task))
+        trees = list(store.trees(0, "rollout"))
+        for tree, outline in zip(trees, store.outlines(0, "rollout"), strict=True):
+            said = [
+                Turn(turn.id, turn.parent, turn.speaker, turn.parts) for turn in tree.turns.values()
+            ]
+            assert list(outline.turns.values()) == said and not outline.requests
+            assert outline.outcomes == tree.outcomes
+        assert store.size(0, "rollout") == (4, sum(len(tree.turns) for tree in trees))
+        assert store.size(1, "rollout") == (0, 0)
+        scores = {leaf: one.score for tree in trees for leaf, one in tree.outcomes.items()}
+        assert store.scores(0, "rollout") == scores != {}
+        assert store.scores(0, "evaluate") == {}
+
+
 def test_selections_are_references_in_stored_order(tmp_path):
     with Store.open(tmp_path / "s.db") as store:
         store.finish(key("b"), tree=one_turn("b"))

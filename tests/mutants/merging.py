@@ -5,6 +5,7 @@ from tests.mutation.mutant import Mutant
 TESTS = "tests/test_merge.py::"
 FILE = "recipes/merging.py"
 COPY = "trajectories/merging.py"
+COPIES = "tests/test_store_copies.py::"
 SAME = f"{TESTS}test_parts_of_a_run_become_the_run_that_nobody_divided"
 MISSING = f"{TESTS}test_a_part_that_is_missing_is_named_and_the_merged_run_can_do_it"
 BASE = f"{TESTS}test_a_base_that_one_part_has_evaluated_is_not_evaluated_again"
@@ -126,5 +127,21 @@ MUTANTS = (
         "return run.is_finished(step)",
         "what a part has evaluated is evaluated again",
         (BASE,),
+    ),
+    Mutant(
+        "merge-tools-by-the-number-of-the-source",
+        COPY,
+        "LEFT JOIN main.toolset t ON t.tools = s.tools",
+        "LEFT JOIN main.toolset t ON t.key = s.key",
+        "prompts offer tools that they did not",
+        (f"{COPIES}test_prompts_offer_the_tools_that_they_offered",),
+    ),
+    Mutant(
+        "merge-without-secrets",
+        COPY,
+        "WHERE task IN {of_task}",
+        "WHERE 0 AND task IN {of_task}",
+        "tasks lose what only some may read, such as the reference",
+        (f"{COPIES}test_what_is_copied_from_other_stores_is_what_it_was",),
     ),
 )

@@ -18,6 +18,9 @@ from coterie.runs.place import place_of
 from coterie.runs.stage import Stage, check_stages
 from coterie.trajectories.jsonl import copy
 
+UNSEEN = "(files that the settings name have changed, or engine.device=auto is another device here)"
+"""What has changed where all settings are as they were."""
+
 
 class Staged(Protocol):
     """What the loop needs of a recipe."""
@@ -97,7 +100,7 @@ def check_finished(recipe: Staged, run: Run) -> None:
             done = "finished" if run.is_finished(step) else "begun"
             raise UserError(
                 f"the {step} in {run.folder} was {done} under other settings:\n    "
-                + "\n    ".join(changed or ["(files that the settings name have changed)"]),
+                + "\n    ".join(changed or [UNSEEN]),
                 "keep the settings, or add --fork FOLDER for a new run that keeps the steps that "
                 "these settings do not touch",
             )
