@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/many_trees.py
 
-Takes some five minutes on one core, most of them to make the runs. A tree has 220 messages of 30 tokens, in groups of
+Takes about two minutes on one core, most of them to make the runs. A tree has 220 messages of 30 tokens, in groups of
 ten siblings, and what the game said to them; about half of its 199 rollouts succeed. Merging and selecting are measured
 in a process of their own, imports included: `coterie merge`, then what `coterie select` does (the values of all nodes,
 all pairs, a budget of 22,331). The last line is one JSON object.
@@ -63,7 +63,7 @@ def make_part(folder: Path, shard: tuple[int, int]) -> None:
                     key = ItemKey(0, "rollout", task.id, f"{one.search:03d}/{one.number:02d}")
                     run.store.finish(key, tree=None if one.number else tree, metrics=metrics)
                 run.store.finish(ItemKey(0, "grown", task.id), metrics={"rollouts": len(rollouts)})
-                done = asyncio.run(recipe.valued({task.id: rollouts}, tree))
+                done = asyncio.run(recipe.valued(run, tree))
                 run.store.finish(done.key, metrics=done.metrics, credit=done.credit)
         for step in steps:
             run.finish(step, recipe.fingerprint(step), {"seconds": 0.0})

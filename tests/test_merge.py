@@ -13,7 +13,7 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.folder import Run, Step, open_run, write_config
 from coterie.runs.loop import run_steps
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.tree import Tree
@@ -108,8 +108,9 @@ def test_parts_of_a_run_become_the_run_that_nobody_divided(made: Made, cli: Cli)
     assert merged.credit == whole.credit and all(whole.credit.values())
     for stage in SAMPLED:
         assert measured(Path("merged"), stage) == measured(made.whole, stage)
-    make(Path("merged"), stages=TRAINED)
+    make(Path("merged"), stages=TRAINED[:3])
     assert record(Path("merged")) == whole
+    make(Path("merged"), stages=TRAINED)
     assert len(whole.selected) == 9 < measured(made.whole, "select")["pairs"]
     assert weights(Path("merged")) == weights(made.whole)
 
@@ -123,7 +124,7 @@ def test_a_part_that_is_missing_is_named_and_the_merged_run_can_do_it(made: Made
     assert len(record(Path("merged")).trees) == 4
     with opened(Path("merged")) as (_, run):
         assert not run.is_finished(Step(0, "rollout"))
-    make(Path("merged"), stages=TRAINED)
+    make(Path("merged"), stages=TRAINED[:3])
     assert record(Path("merged")) == record(made.whole)
 
 
@@ -144,7 +145,8 @@ def test_families_train_together_on_what_each_has_selected(made: Made, cli: Cli)
     assert both.trees == [*first.trees, *second.trees]
     assert both.credit == {k: first.credit[k] | second.credit[k] for k in first.credit}
     assert measured(Path("both"), "rollout")["trees"] == 12
-    assert measured(Path("both"), "select")["selected"] == 13
+    chosen = measured(Path("both"), "select")
+    assert (chosen["selected"], chosen["runs"]) == (13, f"{made.whole}, other")
     said = cli("run", METHOD, "--folder", "both")
     assert said.code == 0, said.err
     with opened(Path("both")) as (recipe, run):
@@ -157,6 +159,15 @@ def test_families_do_not_train_on_what_the_run_is_evaluated_on(made: Made, cli: 
     make(Path("other"), "environment.swapped=true", stages=TRAINED[:3])
     said = refused(cli, "merge", made.whole, "other", "--folder", "both")
     assert "task 0001 is a held-out task of" in said
+
+
+def test_one_id_of_two_tasks_is_refused(made: Made, cli: Cli) -> None:
+    """A task of one run has the id of a held-out task that the other was evaluated on."""
+    shutil.copytree(made.whole, "first")
+    make(Path("first"), stages=("evaluate",))
+    make(Path("other"), "environment.swapped=true", "environment.word=x", stages=TRAINED[:3])
+    said = refused(cli, "merge", "first", "other", "--folder", "both")
+    assert "other has tasks that a run before it has, too: 0001, 0003, 0005, 0007" in said
 
 
 def test_a_part_that_is_given_twice_is_refused(made: Made, cli: Cli) -> None:
@@ -191,6 +202,14 @@ def test_families_that_do_not_fit_are_refused(made: Made, cli: Cli) -> None:
     said = refused(cli, "merge", made.whole, "unselected", "--folder", "both")
     assert "select of iteration 0 of unselected is not finished" in said
     assert "coterie stage select unselected" in said
+    make(Path("another"), *own, "model=tiny-problems", stages=())
+    said = refused(cli, "merge", made.whole, "another", "--folder", "both")
+    assert "model: tiny-exchange -> tiny-problems" in said
+    make(Path("seeded"), *own, "seed=1", stages=())
+    assert "seed: 0 -> 1" in refused(cli, "merge", made.whole, "seeded", "--folder", "both")
+    make(Path("guessing"), f"environment={Path(__file__).parent}/guess.py:Guess", stages=())
+    said = refused(cli, "merge", made.whole, "guessing", "--folder", "both")
+    assert "agents: speaker -> player" in said
     make(Path("control"), *own, "learns=successes", stages=TRAINED[:3])
     assert "learns: pairs -> successes" in refused(
         cli, "merge", made.whole, "control", "--folder", "both"
@@ -205,5 +224,10 @@ def test_what_is_no_merge_is_refused(made: Made, cli: Cli) -> None:
     assert "not merged with itself" in refused(cli, "merge", part, part, "--folder", "merged")
     assert "two or more" in refused(cli, "merge", part, "--folder", "merged")
     assert "not a run folder" in refused(cli, "merge", part, "nothing", "--folder", "merged")
+    other = settings("optima/isft", ["engine.device=cpu"])
+    with open_run(Path("other"), other.recipe, other) as run:
+        write_config(run)
+    said = refused(cli, "merge", part, "other", "--folder", "merged")
+    assert "other is a run of optima/isft, whose runs can't be merged" in said
     Path("merged").mkdir()
     assert "exists already" in refused(cli, "merge", *made.parts, "--folder", "merged")

@@ -20,6 +20,7 @@ SHOWN = {
     "for n in range(3):\n    print(n)": "0\n1\n2",
     "import sys\nprint('out')\nprint('error', file=sys.stderr)\nprint('out again')": "out\nerror\nout again",
     "print('no end', end='')": "no end",
+    "import time\nprint('one')\ntime.sleep(0.05)\nprint('two')": "one\ntwo",
     "import os\nprint('first', flush=True)\nw = os.write(1, b'second\\n')\nprint('third')": "first\nsecond\nthird",
     "def f(n):\n    return n * x\n\n\nf(2)": "82",
     "_ + 1": "83",

@@ -89,6 +89,8 @@ RULES = (
     Rule("coterie run sweet_rl/backend", f"{BRIEF} --dry-run", has="model=smollm2"),
     Rule("coterie run sweet_rl/backend", SWEET),
     Rule("coterie run moat/maths", "--dry-run"),
+    Rule("coterie run dense_tree/gsm8k", "--dry-run"),
+    Rule("coterie sweep dense_tree/tiny", "--dry-run"),
     Rule("coterie sweep moat/maths", "model=smollm2 dataset.source=sample --dry-run"),
     Rule("coterie sweep optima/isft", SMALL, instead={"0,0.3,0.6": "0,0.6"}),
     Rule("coterie run examples/recipe.py:BestOfN", f"tasks=2 {EVALUATED}"),

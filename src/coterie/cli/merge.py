@@ -17,6 +17,8 @@ def merge(
 ) -> None:
     """Put runs together into one that trains on the tasks of all. The runs stay as they are.
 
+    What is taken is what they did on their tasks before the first training. There are two kinds:
+
     Parts of one run, such as several machines have: the same settings, but rollout.shard=[0,3], [1,3] and [2,3].
     Each must have finished its rollouts. The merged run is the one that a single machine would have made: it selects
     from all tasks together.

@@ -119,7 +119,8 @@ def merge(
         if not plan.missing:
             run_steps(whole, run, progress, first.steps)
         if not plan.divided:
-            run.finish(first.select, whole.fingerprint(first.select), selected)
+            runs = {"runs": ", ".join(str(part.folder) for part in plan.parts)}
+            run.finish(first.select, whole.fingerprint(first.select), {**selected, **runs})
         tasks = run.store.tasks_of(first.steps[0].iteration, first.steps[0].stage)
         return Merged(whole.name, len(tasks), plan.missing)
 
@@ -208,6 +209,10 @@ def _check_family(first: Part, part: Part) -> None:
         [(stage.step, stage.depends) for stage in of.recipe.stages() if stage.trains]
         for of in (first, part)
     )
+    agents = [", ".join(of.recipe.players()) for of in (first, part)]
+    if agents[0] != agents[1]:
+        todo = "merge families whose agents have the same names"
+        raise _apart(first, part, [f"agents: {agents[0]} -> {agents[1]}"], todo)
     if len(one) > 1:
         raise UserError(
             f"{first.folder} trains {len(one)} times, and after the first time it would have no tasks of the others",

@@ -1,6 +1,6 @@
 """Trees that grow into a store: each search is one transaction, and a tree that was cut off goes on from there."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coterie.errors import UserError
@@ -12,7 +12,7 @@ from coterie.rollout.grower import Rollout
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Search, path_tree
 from coterie.trajectories.credit import Credit
-from coterie.trajectories.item import ItemKey, Metrics
+from coterie.trajectories.item import Item, ItemKey, Metrics
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
@@ -98,8 +98,8 @@ def grown(store: Store, iteration: int) -> Metrics:
 
     Raises ``UserError`` if all rollouts failed.
     """
-    measured = store.metrics(iteration, "rollout")
-    played = [one for found in _rollouts(store, iteration, measured).values() for one in found]
+    items = store.items(iteration, "rollout")
+    played = [one for found in _rollouts(items).values() for one in found]
     failed = sum(one.leaf is None for one in played)
     if played and failed == len(played):
         raise UserError(
@@ -112,45 +112,39 @@ def grown(store: Store, iteration: int) -> Metrics:
         "n": len(played),
         "failed": failed,
         "score": sum(scores.get(one.leaf or "") or 0.0 for one in played) / len(played),
-        "tokens": sum(int(one.get("tokens", 0)) for one in measured.values()) / len(played),
+        "tokens": sum(int(item.metrics.get("tokens", 0)) for item in items) / len(played),
         "trees": trees,
         "turns": turns,
     }
 
 
-def rollouts(store: Store, iteration: int) -> dict[str, list[Rollout]]:
-    """The rollouts of an iteration's finished searches, by task, in their order."""
-    return _rollouts(store, iteration, store.metrics(iteration, "rollout"))
+def rollouts(store: Store, iteration: int, task: str | None = None) -> dict[str, list[Rollout]]:
+    """The rollouts of an iteration's finished searches, of one task or of all, by task, in their order."""
+    return _rollouts(store.items(iteration, "rollout", task))
 
 
-def _rollouts(
-    store: Store, iteration: int, measured: Mapping[ItemKey, Metrics]
-) -> dict[str, list[Rollout]]:
-    """Rollouts by what was measured on them."""
-    failures = {key: reason for key, reason in store.failures(iteration) if key.stage == "rollout"}
+def _rollouts(items: Iterable[Item]) -> dict[str, list[Rollout]]:
     found: dict[str, list[Rollout]] = {}
-    for key, metrics in sorted(measured.items(), key=_place):
-        if not key.task:
+    for item in items:
+        if not item.key.task:
             continue
-        search, number = _number(key)
-        leaf, reward = metrics.get("leaf"), metrics.get("reward")
-        labels = str(metrics.get("labels", ""))
+        search, number = _number(item.key)
+        leaf, reward = item.metrics.get("leaf"), item.metrics.get("reward")
+        labels = str(item.metrics.get("labels", ""))
         one = Rollout(
             search,
             number,
-            str(metrics["start"]),
+            str(item.metrics["start"]),
             None if leaf is None else str(leaf),
             None if reward is None else float(reward),
-            failures.get(key),
-            int(metrics["sampled"]),
+            item.failure,
+            int(item.metrics["sampled"]),
             tuple(map(int, labels.split(","))) if labels else (),
         )
-        found.setdefault(key.task, []).append(one)
+        found.setdefault(item.key.task, []).append(one)
+    for played in found.values():
+        played.sort(key=lambda one: (one.search, one.number))
     return found
-
-
-def _place(item: tuple[ItemKey, Metrics]) -> tuple[str, int, int]:
-    return (item[0].task, *_number(item[0])) if item[0].task else ("", 0, 0)
 
 
 def _number(key: ItemKey) -> tuple[int, int]:

@@ -92,13 +92,11 @@ def dense_pairs(
     found: list[SiblingPair] = []
     for parent in (tree.root, *tree.turns):
         children = [turn for turn in tree.children(parent) if turn.id in values]
-        for two in combinations(children, 2):
-            better, worse = sorted(two, key=lambda turn: -values[turn.id].mean)
-            if not _same_text(better, worse) and qualify(
-                values[better.id], values[worse.id], settings
-            ):
-                difference = values[better.id].mean - values[worse.id].mean
-                found.append(SiblingPair(better, worse, difference))
+        order = sorted(children, key=lambda turn: -values[turn.id].mean)
+        for better, worse in combinations(order, 2):
+            one, other = values[better.id], values[worse.id]
+            if qualify(one, other, settings) and not _same_text(better, worse):
+                found.append(SiblingPair(better, worse, one.mean - other.mean))
     return found
 
 

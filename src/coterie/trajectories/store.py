@@ -201,11 +201,14 @@ class Store:
         with explained(self.path):
             return reader.failures(self._db, iteration)
 
+    def items(self, iteration: int, stage: str, task: str | None = None) -> list[Item]:
+        """The finished items of a stage, of one task or of all, in key order."""
+        with explained(self.path):
+            return [item for _, item in reader.items(self._db, iteration, stage, task=task)]
+
     def metrics(self, iteration: int, stage: str) -> dict[ItemKey, dict[str, float | int | str]]:
         """What was measured on the finished items of a stage, in key order."""
-        with explained(self.path):
-            found = reader.items(self._db, iteration, stage)
-            return {item.key: dict(item.metrics) for _, item in found}
+        return {item.key: dict(item.metrics) for item in self.items(iteration, stage)}
 
     def metrics_at(self, key: ItemKey) -> Metrics | None:
         """What was measured on one item; ``None`` if it is not finished."""

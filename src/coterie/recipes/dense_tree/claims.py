@@ -40,6 +40,8 @@ SPARSE_WORDS = (
 )  # fmt: skip
 DENSITIES = (1, 2, 4, 8)
 """Of the tasks of a budget: so many times those of the densest one."""
+DENSITY_PAIRS = 96
+"""Pairs of each density: what the densest eighth of the trees holds."""
 SUMS_TASKS = 200
 """Held-out sums. What their grades say is success within 1, 2, 4 and 8 answers."""
 
@@ -102,11 +104,9 @@ def _recipe(words: Sequence[str]) -> DenseTree:
 
 
 def _sparse(dense: DenseTreeSettings, words: Sequence[str]) -> DenseTree:
-    """Whole runs of enough tasks: each task has at most half as many pairs as runs, and half of the tasks none."""
-    most = RUNS // 2
+    """Whole runs of so many tasks that there are enough pairs: about one and a half a task."""
     assert dense.budget.pairs is not None, "the micro-world's preset has a budget"
-    tasks = -(-dense.budget.pairs * 2 // most)
-    return _recipe([*words, *SPARSE_WORDS, f"rollout.tasks={tasks}"])
+    return _recipe([*words, *SPARSE_WORDS, f"rollout.tasks={dense.budget.pairs}"])
 
 
 def _run(
@@ -146,7 +146,8 @@ def _densities(
     for times in DENSITIES:
         name = _density(times)
         say(f"{name}: {tasks * times} tasks")
-        recipe = _recipe([*words, f"budget.tasks={tasks * times}"])
+        budget = [f"budget.tasks={tasks * times}", f"budget.pairs={DENSITY_PAIRS}"]
+        recipe = _recipe([*words, *budget])
         _run(name, recipe, base, progress, found, shares=DENSE)
 
 

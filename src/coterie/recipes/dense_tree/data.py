@@ -25,6 +25,7 @@ from coterie.rollout.tree_search import Judged, Search
 from coterie.rollout.tree_values import NodeValue, TreeValues
 from coterie.runs.casting import Openers
 from coterie.runs.folder import Run, Step
+from coterie.runs.growing import rollouts
 from coterie.runs.items import Done
 from coterie.runs.place import EVALUATION
 from coterie.runs.selected import selected
@@ -116,9 +117,10 @@ class DenseTreeData(Recipe):
 
     # -- values ---------------------------------------------------------------------------------
 
-    async def valued(self, played: Mapping[str, Sequence[Rollout]], tree: Tree) -> Done:
+    async def valued(self, run: Run, tree: Tree) -> Done:
         """The values of a tree's nodes, as credit."""
         settings = self.fingerprint(Step(tree.iteration, "reward"))
+        played = rollouts(run.store, tree.iteration, tree.task)
         values = tree_values(tree, played[tree.task], self.settings)
         credit = [
             Credit(node, name, number, settings)

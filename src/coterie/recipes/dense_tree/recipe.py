@@ -23,7 +23,7 @@ from coterie.recipes.dense_tree.data import DenseTreeData
 from coterie.recipes.dense_tree.trees import grow
 from coterie.recipes.trainings import imitate, prefer
 from coterie.runs.folder import Run
-from coterie.runs.growing import grown, rollouts
+from coterie.runs.growing import grown
 from coterie.runs.items import on_trees
 from coterie.runs.stage import Stage
 from coterie.trajectories.item import Metrics
@@ -61,7 +61,7 @@ class DenseTree(DenseTreeData):
 
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
         """The value of every node of every tree, as credit."""
-        work = partial(self.valued, rollouts(run.store, i))
+        work = partial(self.valued, run)
         await on_trees(run.store, i, work, progress, f"values {i}", in_flight=1)
         found = run.store.metrics(i, "reward").values()
         return {name: sum(int(m.get(name, 0)) for m in found) for name in ("nodes", "successes")}

@@ -34,8 +34,8 @@ async def grow(recipe: DenseTreeData, run: Run, iteration: int, progress: Progre
         played = len(search.rollouts)
         key = ItemKey(iteration, GROWN, search.tree.task)
         run.store.finish(key, metrics={"rollouts": played})
-        missing = max(0, s.search.runs - played)
-        progress.advance(missing, sampled_tokens=growing.sampled_tokens())
+        if missing := max(0, s.search.runs - played):
+            progress.advance(missing, sampled_tokens=growing.sampled_tokens())
 
     played = sum(len(growing.played.get(task.id, ())) for task in left)
     title = f"trees {iteration}"
