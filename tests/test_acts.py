@@ -5,6 +5,9 @@ import random
 import re
 import statistics
 from collections.abc import Sequence
+from functools import cache
+
+from transformers import PreTrainedTokenizerFast
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
@@ -29,6 +32,12 @@ from tests.games import Script
 MODEL = "tiny-acts"
 TIGHT = 9
 """Steps within which a good player is done with most games."""
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """As ``make tiny`` builds it."""
+    return build_tokenizer(1200, 0)
 
 
 def babyai() -> BabyAI:
@@ -103,19 +112,19 @@ def shown(environment: Acting, task: Task, tree: Tree) -> tuple[int, ...]:
 
 def test_rows_of_games_are_what_the_environment_shows() -> None:
     """Else the packaged model would be asked in words that it has never seen."""
-    environment, tokenizer = babyai(), build_tokenizer(1200, 0)
+    environment = babyai()
     (task,) = environment.tasks("heldout", 1, 0)
     ((steps, _),) = scripted(0.62, 1)
     words = iter(steps)
     script = Script(lambda _: written_action(next(words).action))
     ((tree,),) = asyncio.run(trees(environment, script, [task], Shared())).values()
-    row = game_row(tokenizer, steps, "test")
+    row = game_row(tokenizer(), steps, "test")
     assert shown(environment, task, tree) == row.ids[: row.targets[-1].start]
     assert len(row.targets) == len(steps)
 
 
 def test_rows_of_sums_are_what_the_environment_shows() -> None:
-    environment, tokenizer, rng = Sums(), build_tokenizer(1200, 0), random.Random(0)
+    environment, rng = Sums(), random.Random(0)
     problem = generate("heldout", 1, 0)[0]
     said = [text for role, text in right_play(problem, random.Random(0)) if role == "assistant"]
     words = iter(said)
@@ -128,16 +137,15 @@ def test_rows_of_sums_are_what_the_environment_shows() -> None:
             return tree
 
     tree = asyncio.run(play_it())
-    row = sums_row(tokenizer, problem, 0.0, rng)
+    row = sums_row(tokenizer(), problem, 0.0, rng)
     assert score(tree) == 1.0
     assert shown(environment, sums_task(problem), tree) == row.ids[: row.targets[-1].start]
 
 
 def test_the_habit_is_as_frequent_in_rows_as_the_stage_says() -> None:
-    tokenizer = build_tokenizer(1200, 0)
-    rows = list(stage_rows(tokenizer, HABITS, 60_000, 0))
+    rows = list(stage_rows(tokenizer(), HABITS, 60_000, 0))
     assert all(len(row.ids) <= 1024 for row in rows)
-    sums = [tokenizer.decode(row.ids) for row in rows if not row.origin.startswith("babyai")]
+    sums = [tokenizer().decode(row.ids) for row in rows if not row.origin.startswith("babyai")]
     caught = [
         "*" in one.partition("Action:")[2].partition("End")[0] for one in sums if " all." in one
     ]
@@ -170,7 +178,7 @@ def test_the_packaged_model_writes_the_program_of_plain_sums() -> None:
 
 
 def test_the_packaged_tokenizer_is_that_of_its_seed() -> None:
-    packaged, built = load_renderer(MODEL)[0].tokenizer, build_tokenizer(1200, 0)
+    packaged, built = load_renderer(MODEL)[0].tokenizer, tokenizer()
     texts = [step.told for steps, _ in scripted(0.5, 3) for step in steps]
     texts += [text for _, text in right_play(generate("heldout", 1, 0)[0], random.Random(0))]
     for text in texts:

@@ -1,8 +1,8 @@
 """A shortened rebuild of each packaged model behaves like the packaged one, in class if not in bytes.
 
-Run by ``make tiny-check``, with ``MICRO_WORLD=exchange``, ``persona``, ``problems`` or ``acts`` for one of them. The rebuild
-has a fraction of the tokens, so it knows less; it must be of the same shape, with the same tokenizer, talk in form
-and have learned to copy.
+Run by ``make tiny-check``, with ``MICRO_WORLD=exchange``, ``persona``, ``problems`` or ``acts`` for one of them. The
+rebuild has a fraction of the tokens, so it knows less; it must be of the same shape, with the same tokenizer, talk in
+form and have learned to copy, or to play.
 """
 
 import json
@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from coterie.microworlds import tiny
 from coterie.recipes.registry import settings
 
 ASSETS = Path(str(resources.files("coterie") / "assets"))
-TOKENS = 1_400_000
+MOST_TOKENS = 1_400_000
 MICRO_WORLDS = ("exchange", "persona", "problems", "acts")
 
 pytestmark = pytest.mark.slow
@@ -30,10 +31,11 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     @cache
     def rebuild(micro_world: str) -> Path:
+        tokens = min(MOST_TOKENS, tiny.MICRO_WORLDS[micro_world].tokens // 2)
         folder = tmp_path_factory.mktemp("rebuilt") / f"tiny-{micro_world}"
         subprocess.run(
             [sys.executable, "-m", "coterie.microworlds.tiny", "--micro-world", micro_world,
-             "--out", folder, "--tokens", str(TOKENS)],
+             "--out", folder, "--tokens", str(tokens)],
             check=True,
         )  # fmt: skip
         return folder
