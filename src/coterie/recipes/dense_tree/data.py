@@ -3,13 +3,17 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import cycle, islice
 
+from coterie.datasets.preference_files import Preferences
 from coterie.environments.traits import agents_of, most_turns
 from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
+from coterie.recipes.dense_tree.held_out import HeldOut
+from coterie.recipes.dense_tree.mixing import as_pair
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.rollout.dense_search import DenseSearch, distinct
 from coterie.rollout.driver import Driver
@@ -217,6 +221,44 @@ class DenseTreeData(Recipe):
             assert one.rejected is not None, "pairs were selected"
             sides = (view(tree, leaf, one.agent) for leaf in (one.leaf, one.rejected))
             yield turn_pair(*sides, weight=one.weight, group=tree.task)
+
+    # -- outside preferences --------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse what can't work, in seconds."""
+        super().check()
+        for source in self.settings.mix.sets:
+            Preferences(source).find()
+
+    @cached_property
+    def mixed_content(self) -> list[tuple[str, int, str]]:
+        """What is mixed in: short names, counts, checksums."""
+        sets = ((Preferences(source), count) for source, count in self.settings.mix.sets.items())
+        return sorted((one.name, count, one.content()) for one, count in sets)
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        """The held-out questions, if tasks are rows of a data set; games have none that text could give away."""
+        if self.settings.dataset.name is None:
+            return HeldOut(())
+        tasks = self.environment.tasks("heldout", 10**9, self.settings.seed)
+        return HeldOut(str(task.public["question"]) for task in tasks if "question" in task.public)
+
+    def mixed_pairs(self, iteration: int, renderer: ChatRenderer) -> tuple[list[Pair], Metrics]:
+        """The outside pairs of an iteration, and how many there are of each set.
+
+        Pairs that ask a held-out question are left out, and counted.
+        """
+        found, counts = list[Pair](), dict[str, float | int | str]()
+        for source, most in self.settings.mix.sets.items():
+            own = Preferences(source)
+            drawn = own.draw(most, f"mix/{self.settings.seed}/{iteration}/{own.name}")
+            left = [row for row in drawn if not self.held_out.is_asked(row.messages)]
+            found += [as_pair(row, renderer, own.name, self.agent) for row in left]
+            counts[f"mixed_{own.name}"] = len(left)
+            lacking = {"lacking": most - len(drawn), "held_out": len(drawn) - len(left)}
+            counts |= {f"{what}_{own.name}": n for what, n in lacking.items() if n}
+        return found, counts
 
 
 def tree_values(
