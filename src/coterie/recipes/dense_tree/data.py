@@ -226,9 +226,9 @@ class DenseTreeData(Recipe):
 
     def check(self) -> None:
         """Refuse what can't work, in seconds."""
-        super().check()
         for source in self.settings.mix.sets:
             Preferences(source).find()
+        super().check()
 
     @cached_property
     def mixed_content(self) -> list[tuple[str, int, str]]:

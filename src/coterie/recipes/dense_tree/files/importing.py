@@ -99,7 +99,7 @@ class _Planted:
         self.author = f"import:{path.name}"
         self.renderer = renderer
         told = (Message("system", (Part(system, source=self.author),)),) if system else ()
-        self._shown = {self.tree.root: told}
+        self._shown: dict[str, tuple[Message, ...]] = {self.tree.root: told}
         self._contexts = {self.tree.root: AgentContext()}
         self._known: dict[tuple[str, str, str], str] = {}
 

@@ -156,8 +156,8 @@ def _of_csv(path: Path) -> Iterator[FoundPair]:
             for fields in lines:
                 with _naming(path, where := f"line {before + 1}"):
                     line = CsvPair.model_validate(_cells(fields))
-                    task = f"{line.task}{line.data_id}"
-                    yield FoundPair(where, task, line.input, line.row(), line.selected == "True")
+                    row, task = line.row(), f"{line.task}/{line.data_id}"
+                yield FoundPair(where, task, line.input, row, line.selected == "True")
                 before = lines.line_num
         except (csv.Error, UnicodeDecodeError) as error:
             raise _broken(path, f"line {before + 1}", str(error)) from error
@@ -181,8 +181,7 @@ def _of_json(path: Path) -> Iterator[FoundPair]:
     for number, fields in enumerate(found, 1):
         with _naming(path, where := f"pair {number}"):
             row = TrainingPair.model_validate(fields).row(number)
-            first = [text for role, text in row.messages if role == "user"][0]
-            yield FoundPair(where, first, "", row)
+        yield FoundPair(where, next(text for role, text in row.messages if role == "user"), "", row)
 
 
 @contextmanager
