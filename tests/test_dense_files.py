@@ -42,7 +42,7 @@ ASKED = "Solve it.\nYou should perform actions to accomplish the goal: {}"
 
 def told(goal: str, *said: str) -> list[dict[str, str]]:
     """A history in the original's form; the agent speaks second."""
-    roles = ["user", "assistant"] * len(said)
+    roles = ["user", "assistant"] * (1 + len(said))
     texts = (ASKED.format(goal), *said)
     return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
 
@@ -200,6 +200,13 @@ def test_pairs_of_held_out_tasks_are_left_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no pair to train on"):
         import_pairs(their_csv(tmp_path / "b.csv", rows[-2:]), recipe, tmp_path / "b", Silent())
     assert not (tmp_path / "b").exists()
+
+
+def test_a_training_json_of_held_out_tasks_is_refused(tmp_path: Path) -> None:
+    question = str(made().environment.tasks("heldout", 1, 0)[0].public["question"])
+    rows = [THEIR_JSON[1] | {"instruction": ASKED.format(question)}]
+    with pytest.raises(UserError, match="1 are of held-out tasks"):
+        imported(their_json(tmp_path / "a.json", rows), tmp_path / "run")
 
 
 # -- broken files -----------------------------------------------------------------------------
