@@ -64,11 +64,19 @@ def pair(
 
 
 STEP = ("Thought: add.\nAction:\nprint(2 + 3)\nEnd Action", "5")
+SEVEN = 'What is "7" and 1?'
 ROWS = [
     pair(4, "What is 2 and 3?", (), f" {STEP[0]}\n", "Answer: 6"),
     pair(4, "What is 2 and 3?", STEP, "Answer: 5", "Answer: it's\n6"),
     pair(4, "What is 2 and 3?", STEP, "Answer: 5", "Answer: 7"),
-    pair(7, 'What is "7" and 1?', (), "Answer: 8", "Answer: 9"),
+    pair(
+        7,
+        SEVEN,
+        (),
+        "Answer: 8",
+        "Answer: 9",
+        positive_history=told(SEVEN, "Answer: 8", "Sure?", "Answer: 10"),
+    ),
     pair(9, "What is 1 and 1?", (), "Answer: 2", "Answer: 3", selected=False),
 ]
 
@@ -131,7 +139,7 @@ def test_selected_pairs_of_a_csv_are_what_a_run_trains_on(tmp_path: Path) -> Non
     file, folder = their_csv(tmp_path / "x_tree_pairs_result.csv"), tmp_path / "run"
     recipe, done = imported(file, folder)
     assert (done.pairs, done.tasks, done.not_selected, done.held_out) == (4, 2, 1, 0)
-    asked, other = ASKED.format("What is 2 and 3?"), ASKED.format('What is "7" and 1?')
+    asked, other = ASKED.format("What is 2 and 3?"), ASKED.format(SEVEN)
     assert compared(recipe, folder) == [
         (chat(asked), f"{STEP[0]}<|end|>", "Answer: 6<|end|>"),
         (chat(asked, *STEP), "Answer: 5<|end|>", "Answer: it's\n6<|end|>"),
@@ -314,7 +322,7 @@ def test_a_system_prompt_goes_into_a_column_of_its_own(tmp_path: Path) -> None:
         "Be short."
     }
     columns = json.loads((folder / "dataset_info.json").read_text())["dense_tree"]["columns"]
-    assert columns["system"] == "system"
+    assert columns.get("system") == "system"
     first = json.loads((folder / "preferences.jsonl").read_text().splitlines()[0])
     assert first["prompt"][0] == {"role": "system", "content": "Be short."}
 

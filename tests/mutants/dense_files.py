@@ -42,9 +42,9 @@ MUTANTS = (
     Mutant(
         "dense-files-another-message-compared",
         RECORDS,
-        "at = 1 + 2 * self.contrast_step",
-        "at = 1",
-        "the first message of each history is compared, whatever the step",
+        "one[at : at + 1])",
+        "one[at:][-1:])",
+        "the last message of each history is compared, whatever the step",
         (OF_CSV,),
     ),
     Mutant(
@@ -138,9 +138,9 @@ MUTANTS = (
     Mutant(
         "preference-sets-lower-score-chosen",
         "datasets/preferences.py",
-        "sorted(two, key=lambda one: -one[2])",
-        "sorted(two, key=lambda one: one[2])",
-        "no pair of UltraFeedback is found, or the worse reply is chosen",
+        "yield _pair(id_, said, chosen.response, rejected.response)",
+        "yield _pair(id_, said, rejected.response, chosen.response)",
+        "the policy learns the replies that were judged worse",
         (SCORES,),
     ),
     Mutant(
