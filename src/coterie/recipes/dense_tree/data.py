@@ -244,7 +244,9 @@ class DenseTreeData(Recipe):
         tasks = self.environment.tasks("heldout", 10**9, self.settings.seed)
         return HeldOut(str(task.public["question"]) for task in tasks if "question" in task.public)
 
-    def mixed_pairs(self, iteration: int, renderer: ChatRenderer) -> tuple[list[Pair], Metrics]:
+    def mixed_pairs(
+        self, iteration: int, renderer: ChatRenderer, progress: Progress
+    ) -> tuple[list[Pair], Metrics]:
         """The outside pairs of an iteration, and how many there are of each set.
 
         Pairs that ask a held-out question are left out, and counted.
@@ -254,7 +256,10 @@ class DenseTreeData(Recipe):
             own = Preferences(source)
             drawn = own.draw(most, f"mix/{self.settings.seed}/{iteration}/{own.name}")
             left = [row for row in drawn if not self.held_out.is_asked(row.messages)]
-            found += [as_pair(row, renderer, own.name, self.agent) for row in left]
+            progress.start(len(left), f"pairs of {own.name}")
+            for row in left:
+                found.append(as_pair(row, renderer, own.name, self.agent))
+                progress.advance(1)
             counts[f"mixed_{own.name}"] = len(left)
             lacking = {"lacking": most - len(drawn), "held_out": len(drawn) - len(left)}
             counts |= {f"{what}_{own.name}": n for what, n in lacking.items() if n}

@@ -95,7 +95,7 @@ class DenseTree(DenseTreeData):
             )
         version = self.newest(run, self.leading, i)
         policy = self.models(run).load_to_train(self.leading, version)
-        mixed, counts = self.mixed_pairs(i, policy.renderer)
+        mixed, counts = self.mixed_pairs(i, policy.renderer, progress)
         own = self.seeded(self.settings.train, i)
         trained = prefer(
             *(run, i, policy, pairs + mixed, self.settings.objective, own, progress),
