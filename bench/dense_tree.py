@@ -5,8 +5,8 @@
 
 Trees: 4 games of BabyAI with the packaged tiny model, 16 rollouts each, grown together on the in-process engine with an
 empty prefix cache. The same turns are sampled once more, with as many tokens, by Transformers in lock-step
-(`bench/lockstep.py`): all rollouts of a search a batch a turn, whole prompts read again each turn; what a label of a node
-said is sampled once there, too. Forks are measured by growing the same trees with sessions that can't be copied.
+(`bench/lockstep.py`): all rollouts of a search a batch a turn, whole prompts read again each turn; what a label of a
+node said is sampled once there, too. Forks are measured by growing the same trees with sessions that can't be copied.
 
 Training: 8 pairs of siblings of such trees, as long as those of the packaged recipe (a prompt of 192 tokens that grows by
 24 a step, answers of 8), with SmolLM2-135M's shape in float32, as one step of DPO: by tries, and by TRL at its best

@@ -8,11 +8,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from coterie.errors import UserError
 from coterie.terminal.console import notes, results
 from coterie.terminal.progress import ConsoleProgress
 from coterie.terminal.words import Words
 
 if TYPE_CHECKING:
+    from coterie.datasets.catalogue import DataSet
+    from coterie.datasets.preferences import PreferenceSet
     from coterie.datasets.prepared import Manifest
 
 app = typer.Typer(
@@ -34,6 +37,7 @@ def list_sets() -> None:
     from coterie.config.home import home
     from coterie.datasets.catalogue import CATALOGUE, SPLITS
     from coterie.datasets.local import sample_rows
+    from coterie.datasets.preferences import PREFERENCE_SETS
     from coterie.datasets.prepared import MANIFEST, folder_of, read_manifest
 
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
@@ -49,7 +53,7 @@ def list_sets() -> None:
         prepared = ["no", ""]
         if (folder_of(entry) / MANIFEST).is_file():
             manifest = read_manifest(folder_of(entry))
-            prepared = [f"{manifest.of(split).rows:,}" for split in SPLITS]
+            prepared = [f"{known.rows:,}" for known in manifest.splits.values()]
         table.add_row(
             name,
             entry.what,
@@ -59,10 +63,15 @@ def list_sets() -> None:
             "\n".join(str(sample_rows(entry, split)) for split in SPLITS),
             "\n".join(prepared),
         )
+    for name, one in PREFERENCE_SETS.items():
+        ready = (folder_of(one) / MANIFEST).is_file()
+        pairs = f"{read_manifest(folder_of(one)).train.rows:,}" if ready else "no"
+        rows = f"{one.train.rows:,}"
+        table.add_row(name, one.what, one.licence, one.train.name, rows, "0", pairs)
     results().print(table)
     notes().print(
-        "Of each set, the first line trains and the second is held out. Sets that are ready lie in "
-        f"{home() / 'data'}"
+        "Of each set, the first line trains and the second is held out; of preferences nothing is. Sets that are "
+        f"ready lie in {home() / 'data'}"
     )
 
 
@@ -77,16 +86,20 @@ def download(name: Name) -> None:
         coterie data download gsm8k
     """
     from coterie.cli.code_rows import examiner
-    from coterie.datasets.catalogue import find
     from coterie.datasets.download import download as fetch
+    from coterie.datasets.download import download_preferences
+    from coterie.datasets.preferences import PreferenceSet
     from coterie.datasets.prepared import folder_of
 
-    entry = find(name)
+    entry = _find(name)
     console = notes()
     console.print(f"{name}: {entry.licence}, {entry.licence_url}")
     progress = ConsoleProgress(console)
     try:
-        manifest = fetch(entry, progress, examiner(entry, console))
+        if isinstance(entry, PreferenceSet):
+            manifest = download_preferences(entry, progress)
+        else:
+            manifest = fetch(entry, progress, examiner(entry, console))
     finally:
         progress.close()
     _say(manifest, console)
@@ -114,7 +127,7 @@ def prepare(
     """Make a data set from files that you have.
 
     References of code are run on their tests in the sandbox, as `coterie data check` does; rows that can't be tasks are
-    shown and left out.
+    shown and left out. Of sets of preferences all pairs are for training.
 
     Examples:
 
@@ -123,22 +136,30 @@ def prepare(
         coterie data prepare hotpot_qa --from hotpot_dev_distractor_v1.json --heldout 0.3
 
         coterie data prepare lumos_maths --from plan_onetime.jsonl --from ground_onetime.jsonl
+
+        coterie data prepare ultra_interact --from 0000_pair.parquet
     """
     from coterie.cli.code_rows import examiner
-    from coterie.datasets.catalogue import find
+    from coterie.datasets.preference_files import prepare_preferences
+    from coterie.datasets.preferences import PreferenceSet
     from coterie.datasets.prepared import folder_of
     from coterie.datasets.prepared import prepare as make
 
-    entry = find(name)
+    entry = _find(name)
     console = notes()
     progress = ConsoleProgress(console)
     try:
-        manifest = make(
-            *(entry, sources, folder_of(entry), progress),
-            heldout=heldout,
-            seed=seed,
-            examine=examiner(entry, console),
-        )
+        if isinstance(entry, PreferenceSet):
+            if heldout is not None:
+                raise UserError("of preferences nothing is held out", "leave out --heldout")
+            manifest = prepare_preferences(entry, sources, folder_of(entry), progress)
+        else:
+            manifest = make(
+                *(entry, sources, folder_of(entry), progress),
+                heldout=heldout,
+                seed=seed,
+                examine=examiner(entry, console),
+            )
     finally:
         progress.close()
     _say(manifest, console)
@@ -169,10 +190,15 @@ def check(
     """
     from coterie.cli.code_rows import check as check_code
     from coterie.cli.plan_check import check as check_plans
-    from coterie.datasets.catalogue import find
     from coterie.datasets.plan_rows import PlanRow
+    from coterie.datasets.preferences import PreferenceSet
 
-    entry = find(name)
+    entry = _find(name)
+    if isinstance(entry, PreferenceSet):
+        raise UserError(
+            f"{name} has preferences, and no code to run or plans to read",
+            "`coterie data prepare` says what was dropped, and why",
+        )
     check_one = check_plans if issubclass(entry.row, PlanRow) else check_code
     check_one(entry, source, notes())
 
@@ -304,8 +330,16 @@ def index_pages(
     print(folder)
 
 
+def _find(name: str) -> "DataSet | PreferenceSet":
+    """The set of that name, of tasks or of preferences; ``UserError`` if there is none."""
+    from coterie.datasets.catalogue import find
+    from coterie.datasets.preferences import PREFERENCE_SETS
+
+    return PREFERENCE_SETS[name] if name in PREFERENCE_SETS else find(name)
+
+
 def _say(manifest: "Manifest", console: Console) -> None:
-    for split, known in (("train", manifest.train), ("heldout", manifest.heldout)):
+    for split, known in manifest.splits.items():
         dropped = f" ({known.dropped:,} dropped)" * bool(known.dropped)
         console.print(f"{split}: {known.rows:,} rows{dropped}")
     for reason, count in manifest.reasons.items():

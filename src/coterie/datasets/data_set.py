@@ -46,19 +46,33 @@ Join = Callable[[Sequence[Path], Progress], Iterator[QuestionRow | LeftOut]]
 """Makes rows of several files that belong together; raises ``UserError`` for files that do not."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataSet:
-    """One data set."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamSet:
+    """Where a set comes from, and what may be done with it."""
 
     name: str
     what: str
     """One line for a table."""
-    row: type[QuestionRow]
     repos: tuple[Repository, ...]
     train: UpstreamSplit
     licence: str
     licence_url: str
     citation: str
+
+    @property
+    def origin(self) -> str:
+        """Where upstream's files are, for people and manifests."""
+        return "; ".join(
+            f"https://huggingface.co/datasets/{one.name}, revision {one.revision}"
+            for one in self.repos
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet(UpstreamSet):
+    """One data set of tasks."""
+
+    row: type[QuestionRow]
     heldout: UpstreamSplit | None = None
     """``None`` if upstream holds nothing out: then a share of the training split is."""
     share: float = 0.1
@@ -76,14 +90,6 @@ class DataSet:
         """How many of upstream's rows are the split, from the first on; all if ``None``."""
         found = self.upstream(split)
         return found.first if found else None
-
-    @property
-    def origin(self) -> str:
-        """Where upstream's files are, for people and manifests."""
-        return "; ".join(
-            f"https://huggingface.co/datasets/{one.name}, revision {one.revision}"
-            for one in self.repos
-        )
 
 
 def shards(path: str, count: int = 1) -> tuple[str, ...]:

@@ -7,11 +7,16 @@ download that was cut goes on where it stopped.
 import errno
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.config.home import home, sha256
 from coterie.datasets.catalogue import DataSet, Repository, find
+from coterie.datasets.data_set import UpstreamSet
+from coterie.datasets.preference_files import prepare_preferences
+from coterie.datasets.preferences import PreferenceSet
 from coterie.datasets.prepared import (
     MANIFEST,
     Examine,
@@ -41,20 +46,37 @@ def download(data_set: DataSet, progress: Progress, examine: Examine | None = No
         return known
     if data_set.without is not None and not is_prepared(find(data_set.without)):
         download(find(data_set.without), progress)
+    with _downloaded(data_set, progress) as files:
+        return prepare(
+            *(data_set, files, folder_of(data_set), progress),
+            origin=data_set.origin,
+            examine=examine,
+        )
+
+
+def download_preferences(data_set: PreferenceSet, progress: Progress) -> Manifest:
+    """As :func:`download`, of a set of preferences."""
+    if (known := _present(data_set)) is not None:
+        return known
+    with _downloaded(data_set, progress) as files:
+        return prepare_preferences(
+            *(data_set, files, folder_of(data_set), progress), origin=data_set.origin
+        )
+
+
+@contextmanager
+def _downloaded(data_set: UpstreamSet, progress: Progress) -> Iterator[list[Path]]:
+    """Upstream's files of a set; they are removed when the block ends well."""
     folder = home() / "downloads" / data_set.name
-    files = [
+    yield [
         _fetch(data_set, repo, name, folder, progress)
         for repo in data_set.repos
         for name in repo.files
     ]
-    manifest = prepare(
-        *(data_set, files, folder_of(data_set), progress), origin=data_set.origin, examine=examine
-    )
     shutil.rmtree(folder)
-    return manifest
 
 
-def _present(data_set: DataSet) -> Manifest | None:
+def _present(data_set: UpstreamSet) -> Manifest | None:
     """The manifest of the prepared set if it is of upstream's files and its own are unchanged."""
     folder = folder_of(data_set)
     if not (folder / MANIFEST).is_file():
@@ -65,7 +87,7 @@ def _present(data_set: DataSet) -> Manifest | None:
 
 
 def _fetch(
-    data_set: DataSet, repo: Repository, name: str, folder: Path, progress: Progress
+    data_set: UpstreamSet, repo: Repository, name: str, folder: Path, progress: Progress
 ) -> Path:
     """One file of one of the set's repositories, checked against the hub's checksum."""
     import huggingface_hub as hub
@@ -114,7 +136,7 @@ def _transfer(url: str, remote: "HfFileMetadata", file: Path, bar: type[Any]) ->
     partial.rename(file)
 
 
-def _unreachable(data_set: DataSet, repo: Repository, name: str, error: Exception) -> UserError:
+def _unreachable(data_set: UpstreamSet, repo: Repository, name: str, error: Exception) -> UserError:
     files = "; ".join(
         f"{', '.join(one.files)} of {one.name} at revision {one.revision[:12]}"
         for one in data_set.repos

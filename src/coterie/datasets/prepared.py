@@ -20,6 +20,7 @@ from coterie.config.folders import reason_of
 from coterie.config.home import home, new_folder, sha256
 from coterie.config.plain import wrong_at
 from coterie.datasets.catalogue import SPLITS, DataSet, Split, find
+from coterie.datasets.data_set import UpstreamSet
 from coterie.datasets.reading import SUFFIXES, read_rows
 from coterie.datasets.rows import LeftOut, QuestionRow, question_key
 from coterie.errors import UserError
@@ -67,16 +68,19 @@ class Manifest(BaseModel):
     prepared: str
     """UTC date."""
     train: PreparedSplit
-    heldout: PreparedSplit
+    heldout: PreparedSplit | None = None
+    """``None`` of preferences: they are only trained on."""
     reasons: Mapping[str, int] = {}
     """Of how many of the dropped rows each reason is told first."""
 
-    def of(self, split: Split) -> PreparedSplit:
-        """What is known of one split."""
-        return self.train if split == "train" else self.heldout
+    @property
+    def splits(self) -> Mapping[Split, PreparedSplit]:
+        """What is known of each split that there is."""
+        found: dict[Split, PreparedSplit] = {"train": self.train}
+        return found if self.heldout is None else {**found, "heldout": self.heldout}
 
 
-def folder_of(data_set: DataSet) -> Path:
+def folder_of(data_set: UpstreamSet) -> Path:
     """Where the prepared form of a set belongs."""
     return home() / "data" / data_set.name
 
@@ -86,7 +90,7 @@ def split_file(folder: Path, split: Split) -> Path:
     return folder / f"{split}.jsonl"
 
 
-def is_prepared(data_set: DataSet) -> bool:
+def is_prepared(data_set: UpstreamSet) -> bool:
     """Whether the prepared form of a set is where it belongs."""
     return (folder_of(data_set) / MANIFEST).is_file()
 
@@ -102,10 +106,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def is_unchanged(folder: Path, manifest: Manifest, splits: Sequence[Split] = SPLITS) -> bool:
-    """Whether the files of these splits are there and as the manifest says."""
-    files = {split: split_file(folder, split) for split in splits}
+    """Whether the files of these splits, as far as the set has them, are there and as the manifest says."""
+    files = {split: split_file(folder, split) for split in manifest.splits if split in splits}
     return all(
-        file.is_file() and sha256(file) == manifest.of(split).sha256
+        file.is_file() and sha256(file) == manifest.splits[split].sha256
         for split, file in files.items()
     )
 

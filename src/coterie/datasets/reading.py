@@ -3,7 +3,7 @@
 Formats: ``.jsonl`` (an object a line), ``.json`` (a list of objects) and ``.parquet``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from coterie.config.plain import wrong_at
 from coterie.config.text import read_json
-from coterie.datasets.rows import QuestionRow
+from coterie.datasets.rows import SetRow
 from coterie.errors import UserError
 from coterie.progress import Progress
 
-R = TypeVar("R", bound=QuestionRow)
+R = TypeVar("R", bound=SetRow)
 SUFFIXES = (".jsonl", ".json", ".parquet")
 PARQUET_BATCH = 256
 ENCODING = "utf-8-sig"
@@ -55,6 +55,36 @@ def numbered(file: Path) -> Iterator[tuple[int, Any]]:
     if not found:
         raise UserError(f"{file} is empty", "give a file with rows")
     yield from found
+
+
+def count_lines(file: Path) -> int:
+    """The rows of a JSONL file. Raises ``UserError`` if it can't be read."""
+    try:
+        with file.open("rb") as opened:
+            return sum(1 for line in opened if line.strip())
+    except OSError as error:
+        raise UserError(f"{file} can't be read: {error.strerror}", "check the path") from error
+
+
+def read_places(file: Path, row: type[R], places: Collection[int]) -> dict[int, R]:
+    """The rows of a JSONL file at these places (the first row is 0); the others are not looked at.
+
+    Raises ``UserError`` with the line of a broken one.
+    """
+    found: dict[int, R] = {}
+    with file.open("rb") as opened:
+        lines = ((number, line) for number, line in enumerate(opened, 1) if line.strip())
+        for place, (number, line) in enumerate(lines):
+            if place in places:
+                where = f"{file}, line {number}"
+                try:
+                    text = line.decode(ENCODING)
+                except UnicodeDecodeError as error:
+                    raise UserError(
+                        f"{where} is not UTF-8 text: {error}", "save it as UTF-8"
+                    ) from error
+                found[place] = _checked(_parsed(text, where), row, where)
+    return found
 
 
 def _checked(raw: Any, row: type[R], where: str) -> R:

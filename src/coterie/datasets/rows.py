@@ -34,11 +34,15 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class QuestionRow(_Frozen):
-    """What rows of every set have."""
+class SetRow(_Frozen):
+    """What can be read of a file of a set."""
 
     columns: ClassVar[tuple[str, ...] | None] = None
     """What is read of a parquet file, if it has much more than is wanted; all if ``None``."""
+
+
+class QuestionRow(SetRow):
+    """What rows of every set of tasks have."""
 
     id: Text = Field(validation_alias=AliasChoices("id", "_id"))
     """Unique in its set, and stable."""

@@ -6,12 +6,16 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle, islice
 
+from coterie.datasets.preference_files import Preferences
 from coterie.environments.acting.environment import Acting, drop_shots
 from coterie.environments.traits import agents_of, most_turns
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
+from coterie.progress import Progress
 from coterie.recipes.base import Recipe
+from coterie.recipes.dense_tree.held_out import HeldOut
+from coterie.recipes.dense_tree.mixing import as_pair
 from coterie.recipes.dense_tree.plan import dense_tree_plan
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.plan import RunPlan
@@ -229,6 +233,49 @@ class DenseTreeData(Recipe):
         asks = self.settings.search.children not in ("temperature", "sampling")
         shows = isinstance(self.environment, Acting) and any(map(self.environment.shots, tasks[:1]))
         return PLAIN if asks or shows else None
+
+    # -- outside preferences --------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse what can't work, in seconds."""
+        for source in self.settings.mix.sets:
+            Preferences(source).find()
+        super().check()
+
+    @cached_property
+    def mixed_content(self) -> list[tuple[str, int, str]]:
+        """What is mixed in: short names, counts, checksums."""
+        sets = ((Preferences(source), count) for source, count in self.settings.mix.sets.items())
+        return sorted((one.name, count, one.content()) for one, count in sets)
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        """The held-out questions, if tasks are rows of a data set; games have none that text could give away."""
+        if self.settings.dataset.name is None:
+            return HeldOut(())
+        tasks = self.environment.tasks("heldout", 10**9, self.settings.seed)
+        return HeldOut(str(task.public["question"]) for task in tasks if "question" in task.public)
+
+    def mixed_pairs(
+        self, iteration: int, renderer: ChatRenderer, progress: Progress
+    ) -> tuple[list[Pair], Metrics]:
+        """The outside pairs of an iteration, and how many there are of each set.
+
+        Pairs that ask a held-out question are left out, and counted.
+        """
+        found, counts = list[Pair](), dict[str, float | int | str]()
+        for source, most in self.settings.mix.sets.items():
+            own = Preferences(source)
+            drawn = own.draw(most, f"mix/{self.settings.seed}/{iteration}/{own.name}")
+            left = [row for row in drawn if not self.held_out.is_asked(row.messages)]
+            progress.start(len(left), f"pairs of {own.name}")
+            for row in left:
+                found.append(as_pair(row, renderer, own.name, self.agent))
+                progress.advance(1)
+            counts[f"mixed_{own.name}"] = len(left)
+            lacking = {"lacking": most - len(drawn), "held_out": len(drawn) - len(left)}
+            counts |= {f"{what}_{own.name}": n for what, n in lacking.items() if n}
+        return found, counts
 
 
 def tree_values(

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from coterie.recipes.dense_tree.files.commands import export_files, import_files
 from coterie.recipes.description import RecipeDescription
 
 if TYPE_CHECKING:
@@ -59,4 +60,6 @@ DESCRIPTION = RecipeDescription(
     report=_report,
     claims={"dense_tree": _claims},
     gates={"dense_tree": _gate},
+    export_files=export_files,
+    import_files=import_files,
 )

@@ -4,14 +4,15 @@
         rollout      a tree for each task: rollouts from where values differ most, until it has its pairs    (2.1)
         reward       the value of each node: the mean success of the rollouts through it                     (2.2)
         select       siblings whose values differ by the margin; the tasks with most pairs, a fixed total    (2.3, 2.4)
-        train        DPO on these pairs; the policy as it is now is the reference                            (2.5)
+        train        DPO on these pairs, and so many of outside sets; the policy as it is now is the         (2.5)
+                     reference
     evaluate         on held-out tasks, greedily                                                             (2.6)
 
 Deviations from the released code, each on purpose: new rollouts are accepted (in the code none is after the first
-ones); visits are counted once; a node's value is a mean over rollouts (``search.value=children`` is the code's mean
-over children); choosing a node does not count as a visit for pairs; a path that was sampled to its end is not sampled
-again; training and held-out tasks are disjoint (the code trains on test tasks). A replay that says something else fails
-its branch (the code warns).
+ones); visits are counted once; an outside set that is too small is not topped up with repeats; a node's value is a
+mean over rollouts (``search.value=children`` is the code's mean over children); choosing a node does not count as a
+visit for pairs; a path that was sampled to its end is not sampled again; training and held-out tasks are disjoint
+(the code trains on test tasks). A replay that says something else fails its branch (the code warns).
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ class DenseTree(DenseTreeData):
             *([s.rollout.tasks] * (i + 1), s.rollout.shard, s.rollout.max_tokens),
             *(s.search.fingerprint(), s.pairs.margin, s.pairs.max_visits, *s.engine.identity()),
         )
-        learnt = (s.learns, s.objective.fingerprint(), s.train.identity())
+        learnt = (s.learns, s.objective.fingerprint(), s.train.identity(), *self.mixed_content)
         rollout = self.stage(i, "rollout", self.sample, before, played)
         reward = self.stage(i, "reward", self.value, [rollout], [s.search.value])
         chosen = (s.learns, s.pairs.fingerprint(), s.budget.fingerprint())
@@ -95,7 +96,10 @@ class DenseTree(DenseTreeData):
             )
         version = self.newest(run, self.leading, i)
         policy = self.models(run).load_to_train(self.leading, version)
+        mixed, counts = self.mixed_pairs(i, policy.renderer, progress)
         own = self.seeded(self.settings.train, i)
-        return prefer(
-            run, i, policy, pairs, self.settings.objective, own, progress, role=self.leading
+        trained = prefer(
+            *(run, i, policy, pairs + mixed, self.settings.objective, own, progress),
+            role=self.leading,
         )
+        return {**trained, "tree_pairs": len(pairs), **counts}

@@ -1,12 +1,14 @@
 """Every setting of the methods of ``dense_tree``: ``gsm8k``, ``math``, ``babyai`` and ``tiny``."""
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, field_validator, model_validator
 
 from coterie.config.settings import Settings, key
+from coterie.datasets.preference_files import Preferences
 from coterie.datasets.settings import DatasetSettings
 from coterie.environments.settings import EnvironmentSettings
+from coterie.errors import UserError
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.dense_search import DenseSearchSettings
 from coterie.selection.budget import BudgetSettings
@@ -54,6 +56,36 @@ class PairTrainingSettings(TrainingSettings):
     max_length: int = key(4096, "tokens of a row at most", source="DensePolicy: 4096", ge=2)
 
 
+class MixSettings(Settings):
+    """Outside preferences that are trained on with the trees' pairs."""
+
+    main: ClassVar[str] = "sets"
+
+    sets: dict[str, Annotated[int, Field(ge=1)]] = key(
+        {},
+        "How many pairs of each set: {ultra_interact: 14000, path/pairs.jsonl: 500}. A set is ultra_interact, "
+        "ultra_feedback (`coterie data download`), or a JSONL file in TRL's conversational preference format. They are "
+        "drawn by the seed, none twice; a smaller set is taken whole.",
+        source="DensePolicy: 14000 of UltraInteract, 14000 of UltraFeedback",
+    )
+
+    @field_validator("sets")
+    @classmethod
+    def _sets_that_can_be_told_apart(cls, value: dict[str, int]) -> dict[str, int]:
+        names: dict[str, str] = {}
+        for source in value:
+            try:
+                name = Preferences(source).name
+            except UserError as error:
+                raise ValueError(f"{error.what}: {error.todo}") from None
+            if name in names:
+                raise ValueError(
+                    f"{names[name]} and {source} would both be called {name}: rename one"
+                )
+            names[name] = source
+        return value
+
+
 class DenseTreeSettings(RecipeSettings):
     """What all methods of ``dense_tree`` are told."""
 
@@ -72,6 +104,7 @@ class DenseTreeSettings(RecipeSettings):
     search: DenseSearchSettings = DenseSearchSettings()
     pairs: DensePairSettings = DensePairSettings()
     budget: BudgetSettings = BudgetSettings()
+    mix: MixSettings = MixSettings()
     objective: PairObjectiveSettings = PairObjectiveSettings()
     train: PairTrainingSettings = PairTrainingSettings()
     sandbox: SandboxSettings = SandboxSettings()
@@ -90,6 +123,8 @@ class DenseTreeSettings(RecipeSettings):
     def _refuse_what_cannot_work(self) -> Self:
         if self.pairs.margin > 1:
             raise ValueError(f"pairs.margin={self.pairs.margin:g}: values are at most 1 apart")
+        if self.mix.sets and self.learns == "successes":
+            raise ValueError("learns=successes trains on runs: leave out mix.sets, which are pairs")
         if self.search.children == "sampling" or any(self.search.temperatures):
             return self
         raise ValueError("search.temperatures are all 0, so all children would be the same")

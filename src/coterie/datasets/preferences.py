@@ -1,0 +1,220 @@
+"""Sets of preferences that anybody may train on: a dialogue, and two replies of which one is better.
+
+The form of a row is TRL's conversational preference format, with an id: ``{"id", "prompt": [{"role", "content"}, ...],
+"chosen": [{"role": "assistant", "content"}], "rejected": [...]}``. Upstream's own rows are read by a type for each
+set, which says what pairs a row makes.
+
+To add a set, write the type of its rows and an entry here.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from coterie.config.plain import wrong_at
+from coterie.datasets.data_set import Repository, UpstreamSet, UpstreamSplit
+from coterie.datasets.rows import LeftOut, SetRow, Text, question_key
+
+ChatRole = Literal["system", "user", "assistant"]
+Score = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class PreferenceRow(SetRow):
+    """A dialogue that ends with a turn of the person, and the better and the worse reply."""
+
+    id: Text = "?"
+    messages: tuple[tuple[ChatRole, Text], ...] = Field(min_length=1)
+    """(role, text) of each turn before the reply."""
+    chosen: Text
+    rejected: Text
+
+    @property
+    def key(self) -> str:
+        """A short hash of all that is said, the id left out."""
+        said = json.dumps((self.messages, self.chosen, self.rejected))
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+    def line(self) -> dict[str, object]:
+        """The row as an object of a JSONL file."""
+        return {
+            "id": self.id,
+            "prompt": [{"role": role, "content": text} for role, text in self.messages],
+            "chosen": [{"role": "assistant", "content": self.chosen}],
+            "rejected": [{"role": "assistant", "content": self.rejected}],
+        }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_line(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "prompt" not in value:
+            return value
+        known = {"id": value["id"]} if "id" in value else {}
+        prompt = value["prompt"]
+        if not isinstance(prompt, list):
+            raise ValueError("prompt must be a list of messages")
+        return known | {
+            "messages": [_message(one, f"prompt.{place}") for place, one in enumerate(prompt)],
+            **{side: _reply(value.get(side), side) for side in ("chosen", "rejected")},
+        }
+
+    @model_validator(mode="after")
+    def _alternating(self) -> "PreferenceRow":
+        turns = self.messages[self.messages[0][0] == "system" :]
+        for place, (role, _) in enumerate(turns):
+            expected = "assistant" if place % 2 else "user"
+            if role != expected:
+                raise ValueError(f"turn {place + 1} is of {role}, not of {expected}")
+        if len(turns) % 2 == 0:
+            raise ValueError("the dialogue before the replies doesn't end with a turn of the user")
+        if self.chosen.strip() == self.rejected.strip():
+            raise ValueError("chosen and rejected are equal")
+        return self
+
+
+def _message(value: Any, where: str) -> tuple[Any, Any]:
+    if not isinstance(value, Mapping) or not {"role", "content"} <= value.keys():
+        raise ValueError(f"{where} must be an object with role and content")
+    return value["role"], value["content"]
+
+
+def _reply(value: Any, where: str) -> Any:
+    if not isinstance(value, list) or len(value) != 1:
+        raise ValueError(f"{where} must be a list of one message, the reply")
+    role, text = _message(value[0], where)
+    if role != "assistant":
+        raise ValueError(f"{where} is of {role}, not of assistant")
+    return text
+
+
+class UpstreamPreferences(SetRow):
+    """A row of upstream's, which makes pairs."""
+
+    def pairs(self) -> Iterator[PreferenceRow | LeftOut]:
+        """The pairs, and why there are none, or fewer."""
+        raise NotImplementedError
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class Said(_Strict):
+    """A turn of a trajectory of UltraInteract."""
+
+    speaker: Literal["user", "assistant"] = Field(alias="from")
+    value: str
+
+
+class UltraInteractRow(UpstreamPreferences):
+    """UltraInteract, its pairs: an interaction, and a right and a wrong next action."""
+
+    columns: ClassVar[tuple[str, ...] | None] = ("id", "trajectory", "chosen", "rejected")
+
+    id: Text
+    trajectory: tuple[Said, ...] = Field(min_length=1)
+    chosen: str
+    rejected: str
+
+    def pairs(self) -> Iterator[PreferenceRow | LeftOut]:
+        """One."""
+        said = tuple((turn.speaker, turn.value) for turn in self.trajectory)
+        yield _pair(self.id, said, self.chosen, self.rejected)
+
+
+class Completion(_Strict):
+    """A reply that a model judged."""
+
+    response: str
+    overall_score: Score | None = None
+
+
+class UltraFeedbackRow(UpstreamPreferences):
+    """UltraFeedback: an instruction, and replies of several models, each with an overall score."""
+
+    columns: ClassVar[tuple[str, ...] | None] = ("instruction", "completions")
+
+    instruction: str
+    completions: tuple[Completion, ...]
+
+    def pairs(self) -> Iterator[PreferenceRow | LeftOut]:
+        """Every two replies with different scores, the one with the higher score chosen."""
+        scored = [(one, one.overall_score) for one in self.completions]
+        known = [(place, one, s) for place, (one, s) in enumerate(scored) if s is not None]
+        found, asked = False, question_key(self.instruction)
+        for two in combinations(known, 2):
+            (better, chosen, high), (worse, rejected, low) = sorted(two, key=lambda one: -one[2])
+            if high > low:
+                found = True
+                said: tuple[tuple[ChatRole, str], ...] = (("user", self.instruction),)
+                id_ = f"{asked}-{better}-{worse}"
+                yield _pair(id_, said, chosen.response, rejected.response)
+        if not found:
+            yield LeftOut("has no two replies with different scores", asked)
+
+
+def _pair(
+    id_: str, messages: tuple[tuple[ChatRole, str], ...], chosen: str, rejected: str
+) -> PreferenceRow | LeftOut:
+    """The pair, or why its texts make none."""
+    try:
+        return PreferenceRow(id=id_, messages=messages, chosen=chosen, rejected=rejected)
+    except ValidationError as error:
+        return LeftOut(wrong_at(error.errors()[0]), id_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceSet(UpstreamSet):
+    """One set of preferences."""
+
+    row: type[UpstreamPreferences]
+    """How upstream's rows are read."""
+
+
+_ALL = (
+    PreferenceSet(
+        name="ultra_interact",
+        what="preferences: the next action in reasoning",
+        row=UltraInteractRow,
+        repos=(
+            Repository(
+                "openbmb/UltraInteract_pair",
+                "b72549d02a631381d1d270375898fb87aa9201bc",
+                ("0000_pair.parquet",),
+            ),
+        ),
+        train=UpstreamSplit("train", 219522),
+        licence="MIT",
+        licence_url="https://huggingface.co/datasets/openbmb/UltraInteract_pair",
+        citation="Yuan et al. 2024, Advancing LLM Reasoning Generalists with Preference Trees",
+    ),
+    PreferenceSet(
+        name="ultra_feedback",
+        what="preferences: replies with unequal scores",
+        row=UltraFeedbackRow,
+        repos=(
+            Repository(
+                "openbmb/UltraFeedback",
+                "40b436560ca83a8dba36114c22ab3c66e43f6d5e",
+                tuple(
+                    f"{source}.jsonl"
+                    for source in (
+                        *("evol_instruct", "false_qa", "flan"),
+                        *("sharegpt", "truthful_qa", "ultrachat"),
+                    )
+                ),
+            ),
+        ),
+        train=UpstreamSplit("train", 63967),
+        licence="MIT",
+        licence_url="https://huggingface.co/datasets/openbmb/UltraFeedback",
+        citation="Cui et al. 2023, UltraFeedback: Boosting Language Models with Scaled AI Feedback",
+    ),
+)
+
+PREFERENCE_SETS: Mapping[str, PreferenceSet] = MappingProxyType({one.name: one for one in _ALL})

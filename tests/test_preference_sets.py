@@ -1,0 +1,263 @@
+"""Outside preferences: prepared by name, drawn by counts, rendered as pairs, trained on with the trees' pairs.
+
+Nothing is downloaded: the files here are our own words in the forms that UltraInteract and UltraFeedback have.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from coterie.datasets.download import download_preferences
+from coterie.datasets.preference_files import Preferences, prepare_preferences
+from coterie.datasets.preferences import PREFERENCE_SETS, PreferenceRow
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.errors import UserError
+from coterie.models.loading import load_renderer
+from coterie.progress import Silent
+from coterie.recipes.dense_tree.held_out import HeldOut
+from coterie.recipes.dense_tree.mixing import as_pair
+from tests.conftest import Cli, refused
+from tests.hub import Hub, point_hub_at, serve
+
+INTERACT, FEEDBACK = PREFERENCE_SETS["ultra_interact"], PREFERENCE_SETS["ultra_feedback"]
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def interaction(number: int, **change: Any) -> dict[str, Any]:
+    """A row in UltraInteract's form, with turns before the action that is compared."""
+    said = ["What is 2 and 3?", "Step 1: 6.", "Your answer is wrong."]
+    return {
+        "task": "Math_CoT", "dataset": "ours", "id": f"row{number}", "parent_id": "row",
+        "trajectory": [
+            {"from": "assistant" if n % 2 else "user", "value": text} for n, text in enumerate(said)
+        ],
+        "chosen": f"Step 1: it is 5, case {number}.", "rejected": f"Step 1: it is 7, case {number}.",
+    } | change  # fmt: skip
+
+
+def judged(*replies: tuple[str, float | None], asked: str = "Name a colour.") -> dict[str, Any]:
+    """A row in UltraFeedback's form."""
+    return {
+        "source": "ours", "instruction": asked, "models": ["a"] * len(replies),
+        "completions": [
+            {"model": "a", "response": text, "overall_score": score, "fine-grained_score": 3.0, "critique": "-"}
+            for text, score in replies
+        ],
+    }  # fmt: skip
+
+
+def jsonl(file: Path, *rows: dict[str, Any]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def prepared(file: Path, one: Any = INTERACT) -> list[PreferenceRow]:
+    prepare_preferences(one, [file], folder_of(one), Silent())
+    return Preferences(one.name).draw(10**6, "all")
+
+
+def ours(name: Path, count: int, asked: str = "What is 2 and 3?") -> Path:
+    """A file of pairs in TRL's form."""
+    rows = (
+        PreferenceRow(
+            id=f"n{n}", messages=(("user", asked),), chosen=f"It is 5, {n}.", rejected=f"It is 7, {n}."
+        ).line()
+        for n in range(count)
+    )  # fmt: skip
+    return jsonl(name, *rows)
+
+
+# -- upstream's rows --------------------------------------------------------------------------
+
+
+def test_an_interaction_is_a_dialogue_and_two_actions(tmp_path: Path) -> None:
+    (row,) = prepared(jsonl(tmp_path / "a.jsonl", interaction(1)))
+    assert row.id == "row1"
+    assert row.messages == (
+        ("user", "What is 2 and 3?"),
+        ("assistant", "Step 1: 6."),
+        ("user", "Your answer is wrong."),
+    )
+    assert (row.chosen, row.rejected) == (
+        "Step 1: it is 5, case 1.",
+        "Step 1: it is 7, case 1.",
+    )
+
+
+def test_replies_are_compared_two_by_two_by_their_overall_scores(tmp_path: Path) -> None:
+    row = judged(("red", 3), ("blue", 8.5), ("dun", None), ("green", 3.0), ("grey", 1.0))
+    found = prepared(jsonl(tmp_path / "a.jsonl", row), FEEDBACK)
+    assert {(one.chosen, one.rejected) for one in found} == {
+        ("blue", "red"), ("blue", "green"), ("blue", "grey"), ("red", "grey"), ("green", "grey"),
+    }  # fmt: skip
+    assert {one.messages for one in found} == {(("user", "Name a colour."),)}
+    assert len({one.id for one in found}) == 5
+
+
+def test_parquet_is_read_and_what_makes_no_pair_is_counted(tmp_path: Path) -> None:
+    rows = [
+        interaction(1),
+        interaction(2),
+        interaction(2, id="again"),
+        interaction(3, chosen="same", rejected=" same "),
+        interaction(4, rejected=""),
+        interaction(5, trajectory=interaction(5)["trajectory"][:2]),
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "0000_pair.parquet")
+    assert len(prepared(tmp_path / "0000_pair.parquet")) == 2
+    manifest = read_manifest(folder_of(INTERACT))
+    assert (manifest.train.rows, manifest.train.dropped, manifest.heldout) == (2, 4, None)
+    assert dict(manifest.reasons) == {
+        "is there before": 1, "chosen and rejected are equal": 1, "rejected: must hold some text": 1,
+        "the dialogue before the replies doesn't end with a turn of the user": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "row", "said"),
+    [
+        (INTERACT, {k: v for k, v in interaction(1).items() if k != "chosen"}, "chosen: is missing"),
+        (INTERACT, interaction(1, trajectory=[{"from": "tool", "value": "x"}]), "trajectory.0.from"),
+        (INTERACT, interaction(1, trajectory="[]"), "trajectory"),
+        (INTERACT, interaction(1, rejected=["a"]), "rejected: must be text"),
+        (FEEDBACK, judged(("a", "8")), "completions.0.overall_score: must be a number"),  # type: ignore[arg-type]
+        (FEEDBACK, judged(("a", 3)) | {"completions": [{"response": None}]}, "completions.0.response"),
+        (FEEDBACK, {"completions": []}, "instruction: is missing"),
+    ],
+)  # fmt: skip
+def test_a_row_of_another_form_is_refused_with_its_line(
+    one: Any, row: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    good = interaction(0) if one is INTERACT else judged(("a", 1), ("b", 2))
+    with pytest.raises(UserError, match=r"a.jsonl, line 2 is broken") as error:
+        prepared(jsonl(tmp_path / "a.jsonl", good, row), one)
+    assert said in error.value.what
+    assert not folder_of(one).exists()
+
+
+def test_a_set_is_downloaded_prepared_listed_and_not_checked_by_name(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {one: json.dumps(judged((one, 1), ("b", 2))) + "\n" for one in FEEDBACK.repos[0].files}
+    server = serve(Hub({name: text.encode() for name, text in files.items()}))
+    point_hub_at(server, monkeypatch)
+    manifest = download_preferences(FEEDBACK, Silent())
+    server.shutdown()
+    assert download_preferences(FEEDBACK, Silent()) == manifest, "it is there"
+    assert manifest.train.rows == 6 and "40b436560ca8" in manifest.source
+    file = jsonl(tmp_path / "pairs.jsonl", *map(interaction, range(7)))
+    done = cli("data", "prepare", "ultra_interact", "--from", str(file))
+    assert done.code == 0 and done.out.strip() == str(folder_of(INTERACT))
+    assert "train: 7 rows" in done.err and "heldout" not in done.err
+    listed = cli("data", "list").out
+    assert [line.split()[-1] for line in listed.splitlines() if "ultra_" in line] == ["7", "6"]
+    assert "has preferences" in refused(cli, "data", "check", "ultra_interact")
+    words = ("data", "prepare", "ultra_interact", "--from", file, "--heldout", "0.1")
+    assert "nothing is held out" in refused(cli, *words)
+
+
+# -- draws ------------------------------------------------------------------------------------
+
+
+def test_a_draw_is_without_replacement_and_by_the_seed(tmp_path: Path) -> None:
+    one = Preferences(str(ours(tmp_path / "a.jsonl", 40)))
+    first = [row.id for row in one.draw(12, "x")]
+    assert len(set(first)) == 12 and first != sorted(first)
+    assert [row.id for row in one.draw(12, "x")] == first
+    assert [row.id for row in one.draw(12, "y")] != first
+    whole = [row.id for row in one.draw(100, "x")]
+    assert sorted(whole) == sorted(f"n{n}" for n in range(40)), "all, each once"
+
+
+def test_what_is_not_there_changed_or_broken_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not prepared on this machine") as error:
+        Preferences("ultra_interact").draw(1, "x")
+    assert "coterie data download ultra_interact" in error.value.todo
+    with pytest.raises(UserError, match="no set of preferences 'ultra_interac'") as error:
+        Preferences("ultra_interac")
+    assert "did you mean 'ultra_interact'?" in error.value.todo
+    with pytest.raises(UserError, match="there is no file"):
+        Preferences("nothing.jsonl").find()
+    prepared(jsonl(tmp_path / "a.jsonl", interaction(1), interaction(2)))
+    changed = folder_of(INTERACT) / "train.jsonl"
+    changed.write_text(changed.read_text().replace("case 1", "case 9"))
+    with pytest.raises(UserError, match="has changed since it was prepared"):
+        Preferences("ultra_interact").draw(1, "x")
+    file = ours(tmp_path / "b.jsonl", 2)
+    row = lines(file)[0]
+    for change, said in [
+        ({"chosen": "text"}, "chosen must be a list of one message"),
+        ({"rejected": row["chosen"]}, "chosen and rejected are equal"),
+        ({"prompt": [*row["prompt"], *row["chosen"]]}, "doesn't end with a turn of the user"),
+        ({"prompt": row["prompt"] * 3}, "turn 2 is of user, not of assistant"),
+    ]:
+        jsonl(file, row, row | change)
+        with pytest.raises(UserError, match="line 2 is broken") as error:
+            Preferences(str(file)).draw(2, "x")
+        assert said in error.value.what
+
+
+# -- pairs ------------------------------------------------------------------------------------
+
+
+def test_the_reply_is_the_target_with_its_end_and_the_dialogue_is_not() -> None:
+    renderer, _ = load_renderer("tiny-problems")
+    row = PreferenceRow(
+        id="a",
+        messages=(("user", "2 and 3?"), ("assistant", "6"), ("user", "No.")),
+        chosen="It is 5.",
+        rejected="It is 7.",
+    )
+    pair = as_pair(row, renderer, "ultra_interact", "agent")
+    for side, text in ((pair.chosen, "It is 5."), (pair.rejected, "It is 7.")):
+        (one,) = side
+        (target,) = one.targets
+        assert renderer.decode(one.ids[target.start :]) == f"{text}<|end|>"
+        assert one.ids[: target.start] == pair.chosen[0].ids[: target.start], "one prompt"
+        shown = renderer.decode(one.ids[: target.start])
+        assert (
+            shown == "<|user|>2 and 3?<|end|><|assistant|>6<|end|><|user|>No.<|end|><|assistant|>"
+        )
+        assert (target.stop, target.writer) == (len(one.ids), "data:ultra_interact")
+        assert one.origin == "ultra_interact/a" and one.logprobs is None
+    assert pair.weight == 1 and pair.reference is None
+
+
+def test_text_cannot_forge_a_turn() -> None:
+    renderer, _ = load_renderer("tiny-problems")
+    row = PreferenceRow(messages=(("user", "a"),), chosen="b<|end|><|user|>c", rejected="d")
+    (one,) = as_pair(row, renderer, "x", "agent").chosen
+    end = renderer.written("")
+    assert sum(token in end for token in one.ids[one.targets[0].start :]) == 1
+
+
+# -- held-out questions -----------------------------------------------------------------------
+
+LONG = "Tom has 3 apples and buys 4 more each day. How many has he after 5 days?"
+
+
+def test_held_out_questions_are_found_anywhere_in_a_message_of_the_user() -> None:
+    held_out = HeldOut([LONG, "What is 2+3?"])
+    asked = [
+        f"Solve this.\n\n{LONG.upper()}\n\nUse Python.",
+        LONG.replace(" ", "\n "),
+        "Solve it: What is 2+3?",
+    ]
+    assert all(held_out.is_asked([("user", "Hello."), ("user", text)]) for text in asked)
+    others = [("assistant", LONG), ("user", LONG[:-8]), ("user", "What is 2+3? And then?")]
+    assert not any(held_out.is_asked([one]) for one in others)
+    assert not HeldOut(()).is_asked([("user", "")])
