@@ -8,8 +8,8 @@ empty prefix cache. The same turns are sampled once more, with as many tokens, b
 (`bench/lockstep.py`): all rollouts of a search a batch a turn, whole prompts read again each turn; what a label of a
 node said is sampled once there, too. Forks are measured by growing the same trees with sessions that can't be copied.
 
-Training: 8 pairs of siblings of such trees, as long as those of the packaged recipe (a prompt of 192 tokens that grows by
-24 a step, answers of 8), with SmolLM2-135M's shape in float32, as one step of DPO: by tries, and by TRL at its best
+Training: 8 pairs of siblings of such trees, as long as those of the packaged recipe (a prompt of 192 tokens that grows
+by 24 a step, answers of 8), with SmolLM2-135M's shape in float32, as one step of DPO: by tries, and by TRL at its best
 batch size (`bench/trie_training.py`).
 
 About six minutes on two quiet cores. A first round is not counted; then alternating repeats, medians. The last line is

@@ -2,7 +2,7 @@
 
 Sources: Optima (arXiv 2410.08115), table 8 and the recipes of its repository; SWEET-RL (arXiv 2503.15478), table 5,
 section 5.1 and its released commands; MOAT (arXiv 2509.09629), the defaults of its released scripts and the commands
-of its README.
+of its README; DensePolicy, its released scripts and the configuration of its training.
 """
 
 from collections.abc import Mapping
@@ -186,6 +186,34 @@ MOAT_PLAYED = [
 ]
 
 
+DENSE: Table = {
+    "model": "meta-llama/Meta-Llama-3-8B-Instruct", "iterations": 1, "learns": "pairs",
+    "rollout.max_tokens": 1024, "rollout.shard": (0, 1), "search.children": "temperature",
+    "search.temperatures": (1.0, 0.5, 0.7), "search.runs": 1000, "pairs.rule": "siblings", "pairs.margin": 0.5,
+    "pairs.max_visits": 8, "objective.beta": 0.1, "objective.nll": 0, "objective.label_smoothing": 0,
+    "objective.normalise": "none", "train.method": "full", "train.learning_rate": 7.2e-8,
+    "train.schedule": "cosine", "train.warmup_ratio": 1.0, "train.epochs": 1, "train.batch_rows": 32,
+    "train.max_length": 4096, "evaluate.temperature": 0.0,
+}  # fmt: skip
+"""Batches: one row, 4 accumulations, 8 GPUs."""
+DENSE_SETS: Mapping[tuple[str, str], Table] = {
+    ("dense_tree/gsm8k", "gsm8k"): {
+        "environment.name": "python_maths", "environment.steps": 32, "environment.answers": 10, "search.base": 10,
+        "environment.feedback": "oracle", "search.window": 16, "search.pairs": 256, "budget.tasks": 347,
+        "rollout.tasks": 347, "evaluate.tasks": 1319,
+    },
+    ("dense_tree/math", "math"): {
+        "environment.name": "python_maths", "environment.steps": 8, "environment.answers": 10, "search.base": 10,
+        "environment.feedback": "oracle", "search.window": 8, "search.pairs": 512, "budget.tasks": 347,
+        "budget.pairs": 22331, "rollout.tasks": 2334, "evaluate.tasks": 5000,
+    },
+    ("dense_tree/babyai", "babyai"): {
+        "environment.steps": 30, "search.base": 8, "search.window": 15, "search.pairs": 256, "budget.tasks": 19,
+        "budget.pairs": 908, "rollout.tasks": 40, "evaluate.tasks": 500,
+    },
+}  # fmt: skip
+
+
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Nested values by their keys in full."""
     found: dict[str, Any] = {}
@@ -225,6 +253,22 @@ def test_presets_of_moat_have_the_values_of_the_released_scripts(method: str, na
         assert found[key] == value, (method, name, key)
     said = {key for key in flat(preset(method, name)) if not key.startswith("environment.")}
     assert said <= {*MOAT, *MOAT_SIZES}, (method, name)
+
+
+@pytest.mark.parametrize(("method", "name"), list(DENSE_SETS))
+def test_presets_of_dense_tree_have_the_values_of_the_released_scripts(
+    method: str, name: str, large: Path
+) -> None:
+    table = {**DENSE, **DENSE_SETS[method, name]}
+    own = [] if is_micro_world(name) else ["dataset.source=sample"]
+    found = settings(method, [f"model={large}", *own])
+    values = flat(found.model_dump()) | {"model": settings(method, own).model}
+    for key, value in table.items():
+        assert values[key] == value, (method, key)
+    assert set(flat(preset(method, name))) <= set(table), method
+    plan = recipe_of(found).plan()
+    assert isinstance(plan, RunPlan) and plan.longest_prompt > 50
+    assert plan.dialogues % 1000 == 0 and plan.dialogues > 0 and plan.max_updates > 0
 
 
 def test_every_data_set_of_moats_word_problems_has_its_sizes() -> None:
