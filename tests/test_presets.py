@@ -199,11 +199,13 @@ DENSE: Table = {
 DENSE_SETS: Mapping[tuple[str, str], Table] = {
     ("dense_tree/gsm8k", "gsm8k"): {
         "environment.name": "python_maths", "environment.steps": 32, "environment.answers": 10, "search.base": 10,
+        "environment.shots": 2,  # 8 there; as many as are written here
         "environment.feedback": "oracle", "search.window": 16, "search.pairs": 256, "budget.tasks": 347,
         "rollout.tasks": 347, "evaluate.tasks": 1319,
     },
     ("dense_tree/math", "math"): {
         "environment.name": "python_maths", "environment.steps": 8, "environment.answers": 10, "search.base": 10,
+        "environment.shots": 1,
         "environment.feedback": "oracle", "search.window": 8, "search.pairs": 512, "budget.tasks": 347,
         "budget.pairs": 22331, "rollout.tasks": 2334, "evaluate.tasks": 5000,
     },
