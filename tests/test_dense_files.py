@@ -34,7 +34,8 @@ __all__ = ["own_home"]
 
 TINY = (
     "model=tiny-problems", "dataset.source=sample", "engine.device=cpu", "train.max_steps=1", "train.batch_rows=4",
-    "train.learning_rate=1e-3", "rollout.max_tokens=32", "evaluate.tasks=2",
+    "train.learning_rate=1e-3", "rollout.max_tokens=32", "evaluate.tasks=2", "environment.shots=0",
+    "train.max_length=1024",
 )  # fmt: skip
 TRAIN, SELECT = Step(0, "train"), Step(0, "select")
 ASKED = "Solve it.\nYou should perform actions to accomplish the goal: {}"

@@ -208,6 +208,8 @@ def test_the_command_runs_all_and_ends_with_one_json_object(cli: Cli, tmp_path: 
     ]  # fmt: skip
     assert {row["n"] for row in told["rows"]} == {2}
     assert sorted(one.name for one in (tmp_path / "critics").iterdir()) == [
-        "script-seed-0", "script-seed-1", "tiny-exchange-seed-0", "tiny-exchange-seed-1"
+        "script-seed-0", "script-seed-1", "sweep.html", "tiny-exchange-seed-0", "tiny-exchange-seed-1",
     ]  # fmt: skip
+    page = (tmp_path / "critics" / "sweep.html").read_text()
+    assert "correct.critic.model=tiny-exchange: " in page and "all seeds together" in page
     assert "held-out results over correct.critic.model" in found.out

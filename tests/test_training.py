@@ -344,7 +344,7 @@ def test_a_weight_that_is_negative_or_not_a_number_is_refused(tmp_path, weight):
         {"lora_alpha": 8},
         {"max_length": 512},
         {"betas": (0.9, 1.0)},
-        {"warmup_ratio": 1.0},
+        {"warmup_ratio": 1.1},
         {"mixed_precision": "fp16"},
         {"processes": 0},
         {"epoch": 3},
