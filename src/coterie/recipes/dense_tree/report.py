@@ -14,6 +14,11 @@ from coterie.trajectories.selection import Selection
 
 TREES = 3
 """Trees that are shown."""
+CELLS = (
+    "rollout.trees", "rollout.n", "rollout.failed", "rollout.turns", "reward.successes", "select.pairs",
+    "select.without_pairs", "select.selected",
+)  # fmt: skip
+"""What the table of trees has, by stage and name; an imported run lacks some."""
 BINS = 8
 """Bars of a histogram, at most, besides that of trees without pairs."""
 
@@ -33,12 +38,12 @@ def _trees(run: Run, done: Sequence[Step]) -> Section:
     for step in done:
         if step.stage == "rollout":
             i = step.iteration
-            grown, valued, chosen = (
-                run.metrics(Step(i, name)) for name in ("rollout", "reward", "select")
-            )
-            cells = [grown["trees"], grown["n"], grown["failed"], grown["turns"]]
-            cells += [valued.get("successes", ""), chosen.get("pairs", "")]
-            cells += [chosen.get("without_pairs", ""), chosen.get("selected", "")]
+            found = {
+                f"{name}.{what}": value
+                for name in ("rollout", "reward", "select")
+                for what, value in run.metrics(Step(i, name)).items()
+            }
+            cells = [found.get(name, "") for name in CELLS]
             rows.append((f"{i}", *map(str, cells)))
     return Section(
         "grown",
@@ -81,7 +86,7 @@ def histogram(counts: Sequence[int]) -> list[tuple[str, int]]:
 
 
 def _examples(recipe: DenseTree, run: Run, selects: Sequence[int]) -> tuple[TaskTree, ...]:
-    """The smallest trees that have selected pairs, of the last iteration."""
+    """The smallest trees that have selected pairs, of the last iteration. Imported ones have no values."""
     if not selects:
         return ()
     i = selects[-1]
@@ -89,7 +94,9 @@ def _examples(recipe: DenseTree, run: Run, selects: Sequence[int]) -> tuple[Task
     for task, one in run.store.selections(i, "select"):
         if one.rejected is not None:
             pairs.setdefault(task, []).append(one)
-    smallest = sorted(pairs, key=lambda task: (len(pairs[task]), task))[:TREES]
+    valued = {task for task, _ in run.store.finished_keys(i, "reward")}
+    known = (task for task in pairs if task in valued)
+    smallest = sorted(known, key=lambda task: (len(pairs[task]), task))[:TREES]
     return tuple(_tree(recipe, run, i, task, pairs[task]) for task in smallest)
 
 
