@@ -1,6 +1,7 @@
 """Compiled steps of Llama-shaped models: the numbers of Transformers, for the weights as they now are."""
 
 import asyncio
+from os.path import commonprefix
 
 import numpy as np
 import pytest
@@ -114,9 +115,33 @@ def test_what_was_said_need_not_be_read_when_the_next_prompt_goes_on_from_it(kin
     (said,) = asyncio.run(engine.sample(PROMPT, [1], sampling))
     longer = [*PROMPT, *said.ids, 7, 8, 9]
     next_one = asyncio.run(engine.sample(longer, [2], sampling))
-    assert next_one[0].cached == 64 > len(PROMPT)
+    assert next_one[0].cached == len(PROMPT) + 29  # the last token that was said is always read
     fresh = asyncio.run(other.sample(longer, [2], sampling))
     assert (next_one[0].ids, next_one[0].logprobs) == (fresh[0].ids, fresh[0].logprobs)
+
+
+def test_a_prompt_reads_only_what_no_earlier_sequence_began_with() -> None:
+    one, sampling, rng = loaded(COMPILED["llama"]), Sampling(max_tokens=6), np.random.default_rng(3)
+    engine, other = (InProcessEngine(one, policy="p", version="0") for _ in range(2))
+    small = InProcessEngine(one, policy="p", version="0", cache_bytes=9 * 4096)
+    held = [rng.integers(0, 300, 70).tolist()]
+    for seed in range(50):  # each leaves an earlier one somewhere
+        path = held[rng.integers(len(held))] if seed else []
+        stay = int(rng.integers(2, len(path) + 1)) if seed else 0
+        prompt = [*path[:stay], *rng.integers(0, 300, int(rng.integers(1, 40))).tolist()]
+        other.forget()
+        (said,), (fresh,), (little,) = (
+            asyncio.run(e.sample(prompt, [seed], sampling)) for e in (engine, other, small)
+        )
+        assert said.ids == fresh.ids == little.ids
+        assert said.logprobs == fresh.logprobs == little.logprobs
+        alike = (commonprefix([prompt[:-1], before]) for before in held[1:])  # noqa: RUF071
+        assert said.cached == max(map(len, alike), default=0) >= little.cached
+        held.append([*prompt, *said.ids[:-1]])
+        assert (
+            isinstance(rows := small._runner._rows, PagedRows) and rows.pages.used <= 9
+        )  # of 4096 bytes
+    assert engine.stats.cached_tokens > small.stats.cached_tokens > 300
 
 
 def test_sampling_and_scoring_give_the_same_bits() -> None:

@@ -133,7 +133,7 @@ def test_kept_prefixes_are_found_again() -> None:
     one = engine()
     for _ in range(2):
         asyncio.run(one.sample(list(range(200)), [1], Sampling(max_tokens=2)))
-    assert one.stats.cached_tokens == 192
+    assert 192 <= one.stats.cached_tokens <= 199  # whole blocks, or all but the last token
     assert one.stats.prompt_tokens == 400
 
 

@@ -1,10 +1,12 @@
 """Pages: shared for as long as sequences are the same, counted, freed, grown."""
 
+from os.path import commonprefix
+
 import numpy as np
 import pytest
 
 from coterie.engines.compiled.pages import Pages
-from coterie.engines.prefixes import BLOCK, PrefixCache
+from coterie.engines.prefixes import BLOCK, BlockIndex, PrefixCache
 
 
 def pages() -> Pages:
@@ -90,6 +92,30 @@ def test_what_is_kept_for_prompts_to_come_outlives_its_row_and_goes_in_order_of_
     kept.clear()
     assert store.used == 1
     assert not PrefixCache[int](0).put(b"a", 1)
+
+
+def test_the_index_finds_the_page_that_begins_most_like_a_prompt() -> None:
+    index, rng = BlockIndex(), np.random.default_rng(0)
+    held: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+    for page in range(300):
+        before, ids = b"ab"[page % 2 :][:1], tuple(rng.integers(0, 3, rng.integers(1, 9)).tolist())
+        index.add(page, before, ids)
+        held[page] = before, ids
+        if page % 3 == 0:
+            gone = int(rng.choice(list(held)))
+            index.drop(gone)
+            del held[gone]
+        wanted = tuple(rng.integers(0, 3, 6).tolist())
+        found, count = index.closest(b"a", wanted)
+        alike = {
+            one: len(commonprefix([ids, wanted]))  # noqa: RUF071
+            for one, (key, ids) in held.items()
+            if key == b"a"
+        }
+        assert count == max(alike.values(), default=0) and (not count or alike[found] == count)
+    for page in held:
+        index.drop(page)
+    assert not index._after and not index._place and index.closest(b"a", (1,)) == (0, 0)
 
 
 @pytest.mark.parametrize("length", [1, BLOCK, 5 * BLOCK + 1])

@@ -81,10 +81,10 @@ def test_weights_that_changed_are_those_used(kind: str, change: Callable[..., ob
     engine = engine_of(one)
     for _ in range(2):
         before = sampled(engine)
-    assert engine.stats.cached_tokens == 32
+    assert (kept := engine.stats.cached_tokens) >= 32
     change(one.model)
     ids, logprobs = sampled(engine)
-    assert engine.stats.cached_tokens == 32, "nothing that was kept is used"
+    assert engine.stats.cached_tokens == kept, "nothing that was kept is used"
     assert (ids, logprobs) != before
     assert logprobs == pytest.approx(recomputed(one.model, ids), abs=1e-4)
     change_of_scores = asyncio.run(engine.logprobs(PROMPT, [ids]))[0]

@@ -1,4 +1,4 @@
-"""Beginnings of prompts, by whole blocks of tokens: their keys, and what was computed for them.
+"""Beginnings of prompts, by blocks of tokens: their keys, and what was computed for them.
 
 A block's keys and values depend only on weights and the tokens up to its end, so what is found changes speed; in
 compiled loops it changes no bit, by Transformers nothing but rounding.
@@ -6,8 +6,10 @@ compiled loops it changes no bit, by Transformers nothing but rounding.
 
 import hashlib
 from array import array
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 Block = TypeVar("Block")
@@ -53,13 +55,53 @@ class PrefixCache(Generic[Block]):
         self._dropped(block)
 
 
-def block_keys(ids: Sequence[int]) -> list[bytes]:
+class BlockIndex:
+    """Kept pages by the tokens on them, to find the page that goes on most like a prompt where its whole blocks end.
+
+    Pages after the same whole blocks (the key of the last one) are sorted by their tokens, so the most alike is a
+    neighbour of the place where the prompt's own would be.
+    """
+
+    def __init__(self) -> None:
+        self._after: dict[bytes, list[tuple[tuple[int, ...], int]]] = {}
+        self._place: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+
+    def add(self, page: int, before: bytes, ids: tuple[int, ...]) -> None:
+        """A page holds the keys and values of ``ids``, which come after the blocks of a key."""
+        if page not in self._place:
+            self._place[page] = before, ids
+            insort(self._after.setdefault(before, []), (ids, page))
+
+    def drop(self, page: int) -> None:
+        """A page no longer does, if it did."""
+        if page in self._place:
+            before, ids = self._place.pop(page)
+            pages = self._after[before]
+            del pages[bisect_left(pages, (ids, page))]
+            if not pages:
+                del self._after[before]
+
+    def closest(self, before: bytes, ids: tuple[int, ...]) -> tuple[int, int]:
+        """The page that begins most like ``ids``, and how many first tokens are the same; 0 if none begins so."""
+        pages = self._after.get(before, [])
+        at = bisect_left(pages, (ids, -1))
+        found = [(same(ids, kept), page) for kept, page in pages[max(at - 1, 0) : at + 1]]
+        count, page = max(found, default=(0, 0))
+        return page, count
+
+
+def same(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first ids are the same."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def block_keys(ids: Sequence[int], part: bool = False) -> list[bytes]:
     """One key for each whole block of ``ids``: a hash of all ids up to its end, so that equal keys mean
-    equal beginnings."""
+    equal beginnings. With ``part`` one more for what is left of them."""
     tokens = array("q", ids)
     keys: list[bytes] = []
     before = b""
-    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+    for start in range(0, len(tokens) - (0 if part else BLOCK - 1), BLOCK):
         piece = tokens[start : start + BLOCK].tobytes()
         before = hashlib.blake2b(before + piece, digest_size=16).digest()
         keys.append(before)

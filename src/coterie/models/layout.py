@@ -119,7 +119,7 @@ class Layout:
                     break
             else:
                 return None
-            found += [replace(slot, text=text), after]
+            found += [slot if text == slot.text else replace(slot, text=text), after]
             at += len(text + after)
         return found if at == len(self._text) else None
 

@@ -5,13 +5,15 @@ sequences to be scored. Reading and sampling give a token the same bits.
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise
 
 from torch import Tensor
 
 from coterie.engines.compiled.llama import CompiledLlama
-from coterie.engines.prefixes import BLOCK, PrefixCache, block_keys
+from coterie.engines.prefixes import BLOCK, BlockIndex, PrefixCache, block_keys, same
 
+NO_KEY = b""
+"""Before the first block."""
 SCORED = 32
 """Sequences scored at once."""
 
@@ -22,7 +24,9 @@ class PagedRows:
     def __init__(self, model: CompiledLlama, cache_bytes: int) -> None:
         self.model = model
         self.pages = model.pages()
-        self._prefixes = PrefixCache[int](cache_bytes // self.pages.page_bytes, self.pages.release)
+        self._prefixes = PrefixCache[int](cache_bytes // self.pages.page_bytes, self._dropped)
+        self._index = BlockIndex()
+        """Of the kept pages, those of rows that ended: they were computed whole."""
 
     def prefill(
         self, rows: Sequence[int], prompts: Sequence[tuple[int, ...]]
@@ -35,7 +39,7 @@ class PagedRows:
             known = self._prefixes.known(keys)
             self.pages.begin(row, known, len(prompt))
             self._keep(row, keys, len(known))
-            kept.append(len(known) * BLOCK)
+            kept.append(len(known) * BLOCK + self._go_on(row, prompt[:-1], keys[: len(known)]))
         return self.model.read(prompts, kept, rows, self.pages), kept
 
     def decode(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
@@ -55,7 +59,12 @@ class PagedRows:
 
     def leave(self, row: int, ids: Sequence[int], last: int, length: int) -> None:
         """A row ends, which holds ``ids``: they may begin a later prompt. The last one takes its place."""
-        self._keep(row, block_keys(ids), 0)
+        keys = block_keys(ids, part=True)
+        self._keep(row, keys, 0)
+        for block, (before, key) in enumerate(pairwise((NO_KEY, *keys))):
+            page = self.pages.page(row, block)
+            if self._prefixes.known([key]) == [page]:
+                self._index.add(page, before, tuple(ids[block * BLOCK : (block + 1) * BLOCK]))
         self.pages.leave(row, last)
 
     def forget(self) -> None:
@@ -90,8 +99,8 @@ class PagedRows:
         shared, begins = self._prefixes.known(keys), []
         for row, ids in enumerate(sequences, free):
             if row > free:
-                same = _same(sequences[row - free - 1], ids[:-1])
-                shared = [self.pages.page(row - 1, block) for block in range((same - 1) // BLOCK)]
+                alike = same(sequences[row - free - 1], ids[:-1])
+                shared = [self.pages.page(row - 1, block) for block in range((alike - 1) // BLOCK)]
             self.pages.begin(row, shared, len(ids) - 1)
             begins.append(len(shared) * BLOCK)
         self._keep(free, keys, begins[0] // BLOCK)
@@ -102,14 +111,24 @@ class PagedRows:
             found[i] = found[i - 1][: wanted[i] - (start - 1)] + found[i]
         return found
 
+    def _go_on(self, row: int, ids: tuple[int, ...], known: Sequence[bytes]) -> int:
+        """Copy what a kept page has of the block after the known ones; of how many tokens."""
+        place = len(known) * BLOCK
+        page, count = self._index.closest(
+            known[-1] if known else NO_KEY, ids[place : place + BLOCK]
+        )
+        if count:
+            self.pages.copy(page, self.pages.page(row, len(known)))
+        return count
+
+    def _dropped(self, page: int) -> None:
+        """A page is not kept any more."""
+        self._index.drop(page)
+        self.pages.release(page)
+
     def _keep(self, row: int, keys: Sequence[bytes], first: int) -> None:
         """Keep a row's blocks from ``first`` on under their keys."""
         for block in range(first, len(keys)):
             page = self.pages.page(row, block)
             if self._prefixes.put(keys[block], page):
                 self.pages.keep(page)
-
-
-def _same(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first ids are the same."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

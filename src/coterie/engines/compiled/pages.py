@@ -68,8 +68,11 @@ class Pages:
         for target in targets:
             self.begin(target, self._rows[source][:full], length)
             if rest:
-                old, new = self._rows[source][full], self._rows[target][full]
-                self.keys[new], self.values[new] = self.keys[old], self.values[old]
+                self.copy(self._rows[source][full], self._rows[target][full])
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy what is on a page to another."""
+        self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
     def leave(self, row: int, last: int) -> None:
         """A row ends, and the last one takes its place."""
