@@ -345,4 +345,5 @@ def test_kept_prompts_are_counted_and_dropped(policies: Policies) -> None:
                 found.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
         return found
 
-    assert asyncio.run(cached()) == [0, 64, 0]
+    before, kept, after = asyncio.run(cached())
+    assert before == after == 0 and kept >= 64
