@@ -14,15 +14,21 @@ from coterie.environments.protocol import Environment, Shared
 from coterie.environments.traits import Formats, Graded, Solo, Votes, most_turns
 from coterie.environments.with_tools import LAST, REPEATED, SPENT, with_tools
 from coterie.errors import UserError
+from coterie.progress import Silent
+from coterie.reports.tool_use import call_views, tool_rows
 from coterie.rollout.branches import Branches
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import Prompt, utterance
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
+from coterie.runs.play import play
 from coterie.tools.finding import sources_of, tags_of_sources
 from coterie.tools.run import Function
 from coterie.tools.tags import Tag
 from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool
+from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Tree
 from tests.games import Asking, Counting, Rounds, Script
@@ -309,3 +315,28 @@ def test_the_words_of_a_run_give_any_environment_tools() -> None:
     (agent, *_) = made.actors
     assert [tool.name for tool in made.tools(_state(made), agent)] == ["multiply"]
     assert most_turns(made) % 4 == 0
+
+
+def test_the_page_shows_how_tools_were_used_and_each_call_on_a_time_line(tmp_path: Path) -> None:
+    game, task = debate()
+    source = Looking()
+    made = equipped(game, source, max_characters=100)
+    left = [f"<look>{'a' * 150}|b</look>", "<look>b</look>", *(f"Maybe {n}." for n in range(4))]
+
+    async def test(store: Store) -> None:
+        async with open_toolbox([source], ToolsSettings(max_characters=100)) as box:
+            script = Script(lambda _: left.pop(0))
+            driver = Driver(made, dict.fromkeys(made.actors, script), seed=0, shared=Shared(box))
+            await play(store, driver, [Episode(task, 0, 0, "evaluate")], Silent(), lambda: 0)
+
+    with Store.open(tmp_path / "store.sqlite") as store:
+        asyncio.run(test(store))
+        assert not store.failures(0)
+        rows = tool_rows(store.calls())
+        ((_, path),) = store.tree(0, "evaluate", task.id).trajectories()
+    assert [row[:4] for row in rows] == [("look", "3", "1", "1")]
+    views = [one for at in range(len(path)) for one in call_views(path, at)]
+    assert [(one.tool, one.error, one.left_out > 0) for one in views] == [
+        *(("look", False, True), ("look", False, False), ("look", True, False))
+    ]
+    assert all(0 <= one.left <= one.left + one.width <= 100 for one in views)
