@@ -25,6 +25,8 @@ from coterie.rollout.transitions import Position
 from coterie.runs.play import play
 from coterie.tools.finding import sources_of, tags_of_sources
 from coterie.tools.run import Function
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.tags import Tag
 from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool
@@ -340,3 +342,26 @@ def test_the_page_shows_how_tools_were_used_and_each_call_on_a_time_line(tmp_pat
         *(("look", False, True), ("look", False, False), ("look", True, False))
     ]
     assert all(0 <= one.left <= one.left + one.width <= 100 for one in views)
+
+
+def test_a_python_session_is_a_tool_of_any_environment_and_each_branch_has_its_own() -> None:
+    (source,) = sources_of(["python"], None)
+    made = with_tools(Counting(), [source], ToolsSettings(), tags_of_sources([source]))
+    assert not made.pure and Sandbox in made.needs
+
+    async def test() -> list[str]:
+        async with (
+            Sandbox(SandboxSettings(workers=1)) as sandbox,
+            open_toolbox([source], ToolsSettings()) as box,
+            sessions_of(4, 20.0) as kept,
+        ):
+            grown = branches(made, {"agent": Script(lambda _: "")}, Tree("t", "r", 0), kept, 20.0)
+            grown.shared = Shared(box, sandbox)
+            at = await grown.start()
+            at = await say(grown, at, "<python>x = 6</python>")
+            one = await say(grown, at, "<python>x += 1\nx * 2</python>")
+            other = await say(grown, at, "<python>x * 7</python>")
+            end = await say(grown, one, "<python>x</python>")
+            return [found.state.turns[-1].results[0].text for found in (at, one, other, end)]
+
+    assert asyncio.run(test())[1:] == ["14", "42", "7"]

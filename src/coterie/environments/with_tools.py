@@ -6,7 +6,7 @@ is answered with results, and its agent acts again; nobody else sees either.
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from coterie.environments.protocol import (
 )
 from coterie.environments.traits import Openers, openers_of
 from coterie.errors import UserError
-from coterie.tools.source import ToolSource
+from coterie.tools.run import Function
+from coterie.tools.source import SessionSource, ToolSource
 from coterie.tools.tags import Tags
 from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
@@ -54,23 +55,26 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A session of the environment's own, beside the tools."""
+    """What a branch has: the environment's own session, and tools, of which some may be the branch's."""
 
     session: Any
+    """What is shared, where the environment is pure."""
     toolbox: Toolbox
+    forks: bool
+    """Whether no tool has a state of the branch's."""
 
     def fork(self) -> "AbstractAsyncContextManager[Session] | None":
         """With a copy of the environment's own session, if it can be had."""
-        copy = self.session.fork()
-        return None if copy is None else _beside(copy, self.toolbox)
+        copy = self.session.fork() if self.forks else None
+        return None if copy is None else _copied(copy, self.toolbox)
 
 
 @asynccontextmanager
-async def _beside(
+async def _copied(
     opening: AbstractAsyncContextManager[Any], toolbox: Toolbox
 ) -> AsyncIterator[Live]:
     async with opening as session:
-        yield Live(session, toolbox)
+        yield Live(session, toolbox, True)
 
 
 class WithTools(OthersPlay):
@@ -89,9 +93,13 @@ class WithTools(OthersPlay):
         self.syntax = syntax
         self.offered = tuple(tool for source in sources for tool in source.tools)
         self.name, self.metric = environment.name, environment.metric
-        self.needs = (*environment.needs, Toolbox)
-        self.pure = environment.pure
-        self.max_sessions = environment.max_sessions
+        self.of_branches = [one for one in sources if isinstance(one, SessionSource)]
+        needs = (need for one in self.of_branches for need in one.needs)
+        self.needs = tuple(dict.fromkeys((*environment.needs, Toolbox, *needs)))
+        self.pure = environment.pure and not self.of_branches
+        own = [] if environment.pure else [environment.max_sessions]
+        most = (one.max_sessions for one in self.of_branches)
+        self.max_sessions = min([*own, *most], default=1)
         identity = digest([source.identity for source in sources], settings.identity())
         self.version = f"{environment.version} tools {identity}"
 
@@ -114,8 +122,20 @@ class WithTools(OthersPlay):
         return {**own, Toolbox: lambda: open_toolbox(self.sources, self.settings)}
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        """The environment's own session, beside the tools."""
-        return _beside(self.environment.open(task, seed, shared), shared[Toolbox])
+        """The environment's own session, if it has one, beside the tools."""
+        return self._open(task, seed, shared)
+
+    @asynccontextmanager
+    async def _open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Live]:
+        async with AsyncExitStack() as stack:
+            own: dict[str, Function] = {}
+            for source in self.of_branches:
+                own |= await stack.enter_async_context(source.open_session(seed, shared))
+            session: Any = shared
+            if not self.environment.pure:
+                opening = self.environment.open(task, seed, shared)
+                session = await stack.enter_async_context(opening)
+            yield Live(session, shared[Toolbox].beside(own), not own)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         """All tools, for every agent."""
@@ -287,7 +307,7 @@ def with_tools(
 
 
 OWN = ("environment", "sources", "settings", "syntax", "offered", "name", "metric", "needs", "pure", "max_sessions",
-       "version")  # fmt: skip
+       "version", "of_branches")  # fmt: skip
 """What :class:`WithTools` has by itself."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from pydantic import field_validator
@@ -50,6 +50,10 @@ class Toolbox:
 
     functions: Mapping[str, Function]
     limits: CallLimits
+
+    def beside(self, own: Mapping[str, Function]) -> "Toolbox":
+        """And the tools of one branch."""
+        return replace(self, functions={**self.functions, **own})
 
     async def run(
         self, calls: Sequence[ToolCall], tools: Sequence[Tool], message: str
