@@ -127,6 +127,10 @@ class WithTools(OthersPlay):
 
     @asynccontextmanager
     async def _open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[Live]:
+        if Toolbox not in shared:  # a first prompt is looked at, and nothing is called
+            async with self.environment.open(task, seed, shared) as alone:
+                yield Live(alone, Toolbox({}, self.settings), True)
+            return
         async with AsyncExitStack() as stack:
             own: dict[str, Function] = {}
             for source in self.of_branches:
