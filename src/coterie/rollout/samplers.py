@@ -4,17 +4,18 @@ A sampler is asked with messages and gives a turn. It keeps nothing between turn
 seen and said so far is in the :class:`AgentContext` of its episode.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from coterie.engines.endpoint import Endpoint, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
 from coterie.tools.tags import closing
-from coterie.trajectories.calls import Tool
+from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import (
+    Finish,
     Message,
     Part,
     PrivilegeError,
@@ -73,7 +74,7 @@ class Prompt:
     seed: int
     draw: int
     tools: tuple[Tool, ...] = ()
-    """What the agent may call."""
+    """What the agent may call in its model's own syntax; none where calls are tags, which its messages teach."""
     stop: tuple[str, ...] = ()
     """Stop strings, besides the sampler's own; the one that ended a turn is part of its text."""
     task: Task | None = None
@@ -91,6 +92,10 @@ class Prompt:
             context.messages,
             self.tools,
         )
+
+
+ReadCalls = Callable[[str, Finish, Sequence[Tool]], tuple[ToolCall, ...]]
+"""(text, why it ended, tools) -> the calls of a message."""
 
 
 class Sampler(Protocol):
@@ -118,17 +123,24 @@ class TokenSampler:
     """Speaks by an engine: exact tokens in, exact tokens out."""
 
     def __init__(
-        self, engine: Engine, render: Render, sampling: Sampling, context_length: int
+        self,
+        engine: Engine,
+        render: Render,
+        sampling: Sampling,
+        context_length: int,
+        calls: ReadCalls | None = None,
     ) -> None:
+        """``calls`` reads the calls of a message (``ChatRenderer.calls``), where agents have tools of their model's."""
         self.engine = engine
         self.render = render
         self.sampling = sampling
         self.context_length = context_length
+        self.calls = calls
 
     def at(self, temperature: float) -> "TokenSampler":
         """The same engine at another temperature."""
         sampling = replace(self.sampling, temperature=temperature)
-        return TokenSampler(self.engine, self.render, sampling, self.context_length)
+        return TokenSampler(self.engine, self.render, sampling, self.context_length, self.calls)
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """One completion of the rendered messages, at most as long as the context has room."""
@@ -144,7 +156,7 @@ class TokenSampler:
         ``draws`` tell equal ones apart; without them they are one turn. ``context`` stays as it is, for
         only some of them may be gone on from (:meth:`AgentContext.add`).
         """
-        prompt_ids = self.render(prompt.shown, prompt.tree, prompt.agent)
+        prompt_ids = self.render(prompt.shown, prompt.tree, prompt.agent, tools=prompt.tools)
         request = prompt.request(prompt_ids, context)
         completions = await self.engine.sample(
             prompt_ids, seeds, self._within(prompt_ids, prompt.stop)
@@ -158,11 +170,16 @@ class TokenSampler:
         self, prompt: Prompt, request: Request, completion: Completion, draw: int
     ) -> Response:
         stop = completion.stop if completion.stop in prompt.stop else ""
+        calls: tuple[ToolCall, ...] = ()
+        if prompt.tools:
+            assert self.calls is not None, "a prompt with tools of the model's own needs its syntax"
+            calls = self.calls(completion.text, completion.finish, prompt.tools)
         turn = make_turn(
             prompt.parent,
             Speaker("agent", prompt.agent),
             [Part(completion.text + stop, source="sampled")],
             sample=self._sample(request.id, completion),
+            calls=calls,
             draw=draw,
         )
         return Response(turn, request, len(completion.ids))
@@ -247,7 +264,7 @@ def _text_for(reader: str, turn: Turn) -> str:
 
 def utterance(message: Message, prompt: Prompt) -> Utterance:
     """A message as plain text; refused (``PrivilegeError``) if the agent may not see all of it."""
-    role = "user" if message.role == "tool" else message.role
+    role = "user" if message.role == "tool" or message.role == "inline" else message.role
     if message.turn is not None:
         turn = prompt.tree.turns[message.turn]
         return Utterance(role, _text_for(prompt.agent, turn))
