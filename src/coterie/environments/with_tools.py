@@ -85,12 +85,12 @@ class WithTools(OthersPlay):
         environment: Environment,
         sources: Sequence[ToolSource],
         settings: ToolsSettings,
-        syntax: Syntax | None,
+        syntax: Syntax,
     ) -> None:
         self.environment = environment
         self.sources = sources
         self.settings = settings
-        self.syntax = syntax
+        self.syntax: Syntax | None = syntax
         self.offered = tuple(tool for source in sources for tool in source.tools)
         self.name, self.metric = environment.name, environment.metric
         self.of_branches = [one for one in sources if isinstance(one, SessionSource)]
@@ -289,9 +289,9 @@ def with_tools(
     environment: Environment,
     sources: Sequence[ToolSource],
     settings: ToolsSettings,
-    syntax: Syntax | None,
+    syntax: Syntax,
 ) -> Environment:
-    """The environment with tools; ``syntax`` is ``None`` where the model's own is spoken.
+    """The environment with tools, whose calls are written so.
 
     Raises ``UserError`` for an environment that has tools of its own.
     """

@@ -28,6 +28,10 @@ class ToolsSettings(CallLimits):
     config: str | None = key(
         None, "A YAML file that says what the names in `use` are (docs/howto/tools.md)."
     )
+    calls: Literal["native", "tags"] = key(
+        "native",
+        "How calls are written: in the syntax of the model's chat template, or as tags, for models without one.",
+    )
     rounds: int = key(8, "Messages with calls before each answer; a later one is an answer.", ge=1)
     total: int = key(64, "Calls of one dialogue that are run.", ge=1)
     repeats: Literal["refuse", "run"] = key(
