@@ -32,7 +32,7 @@ from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS
-from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest
+from coterie.trajectories.turn import Message, Speaker, Turn, digest
 
 LAST = "These were your last calls for this answer. Answer now, without another call."
 REPEATED = "not run: this call was made before, and its result is above; ask for something else"
@@ -261,13 +261,9 @@ class WithTools(OthersPlay):
 
     def _taught(self, shown: Sequence[Message]) -> tuple[Message, ...]:
         """With what is said of the tools, where the model's template does not say it."""
-        if not isinstance(self.syntax, Tags):
-            return tuple(shown)
-        taught = self.syntax.teach(self.offered)
-        if shown and shown[0].role == "system":
-            first = replace(shown[0], parts=(*shown[0].parts, Part(f"\n\n{taught}")))
-            return (first, *shown[1:])
-        return (Message.of("system", taught), *shown)
+        if isinstance(self.syntax, Tags):
+            return self.syntax.told(shown, self.offered)
+        return tuple(shown)
 
     def _inner(self, state: State) -> State:
         """The state as the environment knows it."""

@@ -8,11 +8,11 @@ closed is answered and never run.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coterie.errors import UserError
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
-from coterie.trajectories.turn import Finish
+from coterie.trajectories.turn import Finish, Message, Part
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 OBSERVATION = "observation"
@@ -78,6 +78,14 @@ class Tags:
         if self.answer is not None:
             lines.append(f"Write your final answer as <{self.answer}>answer</{self.answer}>.")
         return "\n".join(lines)
+
+    def told(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
+        """Messages whose system prompt teaches the tools."""
+        taught = self.teach(tools)
+        if shown and shown[0].role == "system":
+            first = replace(shown[0], parts=(*shown[0].parts, Part(f"\n\n{taught}")))
+            return (first, *shown[1:])
+        return (Message.of("system", taught), *shown)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         """The calls of a message, in their order. ``text`` is all that was sampled, its stop string included."""
