@@ -403,3 +403,12 @@ def test_a_dialogue_that_outgrows_the_context_goes_on_without_its_oldest_results
     assert LEFT_OUT not in said[1] and LEFT_OUT in said[-1]
     assert all(f"Plan {n}." in said[-1] for n in range(9)), "what the agent said stays"
     assert f"{'8' * 80} is there" in said[-1], "the newest result stays"
+
+
+def test_rounds_begin_anew_with_each_answer() -> None:
+    game, task = debate()
+    source = Looking()
+    lines = "<look>a</look>", "Perhaps.", "No.", "<look>b</look>", "I agree."
+    at, _, _ = asyncio.run(spoken(game, source, task, *lines, rounds=1))
+    assert source.made == ["look a", "look b"]
+    assert [turn.text for turn in _inner(game, source, at).turns] == ["Perhaps.", "No.", "I agree."]
