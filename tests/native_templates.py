@@ -94,7 +94,7 @@ SHAPES = {
     "{% if m.tool_call_id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}"
     "{{ '[TOOL_RESULTS] {\"content\": ' }}{{ m.content | tojson }}"
     "{{ ', \"call_id\": \"' + m.tool_call_id + '\"}[/TOOL_RESULTS]' }}{% elif m.role == 'assistant' %}"
-    "{{ ' ' + m.content + '</s>' }}{% else %}{{ raise_exception('no role ' + m.role) }}{% endif %}{% endfor %}",
+    "{{ m.content + '</s>' }}{% else %}{{ raise_exception('no role ' + m.role) }}{% endif %}{% endfor %}",
     "smol": "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
     "{{ '<|im_start|>system\nYou help people.<|im_end|>\n' }}{% endif %}{% if m.role == 'tool' %}"
     "{{ raise_exception('no tools') }}{% endif %}" + _HEADER + "{{ m.content }}" + _END
@@ -142,4 +142,4 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 def model(name: str, *, seed: int = 0) -> LoadedModel:
     """A random Llama with that tokenizer."""
-    return random_model(tokenizer(name), f"random-{name}", seed=seed)
+    return random_model(tokenizer(name), f"random-{name}", seed=seed, context=8192)

@@ -4,14 +4,16 @@ A sampler is asked with messages and gives a turn. It keeps nothing between turn
 seen and said so far is in the :class:`AgentContext` of its episode.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coterie.engines.endpoint import Endpoint, Utterance
+from coterie.engines.endpoint import Endpoint, EndpointCall, Reply, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
+from coterie.models.calls.markup import whole_text
 from coterie.tools.tags import closing
-from coterie.trajectories.calls import Tool, ToolCall
+from coterie.trajectories.calls import Tool, ToolCall, call_id, place
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import (
@@ -27,6 +29,8 @@ from coterie.trajectories.turn import (
 )
 from coterie.trajectories.view import Render
 
+CUT = "not run: the message was cut off before the end of the call"
+NAMELESS = "not run: the call has no name"
 MIN_ROOM = 8
 """Tokens that must be left of the context for a turn to be asked for."""
 
@@ -227,12 +231,13 @@ class TextSampler:
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """One reply to the messages as chat."""
         reply = await self.endpoint.chat(
-            [utterance(message, prompt) for message in prompt.shown],
+            utterances(prompt),
             max_tokens=self.sampling.max_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             stop=(*self.sampling.stop, *prompt.stop),
             seed=prompt.seed % 2**31,
+            tools=prompt.tools,
         )
         model = self.endpoint.settings.model
         text, stop = _until_stop(reply.text, prompt.stop)
@@ -243,11 +248,26 @@ class TextSampler:
             prompt.parent,
             Speaker("agent", prompt.agent),
             [Part(text, source=f"endpoint:{model}")],
+            calls=_calls(reply) if prompt.tools else (),
             author=f"endpoint:{model}",
             draw=prompt.draw,
             truncated=reply.finish == "length" and not stop,
         )
         return Response(turn, None, reply.completion_tokens)
+
+
+def _calls(reply: Reply) -> tuple[ToolCall, ...]:
+    """The calls of a reply; the last one of a reply that was cut off is not run."""
+    last = len(reply.calls) - 1 if reply.finish == "length" else -1
+    return tuple(
+        ToolCall(
+            call_id(number),
+            whole_text(one.name),
+            whole_text(one.arguments),
+            CUT if number == last else "" if one.name else NAMELESS,
+        )
+        for number, one in enumerate(reply.calls)
+    )
 
 
 def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
@@ -264,6 +284,49 @@ def _text_for(reader: str, turn: Turn) -> str:
     if not turn.parts:
         return "\n".join(result.text for result in turn.results)
     return "".join(part.text for part in turn.parts if part.visible_to(reader))
+
+
+def utterances(prompt: Prompt) -> list[Utterance]:
+    """Messages as plain text, and with tools of the model's own calls and results as such.
+
+    Calls are numbered through the dialogue, in nine letters and digits, which every server takes.
+    """
+    found: list[Utterance] = []
+    asked = 0
+    for message in prompt.shown:
+        turn = None if message.turn is None else prompt.tree.turns[message.turn]
+        if turn is None or not prompt.tools:
+            found.append(utterance(message, prompt))
+        elif turn.calls and message.role == "assistant":
+            asked += 1
+            calls = tuple(
+                EndpointCall(_call_name(asked, number), one.name or "unnamed", _arguments(one))
+                for number, one in enumerate(turn.calls)
+            )
+            found.append(Utterance("assistant", _text_for(prompt.agent, turn), calls))
+        elif turn.results and not turn.parts and message.role == "tool":
+            found += [
+                Utterance("tool", one.text, call_id=_call_name(asked, place(one.call_id)))
+                for one in turn.results
+            ]
+        else:
+            found.append(utterance(message, prompt))
+    return found
+
+
+def _call_name(asked: int, number: int) -> str:
+    """What a call is named at an endpoint, by its message and its place."""
+    return f"c{asked:04}{number:04}"
+
+
+def _arguments(call: ToolCall) -> str:
+    """A call's arguments as servers take them: what is no JSON object is a text in one."""
+    try:
+        if isinstance(json.loads(call.arguments), dict):
+            return call.arguments
+    except (ValueError, RecursionError):
+        pass
+    return json.dumps({"text": call.arguments}, ensure_ascii=False)
 
 
 def utterance(message: Message, prompt: Prompt) -> Utterance:

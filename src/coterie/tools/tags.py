@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from coterie.errors import UserError
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
-from coterie.trajectories.turn import Finish, Message, Part
+from coterie.trajectories.turn import Finish, Message, Part, Role
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 OBSERVATION = "observation"
-"""The tag around a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +36,16 @@ class Tags:
     calls: Mapping[str, Tag]
     answer: str | None = "answer"
     """The tag of a final answer; ``None``: an answer has no form of its own."""
+    observation: str = OBSERVATION
+    """The tag around a result."""
+    inline: bool = False
+    """Whether a result goes on in the message that called, with no end of turn between them (GAP)."""
     stop: tuple[str, ...] = field(init=False)
     """Stop strings: a message ends with its first complete tag."""
 
     def __post_init__(self) -> None:
         names = (*self.calls, *(() if self.answer is None else (self.answer,)))
-        for name in names:
+        for name in (*names, self.observation):
             if not _NAME.fullmatch(name):
                 raise UserError(
                     f"{name!r} is not the name of a tag", "use letters, digits, _ and -"
@@ -50,6 +53,11 @@ class Tags:
         if self.answer in self.calls:
             raise UserError(
                 f"the tag {self.answer!r} is a call and the answer", "rename one of them"
+            )
+        if self.observation in names:
+            raise UserError(
+                f"the tag {self.observation!r} is a result and a call or the answer",
+                "rename one of them",
             )
         for name, tag in self.calls.items():
             if tag.separator is not None and not tag.separator.strip():
@@ -60,6 +68,11 @@ class Tags:
                     "name its argument, or leave the separator out",
                 )
         object.__setattr__(self, "stop", tuple(f"</{name}>" for name in names))
+
+    @property
+    def role(self) -> Role:
+        """Of the messages that show results."""
+        return "inline" if self.inline else "user"
 
     def teach(self, tools: Sequence[Tool]) -> str:
         """What a prompt says of the tools."""
@@ -115,7 +128,9 @@ class Tags:
 
     def show(self, results: Sequence[ToolResult]) -> str:
         """Results as the agent is shown them, in the order of the calls."""
-        return "\n".join(f"<{OBSERVATION}>\n{result.text}\n</{OBSERVATION}>" for result in results)
+        tag = self.observation
+        shown = "\n".join(f"<{tag}>\n{result.text}\n</{tag}>" for result in results)
+        return f"\n{shown}\n" if self.inline else shown
 
     def _pieces(self, name: str, body: str) -> list[str]:
         separator = self.calls[name].separator

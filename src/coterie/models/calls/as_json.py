@@ -75,11 +75,21 @@ class LlamaJson(Markup):
     keys: ClassVar[tuple[str, ...]] = ("parameters", "arguments")
     begins: ClassVar[re.Pattern[str]] = re.compile(r'\{\s*"(name|parameters|function|type)"\s*:')
 
-    def spans(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[Span]:
-        """Where calls stand, in their order."""
+    def settled(self, text: str) -> str:
+        """The beginning of a message that is part of no call, whatever follows."""
+        at = self._begin(text)
+        return text[:at].rstrip() if text.startswith("{", at) else super().settled(text)
+
+    def _begin(self, text: str) -> int:
+        """Where a message begins, after its thoughts."""
         at = past_space(text, past_thoughts(text, 0) if self.thinks else 0)
         while text.startswith(THOUGHT, at):
             at = past_space(text, past_thoughts(text, at))
+        return at
+
+    def spans(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[Span]:
+        """Where calls stand, in their order."""
+        at = self._begin(text)
         if text.startswith("{", at):
             if self._is_call(text, at):
                 yield from self._read(text, at, at, finish, tools)

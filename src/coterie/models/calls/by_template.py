@@ -19,7 +19,6 @@ class ResponseTemplate:
 
     name: ClassVar[str] = "the tokenizer's response template"
     stop: ClassVar[tuple[str, ...]] = ()
-    opening: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: str) -> None:
         self.tokenizer = tokenizer
@@ -48,6 +47,10 @@ class ResponseTemplate:
             error_ = last.error or unclosed("the last call", "its end", finish)
             found[-1] = replace(last, error=error_)
         return str(message.get("content") or ""), _named(found)
+
+    def settled(self, text: str) -> str:
+        """Nothing: only the whole message can be read."""
+        return ""
 
     def show(self, results: Sequence[ToolResult]) -> str:
         """Empty: the chat template shows results."""

@@ -35,11 +35,6 @@ class NativeSyntax(Protocol):
         """None: a message that calls ends with the template's end of turn, after its last call."""
         ...
 
-    @property
-    def opening(self) -> tuple[str, ...]:
-        """With what the markup of a call begins; empty where that can't be told."""
-        ...
-
     def parse(self, text: str, finish: Finish, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
         """The calls of a message, in their order; ``tools`` say of which types the arguments are."""
         ...
@@ -48,6 +43,10 @@ class NativeSyntax(Protocol):
         self, text: str, finish: Finish, tools: Sequence[Tool] = ()
     ) -> tuple[str, tuple[ToolCall, ...]]:
         """What a message says besides its calls, and its calls."""
+        ...
+
+    def settled(self, text: str) -> str:
+        """The beginning of a message that is part of no call, whatever follows."""
         ...
 
     def show(self, results: Sequence[ToolResult]) -> str:
@@ -100,6 +99,12 @@ class Markup(ABC):
         for span in self.spans(text, finish, tools):
             rest, at = rest + text[at : span.start], span.stop
         return (rest + text[at:]).rstrip(), self.parse(text, finish, tools)
+
+    def settled(self, text: str) -> str:
+        """The beginning of a message that is part of no call, whatever follows."""
+        places = [place for mark in self.opening if (place := text.find(mark)) >= 0]
+        begun = (n for mark in self.opening for n in range(len(mark)) if text.endswith(mark[:n]))
+        return text[: min(places, default=len(text) - max(begun))].rstrip()
 
     def show(self, results: Sequence[ToolResult]) -> str:
         """Empty: the chat template shows results."""
