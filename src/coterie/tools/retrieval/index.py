@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from coterie.config.folders import check_new_folder, whole_folder
+from coterie.config.folders import check_new_folder, expanded, whole_folder
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent
 from coterie.tools.retrieval import bm25 as words
@@ -90,7 +90,10 @@ def build_index(
         made = None
         if encoder is not None and loaded is not None:
             meaning.build_vectors(Passages(new), loaded, new / VECTORS, watch)
-            made = MadeWith(encoder=encoder, identity=encoder.identity())
+            place = expanded(encoder.model)
+            model = str(place.absolute()) if place.is_dir() else encoder.model
+            found = encoder.model_copy(update={"model": model})
+            made = MadeWith(encoder=found, identity=encoder.identity())
         told = Manifest(
             form=FORM,
             passages=written.passages,
