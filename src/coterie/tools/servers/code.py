@@ -22,7 +22,7 @@ KILLED = 137
 MOST = 30_000
 """Characters of what a program prints, on each of its two streams; of more the middle is left out."""
 PROGRAM = """\
-import io, linecache, sys, traceback
+import builtins, io, linecache, sys, traceback
 
 def run():
     code, stdin, most = {code!r}, {stdin!r}, {most}
@@ -30,6 +30,7 @@ def run():
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", "replace", write_through=True) for _ in range(2)]
     sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")
     sys.stdout, sys.stderr = streams
+    builtins.exit = builtins.quit = sys.exit
     status = 0
     try:
         exec(compile(code, "main.py", "exec"), {{"__name__": "__main__", "__builtins__": __builtins__}})
