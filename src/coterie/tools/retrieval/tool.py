@@ -7,6 +7,7 @@
 Calls that are made at the same time, such as those of one message, go out in one request.
 """
 
+import asyncio
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -164,7 +165,7 @@ class RetrieverTool:
         """Where the server is; started here, if that is asked for."""
         s = self.settings
         if s.url is not None:
-            if served_identity(s.url) != self._content:
+            if await asyncio.to_thread(served_identity, s.url) != self._content:
                 raise UserError(
                     f"{s.url} searches other passages than before, or in another way",
                     "start the server with the corpus that the run began with",
