@@ -158,15 +158,13 @@ async def _body(exchange: Exchange, most: int) -> bytes | None:
     size = int(said) if said.isdecimal() else 0
     found = bytearray()
     more = True
-    while more:
-        if max(size, len(found)) > most:
-            raise RequestRefused(413, f"the body has more than {most:,} bytes")
+    while more and max(size, len(found)) <= most:
         message = await exchange.receive()
         if message["type"] == "http.disconnect":
             return None
         found += message.get("body", b"")
         more = message.get("more_body", False)
-    if len(found) > most:
+    if max(size, len(found)) > most:
         raise RequestRefused(413, f"the body has more than {most:,} bytes")
     return bytes(found)
 
