@@ -19,7 +19,8 @@ Answer = TypeVar("Answer", bound=BaseModel)
 class ToolClient:
     """A client of the server at ``url``.
 
-    To be opened with ``async with``, which raises ``UserError`` if the server is not there. ``seconds`` is the time limit of a request.
+    To be opened with ``async with``, which raises ``UserError`` if the server is not there. ``seconds`` is the time
+    limit of a request.
     """
 
     def __init__(self, url: str, seconds: float) -> None:
