@@ -21,7 +21,7 @@ from coterie.datasets.lumos_lines import write_lumos
 from coterie.datasets.plan_rows import PlanRow
 from coterie.models.conversion import MANIFEST, ModelManifest
 from coterie.recipes.moat.files.records import write_columns
-from coterie.tools.actions.corpus import build_index
+from coterie.tools.retrieval.index import build_index
 from tests.docs_check.pages import ROOT
 from tests.docs_check.rules import MOAT, SMALL, SWEET
 from tests.docs_check.terminal import HOME, typed
