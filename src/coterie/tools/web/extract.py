@@ -60,15 +60,12 @@ class Extractor:
         line = json.dumps({"html": text, "url": fetched.url})
         process = await self._free.get()
         asked = asyncio.ensure_future(asyncio.to_thread(process.ask, line, SECONDS))
-        asked.add_done_callback(
-            lambda _: self._free.put_nowait(process)
-        )  # also if nobody waits any more
+        # Also where nobody waits any more: the process is free when it has answered.
+        asked.add_done_callback(lambda _: self._free.put_nowait(process))
         answer = await asyncio.shield(asked)
-        found = (
-            {"error": f"it is not read within {SECONDS:g} seconds"}
-            if answer is None
-            else json.loads(answer)
-        )
+        if answer is None:
+            raise PageError("it has so much in it that its text can't be taken out")
+        found = json.loads(answer)
         if "error" in found:
             raise PageError(f"its text can't be taken out: {found['error']}")
         if not found["text"].strip():

@@ -13,6 +13,9 @@ from trafilatura import extract, extract_metadata, html2txt
 MEMORY = 4 * 2**30
 """Bytes of address space."""
 
+HEAD = 2000
+"""Characters in which a whole page says that it is one."""
+
 
 def main() -> None:
     """Answer lines until there are no more."""
@@ -32,6 +35,8 @@ def main() -> None:
 
 def text_of(html: str, url: str) -> dict[str, str]:
     """The title and the text of a page, with its links as Markdown; all of its text where no article is found."""
+    if "<html" not in html[:HEAD].lower():
+        html = f"<html><body>{html}</body></html>"  # else it is not taken for a page
     text = extract(html, url=url, output_format="markdown", include_links=True, include_tables=True)
     found = extract_metadata(html, default_url=url)
     return {"title": (found and found.title) or "", "text": text or html2txt(html) or ""}
