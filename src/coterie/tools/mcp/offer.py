@@ -14,8 +14,10 @@ from mcp.shared.exceptions import MCPError
 from starlette.types import Receive, Scope, Send
 
 from coterie import __version__
+from coterie.engines.protocol import EngineError
+from coterie.errors import UserError
 from coterie.tools.checking import check_tools, checked
-from coterie.tools.run import CallLimits, Function, ToolUnavailable, run_calls
+from coterie.tools.run import CallLimits, Function, run_calls
 from coterie.tools.source import ToolSource
 from coterie.trajectories.calls import Tool, ToolCall, call_id
 
@@ -69,7 +71,7 @@ class Offer:
         calls = checked([call], self._source.tools)
         try:
             (result,) = await run_calls(calls, self._source.tools, self._functions, self._limits)
-        except ToolUnavailable as error:
+        except (EngineError, UserError) as error:
             raise MCPError(types.INTERNAL_ERROR, f"{asked.name} can't be reached") from error
         content = types.TextContent(text=result.text)
         return types.CallToolResult(content=[content], is_error=result.error)

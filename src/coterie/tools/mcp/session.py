@@ -18,6 +18,9 @@ from coterie.tools.run import ToolError
 LOOK_AGAIN = 30.0
 """Seconds after which the tools are listed again before a call: not every server tells when they change."""
 
+FAULTS = (types.INTERNAL_ERROR, types.INVALID_REQUEST)
+"""Codes of errors that are no fault of the agent: what a tool has against a call is in its result."""
+
 
 class Session:
     """Calls of the tools that a run has. To be closed."""
@@ -47,6 +50,9 @@ class Session:
             if error.code == types.REQUEST_TIMEOUT:
                 seconds = self._settings.seconds
                 raise ToolError(f"no answer within {seconds:g} seconds") from error
+            if error.code in FAULTS:
+                self._drop(link)  # a session that the server has forgotten does not come back
+                raise link.lost(error.error.message) from error
             raise ToolError(error.error.message) from error
         except (
             RuntimeError,
