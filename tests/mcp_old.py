@@ -1,7 +1,11 @@
-"""An MCP server of an older protocol, by hand, that tells of changed tools: ``python mcp_old.py``."""
+"""An MCP server of an older protocol, by hand, that tells of changed tools: ``python mcp_old.py [stay]``.
+
+With ``stay`` it does not end when its input does.
+"""
 
 import json
 import sys
+import time
 from typing import Any
 
 tools = ["grow", "stir", "odd/name.v2"]
@@ -44,3 +48,6 @@ for line in sys.stdin:
         send(id=number, result={"content": [{"type": "text", "text": f"{name} is done"}]})
     elif number is not None:
         send(id=number, error={"code": -32601, "message": "not found"})
+
+if sys.argv[1:] == ["stay"]:
+    time.sleep(600)

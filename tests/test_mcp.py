@@ -209,25 +209,28 @@ def test_a_server_of_ours_ends_with_the_run(over_pipes: McpSource) -> None:
     assert not psutil.pid_exists(int(pid))
 
 
-def test_a_server_of_ours_ends_when_we_are_killed(tmp_path: Path) -> None:
+def test_a_server_that_does_not_listen_ends_when_we_are_killed(tmp_path: Path) -> None:
     holder = tmp_path / "holder.py"
     holder.write_text(
-        "import asyncio, sys, time\n"
+        "import asyncio\n"
         "from coterie.tools.mcp.source import McpSource\n"
         "from coterie.tools.mcp.settings import McpSettings\n"
-        "async def main():\n"
-        f"    async with McpSource(McpSettings(server={command(SIDE)!r})).open() as functions:\n"
-        "        print(await functions['process']({}), flush=True)\n"
+        "async def main(source):\n"
+        "    async with source.open():\n"
+        "        print('up', flush=True)\n"
         "        await asyncio.sleep(600)\n"
-        "asyncio.run(main())\n"
+        f"asyncio.run(main(McpSource(McpSettings(server={command(OLD, 'stay')!r}))))\n"
     )
     with subprocess.Popen(
         [sys.executable, str(holder)], stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
-        server = psutil.Process(int(process.stdout.readline()))
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        servers = psutil.Process(process.pid).children(recursive=True)
+        assert servers
         process.kill()
-        _, alive = psutil.wait_procs([server], timeout=20)
+        _, alive = psutil.wait_procs(servers, timeout=20)
+        for one in alive:
+            one.kill()
         assert not alive
 
 

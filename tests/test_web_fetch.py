@@ -2,20 +2,22 @@
 
 import asyncio
 import datetime
+import gzip
 import ipaddress
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from coterie.tools.web.addresses import HostSettings, PageError, is_public
 from coterie.tools.web.extract import KINDS, Extractor, Page
-from coterie.tools.web.fetch import Fetched, Fetcher, FetchSettings
+from coterie.tools.web.fetch import Fetched, Fetcher, FetchSettings, unpacked
 from tests.web_hosts import Hosts, hosts
 
 
@@ -178,6 +180,24 @@ def test_a_packed_body_unpacks_to_no_more_than_the_limit(host: Hosts) -> None:
     assert got.body == b"0" * 200_000 and not got.whole
     assert "packed as gzip, gzip" in refusal(f"{host.url}/twice", allowing(host))
     assert "can't be unpacked" in refusal(f"{host.url}/broken", allowing(host))
+
+
+def test_one_packed_piece_unpacks_to_no_more_than_the_limit() -> None:
+    piece = gzip.compress(b"0" * 2**24)
+
+    async def pieces() -> list[bytes]:
+        body = httpx2.Response(200, headers={"Content-Encoding": "gzip"}, stream=_Once(piece))
+        return [one async for one in unpacked(body, 1000)]
+
+    assert len(piece) < 20_000 and asyncio.run(pieces()) == [b"0" * 1000]
+
+
+class _Once(httpx2.AsyncByteStream):
+    def __init__(self, piece: bytes) -> None:
+        self.piece = piece
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self.piece
 
 
 @pytest.mark.parametrize("path", ["drip", "silent"])

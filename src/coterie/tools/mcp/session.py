@@ -51,7 +51,10 @@ class Session:
                 seconds = self._settings.seconds
                 raise ToolError(f"no answer within {seconds:g} seconds") from error
             if error.code in FAULTS:
-                self._drop(link)  # a session that the server has forgotten does not come back
+                if (
+                    error.code == types.INVALID_REQUEST
+                ):  # such as a session that the server has forgotten
+                    self._drop(link)
                 raise link.lost(error.error.message) from error
             raise ToolError(error.error.message) from error
         except (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from coterie.engines.keys import find_key
 from coterie.tools.run import cut_text
-from coterie.tools.web.addresses import PageError, check_name, web_url
+from coterie.tools.web.addresses import PageError, web_url
 from coterie.tools.web.cache import Cache
 from coterie.tools.web.crawl_settings import CrawlSettings
 from coterie.tools.web.extract import KINDS, Extractor, Page
@@ -97,9 +97,6 @@ class Crawl:
                 raise PageError("there is no such page")
             return self._file[text]
         url = web_url(text)
-        check_name(
-            url, self._settings
-        )  # before the cache, which may have been filled under other settings
         key = f"page {FORM} {_hosts(self._settings)}\n{url}"
         if self._cache is not None and (kept := await self._cache.get(key)) is not None:
             return Page(**json.loads(kept))

@@ -145,7 +145,7 @@ class Fetcher:
         charset = parameters.partition("charset=")[2].partition(";")[0].strip(" \"'")
         body = bytearray()
         try:
-            async for piece in _unpacked(response, self.settings.page_bytes):
+            async for piece in unpacked(response, self.settings.page_bytes):
                 body += piece
                 if len(body) >= self.settings.page_bytes:
                     break
@@ -155,7 +155,7 @@ class Fetcher:
         return Fetched(str(url), kind, charset, bytes(body[: self.settings.page_bytes]), whole)
 
 
-async def _unpacked(response: httpx2.Response, most: int) -> AsyncIterator[bytes]:
+async def unpacked(response: httpx2.Response, most: int) -> AsyncIterator[bytes]:
     """The body as it arrives, unpacked: at most ``most`` bytes of what is sent, and never more from one piece."""
     coding = response.headers.get("content-encoding", "identity").lower().strip()
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
