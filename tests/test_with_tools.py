@@ -12,14 +12,14 @@ import pytest
 from coterie import api
 from coterie.environments.protocol import Environment, Shared
 from coterie.environments.traits import Formats, Graded, Solo, Votes, most_turns
-from coterie.environments.with_tools import LAST, REPEATED, SPENT, with_tools
+from coterie.environments.with_tools import LAST, LEFT_OUT, REPEATED, SPENT, with_tools
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.reports.tool_use import call_views, tool_rows
 from coterie.rollout.branches import Branches
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
-from coterie.rollout.samplers import Prompt, utterance
+from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response, utterance
 from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
 from coterie.runs.play import play
@@ -365,3 +365,50 @@ def test_a_python_session_is_a_tool_of_any_environment_and_each_branch_has_its_o
             return [found.state.turns[-1].results[0].text for found in (at, one, other, end)]
 
     assert asyncio.run(test())[1:] == ["14", "42", "7"]
+
+
+def test_a_dialogue_that_outgrows_the_context_goes_on_without_its_oldest_results() -> None:
+    game, task = debate()
+    source = Looking()
+    made, lengths = equipped(game, source, rounds=12), list[int]()
+    left = [*(f"Plan {n}. <look>{str(n) * 80}</look>" for n in range(9)), "Perhaps 4."]
+
+    class Short(Script):
+        """Stands for a model with a short context."""
+
+        async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+            text = "\n".join(utterance(message, prompt).text for message in prompt.shown)
+            if len(text) > 3000:
+                raise OutOfContext("out of context")
+            lengths.append(len(text))
+            said.append(text)
+            return await super().respond(prompt, context)
+
+    said = list[str]()
+
+    async def test() -> Position:
+        async with open_toolbox([source], ToolsSettings()) as box, sessions_of(4, 5.0) as kept:
+            cast = dict.fromkeys(made.actors, Short(lambda _: left.pop(0)))
+            tree = Tree(task.id, "r", 0)
+            grown = Branches(
+                made, cast, task, tree, seed=0, shared=Shared(box), sessions=kept, seconds=5.0
+            )
+            at = await grown.start()
+            while left:
+                at = await go_on(grown, at)
+            return at
+
+    at = asyncio.run(test())
+    assert at.state.turns[-1].text == "Perhaps 4." and max(lengths) <= 3000
+    assert LEFT_OUT not in said[1] and LEFT_OUT in said[-1]
+    assert all(f"Plan {n}." in said[-1] for n in range(9)), "what the agent said stays"
+    assert f"{'8' * 80} is there" in said[-1], "the newest result stays"
+
+
+def test_rounds_begin_anew_with_each_answer() -> None:
+    game, task = debate()
+    source = Looking()
+    lines = "<look>a</look>", "Perhaps.", "No.", "<look>b</look>", "I agree."
+    at, _, _ = asyncio.run(spoken(game, source, task, *lines, rounds=1))
+    assert source.made == ["look a", "look b"]
+    assert [turn.text for turn in _inner(game, source, at).turns] == ["Perhaps.", "No.", "I agree."]

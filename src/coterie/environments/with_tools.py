@@ -32,10 +32,11 @@ from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS
-from coterie.trajectories.turn import Message, Speaker, Turn, digest
+from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest
 
 LAST = "These were your last calls for this answer. Answer now, without another call."
 REPEATED = "not run: this call was made before, and its result is above; ask for something else"
+LEFT_OUT = "[This result was left out: the dialogue has become too long.]"
 SPENT = "not run: no calls are left"
 
 
@@ -168,6 +169,17 @@ class WithTools(OthersPlay):
             for message in (*before.get(own.turn or "", ()), own)
         )
         return (*with_calls, *now)
+
+    def shorter(self, state: State, actor: str) -> Iterator[tuple[Message, ...]]:
+        """Without the oldest results of the actor's calls, ever more of them; what it said itself stays."""
+        shown = self.see(state, actor)
+        places = [place for place, message in enumerate(shown) if message.role == "tool"]
+        for count in _doubling(len(places) - 1):
+            gone = set(places[:count])
+            yield tuple(
+                replace(message, parts=(Part(LEFT_OUT),), turn=None) if place in gone else message
+                for place, message in enumerate(shown)
+            )
 
     async def act(
         self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
@@ -332,3 +344,13 @@ def _of_tools(speaker: Speaker) -> bool:
 def _key(call: ToolCall) -> tuple[str, str]:
     """What a call asks for, however its arguments are written."""
     return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
+
+
+def _doubling(most: int) -> Iterator[int]:
+    """1, 2, 4, ... and ``most``; so that the next prompts leave out the same, and few views are tried."""
+    count = 1
+    while count < most:
+        yield count
+        count *= 2
+    if most > 0:
+        yield most

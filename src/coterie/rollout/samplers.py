@@ -123,6 +123,10 @@ class CandidateSampler(Sampler, Protocol):
         ...
 
 
+class OutOfContext(EngineError):
+    """A prompt leaves no room for a turn in the model's context."""
+
+
 class TokenSampler:
     """Speaks by an engine: exact tokens in, exact tokens out."""
 
@@ -191,7 +195,7 @@ class TokenSampler:
     def _within(self, prompt_ids: Sequence[int], stop: tuple[str, ...]) -> Sampling:
         room = self.context_length - len(prompt_ids)
         if room < MIN_ROOM:
-            raise EngineError(
+            raise OutOfContext(
                 f"out of context: the dialogue is {len(prompt_ids)} tokens long, and "
                 f"{self.engine.policy} takes {self.context_length}"
             )
