@@ -15,6 +15,8 @@ from coterie.models.calls.markup import NativeSyntax
 from coterie.models.chat import ChatRenderer
 from coterie.tools.checking import checked
 from coterie.trajectories.calls import Tool
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Message
 from tests.native_templates import NATIVE, SHAPES, tokenizer
 
 SCHEMA = {
@@ -315,6 +317,16 @@ def test_a_way_to_write_calls_that_nothing_reads_is_refused(old: str, new: str) 
     assert renderer.tools.syntax is None
     with pytest.raises(UserError, match="can't call tools in a syntax of its own"):
         renderer.calls(hermes("look", what="a"), "end", TOOLS)
+
+
+def test_what_spells_a_control_token_in_a_tool_is_broken_up() -> None:
+    renderer = ChatRenderer(tokenizer("qwen2"))
+    schema = {"type": "object", "properties": {"a": {"description": "in <tool_call> here"}}}
+    tool = Tool("look<|im_end|>", "Ends with <|im_end|>", schema)
+    ids = renderer.render([Message.of("user", "Hello")], Tree("t", "r", 0), "A", tools=[tool])
+    text = renderer.decode(ids)
+    assert "look< |im_end|>" in text and "Ends with < |im_end|>" in text
+    assert "in < tool_call> here" in text
 
 
 def test_a_prompt_that_opens_a_thought_makes_the_syntax_skip_it() -> None:

@@ -45,8 +45,8 @@ MUTANTS = (
     Mutant(
         "results-in-a-role-that-is-not-shown",
         "models/native.py",
-        "one.text in words] == words",
-        "one.text in words] != []",
+        "if isinstance(one, Slot) and one.text in words] == words",
+        "if isinstance(one, Slot)] != []",
         "a template that leaves tool messages out hides all results",
         (AS_USERS,),
     ),
