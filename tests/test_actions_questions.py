@@ -12,11 +12,12 @@ import pytest
 from coterie.engines.chat_model import Answer
 from coterie.engines.messages import Utterance
 from coterie.errors import UserError
-from coterie.tools.actions.corpus import Corpus, build_index
+from coterie.tools.actions.corpus import Corpus
 from coterie.tools.actions.executor import Executed
 from coterie.tools.actions.grammar import parse
 from coterie.tools.actions.questions import QuestionsExecutor
 from coterie.tools.actions.readers import ChatReader, ExtractiveReader
+from coterie.tools.retrieval.index import build_index
 from tests.conftest import Cli
 
 PAGES = [
@@ -213,7 +214,7 @@ def test_the_command_makes_an_index_that_can_be_searched(cli: Cli, tmp_path: Pat
     pytest.importorskip("bm25s")
     (tmp_path / "pages.jsonl").write_text('{"title": "Oslo", "text": "A city.\\nIn Norway."}\n')
     ran = cli("data", "index", str(tmp_path / "pages.jsonl"), str(tmp_path / "index"))
-    assert (ran.code, ran.out.strip()) == (0, str(tmp_path / "index")) and "2 paragraphs" in ran.err
+    assert (ran.code, ran.out.strip()) == (0, str(tmp_path / "index")) and "2 passages" in ran.err
     assert [one.text for one in Corpus.open(tmp_path / "index").search("norway", 5)] == [
         "In Norway."
     ]

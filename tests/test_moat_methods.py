@@ -17,7 +17,7 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.rewards.corrections import Correction
 from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
-from coterie.tools.actions.corpus import build_index
+from coterie.tools.retrieval.index import build_index
 from coterie.trajectories.task import Task
 from tests.test_moat import SMALL
 from tests.web_tasks import write

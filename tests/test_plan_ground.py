@@ -16,7 +16,7 @@ from coterie.environments.plan_ground.environment import (
 from coterie.environments.plan_ground.prompts import is_done, plan_text, subgoals_in
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.errors import UserError
-from coterie.tools.actions.corpus import build_index
+from coterie.tools.retrieval.index import build_index
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.task import Task
 from tests.played import environment_of

@@ -21,7 +21,7 @@ from coterie.datasets.lumos_lines import write_lumos
 from coterie.datasets.plan_rows import PlanRow
 from coterie.models.conversion import MANIFEST, ModelManifest
 from coterie.recipes.moat.files.records import write_columns
-from coterie.tools.actions.corpus import build_index
+from coterie.tools.retrieval.index import build_index
 from tests.docs_check.pages import ROOT
 from tests.docs_check.rules import MOAT, SMALL, SWEET
 from tests.docs_check.terminal import HOME, typed
@@ -81,6 +81,11 @@ def run(name: str) -> Make:
 def lines(*rows: object) -> Make:
     """A file of JSON lines."""
     return lambda _, path: path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def text(said: str) -> Make:
+    """A file of a text."""
+    return lambda _, path: path.write_text(said)
 
 
 def copied(file: Path) -> Make:
@@ -178,6 +183,10 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "maths_score_1.csv": columns(*([2.5, 1.0] for _ in range(LUMOS))),
     },
     "docs/howto/serve-and-endpoints.md": {"runs/optima-isft": run("isft")},
+    "docs/howto/tools.md": {
+        "passages.jsonl": lines({"id": "7", "contents": '"Oslo"\nOslo is the capital of Norway.'}),
+        "tools.yaml": text("tools:\n  - kind: retrieve\n    index: passages\n"),
+    },
 }  # fmt: skip
 """What a page does not say how to make, by its place in the page's folder."""
 

@@ -145,8 +145,8 @@ MUTANTS = (
     Mutant(
         "actions-pages-that-were-not-found",
         "tools/actions/corpus.py",
-        "places = self._of_pages(pages) if pages else",
-        "places =",
+        "self._of_pages(pages) if pages else None",
+        "None",
         "paragraphs are retrieved of pages that were not found",
         (PAGES,),
     ),

@@ -67,8 +67,7 @@ MUTANTS = (
         "tools-unreachable-is-an-answer",
         "tools/run.py",
         "            if number == tries - 1:\n                raise\n",
-        "            if number == tries - 1:\n"
-        '                return ToolResult(call.id, "gone", error=True)\n',
+        '            if number == tries - 1:\n                return "gone", True\n',
         "a server that is gone becomes the agent's fault",
         (AGAIN,),
     ),

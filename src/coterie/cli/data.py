@@ -311,22 +311,54 @@ def draw(
 
 @app.command("index")
 def index_pages(
-    file: Annotated[Path, typer.Argument(help="A JSONL file; its rows have `title` and `text`.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A JSONL file (also .gz); its rows have `contents`, or `title` and `text`."
+        ),
+    ],
     folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    bm25: Annotated[
+        bool, typer.Option("--bm25/--no-bm25", help="Whether they can be searched by words.")
+    ] = True,
+    dense: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Also by meaning: a sentence encoder makes vectors."),
+    ] = None,
+    query_prefix: Annotated[
+        str, typer.Option(help="Of the encoder: what stands before a query.")
+    ] = "query: ",
+    passage_prefix: Annotated[
+        str, typer.Option(help="Of the encoder: what stands before a passage.")
+    ] = "passage: ",
 ) -> None:
-    """Index pages, such as those of an encyclopedia, so that agents can search them.
+    """Index pages or passages, such as those of an encyclopedia, so that agents can search them.
 
-    Needs the package bm25s (`pip install 'coterie[retrieval]'`). All texts are in memory while the index is made, and
-    mapped from the folder afterwards.
+    A row with `contents` (the title in quotes, then the text) is a passage; one with `title` and `text` is a page,
+    whose text is cut at line ends. Needs the package bm25s (`pip install 'coterie[retrieval]'`), and faiss for
+    vectors (`coterie[dense]`).
 
-    Example:
+    Examples:
 
         coterie data index pages.jsonl pages
-    """
-    from coterie.tools.actions.corpus import build_index
 
-    count = build_index(file, folder)
-    notes().print(f"{count:,} paragraphs")
+        coterie data index passages.jsonl.gz passages --dense intfloat/e5-base-v2
+    """
+    from coterie.tools.retrieval.index import build_index
+    from coterie.tools.retrieval.settings import EncoderSettings
+
+    encoder = None
+    if dense:
+        encoder = EncoderSettings(
+            model=dense, query_prefix=query_prefix, passage_prefix=passage_prefix
+        )
+    console = notes()
+    progress = ConsoleProgress(console)
+    try:
+        count = build_index(file, folder, bm25=bm25, encoder=encoder, progress=progress)
+    finally:
+        progress.close()
+    console.print(f"{count:,} passages")
     print(folder)
 
 

@@ -1,10 +1,12 @@
-"""``coterie serve``: a model behind an OpenAI-compatible server of our own."""
+"""``coterie serve``: a model behind an OpenAI-compatible server of our own, and tools behind theirs."""
 
 import contextlib
 import errno
 import ipaddress
 import json
+import logging
 import socket
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +14,7 @@ import typer
 from coterie.errors import UserError
 from coterie.terminal.console import notes
 
-app = typer.Typer(no_args_is_help=True, help="Serve models over HTTP.")
+app = typer.Typer(no_args_is_help=True, help="Serve models and tools over HTTP.")
 console = notes()
 
 BACKLOG = 2048
@@ -21,7 +23,7 @@ BACKLOG = 2048
 
 @app.callback()
 def serve() -> None:
-    """Serve models over HTTP."""
+    """Serve models and tools over HTTP."""
 
 
 @app.command()
@@ -63,20 +65,60 @@ def model(
         coterie serve model tiny-exchange --port 8001
     """
     with contextlib.suppress(KeyboardInterrupt), contextlib.closing(_bound(host, port)) as listener:
-        host, port = listener.getsockname()[:2]
-        if not ipaddress.ip_address(host).is_loopback:
-            console.print(
-                f"warning: whoever can reach {host} port {port} can use this "
-                "server: it asks for no key",
-                style="yellow",
-            )
+        url = _address(listener)
         from coterie.cli.serving import open_policies, run
 
         policies = open_policies(source, iteration, name or source, device)
         _listen(listener)
-        _announce(policies.base.name, f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        _announce(policies.base.name, url)
         run(policies, listener, allow_loading=allow_loading)
     console.print("stopped")
+
+
+@app.command()
+def tools(
+    config: Annotated[
+        Path, typer.Option(help="A YAML file: `tools:`, a list with the settings of each.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8008,
+) -> None:
+    """Serve tools that agents call: passages, searches, pages, code; each by its own protocol.
+
+    What each kind needs, and its keys: docs/howto/tools.md. A line for each request goes to standard error.
+
+    Example:
+
+        coterie serve tools --config tools.yaml
+    """
+    from coterie.tools.servers.config import read_tools
+
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(_bound(host, port)) as listener:
+        url = _address(listener)
+        served = read_tools(config)
+        from coterie.tools.servers.running import run
+
+        def ready() -> None:
+            _listen(listener)
+            print(url, flush=True)
+            names = ", ".join(one.settings.name for one in served)
+            console.print(f"serving {names} at {url} (Ctrl-C ends it)")
+
+        logging.basicConfig(format="%(asctime)s %(message)s")
+        logging.getLogger("coterie.tools.servers").setLevel(logging.INFO)
+        run(served, listener, ready)
+    console.print("stopped")
+
+
+def _address(listener: socket.socket) -> str:
+    """The URL of a socket that has a port; warns if others than this machine can reach it."""
+    host, port = listener.getsockname()[:2]
+    if not ipaddress.ip_address(host).is_loopback:
+        console.print(
+            f"warning: whoever can reach {host} port {port} can use this server: it asks for no key",
+            style="yellow",
+        )
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _bound(host: str, port: int) -> socket.socket:

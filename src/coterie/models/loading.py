@@ -77,7 +77,7 @@ def load(
     source = resolve(name_or_path)
     config = _config(source)
     renderer, context_length = load_renderer(source)
-    _check_safetensors(source)
+    check_safetensors(source)
     _check_memory(source, dtype, torch.device(device))
     model = with_weights(AutoModelForCausalLM, source, config=config, dtype=dtype)
     model.eval().to(device=device)
@@ -88,7 +88,7 @@ def load_renderer(name_or_path: str | Path) -> tuple[ChatRenderer, int]:
     """A model's renderer and context length, without its weights."""
     source = resolve(name_or_path)
     config = _config(source)
-    renderer = ChatRenderer(_tokenizer(source), _generation_ends(source))
+    renderer = ChatRenderer(load_tokenizer(source), _generation_ends(source))
     context = context_length(config)
     assert context is not None  # see _config
     return renderer, context
@@ -99,7 +99,7 @@ def weights_of(name_or_path: str | Path) -> int:
     read; of local weights only the headers are looked at, of the hub's nothing."""
     source = resolve(name_or_path)
     config = _config(source)
-    _check_safetensors(source)
+    check_safetensors(source)
     count_weights(Path(source))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -125,7 +125,7 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
     source = loaded.source if adapter else resolve(path)
     if not adapter:
         _config(source)
-        _check_safetensors(source)
+        check_safetensors(source)
     fresh = with_weights(AutoModelForCausalLM, source, dtype=loaded.model.dtype)
     if adapter:
         from coterie.models.adapters import load_adapter
@@ -224,7 +224,8 @@ def _config(source: str) -> PreTrainedConfig:
     return config
 
 
-def _tokenizer(source: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or a hub name. Raises ``UserError`` if it can't be read."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_only(source))
     except BROKEN as error:
@@ -246,7 +247,8 @@ def _generation_ends(source: str) -> list[int]:
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
-def _check_safetensors(source: str) -> None:
+def check_safetensors(source: str) -> None:
+    """Refuse (``UserError``) a folder without weights in safetensors."""
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise UserError(

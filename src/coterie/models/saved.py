@@ -18,11 +18,11 @@ DAMAGE = (SafetensorError, json.JSONDecodeError, UnicodeDecodeError, KeyError, F
 COPY = "put it back from a copy, or make it again"
 
 
-def with_weights(kind: Any, source: str | Path, **words: Any) -> Any:
+def with_weights(kind: Any, source: str | Path, *, unused: str = "", **words: Any) -> Any:
     """A Transformers model of this kind with the weights of a folder (or hub name), in safetensors.
 
-    Raises ``UserError`` for weights that can't be read, do not fit the config, or are not all there:
-    Transformers would draw those anew.
+    Raises ``UserError`` for weights that can't be read, do not fit the config, or are not all there: Transformers
+    would draw those anew. Those whose names begin with ``unused``, if it is given, may be missing.
     """
     try:
         model, told = kind.from_pretrained(
@@ -44,7 +44,8 @@ def with_weights(kind: Any, source: str | Path, **words: Any) -> Any:
             raise not_here(str(source), "its weights") from error
         reason = str(error).splitlines()[0]
         raise UserError(f"the weights of {source} can't be read: {reason}", COPY) from error
-    check_whole(source, told["missing_keys"])
+    missing = told["missing_keys"]
+    check_whole(source, [one for one in missing if not unused or not one.startswith(unused)])
     return model
 
 

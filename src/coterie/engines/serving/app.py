@@ -10,10 +10,11 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 import coterie
+from coterie.engines.serving.answers import RequestRefused
 from coterie.engines.serving.chats import chat_prompt, complete_chat
 from coterie.engines.serving.completions import complete
 from coterie.engines.serving.connection import finish
-from coterie.engines.serving.errors import RequestRefused, handle_errors
+from coterie.engines.serving.errors import handle_errors
 from coterie.engines.serving.policies import Policies, Policy
 from coterie.engines.serving.requests import (
     AdapterRemoval,

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError
-from coterie.engines.serving.errors import RequestRefused
+from coterie.engines.serving.answers import RequestRefused
 from coterie.engines.serving.requests import CompletionRequest, SamplingRequest
 from coterie.engines.serving.responses import (
     CachedTokens,

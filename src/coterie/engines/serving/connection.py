@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from coterie.engines.serving.errors import ClientGone, RequestRefused
+from coterie.engines.serving.answers import RequestRefused
+from coterie.engines.serving.errors import ClientGone
 
 Result = TypeVar("Result")
 

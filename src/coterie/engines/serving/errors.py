@@ -1,50 +1,22 @@
-"""Errors as OpenAI's protocol has them: a status, and a body with a message and a type."""
+"""What a failure of the model server is answered with."""
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from coterie.engines.protocol import EngineError
+from coterie.engines.serving.answers import RequestRefused, answer, invalid
 from coterie.engines.serving.policies import Busy, Loading, Unknown
-from coterie.engines.serving.responses import ErrorBody, ErrorResponse
 from coterie.errors import UserError
-
-TYPES = {
-    400: "invalid_request_error",
-    403: "permission_error",
-    404: "not_found_error",
-    409: "conflict_error",
-    503: "service_unavailable_error",
-}
-SHOWN = 3
-"""Mistakes of one request that are named."""
-
-
-class RequestRefused(Exception):
-    """A request that gets an error for an answer."""
-
-    def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
 
 
 class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
 
-def answer(status: int, message: str, *, param: str | None = None) -> JSONResponse:
-    """The reply to a request that failed."""
-    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    body = ErrorResponse(error=ErrorBody(message=message, type=kind, code=status, param=param))
-    headers = {"Retry-After": "1"} if status == 503 else None
-    return JSONResponse(body.model_dump(), status, headers)
-
-
 def handle_errors(app: FastAPI) -> None:
-    """Answer every failure of a route in this form."""
+    """Answer every failure of a route in one form."""
     kinds = (RequestRefused, RequestValidationError, EngineError, UserError, ClientGone)
     for kind in (*kinds, HTTPException, Exception):
         app.add_exception_handler(kind, _failed)
@@ -55,7 +27,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         case RequestRefused():
             return answer(error.status, error.message, param=error.param)
         case RequestValidationError():
-            return _invalid(error)
+            return invalid(error)
         case Busy():
             return answer(409, str(error))
         case Loading():
@@ -72,17 +44,3 @@ async def _failed(request: Request, error: Exception) -> Response:
             said = f"{request.method} {request.url.path}: {error.detail}"
             return answer(error.status_code, said)
     return answer(500, f"the server failed: {error!r}")
-
-
-def _invalid(error: RequestValidationError) -> Response:
-    """Of a body that is not as it should be: what is wrong with it, and where."""
-    found = error.errors()[:SHOWN]
-    names = [_name(one["loc"]) for one in found]
-    said = [f"{n}: {one['msg']}" if n else one["msg"] for n, one in zip(names, found, strict=True)]
-    return answer(400, "; ".join(dict.fromkeys(said)), param=names[0] or None)
-
-
-def _name(place: tuple[int | str, ...]) -> str:
-    """Of a parameter; its place begins with "body", and ends with kinds that it could be of."""
-    deep = place[1:2] == ("messages",)
-    return ".".join(str(part) for part in place[1 : 4 if deep else 2])
