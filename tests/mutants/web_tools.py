@@ -16,11 +16,11 @@ MUTANTS = (
         (f"{FETCH}test_a_name_with_one_private_address_is_not_asked",),
     ),
     Mutant(
-        "web-ipv4-inside-ipv6",
+        "web-old-private-ipv6",
         "tools/web/addresses.py",
         "and address not in GLOBAL_6:",
         "and address.is_loopback:",
-        "::ffff:10.0.0.1 and NAT64 addresses reach private networks",
+        "addresses of private networks that Python takes for global ones (fec0::) are asked",
         (f"{FETCH}test_addresses_outside_the_public_net_are_not_asked",),
     ),
     Mutant(
@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant(
         "web-bomb",
         "tools/web/fetch.py",
-        "unpack.decompress(piece, most)",
+        "unpack.decompress(piece, left)",
         "unpack.decompress(piece)",
         "a small packed body may take all memory",
         (f"{FETCH}test_one_packed_piece_unpacks_to_no_more_than_the_limit",),
@@ -85,10 +85,10 @@ MUTANTS = (
     Mutant(
         "web-endless-pages",
         "tools/web/fetch.py",
-        "                if len(body) >= self.settings.page_bytes:\n                    break\n",
-        "",
-        "a long page is read to the end of its time",
-        (f"{FETCH}test_a_long_body_is_cut_off",),
+        "if left <= 0 or sent >= most or (",
+        "if left <= 0 or (",
+        "a body that unpacks to nothing is read to the end of its time",
+        (f"{FETCH}test_a_body_that_unpacks_to_nothing_ends_too",),
     ),
     Mutant(
         "web-believes-media-types",
