@@ -5,6 +5,7 @@ from tests.mutation.mutant import Mutant
 FETCH = "tests/test_web_fetch.py::"
 SEARCH = "tests/test_web_search.py::"
 CRAWL = "tests/test_web_crawl.py::"
+VISUAL = "tests/test_visual.py::"
 
 MUTANTS = (
     Mutant(
@@ -153,5 +154,21 @@ MUTANTS = (
         'asked = f"Thoughts:\\n{thoughts[-THOUGHTS:]}"',
         "summaries are not for the goal of the call",
         (f"{CRAWL}test_a_page_is_summarised_for_the_goal_or_else_for_the_message",),
+    ),
+    Mutant(
+        "visual-links-lead-out",
+        "tools/visual.py",
+        "file = (folder / name).resolve()",
+        "file = Path(os.path.normpath(folder / name))",
+        "a link in the folder of images shows any file of the machine to an outside model",
+        (f"{VISUAL}test_no_path_leads_out_of_the_folder",),
+    ),
+    Mutant(
+        "visual-anything-is-an-image",
+        "tools/visual.py",
+        "        kind = _kind(image)\n",
+        '        kind = "image/png"\n',
+        "any file with the name of an image is sent to an outside model",
+        (f"{VISUAL}test_what_is_no_image_is_not_sent",),
     ),
 )

@@ -92,6 +92,16 @@ class Utterance:
 
     role: Literal["system", "user", "assistant"]
     text: str
+    images: tuple[str, ...] = ()
+    """URLs of images that stand before the text, also ``data:`` URLs; for models that see."""
+
+    @property
+    def content(self) -> str | list[dict[str, Any]]:
+        """As the protocol has it."""
+        if not self.images:
+            return self.text
+        images = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        return [*images, {"type": "text", "text": self.text}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +208,7 @@ class Endpoint:
         """The model's answer to a chat. Raises :class:`EngineError` when it fails for good."""
         body: dict[str, Any] = {
             "model": self.settings.model,
-            "messages": [{"role": one.role, "content": one.text} for one in messages],
+            "messages": [{"role": one.role, "content": one.content} for one in messages],
             self.settings.limit_name: max_tokens,
         }
         # What is the default of the protocol is left out: some models take nothing else.
