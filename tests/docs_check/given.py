@@ -83,6 +83,11 @@ def lines(*rows: object) -> Make:
     return lambda _, path: path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def text(said: str) -> Make:
+    """A file of a text."""
+    return lambda _, path: path.write_text(said)
+
+
 def copied(file: Path) -> Make:
     """A file or a folder that the repository has."""
     return lambda _, path: (shutil.copytree if file.is_dir() else shutil.copy)(file, path)
@@ -178,6 +183,10 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "maths_score_1.csv": columns(*([2.5, 1.0] for _ in range(LUMOS))),
     },
     "docs/howto/serve-and-endpoints.md": {"runs/optima-isft": run("isft")},
+    "docs/howto/tools.md": {
+        "passages.jsonl": lines({"id": "7", "contents": '"Oslo"\nOslo is the capital of Norway.'}),
+        "tools.yaml": text("tools:\n  - kind: retrieve\n    index: passages\n"),
+    },
 }  # fmt: skip
 """What a page does not say how to make, by its place in the page's folder."""
 

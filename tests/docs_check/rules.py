@@ -108,6 +108,7 @@ RULES = (
     Rule("coterie config"),
     Rule("coterie chat", "--max-tokens=8", lines="hello\n"),
     Rule("coterie serve model", "--port=0", stop=True),
+    Rule("coterie serve tools", "--port=0", stop=True),
     Rule("coterie import optima", f"{EVALUATED} {TRAINED}"),
     Rule("coterie import moat", f"{EVALUATED} align.train.max_steps=1 align.train.batch_rows=2"),
     Rule("coterie import sweet_rl", f"model=smollm2 {BRIEF_TURNS} {STEPS}"),

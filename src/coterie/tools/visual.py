@@ -91,7 +91,7 @@ class VisualInspector:
         kind = _kind(image)
         url = f"data:{kind};base64,{base64.b64encode(image).decode()}"
         asked = f"Question: {question}" if question else "Describe the image."
-        chat = [Utterance("system", ROLE), Utterance("user", asked, (url,))]
+        chat = [Utterance("system", ROLE), Utterance("user", asked, images=(url,))]
         s = self._settings
         reply = await self._endpoint.chat(chat, max_tokens=s.answer_tokens, top_p=s.top_p)
         return reply.text

@@ -71,39 +71,47 @@ def build_index(
     With an ``encoder`` they are also indexed by meaning. Raises ``UserError`` for a file that can't be read, a row that
     is none, a folder that is there already, and a package or a model that is missing.
     """
-    watch = progress or Silent()
+    check_new_folder(folder, "give another folder, or remove it")
+    with whole_folder(folder) as new:
+        return fill_index(new, file, bm25=bm25, encoder=encoder, progress=progress or Silent())
+
+
+def fill_index(
+    new: Path, file: Path, *, bm25: bool, encoder: EncoderSettings | None, progress: Progress
+) -> int:
+    """As :func:`build_index`, into a new folder that the caller keeps or drops."""
     if bm25:
         words.package()
     loaded = None if encoder is None else _loaded(encoder)
-    check_new_folder(folder, "give another folder, or remove it")
-    with whole_folder(folder) as new:
-        writer = PassageWriter(new)
-        contents = writer.passing(read_rows(file, watch))
-        tokens = words.tokenized(contents) if bm25 else deque(contents, 0)
-        written = writer.finish()
-        if not written.passages:
-            raise UserError(
-                f"{file} has no text", "give rows with `contents`, or `title` and `text`"
-            )
-        if bm25:
-            words.build_bm25(tokens, new)
-        made = None
-        if encoder is not None and loaded is not None:
-            meaning.build_vectors(Passages(new), loaded, new / VECTORS, watch)
-            place = expanded(encoder.model)
-            model = str(place.absolute()) if place.is_dir() else encoder.model
-            found = encoder.model_copy(update={"model": model})
-            made = MadeWith(encoder=found, identity=encoder.identity())
-        told = Manifest(
-            form=FORM,
-            passages=written.passages,
-            pages=written.pages,
-            content=written.content,
-            bm25=bm25,
-            vectors=made,
-        )
-        (new / MANIFEST).write_text(told.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    writer = PassageWriter(new)
+    contents = writer.passing(read_rows(file, progress))
+    tokens = words.tokenized(contents) if bm25 else deque(contents, 0)
+    written = writer.finish()
+    if not written.passages:
+        raise UserError(f"{file} has no text", "give rows with `contents`, or `title` and `text`")
+    if bm25:
+        words.build_bm25(tokens, new)
+    made = None
+    if encoder is not None and loaded is not None:
+        meaning.build_vectors(Passages(new), loaded, new / VECTORS, progress)
+        made = MadeWith(encoder=_placed(encoder), identity=encoder.identity())
+    told = Manifest(
+        form=FORM,
+        passages=written.passages,
+        pages=written.pages,
+        content=written.content,
+        bm25=bm25,
+        vectors=made,
+    )
+    (new / MANIFEST).write_text(told.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return written.passages
+
+
+def _placed(encoder: EncoderSettings) -> EncoderSettings:
+    """An encoder whose folder is found from everywhere."""
+    folder = expanded(encoder.model)
+    model = str(folder.absolute()) if folder.is_dir() else encoder.model
+    return encoder.model_copy(update={"model": model})
 
 
 def _loaded(encoder: EncoderSettings) -> "Encoder":

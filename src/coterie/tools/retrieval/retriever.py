@@ -1,6 +1,9 @@
 """Passages that are open for searching, by words or by meaning."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +28,10 @@ class Hit:
 
     passage: Passage
     score: float
+
+
+Searching = Callable[[Sequence[str], int], Awaitable[list[list[Hit]]]]
+"""Queries, and how many passages are wanted of each: the passages of each, best first."""
 
 
 class Search(Protocol):
@@ -64,9 +71,6 @@ class Retriever:
     def __init__(self, passages: Passages, search: Search) -> None:
         self._passages, self._search = passages, search
 
-    def __len__(self) -> int:
-        return len(self._passages)
-
     def search(self, queries: Sequence[str], count: int) -> list[list[Hit]]:
         """For each query at most so many passages, best first."""
         return [
@@ -76,6 +80,22 @@ class Retriever:
             ]
             for places, scores in self._search.search(queries, count)
         ]
+
+
+@asynccontextmanager
+async def searching(settings: IndexSettings) -> AsyncIterator[Searching]:
+    """Searches beside the event loop, in a thread of their own, as long as the block runs.
+
+    Raises ``UserError`` as :func:`open_retriever`.
+    """
+    retriever = await asyncio.to_thread(open_retriever, settings)
+    with ThreadPoolExecutor(1, "search") as thread:
+
+        async def search(queries: Sequence[str], count: int) -> list[list[Hit]]:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(thread, retriever.search, queries, count)
+
+        yield search
 
 
 def check_index(settings: IndexSettings) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter
@@ -12,7 +11,7 @@ from pydantic import BaseModel
 from coterie.config.settings import key
 from coterie.tools.retrieval.batches import Batches
 from coterie.tools.retrieval.passages import Passage
-from coterie.tools.retrieval.retriever import Hit, Retriever, check_index, open_retriever
+from coterie.tools.retrieval.retriever import Hit, check_index, searching
 from coterie.tools.retrieval.settings import IndexSettings
 from coterie.tools.retrieval.wire import (
     MOST_PASSAGES,
@@ -51,7 +50,6 @@ class RetrieveBackend:
         self._settings = settings
         self.identity = check_index(settings)
         self._batches: Batches[Asked, list[Hit]] | None = None
-        self._count = 0
         self.router = APIRouter()
         self.router.post("/retrieve")(self.retrieve)
         self.router.get("/corpus")(self.corpus)
@@ -60,22 +58,20 @@ class RetrieveBackend:
     async def open(self) -> AsyncIterator[None]:
         """Load the index, and search it as long as the block runs."""
         s = self._settings
-        retriever = await asyncio.to_thread(open_retriever, s)
-        self._count = len(retriever)
-        with ThreadPoolExecutor(1, "search") as thread:
+        async with searching(s) as search:
 
-            async def search(asked: Sequence[Asked]) -> Sequence[list[Hit]]:
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(thread, searched, retriever, asked)
+            async def answer(asked: Sequence[Asked]) -> list[list[Hit]]:
+                """Of queries that are searched together, though each wants its own number of passages."""
+                found = await search(
+                    [query for query, _ in asked], max(count for _, count in asked)
+                )
+                return [hits[:count] for hits, (_, count) in zip(found, asked, strict=True)]
 
-            batches: Batches[Asked, list[Hit]] = Batches(
-                search, window=s.window_ms / 1000, most=s.batch, at_once=1
-            )
-            self._batches = batches
+            self._batches = Batches(answer, window=s.window_ms / 1000, most=s.batch, at_once=1)
             try:
                 yield
             finally:
-                await batches.close()
+                await self._batches.close()
 
     async def retrieve(self, body: RetrieveRequest) -> Response:
         """Of each query its passages, best first; with their scores, if they are wanted."""
@@ -94,13 +90,7 @@ class RetrieveBackend:
 
     async def corpus(self) -> CorpusReply:
         """What is searched."""
-        return CorpusReply(passages=self._count, identity=self.identity)
-
-
-def searched(retriever: Retriever, asked: Sequence[Asked]) -> list[list[Hit]]:
-    """The passages of queries that are searched together, though each wants its own number of them."""
-    found = retriever.search([query for query, _ in asked], max(count for _, count in asked))
-    return [hits[:count] for hits, (_, count) in zip(found, asked, strict=True)]
+        return CorpusReply(identity=self.identity)
 
 
 def _document(passage: Passage) -> Document:

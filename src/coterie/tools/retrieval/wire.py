@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from coterie.engines.serving.requests import RequestBody
+from coterie.tools.retrieval.passages import Passage
 
 MOST_QUERIES = 512
 """Of one request."""
@@ -51,6 +52,33 @@ class ScoredDocuments(BaseModel):
 class CorpusReply(BaseModel):
     """The reply of ``GET /corpus``."""
 
-    passages: int
     identity: str
     """A hash of what searches give."""
+
+
+class ReadDocument(BaseModel):
+    """A passage as some server tells it."""
+
+    contents: str
+    id: str | int = ""
+
+
+class ReadScored(BaseModel):
+    """A passage with its score, as some server tells it."""
+
+    document: ReadDocument
+
+
+class ReadReply(BaseModel):
+    """The reply of some server, in either form."""
+
+    result: list[list[ReadScored | ReadDocument]]
+
+    def passages(self) -> list[list[Passage]]:
+        """Of each query its passages."""
+        return [[_passage(one) for one in row] for row in self.result]
+
+
+def _passage(one: ReadScored | ReadDocument) -> Passage:
+    document = one.document if isinstance(one, ReadScored) else one
+    return Passage(str(document.id), document.contents)

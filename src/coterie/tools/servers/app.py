@@ -15,7 +15,7 @@ from coterie.engines.protocol import EngineError
 from coterie.engines.serving.answers import RequestRefused, answer, invalid
 from coterie.errors import UserError
 from coterie.tools.servers.kinds import Backend, BackendSettings
-from coterie.tools.servers.limits import Gate, Limits
+from coterie.tools.servers.limits import ID, Gate, Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ def make_app(tools: Sequence[Served]) -> ASGIApp:
     format look for them.
     """
     app = FastAPI(title="coterie tools", version=coterie.__version__, openapi_url=None)
-    for kind in (RequestRefused, RequestValidationError, EngineError, UserError, HTTPException):
+    kinds = (RequestRefused, RequestValidationError, EngineError, UserError, HTTPException)
+    for kind in (*kinds, Exception):
         app.add_exception_handler(kind, _failed)
     gates = {one.settings.name: Gate(one.settings) for one in tools}
 
@@ -48,11 +49,11 @@ def make_app(tools: Sequence[Served]) -> ASGIApp:
 
     app.get("/health")(health)
     limited: dict[str, Gate] = {}
-    kinds: set[str] = set()
+    seen: set[str] = set()
     for one in tools:
         name, router = one.settings.name, one.backend.router
-        prefixes = [f"/{name}"] if one.settings.kind in kinds else [f"/{name}", ""]
-        kinds.add(one.settings.kind)
+        prefixes = [f"/{name}"] if one.settings.kind in seen else [f"/{name}", ""]
+        seen.add(one.settings.kind)
         for prefix in prefixes:
             app.include_router(router, prefix=prefix)
             limited |= {f"{prefix}{path}": gates[name] for path in _posted(router.routes)}
@@ -81,4 +82,4 @@ async def _failed(request: Request, error: Exception) -> Response:
         case HTTPException():
             said = f"{request.method} {request.url.path}: {error.detail}"
             return answer(error.status_code, said)
-    raise error
+    return answer(500, f"the server failed; its log has the reason, under {request.scope[ID]}")

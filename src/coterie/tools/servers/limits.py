@@ -17,6 +17,7 @@ from coterie.tools.servers.kinds import BackendSettings
 
 logger = logging.getLogger("coterie.tools.servers")
 ID = "X-Request-ID"
+"""The header, and the key of a request's id in its scope."""
 _PLAIN = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -89,6 +90,7 @@ class Limits:
             return
         given = Headers(scope=scope).get(ID, "")
         known = given if _PLAIN.fullmatch(given) else secrets.token_hex(8)
+        scope[ID] = known
         exchange = Exchange(scope, receive, send, known)
         gate = self._gates.get(scope["path"]) if scope["method"] == "POST" else None
         try:
@@ -99,8 +101,7 @@ class Limits:
         except RequestRefused as refused:
             await exchange.refuse(refused.status, refused.message)
         except Exception:
-            logger.exception("%s failed", known)
-            await exchange.refuse(500, f"the server failed; its log has the reason, under {known}")
+            logger.exception("%s failed", known)  # the application has replied
         finally:
             milliseconds = 1000 * (time.monotonic() - exchange.began)
             logger.info(
@@ -157,15 +158,13 @@ async def _body(exchange: Exchange, most: int) -> bytes | None:
     size = int(said) if said.isdecimal() else 0
     found = bytearray()
     more = True
-    while more:
-        if max(size, len(found)) > most:
-            raise RequestRefused(413, f"the body has more than {most:,} bytes")
+    while more and max(size, len(found)) <= most:
         message = await exchange.receive()
         if message["type"] == "http.disconnect":
             return None
         found += message.get("body", b"")
         more = message.get("more_body", False)
-    if len(found) > most:
+    if max(size, len(found)) > most:
         raise RequestRefused(413, f"the body has more than {most:,} bytes")
     return bytes(found)
 

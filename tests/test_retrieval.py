@@ -1,0 +1,403 @@
+"""Corpora of passages: rows, indexes by words and by meaning, and ``POST /retrieve``."""
+
+import asyncio
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from coterie.errors import UserError
+from coterie.tools.retrieval.batches import Batches
+from coterie.tools.retrieval.bm25 import best
+from coterie.tools.retrieval.index import Manifest, build_index
+from coterie.tools.retrieval.passages import Passages
+from coterie.tools.retrieval.retriever import check_index, open_retriever
+from coterie.tools.retrieval.settings import EncoderSettings, IndexSettings
+from tests.conftest import Cli
+from tests.encoders import tiny_bert
+from tests.tool_backends import config, serving, until
+
+pytest.importorskip("bm25s")
+
+ROWS = [
+    {"id": "w0", "contents": '"Oslo"\nOslo is the capital of Norway.'},
+    {"id": "w1", "contents": '"Bergen"\nBergen is a city in Norway.\nIt rains there.'},
+    {"id": "w2", "contents": '"Rome"\nRome is the capital of Italy.'},
+    {"id": "w3", "contents": "A text without a title\nof two lines about Norway."},
+    {"id": "w4", "contents": '"The "Fram""\nA ship of Norway.'},
+]
+
+
+def written(file: Path, rows: list[dict[str, Any]]) -> Path:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    if file.suffix == ".gz":
+        file.write_bytes(gzip.compress(text.encode()))
+    else:
+        file.write_text(text)
+    return file
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("retrieval")
+    assert build_index(written(folder / "rows.jsonl", ROWS), folder / "index") == 5
+    return folder / "index"
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an encoder in ``bert``, and an index with its vectors in ``index``."""
+    pytest.importorskip("faiss")
+    folder = tmp_path_factory.mktemp("dense")
+    encoder = EncoderSettings(model=str(tiny_bert(folder / "bert")), device="cpu", batch=2)
+    rows = written(folder / "rows.jsonl", ROWS)
+    assert build_index(rows, folder / "index", encoder=encoder) == 5
+    return folder
+
+
+# -- passages -----------------------------------------------------------------------------------
+
+
+def test_passages_stay_whole_and_are_read_by_their_place(index: Path) -> None:
+    passages = Passages(index)
+    assert [one.id for one in passages] == ["w0", "w1", "w2", "w3", "w4"]
+    assert [one.contents for one in passages] == [row["contents"] for row in ROWS]
+    assert [one.title for one in passages] == ["Oslo", "Bergen", "Rome", "", 'The "Fram"']
+    assert passages[1].text == "Bergen is a city in Norway.\nIt rains there."
+    assert passages[3].text == ROWS[3]["contents"]
+    for place in (-1, 5):
+        with pytest.raises(IndexError):
+            passages[place]
+
+
+def test_a_compressed_file_gives_the_same_corpus(index: Path, tmp_path: Path) -> None:
+    assert build_index(written(tmp_path / "rows.jsonl.gz", ROWS), tmp_path / "index") == 5
+    assert Manifest.read(tmp_path / "index").content == Manifest.read(index).content
+
+
+def test_pages_are_cut_into_paragraphs_with_ids_of_their_own(tmp_path: Path) -> None:
+    rows = [
+        {"id": 7, "title": "Oslo", "text": "A city.\n\nIn Norway."},
+        {"title": "Rome", "text": "A city."},
+    ]
+    assert build_index(written(tmp_path / "rows.jsonl", rows), tmp_path / "index") == 3
+    found = [(one.id, one.title, one.text) for one in Passages(tmp_path / "index")]
+    assert found == [
+        ("7-0", "Oslo", "A city."),
+        ("7-1", "Oslo", "In Norway."),
+        ("1", "Rome", "A city."),
+    ]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"nonsense",
+        b'"text"',
+        b'{"id": "1"}',
+        b'{"contents": 3}',
+        b'{"contents": " "}',
+        b'{"contents": "\\ud800"}',
+        b'{"contents": "\xff"}',
+        b"[" * 100_000,
+    ],
+    ids=["no JSON", "text", "nothing", "number", "blank", "half a character", "no UTF-8", "deep"],
+)
+def test_a_row_that_is_none_is_refused_by_its_line_and_nothing_is_left(
+    tmp_path: Path, row: bytes
+) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b'{"contents": "x y"}\n\n' + row + b"\n")
+    with pytest.raises(UserError, match="line 3"):
+        build_index(tmp_path / "rows.jsonl", tmp_path / "index")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["rows.jsonl"]
+
+
+def test_a_compressed_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path / "rows.jsonl.gz", ROWS)
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(UserError, match="can't be read"):
+        build_index(file, tmp_path / "index")
+
+
+def test_a_corpus_that_was_changed_is_refused(index: Path, tmp_path: Path) -> None:
+    build_index(written(tmp_path / "rows.jsonl", ROWS), tmp_path / "index")
+    with (tmp_path / "index" / "passages.jsonl").open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(UserError, match="is damaged"):
+        open_retriever(IndexSettings(index=str(tmp_path / "index")))
+
+
+# -- by words -----------------------------------------------------------------------------------
+
+
+def test_searches_by_words_give_the_best_first_and_leave_out_what_has_no_word(index: Path) -> None:
+    retriever = open_retriever(IndexSettings(index=str(index)))
+    both, italy, nothing = retriever.search(["capital of Norway", "Italy", "zebra"], 4)
+    assert both[0].passage.id == "w0" and len(both) == 4
+    assert [hit.score for hit in both] == sorted((hit.score for hit in both), reverse=True)
+    assert [hit.passage.id for hit in italy] == ["w2"] and nothing == []
+
+
+def test_the_best_are_those_of_a_whole_sort_and_equal_ones_are_in_order() -> None:
+    rng = random.Random(3)
+    for _ in range(200):
+        scores = np.array(rng.choices([0.0, 0.5, 1.0, 2.5], k=rng.randint(1, 30)), np.float32)
+        whole = sorted(np.flatnonzero(scores).tolist(), key=lambda place: (-scores[place], place))
+        count = rng.randint(1, 12)
+        assert best(scores, count).tolist() == whole[:count]
+
+
+# -- by meaning ---------------------------------------------------------------------------------
+
+
+def test_searches_by_meaning_compare_means_of_hidden_states_of_prefixed_texts(dense: Path) -> None:
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained(dense / "bert").eval()
+    tokenizer = AutoTokenizer.from_pretrained(dense / "bert")
+
+    def vector(text: str) -> Any:
+        with torch.no_grad():
+            mean = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+        return mean / mean.norm()
+
+    query = vector("query: capital of Norway")
+    scores = [float(query @ vector(f"passage: {row['contents']}")) for row in ROWS]
+    order = sorted(range(5), key=lambda place: -scores[place])
+    retriever = open_retriever(IndexSettings(index=str(dense / "index"), search="dense"))
+    (found, _) = retriever.search(["capital of Norway", "a much longer query than that one"], 3)
+    assert [hit.passage.id for hit in found] == [ROWS[place]["id"] for place in order[:3]]
+    assert [hit.score for hit in found] == pytest.approx([scores[p] for p in order[:3]], abs=1e-5)
+
+
+def flat(file: Path, count: int, width: int, **more: Any) -> str:
+    """A FAISS index as the published one of Wiki-18 is made."""
+    import faiss
+
+    metric = more.get("metric", faiss.METRIC_INNER_PRODUCT)
+    made = faiss.index_factory(width, "Flat", metric)
+    made.add(np.random.default_rng(0).normal(size=(count, width)).astype(np.float32))
+    faiss.write_index(made, str(file))
+    return str(file)
+
+
+def outside(dense: Path, file: str) -> IndexSettings:
+    encoder = EncoderSettings(model=str(dense / "bert"), device="cpu")
+    return IndexSettings(index=str(dense / "index"), search="dense", vectors=file, encoder=encoder)
+
+
+def test_a_flat_index_that_others_made_is_searched(dense: Path, tmp_path: Path) -> None:
+    import faiss
+
+    from coterie.tools.retrieval.encoder import Encoder
+
+    settings = outside(dense, flat(tmp_path / "e5_Flat.index", 5, 16))
+    (found,) = open_retriever(settings).search(["Norway"], 5)
+    assert settings.encoder is not None
+    query = Encoder(settings.encoder).queries(["Norway"])
+    _, places = faiss.read_index(str(tmp_path / "e5_Flat.index")).search(query, 5)
+    assert [hit.passage.id for hit in found] == [f"w{place}" for place in places[0]]
+
+
+def test_an_index_that_does_not_fit_is_refused(dense: Path, tmp_path: Path) -> None:
+    import faiss
+
+    file = tmp_path / "x.index"
+    with pytest.raises(UserError, match="has 6 vectors, and the corpus 5 passages"):
+        open_retriever(outside(dense, flat(file, 6, 16)))
+    with pytest.raises(UserError, match=r"vectors of 8 numbers, and .* makes 16"):
+        open_retriever(outside(dense, flat(file, 5, 8)))
+    with pytest.raises(UserError, match="inner products"):
+        open_retriever(outside(dense, flat(file, 5, 16, metric=faiss.METRIC_L2)))
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(UserError, match="can't be read as a FAISS index"):
+        open_retriever(outside(dense, str(file)))
+    with pytest.raises(UserError, match="there is no file"):
+        check_index(outside(dense, str(tmp_path / "none.index")))
+
+
+def test_vectors_are_searched_by_the_encoder_that_made_them(
+    dense: Path, index: Path, tmp_path: Path
+) -> None:
+    folder = str(dense / "index")
+    same = EncoderSettings(model=str(dense / "bert"), device="cpu", batch=7)
+    assert check_index(IndexSettings(index=folder, search="dense", encoder=same)) == check_index(
+        IndexSettings(index=folder, search="dense")
+    )
+    for wrong in (
+        EncoderSettings(model=str(tiny_bert(tmp_path / "other", seed=1))),
+        EncoderSettings(model=str(dense / "bert"), query_prefix=""),
+    ):
+        with pytest.raises(UserError, match="made by another encoder"):
+            check_index(IndexSettings(index=folder, search="dense", encoder=wrong))
+    with pytest.raises(UserError, match="made without vectors"):
+        check_index(IndexSettings(index=str(index), search="dense"))
+
+
+def test_what_searches_depend_on_is_the_same_wherever_the_files_lie(
+    index: Path, dense: Path, tmp_path: Path
+) -> None:
+    build_index(written(tmp_path / "again.jsonl", ROWS), tmp_path / "again")
+    build_index(written(tmp_path / "fewer.jsonl", ROWS[:-1]), tmp_path / "fewer")
+    first, again, fewer = (
+        check_index(IndexSettings(index=str(one)))
+        for one in (index, tmp_path / "again", tmp_path / "fewer")
+    )
+    by_meaning = check_index(IndexSettings(index=str(dense / "index"), search="dense"))
+    assert first == again and len({first, fewer, by_meaning}) == 3
+
+
+def test_the_command_indexes_by_meaning_alone(cli: Cli, dense: Path, tmp_path: Path) -> None:
+    rows = written(tmp_path / "rows.jsonl", ROWS)
+    ran = cli("data", "index", rows, "made", "--no-bm25", "--dense", dense / "bert")
+    assert ran.code == 0 and "5 passages" in ran.err and "encoding" in ran.err
+    with pytest.raises(UserError, match="made without BM25"):
+        check_index(IndexSettings(index="made"))
+    retriever = open_retriever(IndexSettings(index="made", search="dense"))
+    assert len(retriever.search(["Norway"], 5)[0]) == 5
+
+
+# -- batches ------------------------------------------------------------------------------------
+
+
+def test_questions_that_wait_are_answered_together_and_each_gets_its_own_answer() -> None:
+    asked: list[list[int]] = []
+
+    async def play() -> list[int]:
+        go = asyncio.Event()
+
+        async def answer(questions: Any) -> list[int]:
+            asked.append(list(questions))
+            await go.wait()
+            return [10 * one for one in questions]
+
+        batches: Batches[int, int] = Batches(answer, window=0.005, most=4, at_once=1)
+        first = asyncio.ensure_future(batches.ask(0))
+        await until(lambda: asked)
+        later = [asyncio.ensure_future(batches.ask(n)) for n in range(1, 10)]
+        await asyncio.sleep(0.05)
+        later[0].cancel()
+        go.set()
+        return await asyncio.gather(first, *later[1:])
+
+    assert asyncio.run(play()) == [0, *range(20, 100, 10)]
+    assert asked == [[0], [2, 3, 4, 5], [6, 7, 8, 9]]
+
+
+def test_a_batch_that_fails_fails_its_own_questions_alone() -> None:
+    async def answer(questions: Any) -> list[int]:
+        if 1 in questions:
+            raise ValueError("no one")
+        return list(questions)
+
+    async def play() -> list[int | BaseException]:
+        batches: Batches[int, int] = Batches(answer, window=0, most=2, at_once=1)
+        return await asyncio.gather(*map(batches.ask, range(4)), return_exceptions=True)
+
+    first, second, *others = asyncio.run(play())
+    assert isinstance(first, ValueError) and isinstance(second, ValueError) and others == [2, 3]
+
+
+# -- the server ---------------------------------------------------------------------------------
+
+
+async def retrieved(url: str, **body: Any) -> httpx2.Response:
+    async with httpx2.AsyncClient(timeout=30, trust_env=False) as http:
+        return await http.post(f"{url}/retrieve", json=body)
+
+
+def test_retrieve_answers_in_both_forms(index: Path, tmp_path: Path) -> None:
+    async def play() -> None:
+        file = config(tmp_path, {"kind": "retrieve", "index": str(index), "topk": 2})
+        async with serving(file) as (url, _):
+            # what Search-R1's client sends
+            scored = await retrieved(
+                url, queries=["capital of Norway", "Italy"], topk=3, return_scores=True
+            )
+            norway, italy = scored.json()["result"]
+            assert norway[0]["document"] == ROWS[0] and set(norway[0]) == {"document", "score"}
+            assert len(norway) == 3 and isinstance(norway[0]["score"], float)
+            assert [one["document"]["id"] for one in italy] == ["w2"]
+            plain = await retrieved(url, queries=["capital of Norway"], topk=None)
+            assert plain.json() == {"result": [[one["document"] for one in norway[:2]]]}
+            assert (await retrieved(url, queries=[])).json() == {"result": []}
+
+    asyncio.run(play())
+
+
+def test_requests_at_the_same_time_are_searched_together_and_trimmed_to_their_own_count(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coterie.tools.retrieval.retriever import Words
+
+    searched: list[tuple[int, int]] = []
+    whole = Words.search
+
+    def search(self: Words, queries: Any, count: int) -> Any:
+        searched.append((len(queries), count))
+        return whole(self, queries, count)
+
+    monkeypatch.setattr(Words, "search", search)
+
+    async def play() -> None:
+        tool = {"kind": "retrieve", "index": str(index), "window_ms": 20_000, "batch": 40}
+        async with serving(config(tmp_path, tool)) as (url, _):
+            counts = [1 + n % 4 for n in range(40)]
+            replies = await asyncio.gather(
+                *(retrieved(url, queries=["Norway"], topk=count) for count in counts)
+            )
+            found = [reply.json()["result"][0] for reply in replies]
+            assert [len(one) for one in found] == counts
+            longest = found[counts.index(4)]
+            assert all(one == longest[: len(one)] for one in found)
+
+    asyncio.run(play())
+    assert searched == [(40, 4)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"queries": "Norway"},
+        {"queries": [1]},
+        {"queries": ["x"], "topk": 0},
+        {"queries": ["x"], "topk": 101},
+        {"queries": ["x"], "topk": 2.5},
+        {"queries": ["x"] * 513},
+        {"queries": ["x"], "return_scores": "yes"},
+        {"queries": ["x"], "k": 3},
+        {"queries": ["\ud800"]},
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(index: Path, tmp_path: Path, body: Any) -> None:
+    async def play() -> httpx2.Response:
+        async with (
+            serving(config(tmp_path, {"kind": "retrieve", "index": str(index)})) as (url, _),
+            httpx2.AsyncClient(trust_env=False) as http,
+        ):
+            headers = {"Content-Type": "application/json"}
+            content = json.dumps(body)
+            return await http.post(f"{url}/retrieve", content=content, headers=headers)
+
+    reply = asyncio.run(play())
+    assert reply.status_code == 400 and reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("query", ["", " ", "\u0000", "x" * 50_000, "'; drop table --", "😀 ‮ \t"])
+def test_strange_queries_are_answered(dense: Path, tmp_path: Path, query: str) -> None:
+    async def play() -> None:
+        common = {"kind": "retrieve", "index": str(dense / "index")}
+        tools = ({**common, "name": "words"}, {**common, "name": "meaning", "search": "dense"})
+        async with serving(config(tmp_path, *tools)) as (url, _):
+            for name, count in (("words", 0), ("meaning", 3)):
+                reply = await retrieved(f"{url}/{name}", queries=[query, "Norway"])
+                assert [len(one) for one in reply.json()["result"]] == [count, 3]
+
+    asyncio.run(play())

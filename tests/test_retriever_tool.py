@@ -1,0 +1,270 @@
+"""The tool that searches passages: what agents are shown, one request for many calls, servers that fail."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from coterie.errors import UserError
+from coterie.tools.checking import check_tools
+from coterie.tools.retrieval.index import build_index
+from coterie.tools.retrieval.tool import NOTHING, RetrieverSettings, RetrieverTool
+from coterie.tools.run import CallLimits, ToolError, ToolUnavailable, run_calls
+from coterie.tools.source import ToolSource
+from coterie.tools.tags import Tags
+from coterie.trajectories.calls import ToolResult
+from tests.listening import listening
+from tests.test_retrieval import ROWS, written
+from tests.tool_backends import config, serving
+
+pytest.importorskip("bm25s")
+
+OSLO = 'Doc 1 (Title: "Oslo")\nOslo is the capital of Norway.'
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tool")
+    build_index(written(folder / "rows.jsonl", ROWS), folder / "index")
+    return folder / "index"
+
+
+Answer = Callable[[int, dict[str, Any]], Response]
+
+
+class Fake:
+    """A retrieval server that answers as it is told, and keeps what it was asked."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.app = FastAPI()
+
+        @self.app.post("/retrieve")
+        async def retrieve(request: Request) -> Response:
+            self.bodies.append(json.loads(await request.body()))
+            return answer(len(self.bodies), self.bodies[-1])
+
+
+def echoed(number: int, body: dict[str, Any]) -> Response:
+    rows = [[{"document": {"id": "1", "contents": f'"T"\n{query}'}}] for query in body["queries"]]
+    return JSONResponse({"result": rows})
+
+
+@contextlib.asynccontextmanager
+async def opened(fake: Fake, **settings: Any) -> AsyncIterator[Any]:
+    """What runs the calls of a tool that asks the fake server."""
+    async with listening(fake.app) as url:
+        given = RetrieverSettings(url=f"{url}/retrieve", **settings)
+        source: ToolSource = await asyncio.to_thread(RetrieverTool, given)
+        async with source.open() as functions:
+            yield functions["wiki_search"]
+
+
+def calls(text: str, tool: ToolSource, functions: Any) -> Any:
+    parsed = Tags(tool.tags).parse(text, "stop")
+    return run_calls(parsed, tool.tools, functions, CallLimits())
+
+
+def test_agents_are_shown_numbered_passages_with_their_titles(index: Path) -> None:
+    async def play() -> tuple[ToolResult, ...]:
+        tool = RetrieverTool(RetrieverSettings(corpus=str(index), topk=5))
+        check_tools(tool.tools)
+        async with tool.open() as functions:
+            text = "<wiki_search>capital of Norway | zebra</wiki_search>"
+            found: tuple[ToolResult, ...] = await calls(text, tool, functions)
+            with pytest.raises(ToolError, match="the query is empty"):
+                await functions["wiki_search"]({"query": " "})
+            return found
+
+    norway, zebra = asyncio.run(play())
+    first, *others = norway.text.split("\n\n")
+    assert first == OSLO and len(others) == 4
+    untitled = next(one for one in others if "without a title" in one)
+    assert untitled.partition("\n") == (untitled[:5], "\n", ROWS[3]["contents"])
+    assert zebra.text == NOTHING and not zebra.error
+
+
+def test_the_calls_of_a_message_go_out_in_one_request_and_equal_queries_once() -> None:
+    async def play() -> tuple[list[str], list[dict[str, Any]]]:
+        fake = Fake(echoed)
+        async with opened(fake, topk=2) as search:
+            queries = ["b", "a", "b", "c", "a"]
+            found = await asyncio.gather(*(search({"query": one}) for one in queries))
+            await search({"query": "later"})
+        return found, fake.bodies
+
+    found, bodies = asyncio.run(play())
+    assert [one.partition("\n")[2] for one in found] == ["b", "a", "b", "c", "a"]
+    assert [body["queries"] for body in bodies] == [["b", "a", "c"], ["later"]]
+    assert bodies[0] == {"queries": ["b", "a", "c"], "topk": 2, "return_scores": True}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda: JSONResponse({"error": "full"}, 503, {"Retry-After": "0"}),
+        lambda: JSONResponse({}, 500),
+        lambda: JSONResponse({}, 429),
+        lambda: Response("nonsense"),
+        lambda: JSONResponse({"result": []}),
+        lambda: JSONResponse({"result": [[{"document": {"id": "1"}}]]}),
+    ],
+    ids=["full", "failed", "too many", "no JSON", "too few", "no contents"],
+)
+def test_a_fault_that_may_pass_is_tried_again(fault: Callable[[], Response]) -> None:
+    async def play() -> int:
+        fake = Fake(lambda number, body: fault() if number == 1 else echoed(number, body))
+        async with opened(fake) as search:
+            (found,) = await asyncio.gather(search({"query": "x"}), return_exceptions=True)
+            assert str(found).endswith("\nx")
+        return len(fake.bodies)
+
+    assert asyncio.run(play()) == 2
+
+
+def test_a_server_that_goes_on_failing_is_unavailable_and_no_result() -> None:
+    async def play() -> int:
+        fake = Fake(lambda number, body: JSONResponse({}, 500))
+        async with opened(fake, tries=2) as search:
+            with pytest.raises(ToolUnavailable, match="answered 500"):
+                await search({"query": "x"})
+        return len(fake.bodies)
+
+    assert asyncio.run(play()) == 2
+
+
+def test_one_query_that_is_refused_does_not_fail_the_others() -> None:
+    def picky(number: int, body: dict[str, Any]) -> Response:
+        if "bad" in body["queries"]:
+            return JSONResponse({"detail": "no bad ones"}, 422)
+        return echoed(number, body)
+
+    async def play() -> list[Any]:
+        async with opened(Fake(picky)) as search:
+            asked = (search({"query": one}) for one in ("a", "bad", "c"))
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, bad, last = asyncio.run(play())
+    assert str(first).endswith("\na") and str(last).endswith("\nc")
+    assert isinstance(bad, ToolError) and "no bad ones" in str(bad)
+
+
+def test_a_server_that_stalls_is_given_up_in_time() -> None:
+    async def play() -> None:
+        fake, go = Fake(echoed), asyncio.Event()
+
+        @fake.app.post("/slow/retrieve")
+        async def slow() -> None:
+            await go.wait()
+
+        async with listening(fake.app) as url:
+            given = RetrieverSettings(url=f"{url}/slow/retrieve", seconds=0.2, tries=2)
+            tool = await asyncio.to_thread(RetrieverTool, given)
+            async with asyncio.timeout(10), tool.open() as functions:
+                with pytest.raises(ToolUnavailable, match="no answer from"):
+                    await functions["wiki_search"]({"query": "x"})
+            go.set()
+
+    asyncio.run(play())
+
+
+def test_more_passages_than_were_asked_for_are_left_out() -> None:
+    rows = [[{"contents": f"number {n}"} for n in range(9)]]
+    fake = Fake(lambda number, body: JSONResponse({"result": rows}))
+
+    async def play() -> str:
+        async with opened(fake, topk=2) as search:
+            return str(await search({"query": "x"}))
+
+    assert asyncio.run(play()) == "Doc 1\nnumber 0\n\nDoc 2\nnumber 1"
+
+
+# -- where the passages are ---------------------------------------------------------------------
+
+
+def test_a_server_a_folder_and_a_file_give_the_same(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
+    query = {"query": "a city in Norway"}
+
+    async def asked(settings: RetrieverSettings) -> tuple[str, str]:
+        tool = await asyncio.to_thread(RetrieverTool, settings)
+        async with tool.open() as functions:
+            return await functions["wiki_search"](query), tool.identity
+
+    async def play() -> None:
+        file = written(tmp_path / "rows.jsonl", ROWS)
+        here, _ = await asked(RetrieverSettings(corpus=str(file)))
+        assert len(list((tmp_path / "home" / "indexes").glob("[!.]*"))) == 1
+        assert (await asked(RetrieverSettings(corpus=str(file))))[0] == here
+        folder, identity = await asked(RetrieverSettings(corpus=str(index)))
+        async with serving(config(tmp_path, {"kind": "retrieve", "index": str(index)})) as (url, _):
+            assert await asked(RetrieverSettings(url=f"{url}/retrieve")) == (folder, identity)
+            _, other = await asked(RetrieverSettings(url=f"{url}/retrieve", topk=1))
+        assert here == folder and other != identity
+
+    asyncio.run(play())
+
+
+def test_a_run_starts_a_server_and_ends_it(index: Path, tmp_path: Path) -> None:
+    file = config(tmp_path, {"kind": "retrieve", "index": str(index)})
+    tool = RetrieverTool(RetrieverSettings(serve=str(file)))
+    assert tool.identity == RetrieverTool(RetrieverSettings(corpus=str(index))).identity
+
+    async def play() -> list[psutil.Process]:
+        async with tool.open() as functions:
+            found = psutil.Process().children(recursive=True)
+            assert (await functions["wiki_search"]({"query": "Oslo"})) == OSLO
+            return found
+
+    children = asyncio.run(play())
+    assert any("serve" in one for one in map(str, children)) or len(children) >= 2
+    assert not [one for one in children if one.is_running()]
+
+
+def test_what_cannot_be_used_is_refused_when_the_tool_is_made(index: Path, tmp_path: Path) -> None:
+    for settings, said in (
+        (RetrieverSettings(url="http://127.0.0.1:9/retrieve"), "no retrieval server answers"),
+        (RetrieverSettings(corpus=str(tmp_path)), "is not an index"),
+        (RetrieverSettings(serve=str(tmp_path / "none.yaml")), "can't read settings"),
+        (
+            RetrieverSettings(serve=str(config(tmp_path, {"kind": "code"}))),
+            "no tool of the kind retrieve",
+        ),
+    ):
+        with pytest.raises(UserError, match=said):
+            RetrieverTool(settings)
+    for wrong in ({}, {"url": "http://x/retrieve", "corpus": "y"}, {"url": "ftp://x"}):
+        with pytest.raises(ValueError, match=r"one of url|http://"):
+            RetrieverSettings(**wrong)
+
+
+def test_a_server_with_other_passages_is_refused_when_the_run_goes_on(
+    index: Path, tmp_path: Path
+) -> None:
+    build_index(written(tmp_path / "fewer.jsonl", ROWS[:2]), tmp_path / "fewer")
+
+    async def play() -> None:
+        app = FastAPI()
+        told = ["first", "second"]
+
+        @app.get("/corpus")
+        async def corpus() -> dict[str, str]:
+            return {"identity": told.pop(0)}
+
+        async with listening(app) as url:
+            settings = RetrieverSettings(url=f"{url}/retrieve")
+            tool = await asyncio.to_thread(RetrieverTool, settings)
+            with pytest.raises(UserError, match="other passages than before"):
+                async with tool.open():
+                    pass
+
+    asyncio.run(play())
