@@ -242,9 +242,14 @@ def test_what_cannot_be_used_is_refused_when_the_tool_is_made(index: Path, tmp_p
     ):
         with pytest.raises(UserError, match=said):
             RetrieverTool(settings)
-    for wrong in ({}, {"url": "http://x/retrieve", "corpus": "y"}, {"url": "ftp://x"}):
-        with pytest.raises(ValueError, match=r"one of url|http://"):
-            RetrieverSettings(**wrong)
+    for wrong, said in (
+        ({}, "one of url"),
+        ({"url": "http://x/retrieve", "corpus": "y"}, "one of url"),
+        ({"url": "ftp://x/retrieve"}, "must begin with http://"),
+        ({"url": "http://127.0.0.1:8008"}, "such as http://127.0.0.1:8008/retrieve"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            RetrieverSettings.model_validate(wrong)
 
 
 def test_a_server_with_other_passages_is_refused_when_the_run_goes_on(
