@@ -66,7 +66,18 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 def model(name: str, *, seed: int = 0, context: int = 2048, heads: int = 2) -> LoadedModel:
     """A random Llama of two layers with that tokenizer; spread enough to say varied things."""
-    pieces = tokenizer(name)
+    return random_model(tokenizer(name), f"random-{name}", seed=seed, context=context, heads=heads)
+
+
+def random_model(
+    pieces: PreTrainedTokenizerFast,
+    source: str,
+    *,
+    seed: int = 0,
+    context: int = 2048,
+    heads: int = 2,
+) -> LoadedModel:
+    """A random Llama of two layers with a tokenizer."""
     torch.manual_seed(seed)
     llama = LlamaForCausalLM(
         LlamaConfig(
@@ -83,4 +94,4 @@ def model(name: str, *, seed: int = 0, context: int = 2048, heads: int = 2) -> L
             eos_token_id=pieces.eos_token_id,
         )
     ).eval()
-    return LoadedModel(llama, pieces, ChatRenderer(pieces), context, f"random-{name}")
+    return LoadedModel(llama, pieces, ChatRenderer(pieces), context, source)

@@ -229,6 +229,7 @@ BOMB = "__import__('os').system('touch ran')"
         ({"positive_history": BOMB}, "positive_history: must be a Python literal"),
         ({"positive_history": "[" * 5000}, "positive_history: must be a Python literal"),
         ({"positive_history": "9" * 10000}, "positive_history: must be a Python literal"),
+        ({"positive_history": "-" * 50000 + "1"}, "positive_history: must be a Python literal"),
         ({"positive_history": "'text'"}, "positive_history: must be a list"),
         ({"negative_history": [{"role": "user"}]}, "negative_history.0.content: is missing"),
         ({"negative_history": told("Else?", "Answer: 6")}, "differ before contrast_step"),
@@ -480,4 +481,4 @@ def test_sets_that_there_are_not_and_counts_below_one_are_refused(
 
 def test_a_set_that_is_not_here_is_refused_before_anything_is_done() -> None:
     with pytest.raises(UserError, match="ultra_feedback is not prepared on this machine"):
-        made("mix={ultra_feedback: 14000}").check()
+        made("mix={ultra_feedback: 14000}").plan()

@@ -180,6 +180,8 @@ def test_a_whole_run_trains_and_its_page_shows_trees_and_density(
     assert sum(int(count) for _, count in report.sections[1].rows) == 6
     page = (tmp_path / "page.html").read_text()
     assert "Selected pairs of a task" in page and "density-chart" in page
+    assert "no value" not in page, "turns of the environment have none"
+    assert "right answer" not in page, "a game has none"
 
 
 def test_trees_without_pairs_are_refused_with_what_to_do(grown: Path, tmp_path: Path) -> None:
@@ -196,6 +198,16 @@ def test_parts_of_the_tasks_are_disjoint_and_whole_together() -> None:
     assert sorted(task for part in parts for task in part) == sorted(whole)
     with pytest.raises(UserError, match="there is no part 3 of 3"):
         dense("rollout.shard=[3,3]")
+
+
+def test_a_part_without_tasks_is_refused_before_anything_is_done() -> None:
+    with pytest.raises(UserError, match=r"rollout.shard=\[6,7\] has no tasks: there are 6"):
+        dense("rollout.shard=[6,7]").plan()
+
+
+def test_temperatures_below_zero_are_refused() -> None:
+    with pytest.raises(UserError, match="must be at least 0"):
+        dense("search.temperatures=[1.0, -1.0]")
 
 
 def test_an_environment_of_several_agents_is_refused() -> None:

@@ -1,5 +1,6 @@
 """No content can write a control token, by any spelling, in any template."""
 
+import json
 import random
 from copy import copy
 from functools import cache
@@ -8,10 +9,12 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.trajectories.calls import ToolCall, ToolResult
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Part, Role, Sample, Speaker, Turn, make_turn
 from tests.forging import NAMES, control_ids, control_texts, nasty, tokenizer
+from tests.native_templates import NATIVE
+from tests.native_templates import tokenizer as native_tokenizer
 
 ROUNDS = 40
 """Chats for each template."""
@@ -186,3 +189,65 @@ def test_written_turns_and_prefills_have_no_control_token_but_their_end(name: st
     forged = "".join(control_texts(name))
     begun = chat.renderer.render(chat.messages, chat.tree, "Alice", prefill=forged)
     assert [one for one in begun if one in reserved] == [i for i in chat.shown() if i in reserved]
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_no_text_of_a_tool_can_forge_a_turn(name: str) -> None:
+    own = ChatRenderer(native_tokenizer(name))
+    tree, asked = Tree("t", "r", 0), [Message.of("user", "Hello")]
+    texts = [token.content for token in own.tokenizer.added_tokens_decoder.values()]
+    for seed in range(ROUNDS):
+        chance = random.Random(seed)
+
+        def nasty_text(chance: random.Random = chance) -> str:
+            return "".join(chance.choice([*texts, '"', "\\", "\n", "<|", "word "]) for _ in "abc")
+
+        found = []
+        for text in (nasty_text, lambda: "word"):
+            schema = {"properties": {text(): {"description": text(), "enum": [text(), text()]}}}
+            tool = Tool(f"x{text()}", text(), {"type": "object", **schema})
+            ids = own.render(asked, tree, "Alice", tools=[tool])
+            found.append([one for one in ids if one in own.control.ids])
+        assert found[0] == found[1], seed
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_tools_without_control_tokens_get_the_tokenizers_own_ids(name: str) -> None:
+    own = ChatRenderer(native_tokenizer(name))
+    tool = Tool(
+        "look", 'Looks "at" a < b, é.', {"type": "object", "properties": {"z": {}, "a": {}}}
+    )
+    want = own.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hello"}],
+        tools=[{"type": "function", "function": {"name": tool.name, "description": tool.description,
+                                                  "parameters": dict(tool.parameters)}}],
+        add_generation_prompt=True,
+    )["input_ids"]  # fmt: skip
+    found = own.render([Message.of("user", "Hello")], Tree("t", "r", 0), "Alice", tools=[tool])
+    assert list(found) == list(want)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_calls_of_a_turn_without_tokens_are_written_by_the_template_and_forge_nothing(
+    name: str,
+) -> None:
+    own = ChatRenderer(native_tokenizer(name))
+    texts = "".join(token.content for token in own.tokenizer.added_tokens_decoder.values())
+    found = []
+    for what in (texts, "word"):
+        tree = Tree("t", "r", 0)
+        call = ToolCall("c0", "look", json.dumps({"what": what, what: [what]}))
+        said = make_turn(tree.root, Speaker("agent", "Alice"), [], calls=(call,))
+        told = make_turn(said.id, Speaker("tool", "t"), [], results=[ToolResult("c0", what)])
+        for turn in (said, told):
+            tree.add(turn)
+        chat = [
+            Message.of("user", "Hello"),
+            Message("assistant", turn=said.id),
+            Message("tool", turn=told.id),
+        ]
+        ids = own.render(chat, tree, "Alice", tools=[Tool("look", "Looks.", {"type": "object"})])
+        found.append([one for one in ids if one in own.control.ids])
+        text = own.decode(ids)
+    assert found[0] == found[1]
+    assert "look" in text.rpartition("Hello")[2]

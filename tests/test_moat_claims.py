@@ -96,6 +96,7 @@ def test_claims_without_a_gate_say_so(cli):
     assert (said.code, "have no gate" in said.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_it_ends_with_claims_and_rows_and_the_control_had_as_many_rows_and_steps(
     cli, open_gate, tmp_path
 ):

@@ -169,6 +169,7 @@ def test_adapters_are_trained_from_the_base_and_sampled(cli: Cli, tmp_path: Path
     assert recipe(settings("optima/isft", [*SMALL, "model=MERGED"])).plan().weights == 1_987_392
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_can_be_forked_to_one_that_trains_all_weights(
     cli: Cli, tmp_path: Path
 ) -> None:

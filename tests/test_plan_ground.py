@@ -160,6 +160,8 @@ def test_training_tasks_by_steps_are_single_steps_after_the_right_ones():
     assert grade.score == 1.0, "earlier results are known"
     _, grade = played(world, stop, {PLANNER: ["Done."], GROUNDER: []})
     assert grade.score == 1.0
+    _, grade = played(world, stop, {PLANNER: ["Find the pens."], GROUNDER: []})
+    assert grade.score == 0.0, "who says anything at all does not stop"
     _, grade = played(
         world, stop, {PLANNER: ["Subgoal 3: more"], GROUNDER: ["R3 = Calculator(R2 + 1)"]}
     )
@@ -214,3 +216,5 @@ def test_subgoals_are_read_as_they_are_written():
     assert subgoals_in(plan) == ["find a; then b", "add c"]
     assert subgoals_in("no plan") == []
     assert is_done("Done.") and not is_done("Subgoal 3: stop")
+    assert is_done(" done") and not is_done("Done. Subgoal 3: stop")
+    assert not is_done("") and not is_done("Find the pens.")

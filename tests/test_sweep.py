@@ -195,6 +195,7 @@ def test_the_command_prints_the_plan_and_leaves_nothing_behind(cli: Cli, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_command_runs_all_and_ends_with_one_json_object(cli: Cli, tmp_path: Path) -> None:
     words = [*TINY, "correct.critic.model=script,tiny-exchange", "correct.critic.max_tokens=8"]
     found = cli("sweep", "moat/maths", *words, "--folder", tmp_path / "critics", "--seeds", "2")

@@ -54,6 +54,14 @@ def test_broken_tags_are_calls_that_are_not_run(text: str, finish: Any, errors: 
     assert [one.error for one in TAGS.parse(text, finish)] == errors
 
 
+@pytest.mark.parametrize("observation", ["search", "answer", "a b"])
+def test_the_tag_of_a_result_is_no_other(observation: str) -> None:
+    with pytest.raises(
+        UserError, match=r"is a result and a call or the answer|not the name of a tag"
+    ):
+        Tags({"search": Tag("query")}, observation=observation)
+
+
 @pytest.mark.parametrize(
     ("calls", "answer", "reason"),
     [

@@ -1,6 +1,7 @@
 """Agents with tools that are played by an endpoint: text in, text out (the service's replies are made up)."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from coterie.environments.protocol import Shared, State
 from coterie.rollout.branches import Branches
 from coterie.rollout.samplers import AgentContext, Prompt, TextSampler
 from coterie.rollout.sessions import sessions_of
+from coterie.tools.native import NativeCalls
 from coterie.tools.tags import closing
 from coterie.trajectories.calls import ToolResult
 from coterie.trajectories.task import Task
@@ -38,14 +40,14 @@ def replies(text: str, **more: Any) -> Answer:
     return says(200, {"choices": [choice]})
 
 
-def played(*script: Answer) -> tuple[list[Turn], list[dict[str, Any]]]:
+def played(*script: Answer, game: Asking | None = None) -> tuple[list[Turn], list[dict[str, Any]]]:
     """The path of a game, and the requests that the service had."""
 
     async def play(url: str) -> list[Turn]:
         async with Endpoint(settings(url)) as endpoint, sessions_of(1, 5.0) as sessions:
             sampler = TextSampler(endpoint, Sampling(max_tokens=20, stop=("END",)))
             grown = Branches(
-                *(Looking(), {"agent": sampler}, Task("t", {}), Tree("t", "r", 0)),
+                *(game or Looking(), {"agent": sampler}, Task("t", {}), Tree("t", "r", 0)),
                 seed=0, shared=Shared(), sessions=sessions, seconds=5.0,
             )  # fmt: skip
             at = await grown.start()
@@ -120,3 +122,58 @@ def test_an_endpoint_is_shown_results_without_text_and_nothing_that_is_for_other
         (body,) = server.bodies
     assert [one["content"] for one in body["messages"]] == ["blue\ntall", "open"]
     assert "stop" not in body
+
+
+class Native(Looking):
+    """Calls are the model's own."""
+
+    syntax = NativeCalls()
+
+
+def makes(*calls: tuple[str, str], **more: Any) -> Answer:
+    made = [
+        {"id": f"x{n}", "type": "function", "function": {"name": name, "arguments": given}}
+        for n, (name, given) in enumerate(calls)
+    ]
+    message = {"content": None, "tool_calls": made}
+    return replies("", message=message, **{"finish_reason": "tool_calls", **more})
+
+
+def test_calls_that_an_endpoint_makes_are_run_and_sent_back_with_their_results() -> None:
+    path, asked = played(
+        makes(("look", '{"what": "3"}'), ("look", '{"what": "1"}')),
+        makes(("look", "{oops")),
+        replies("a door"),
+        game=Native(),
+    )
+    called, told, broken, why, answer = path
+    assert [call.id for call in called.calls] == ["c0", "c1"] and answer.text == "a door"
+    assert [result.text for result in told.results] == ["3 is there", "1 is there"]
+    assert "are not JSON" in broken.calls[0].error and "are not JSON" in why.results[0].text
+    assert [tool["function"]["name"] for tool in asked[0]["tools"]] == ["look", "push"]
+    assert all("stop" not in body or body["stop"] == ["END"] for body in asked)
+    said, *results = asked[1]["messages"][1:]
+    ids = [call["id"] for call in said["tool_calls"]]
+    assert [(one["role"], one["tool_call_id"], one["content"]) for one in results] == [
+        ("tool", ids[0], "3 is there"),
+        ("tool", ids[1], "1 is there"),
+    ]
+    again = asked[2]["messages"][4]["tool_calls"][0]
+    assert again["id"] not in ids and len(again["id"]) == 9
+    assert json.loads(again["function"]["arguments"]) == {"text": "{oops"}
+
+
+def test_the_last_call_of_a_reply_that_was_cut_off_is_not_run() -> None:
+    one = ("look", '{"what": "1"}')
+    path, _ = played(makes(one, one, finish_reason="length"), replies("a door"), game=Native())
+    assert ["cut off" in call.error for call in path[0].calls] == [False, True]
+    assert path[0].truncated
+
+
+def test_arguments_of_an_endpoint_may_be_an_object_or_empty() -> None:
+    given = [("look", {"what": "1"}), ("unknown", "")]
+    made = [{"function": {"name": name, "arguments": one}} for name, one in given]
+    message = {"content": "I look.", "tool_calls": made}
+    path, _ = played(replies("", message=message), replies("a door"), game=Native())
+    assert [call.arguments for call in path[0].calls] == ['{"what": "1"}', "{}"]
+    assert path[0].text == "I look."

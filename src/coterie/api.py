@@ -163,7 +163,8 @@ async def _play(
 
 def _sampler(engine: InProcessEngine, sampling: Sampling) -> TokenSampler:
     loaded = engine.loaded
-    return TokenSampler(engine, loaded.renderer.render, sampling, loaded.context_length)
+    renderer = loaded.renderer
+    return TokenSampler(engine, renderer.render, sampling, loaded.context_length, renderer.calls)
 
 
 def _told(one: Finished) -> Played:

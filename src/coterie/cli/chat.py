@@ -27,6 +27,18 @@ def chat(
             help="Of a run: the policy that this iteration began with; default: the newest."
         ),
     ] = None,
+    tools: Annotated[
+        str,
+        typer.Option(
+            help="What the model may call, such as python, or path/file.py:NAME; several with commas."
+        ),
+    ] = "",
+    tool_word: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tool", metavar="KEY=VALUE", help="A key of the group tools, such as calls=tags."
+        ),
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.7,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a reply.")] = 512,
     seed: Annotated[int | None, typer.Option(min=0, help="For the same replies again.")] = None,
@@ -45,7 +57,12 @@ def chat(
         coterie chat runs/optima-isft --task 3
 
         echo 'What is a tree?' | coterie chat smollm2 --temperature 0
-    """
-    from coterie.cli.chatting import Manner, talk
 
-    talk(source, iteration, device, Manner(temperature, max_tokens, seed, system, task))
+        coterie chat Qwen/Qwen3-4B --tools python,examples/tool.py:multiply
+
+        coterie chat smollm2 --tools python --tool calls=tags
+    """
+    from coterie.cli.chatting import Manner, talk, tools_of
+
+    manner = Manner(temperature, max_tokens, seed, system, task)
+    talk(source, iteration, device, manner, tools_of(tools, tool_word or ()))

@@ -5,12 +5,16 @@ import io
 import itertools
 import secrets
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from coterie.cli.chat_tools import ChatTools, lines_of, open_tools
 from coterie.cli.serving import open_policies
+from coterie.config.plain import wrong_at
 from coterie.config.text import encoded
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
@@ -19,8 +23,9 @@ from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.rollout.opening import Opening, first_prompts
 from coterie.terminal.console import notes
+from coterie.tools.toolbox import ToolsSettings
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message
+from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
 
 NEW = "/new"
 """What a person types to begin anew."""
@@ -48,13 +53,32 @@ class Conversation:
     manner: Manner
     opening: Opening
     reader: str = READER
+    tools: ChatTools | None = None
     said: list[Message] = field(default_factory=list)
 
     async def reply(self, show: Callable[[str], None]) -> None:
-        """The model's next words; ``show`` gets them piece by piece. Raises ``EngineError``."""
-        renderer, shown = self.engine.loaded.renderer, ""
+        """The model's next words, and what it calls; ``show`` gets them piece by piece. Raises ``EngineError``."""
+        before = len(self.said)
+        rounds = self.tools.settings.rounds if self.tools else 0
+        try:
+            for left in range(rounds, -1, -1):
+                turn = await self._say(show)
+                if not turn.calls or not left or self.tools is None:
+                    return
+                told = await self.tools.answer(turn)
+                self.opening.tree.add(told)
+                self.said.append(Message("tool", turn=told.id))
+                show("\n" + "\n".join(lines_of(turn, told.results)) + "\n")
+        except BaseException:
+            del self.said[before:]
+            raise
+
+    async def _say(self, show: Callable[[str], None]) -> Turn:
+        """One message of the model's, which is shown to it again as it was sampled."""
+        renderer, shown, tree = self.engine.loaded.renderer, "", self.opening.tree
         messages = [*self.opening.messages, *self.said]
-        prompt = renderer.render(messages, self.opening.tree, self.reader)
+        offered = self.tools.by_template if self.tools else ()
+        prompt = renderer.render(messages, tree, self.reader, tools=offered)
         room = self.engine.loaded.context_length - len(prompt)
         if room < MIN_ROOM:
             raise EngineError(
@@ -72,16 +96,48 @@ class Conversation:
             show(text[len(shown) :])
             shown = text
 
-        sampling = Sampling(self.manner.temperature, max_tokens=min(room, self.manner.max_tokens))
+        stop = self.tools.syntax.stop if self.tools else ()
+        most = min(room, self.manner.max_tokens)
+        sampling = Sampling(self.manner.temperature, max_tokens=most, stop=stop)
         seed = secrets.randbits(31) if self.manner.seed is None else self.manner.seed
         (completion,) = await self.engine.sample(
             prompt, [seed + len(self.said)], sampling, on_token=heard
         )
-        show(completion.text[len(shown) :])
-        self.said.append(Message.of("assistant", completion.text))
+        text = completion.text + completion.stop
+        show(text[len(shown) :])
+        calls = self.tools.calls(text, completion.finish, renderer) if self.tools else ()
+        parent = next((one.turn for one in self.said[::-1] if one.turn), None) or tree.root
+        speaker, count = Speaker("agent", self.reader), len(tree.turns)
+        turn = make_turn(
+            parent,
+            speaker,
+            [Part(text)],
+            ids=completion.ids,
+            calls=calls,
+            author="chat",
+            draw=count,
+        )
+        tree.add(turn)
+        self.said.append(Message("assistant", turn=turn.id))
+        return turn
 
 
-def talk(source: str, iteration: int | None, device: str | None, manner: Manner) -> None:
+def tools_of(names: str, words: Sequence[str]) -> ToolsSettings:
+    """The tools of the options ``--tools`` and ``--tool``. Raises ``UserError`` for words that are wrong."""
+    use = tuple(name for name in names.split(",") if name)
+    values = dict(word.partition("=")[::2] for word in words)
+    try:
+        return ToolsSettings.model_validate({**values, "use": use})
+    except ValidationError as error:
+        wrong = "; ".join(map(wrong_at, error.errors()))
+        raise UserError(
+            f"--tool: {wrong}", "give a key of the group tools (docs/config.md), such as calls=tags"
+        ) from error
+
+
+def talk(
+    source: str, iteration: int | None, device: str | None, manner: Manner, tools: ToolsSettings
+) -> None:
     """Talk until the person's lines end, or Ctrl-C."""
     encoded(manner.system, "--system")
     if manner.task is not None:
@@ -91,11 +147,25 @@ def talk(source: str, iteration: int | None, device: str | None, manner: Manner)
         opening, reader = Opening(told, Tree("chat", "chat", 0)), READER
     with suppress(KeyboardInterrupt):
         engine = open_policies(source, iteration, source, device).base.engine
-        conversation = Conversation(engine, manner, opening, reader)
-        with asyncio.Runner() as runner:
-            _turns(conversation, runner)
+        with asyncio.Runner() as runner, _opened(runner, engine, tools, manner) as has:
+            if has is not None:
+                opening = replace(opening, messages=has.told(opening.messages))
+            _turns(Conversation(engine, manner, opening, reader, has), runner)
     if sys.stdin.isatty():
         print()
+
+
+@contextmanager
+def _opened(
+    runner: asyncio.Runner, engine: InProcessEngine, tools: ToolsSettings, manner: Manner
+) -> Iterator[ChatTools | None]:
+    """The tools of a conversation."""
+    opening = open_tools(tools, engine.loaded.renderer, manner.seed or 0)
+    found = runner.run(opening.__aenter__())
+    try:
+        yield found
+    finally:
+        runner.run(opening.__aexit__(None, None, None))
 
 
 def _turns(conversation: Conversation, runner: asyncio.Runner) -> None:

@@ -155,7 +155,8 @@ async def _by_engines(
     stats = [of.engine.stats for of in speaking.values()]
     async with AsyncExitStack() as stack:
         for agents, of in speaking.items():
-            sampler = TokenSampler(of.engine, of.renderer.render, sampling, of.context_length)
+            renderer, context = of.renderer, of.context_length
+            sampler = TokenSampler(of.engine, renderer.render, sampling, context, renderer.calls)
             best = await stack.enter_async_context(_best(settings, sampler, of.renderer))
             samplers |= dict.fromkeys(agents, best)
         found = await evaluate(

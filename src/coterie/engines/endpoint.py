@@ -21,6 +21,8 @@ from coterie.config.settings import Settings, key
 from coterie.engines.keys import find_key
 from coterie.engines.limits import MAX_WAIT, Limits, retry_after
 from coterie.engines.protocol import EngineError, EngineGone
+from coterie.models.offering import offered
+from coterie.trajectories.calls import Tool
 
 BYTES_PER_TOKEN = 4
 """For estimates, where the server has not counted."""
@@ -87,11 +89,40 @@ class EndpointSettings(RequestSettings):
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointCall:
+    """A call of a tool."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text, as the model wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Utterance:
     """One message of a chat."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     text: str
+    calls: tuple[EndpointCall, ...] = ()
+    """Of an assistant's message."""
+    call_id: str = ""
+    """Of a tool's message: the call that it answers."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As servers take it."""
+        calls = [
+            {"id": one.id, "type": "function",
+             "function": {"name": one.name, "arguments": one.arguments}}
+            for one in self.calls
+        ]  # fmt: skip
+        return {
+            "role": self.role,
+            "content": self.text,
+            **({"tool_calls": calls} if calls else {}),
+            **({"tool_call_id": self.call_id} if self.call_id else {}),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +139,7 @@ class Reply:
     """Whether the server has not counted, and the tokens are a fourth of the bytes."""
     stop: str = ""
     """The stop string that ended it, which its text has no more; empty where the server does not say."""
+    calls: tuple[EndpointCall, ...] = ()
 
 
 @dataclass(slots=True)
@@ -194,11 +226,12 @@ class Endpoint:
         top_p: float = 1.0,
         stop: Sequence[str] = (),
         seed: int | None = None,
+        tools: Sequence[Tool] = (),
     ) -> Reply:
         """The model's answer to a chat. Raises :class:`EngineError` when it fails for good."""
         body: dict[str, Any] = {
             "model": self.settings.model,
-            "messages": [{"role": one.role, "content": one.text} for one in messages],
+            "messages": [one.body for one in messages],
             self.settings.limit_name: max_tokens,
         }
         # What is the default of the protocol is left out: some models take nothing else.
@@ -206,7 +239,8 @@ class Endpoint:
         body |= {"top_p": top_p} if top_p != 1 else {}
         body |= {"stop": list(stop)} if stop else {}
         body |= {} if seed is None else {"seed": seed}
-        prompt = _estimate("".join(one.text for one in messages))
+        body |= {"tools": [offered(tool) for tool in tools]} if tools else {}
+        prompt = _estimate("".join(one.text for one in messages) + str(body.get("tools", "")))
         async with self._places:
             try:
                 reply = await self._persist(body, prompt, prompt + max_tokens)
@@ -272,13 +306,14 @@ class Endpoint:
         choice = body.choices[0]
         text, finish = choice.message.content or "", _finish(choice.finish_reason)
         stop = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
+        calls = tuple(map(_call, choice.message.tool_calls or ()))
         if (usage := body.usage) is None:
-            return Reply(text, finish, prompt, _estimate(text), 0, True, stop)
+            said = text + "".join(one.name + one.arguments for one in calls)
+            return Reply(text, finish, prompt, _estimate(said), 0, True, stop, calls)
         details = usage.prompt_tokens_details
         cached = (details.cached_tokens if details else None) or 0
-        return Reply(
-            text, finish, usage.prompt_tokens, usage.completion_tokens, cached, False, stop
-        )
+        tokens = usage.prompt_tokens, usage.completion_tokens
+        return Reply(text, finish, *tokens, cached, False, stop, calls)
 
     def _quote(self, text: str) -> str:
         """What a server said, without the key and cut."""
@@ -297,8 +332,19 @@ class _Passing(Exception):
         self.wait = wait
 
 
+class _Function(BaseModel):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _ToolCall(BaseModel):
+    id: str | None = None
+    function: _Function
+
+
 class _Message(BaseModel):
     content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
 class _Choice(BaseModel):
@@ -332,8 +378,17 @@ def _answer(content: bytes) -> _Answer | None:
         return None
 
 
+def _call(one: _ToolCall) -> EndpointCall:
+    """A call; some servers give arguments as an object, and none as an empty text."""
+    given = one.function.arguments or "{}"
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return EndpointCall(one.id or "", one.function.name or "", text)
+
+
 def _finish(reason: str | None) -> Literal["stop", "length", "other"]:
-    return "stop" if reason == "stop" else "length" if reason == "length" else "other"
+    return (
+        "stop" if reason in ("stop", "tool_calls") else "length" if reason == "length" else "other"
+    )
 
 
 def _message(answer: httpx2.Response) -> tuple[str, str]:

@@ -31,6 +31,10 @@ class ApiKey:
         """The header that it opens a server with."""
         return {"Authorization": f"Bearer {self._text}"}
 
+    def in_header(self, name: str) -> dict[str, str]:
+        """The header of this name, for servers that want the bare key in it."""
+        return {name: self._text}
+
     def redact(self, text: str) -> str:
         """A text without the key."""
         return text.replace(self._text, str(self))

@@ -19,7 +19,11 @@ from coterie.datasets.settings import DatasetSettings
 from coterie.environments.checking import check_parts
 from coterie.environments.protocol import Environment
 from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
+from coterie.tools.finding import sources_of, tags_of_sources
+from coterie.tools.native import NativeCalls
+from coterie.tools.toolbox import ToolsSettings
 from coterie.trajectories.turn import digest
 
 ENVIRONMENTS = Kind(
@@ -122,6 +126,7 @@ class PlayedSettings(Settings):
 
     dataset: DatasetSettings = DatasetSettings()
     environment: EnvironmentSettings = EnvironmentSettings()
+    tools: ToolsSettings = ToolsSettings()
 
     @property
     def played(self) -> str:
@@ -186,7 +191,12 @@ def make_environment(settings: PlayedSettings) -> Environment:
     made = construct(found, EnvironmentSettings, settings.environment, *rows)
     check_parts(made)
     environment: Environment = made
-    return environment
+    asked = settings.tools
+    if not asked.use:
+        return environment
+    sources = sources_of(asked.use, asked.config)
+    syntax = NativeCalls() if asked.calls == "native" else tags_of_sources(sources)
+    return with_tools(environment, sources, asked, syntax)
 
 
 def content(settings: PlayedSettings, environment: Environment) -> str:

@@ -1,15 +1,15 @@
 """What an environment may have besides the protocol. Recipes and baselines ask for it; nobody who plays it does."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from coterie.environments.protocol import Environment
+from coterie.environments.protocol import Environment, State
 from coterie.environments.user_simulator import UserSimulator
 from coterie.errors import UserError
 from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Part
+from coterie.trajectories.turn import Message, Part
 
 Openers = Mapping[type, Callable[[], AbstractAsyncContextManager[Any]]]
 """How each thing is opened that an environment may need."""
@@ -80,6 +80,15 @@ class Opens(Protocol):
 
     def openers(self, logs: Path) -> Openers:
         """How they are opened; ``logs`` is where servers leave theirs."""
+        ...
+
+
+@runtime_checkable
+class Shortens(Protocol):
+    """Knows what an actor can do without when a prompt outgrows its model's context."""
+
+    def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]:
+        """What an actor is shown instead, ever shorter."""
         ...
 
 

@@ -12,7 +12,10 @@ A turn that a stop string ended has no end of turn among its ids. The template's
 
 The results of a turn's calls are shown in the order of the calls: in a ``tool`` message each, or as one ``user``
 message where that is the message's role, where the template has no tool messages, or where the environment's syntax
-has made text of them.
+has made text of them. An ``inline`` message goes on right after what was said, without a word of the template's.
+
+Tools are shown by the template (``tools=``), in the order and with the keys that they have. A turn that calls stays
+what was sampled: it is never written again from its calls, but for one that has no tokens (an endpoint's).
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,10 +29,14 @@ from coterie.config.text import encoded
 from coterie.errors import UserError
 from coterie.models.control import ControlTokens
 from coterie.models.layout import Layout, Shown, Slot, TextPiece
+from coterie.models.native import ToolTemplate, tool_template
+from coterie.models.offering import mapped, safe_call
 from coterie.models.template import ChatTemplate
+from coterie.trajectories.calls import Tool, ToolCall, place
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Part, PrivilegeError, Turn
+from coterie.trajectories.turn import Finish, Message, Part, PrivilegeError, Turn
 
+INLINE = "inline"
 PREFILL = "prefill"
 """Source of the parts of a turn that were given to the model and not sampled by it."""
 
@@ -38,9 +45,9 @@ class ChatRenderer:
     """Renders messages with a tokenizer's chat template. Usable as ``trajectories.view.Render``."""
 
     end_ids: frozenset[int]
-    """Ids that end a turn: the tokenizer's, those given, and the one the template writes."""
-    has_tool_messages: bool
-    """Whether the template has messages for results, each of one call."""
+    """Ids that end a turn: the tokenizer's, those given, and those that the template writes."""
+    tools: ToolTemplate
+    """What the template can do for tools."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Iterable[int] = ()) -> None:
         self.tokenizer = tokenizer
@@ -48,8 +55,9 @@ class ChatRenderer:
         self.control = ControlTokens(tokenizer, self.template)
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self._end = self._template_end() or tuple(ends)
-        self.end_ids = frozenset([*end_ids, *ends, *self._end])
-        self.has_tool_messages = self._shows_results()
+        self.tools = tool_template(tokenizer, self.template, self.control)
+        self.control.keep(self.tools.markup)
+        self.end_ids = frozenset([*end_ids, *ends, *self._end, *self.tools.ends])
 
     def render(
         self,
@@ -60,8 +68,9 @@ class ChatRenderer:
         generation: bool = True,
         prefill: str = "",
         privileges: str | None = None,
+        tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
-        """Prompt ids of ``messages`` as ``reader`` sees them.
+        """Prompt ids of ``messages`` as ``reader`` sees them, and of the ``tools`` that the template is to show.
 
         ``generation`` adds the header of the reader's next turn, and ``prefill`` text after it.
         ``privileges`` names a role whose rights count besides the reader's: a critic's context is all
@@ -70,8 +79,13 @@ class ChatRenderer:
         what the model or its template can't show.
         """
         eyes = (reader,) if privileges is None else (reader, privileges)
-        chat = [one for m in messages for one in self._shown(m, tree, reader, eyes)]
-        pieces = Layout(self.template, chat, generation, self.control.hidden).pieces()
+        offered = self._offered(tools)
+        chat = self._joined(
+            one for m in messages for one in self._shown(m, tree, reader, eyes, bool(tools))
+        )
+        begun = chat.pop().slots if generation and chat and _goes_on(chat[-1]) else ()
+        pieces = Layout(self.template, chat, generation, self.control.hidden, offered).pieces()
+        pieces += begun
         if generation and prefill:
             pieces.append(self._slot(prefill, "assistant", "the prefill"))
         return self._splice(pieces)
@@ -106,10 +120,51 @@ class ChatRenderer:
         stops = list(accumulate([*settled, len(text)], max))
         return [text[start:stop] for start, stop in pairwise([0, *stops])] if ids else []
 
+    def calls(self, text: str, finish: Finish, tools: Sequence[Tool]) -> tuple[ToolCall, ...]:
+        """The calls of a message that was sampled, as the model writes them; ``UserError`` if it has no such way."""
+        return self.tools.required().parse(text, finish, tools)
+
+    def _offered(self, tools: Sequence[Tool]) -> list[Tool]:
+        """Tools in whose texts no control token is spelled out; ``UserError`` for a model that can't call them."""
+        if not tools:
+            return []
+        self.tools.required()
+
+        def safe(text: str) -> str:
+            return self._slot(text, "tool", "the description of a tool").text
+
+        return [
+            Tool(safe(tool.name), safe(tool.description), mapped(tool.parameters, safe))
+            for tool in tools
+        ]
+
+    def _joined(self, shown: Iterable[Shown]) -> list[Shown]:
+        """Messages for the template, in which what goes on in one turn is one message."""
+        chat: list[Shown] = []
+        for one in shown:
+            last = chat[-1] if chat else None
+            if one.role == INLINE and (last is None or not self._is_open(last)):
+                one = replace(one, role="user")
+            if last and (one.role == INLINE or (one.role == "assistant" and _goes_on(last))):
+                chat[-1] = replace(last, slots=(*last.slots, *one.slots))
+            else:
+                chat.append(one)
+        return chat
+
+    def _is_open(self, shown: Shown) -> bool:
+        """Whether a message can go on: its last turn was sampled and has no end of turn."""
+        if shown.role != "assistant" or not shown.slots:
+            return False
+        turn = shown.slots[-1].turn
+        return _goes_on(shown) or (turn is not None and turn.ids[-1] not in self.end_ids)
+
     def _shown(
-        self, message: Message, tree: Tree, reader: str, eyes: Sequence[str]
+        self, message: Message, tree: Tree, reader: str, eyes: Sequence[str], native: bool
     ) -> tuple[Shown, ...]:
-        """A message for the template, seen by readers of these names (``eyes``) together."""
+        """A message for the template, seen by readers of these names (``eyes``) together.
+
+        ``native``: calls are written in the model's own syntax.
+        """
         role = "user" if message.role == "tool" else message.role
         parts: list[Part] = []
         for part in message.parts:
@@ -124,7 +179,7 @@ class ChatRenderer:
             turn = tree.turns[message.turn]
             parts += [part for part in turn.parts if any(map(part.visible_to, eyes))]
             if turn.results and not turn.parts:
-                if message.role == "tool" and self.has_tool_messages:
+                if message.role == "tool" and self.tools.results != "user":
                     return self._results(tree, turn)
                 text = "\n".join(result.text for result in turn.results)
         if any(part.image for part in parts):
@@ -132,11 +187,34 @@ class ChatRenderer:
                 f"a {message.role} message has an image, and this model reads only text",
                 "describe the image in words, or use a model that sees",
             )
+        said = tree.turns[message.turn] if message.turn and role == "assistant" else None
         if (own := _own_turn(message, tree, reader)) is not None:
-            return (Shown("assistant", self._own(own)),)
+            return (self._with_calls(Shown("assistant", self._own(own)), own, native),)
         content = "".join(part.text for part in parts) + text
         slot = self._slot(content, role, f"a {message.role} message")
-        return (Shown(role, (slot,) if content else ()),)
+        shown = Shown(role, (slot,) if content else ())
+        return (shown if said is None else self._with_calls(shown, said, native),)
+
+    def _with_calls(self, shown: Shown, turn: Turn, native: bool) -> Shown:
+        """A message that calls, as the template takes it.
+
+        The template writes the calls of a turn without tokens. A turn that has some says its calls itself; where
+        results must follow calls it stands in their place.
+        """
+        if not native or not turn.calls:
+            return shown
+        ids = tuple(self.tools.call_id(place) for place in range(len(turn.calls)))
+        if turn.ids:
+            return (
+                replace(shown, call_ids=ids, stands_in=True)
+                if self.tools.results == "calls"
+                else shown
+            )
+
+        def safe(text: str) -> str:
+            return self._slot(text, "tool", "a call").text
+
+        return replace(shown, calls=tuple(safe_call(one, safe) for one in turn.calls), call_ids=ids)
 
     def _results(self, tree: Tree, turn: Turn) -> tuple[Shown, ...]:
         """A message for each result of a turn, in the order of the calls."""
@@ -146,8 +224,8 @@ class ChatRenderer:
             Shown(
                 "tool",
                 (self._slot(result.text, "tool", "a tool's result"),) if result.text else (),
-                result.call_id,
-                self._slot(names.get(result.call_id, "tool"), "tool", "the name of a tool"),
+                self.tools.call_id(place(result.call_id)),
+                self._slot(names.get(result.call_id) or "tool", "tool", "the name of a tool"),
             )
             for result in turn.results
         )
@@ -184,23 +262,17 @@ class ChatRenderer:
         ids = self.control.encode(pieces)
         return ids[1:] if last and last[0] in self.end_ids and last == ids[:1] else ids
 
-    def _shows_results(self) -> bool:
-        """Whether the template shows two tool messages that follow each other, with what is in them."""
-        words = [Slot(f"word{number}") for number in range(2)]
-        results = [Shown("tool", (w,), f"c{n}", Slot("name")) for n, w in enumerate(words)]
-        spoken = [Shown(role, (Slot("word"),)) for role in ("user", "assistant")]
-        try:
-            layout = Layout(self.template, [*spoken, *results], True, self.control.hidden)
-            return set(words) <= set(layout.pieces())
-        except UserError:
-            return False
-
     def _template_end(self) -> tuple[int, ...]:
         """The control token that the template writes after an assistant's turn, if it does."""
         chat = [Shown(role, (Slot("word"),)) for role in ("user", "assistant")]
         pieces = Layout(self.template, chat, False, self.control.hidden).pieces()
         after = self.control.encode(pieces[-1:])
         return after[:1] if set(after[:1]) <= self.control.ids else ()
+
+
+def _goes_on(shown: Shown) -> bool:
+    """Whether a message ends with what was put into it while it was being written."""
+    return bool(shown.slots) and shown.role == "assistant" and shown.slots[-1].role == INLINE
 
 
 def _own_turn(message: Message, tree: Tree, reader: str) -> Turn | None:

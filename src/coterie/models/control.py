@@ -97,6 +97,16 @@ class ControlTokens:
         """Control tokens that a message of this role may spell, since the template acts on them."""
         return self.acted if role == "assistant" else frozenset()
 
+    def keep(self, ids: Collection[int]) -> None:
+        """Let an assistant's messages spell these, too: those with which it writes calls."""
+        self.acted |= frozenset(ids)
+        for cached in (self._encode, self.broken):
+            cached.cache_clear()
+
+    def written(self, text: str) -> list[int]:
+        """The control tokens in a text of the template."""
+        return [one for one, *_ in self._scan(text) if one in self.ids]
+
     # -- which they are ---------------------------------------------------------------------------
 
     def _written(self, pieces: Sequence[TextPiece]) -> Iterator[int]:

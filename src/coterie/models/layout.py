@@ -5,20 +5,31 @@ guess, and the text is split there. That the template treats contents as they ar
 their ends, is seen by putting them back: the text must be that of the plain chat.
 
 A content that the template rewrites (drops thoughts from, quotes, cuts in lines) is handed over as
-it is, but for the characters with which a control token might begin: these are sentinels.
+it is, but for the characters with which a control token might begin: these are sentinels. So are those
+of tools and of calls, on whose texts templates act.
+
+Some templates take results only after a message with calls. An own turn stands there as a *stand-in*: calls
+whose first name and last argument are sentinels. What the template writes of them gives way to the turn.
 """
 
+import json
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import commonprefix
+from typing import Any, Literal
 
 from coterie.errors import UserError
+from coterie.models.offering import called, offered
 from coterie.models.template import ChatTemplate
+from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.turn import Turn
 
 _NONCE = secrets.token_hex(8)
-_SENTINEL = re.compile(rf"turn{_NONCE}n(\d+)z")
+_SENTINEL = re.compile(rf"(turn|sign){_NONCE}n(\d+)z")
+WORD = f"word{_NONCE}"
+"""A text that no message has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,8 @@ class Slot:
     turn: Turn | None = None
     role: str = ""
     """Of the message that it is in."""
+    edge: Literal["", "first", "last"] = ""
+    """Of a stand-in: which end of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +54,48 @@ class Shown:
     """Of a tool's message: the call that it answers."""
     name: Slot | None = None
     """Of a tool's message: the tool."""
+    calls: tuple[ToolCall, ...] = ()
+    """Of an assistant's message: calls that the template is to write."""
+    call_ids: tuple[str, ...] = ()
+    """The ids of its calls, in the template's form."""
+    stands_in: bool = False
+    """Whether what the template writes of the calls gives way to the slots."""
 
     @property
     def text(self) -> str:
         """The whole content."""
         return "".join(slot.text for slot in self.slots)
 
-    def message(self, text: str, show: Callable[[Slot], str]) -> Mapping[str, str]:
-        """What the template is given, with this content."""
+    def message(
+        self, text: str, show: Callable[[Slot], str], sign: Callable[[str], str] = str
+    ) -> Mapping[str, Any]:
+        """What the template is given, with this content; texts of calls by ``sign``."""
         name = {"name": show(self.name)} if self.name else {}
         call = {"tool_call_id": self.call_id} if self.call_id else {}
+        if self.call_ids:
+            calls = self._stand_in(show) if self.stands_in else self._calls(sign)
+            content = "" if self.stands_in else text
+            return {"role": self.role, "content": content, "tool_calls": calls}
         return {"role": self.role, "content": text, **call, **name}
+
+    def _calls(self, sign: Callable[[str], str]) -> list[dict[str, Any]]:
+        return [called(*pair, sign) for pair in zip(self.calls, self.call_ids, strict=True)]
+
+    def _stand_in(self, show: Callable[[Slot], str]) -> list[dict[str, Any]]:
+        """Calls between whose first name and last argument the message stands."""
+        names = [Slot("call", edge="first"), *[Slot("call")] * (len(self.call_ids) - 1)]
+        last = Slot("call", edge="last")
+        return [
+            {
+                "id": id_,
+                "type": "function",
+                "function": {
+                    "name": show(name) if name.edge else name.text,
+                    "arguments": {"value": show(last) if id_ == self.call_ids[-1] else "call"},
+                },
+            }
+            for name, id_ in zip(names, self.call_ids, strict=True)
+        ]
 
 
 TextPiece = str | Slot
@@ -64,31 +108,41 @@ class Layout:
     """The pieces of one chat. Raises ``UserError`` for a chat that the template refuses."""
 
     def __init__(
-        self, template: ChatTemplate, chat: Sequence[Shown], generation: bool, hidden: Hidden
+        self,
+        template: ChatTemplate,
+        chat: Sequence[Shown],
+        generation: bool,
+        hidden: Hidden,
+        tools: Sequence[Tool] = (),
     ) -> None:
         self._template = template
         self._chat = chat
         self._generation = generation
+        self._hidden = hidden
         self._slots: list[Slot] = []
         self._plain = [shown.message(shown.text, lambda slot: slot.text) for shown in chat]
-        self._text = self._written(self._plain)
+        self._text = template.text(self._plain, generation, [offered(tool) for tool in tools])
+        self._tools = [offered(tool, self._signed) for tool in tools]
         self._whole = [
-            shown.message("".join(map(self._sentinel, shown.slots)), self._sentinel)
+            shown.message("".join(map(self._sentinel, shown.slots)), self._sentinel, self._signed)
             for shown in chat
         ]
-        self._hidden = hidden
 
     def pieces(self) -> list[TextPiece]:
         """What the template wrote and the contents, in order.
 
         Raises ``UserError`` where they can't be told apart.
         """
+        return list(self._spliced(self._found())) if self._stand_ins() else self._found()
+
+    def _found(self) -> list[TextPiece]:
         everything = range(len(self._chat))
         if (found := self._read(everything, self._plain)) is not None:
             return found
         same = [i for i in everything if self._read([i], self._plain) is not None]
         rewritten = [
-            shown.message(self._with_hidden(shown), self._sentinel) for shown in self._chat
+            shown.message(self._with_hidden(shown), self._sentinel, self._signed)
+            for shown in self._chat
         ]
         for whole in (same, ()):
             if (found := self._read(whole, rewritten)) is not None:
@@ -107,14 +161,15 @@ class Layout:
         ``None`` if the text, contents put back, is another.
         """
         messages = [self._whole[i] if i in whole else other for i, other in enumerate(others)]
-        first, *parts = _SENTINEL.split(self._written(messages))
+        written = self._template.text(messages, self._generation, self._tools)
+        first, *parts = _SENTINEL.split(written)
         if not self._text.startswith(first):
             return None
         found: list[TextPiece] = [first]
         at = len(first)
-        for number, after in zip(parts[::2], parts[1::2], strict=True):
-            slot = self._slots[int(number)]
-            for text in _stripped(slot.text):
+        for kind, number, after in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+            slot = self._slots[int(number)] if kind == "turn" else Slot(chr(int(number)))
+            for text in _forms(slot.text):
                 if self._text.startswith(text + after, at):
                     break
             else:
@@ -123,24 +178,89 @@ class Layout:
             at += len(text + after)
         return found if at == len(self._text) else None
 
-    def _written(self, messages: Sequence[Mapping[str, str]]) -> str:
-        return self._template.text(messages, self._generation)
+    def _stand_ins(self) -> list[Shown]:
+        return [shown for shown in self._chat if shown.stands_in]
+
+    def _spliced(self, pieces: list[TextPiece]) -> Iterator[TextPiece]:
+        """The pieces, stand-ins replaced by what they stand for."""
+        turns, inside = iter(self._stand_ins()), False
+        before, after, text = "", "", ""
+        for piece in pieces:
+            if isinstance(piece, Slot) and piece.edge == "first":
+                shown, inside = next(turns), True
+                before, after = around_calls(self._template, shown.call_ids, self._tools)
+                yield _without(text, before, str.removesuffix)
+                yield from shown.slots
+                text = ""
+            elif isinstance(piece, Slot) and piece.edge == "last":
+                inside = False
+            elif isinstance(piece, Slot):
+                if not inside:
+                    yield text
+                    yield piece
+                    text = ""
+            elif not inside:
+                text += _without(piece, after, str.removeprefix)
+                after = ""
+        yield text
 
     def _with_hidden(self, shown: Shown) -> str:
         return "".join(
             self._sentinel(Slot(text)) if such else text for text, such in self._hidden(shown)
         )
 
+    def _signed(self, text: str) -> str:
+        """A text of a tool or a call, in which characters that might begin a control token are sentinels."""
+        split = self._hidden(Shown("tool", (Slot(text),)))
+        return "".join(f"sign{_NONCE}n{ord(one)}z" if such else one for one, such in split)
+
     def _sentinel(self, slot: Slot) -> str:
         self._slots.append(slot)
         return f"turn{_NONCE}n{len(self._slots) - 1}z"
 
 
-def _stripped(text: str) -> Iterator[str]:
-    """A content as it is, and as templates strip it."""
+def _forms(text: str) -> Iterator[str]:
+    """A content as it is, as templates strip it, and as they write it in JSON."""
     yield text
     for what in (None, "\n"):
         yield from (text.strip(what), text.rstrip(what), text.lstrip(what))
+    yield from (json.dumps(text, ensure_ascii=plain)[1:-1] for plain in (False, True))
+
+
+def around_calls(
+    template: ChatTemplate, call_ids: Sequence[str], tools: Sequence[Mapping[str, Any]]
+) -> tuple[str, str]:
+    """What a template writes before and after a stand-in with these calls, and not around a message without calls."""
+    asked, said = Shown("user", (Slot("a"),)), Shown("assistant", (Slot(WORD),))
+    stand_in = Shown("assistant", (), call_ids=tuple(call_ids), stands_in=True)
+    user, plain = (one.message(one.text, lambda slot: slot.text) for one in (asked, said))
+    calls = stand_in.message("", lambda slot: f"{WORD}{slot.edge}")
+    results = [
+        {"role": "tool", "content": "b", "tool_call_id": one, "name": "c"} for one in call_ids
+    ]
+    end = template.text([user, plain], False, tools).partition(WORD)[2]
+    try:  # what comes last may be written in another way
+        without = template.text([user, plain, *results], False, tools)
+        with_calls = template.text([user, calls, *results], False, tools)
+    except UserError:
+        without = template.text([user, plain], False, tools)
+        with_calls = template.text([user, calls], False, tools)
+    before, _, after = without.partition(WORD)
+    begin, _, rest = with_calls.partition(f"{WORD}first")
+    header = template.text([user], True, tools)
+    same = header if begin.startswith(header) else commonprefix([before, begin])  # noqa: RUF071
+    after_calls = rest.rpartition(f"{WORD}last")[2].removesuffix(after.removeprefix(end))
+    return begin[len(same) :], after_calls.removesuffix(end)
+
+
+def _without(text: str, part: str, remove: Callable[[str, str], str]) -> str:
+    """A text without what a template writes of calls; ``UserError`` if that is not there."""
+    if part and remove(text, part) == text:
+        raise UserError(
+            "the chat template writes calls in another way here than elsewhere",
+            "use tags for calls (tools.calls=tags)",
+        )
+    return remove(text, part)
 
 
 def probe(template: ChatTemplate) -> Iterator[list[TextPiece]]:
@@ -153,7 +273,7 @@ def probe(template: ChatTemplate) -> Iterator[list[TextPiece]]:
         ("user", "assistant", "tool", "assistant"),
     ):
         for generation in (False, True):
-            chat = [Shown(role, (Slot(f"word{_NONCE}"),)) for role in roles]
+            chat = [Shown(role, (Slot(WORD),)) for role in roles]
             try:
                 yield Layout(template, chat, generation, lambda shown: iter(())).pieces()
             except UserError:

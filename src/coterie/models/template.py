@@ -6,6 +6,7 @@ Some templates write the date. It is that on which the template was loaded, or t
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, time
+from typing import Any
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -13,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from coterie.config.day import today
 from coterie.errors import UserError
 
-Chat = Sequence[Mapping[str, str]]
-"""Messages with ``role`` and ``content``."""
+Chat = Sequence[Mapping[str, Any]]
+"""Messages with ``role`` and ``content``, and those with ``tool_calls``."""
 
 REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """What a template raises on a chat that it was not written for."""
@@ -31,7 +32,8 @@ class ChatTemplate:
                 "use an instruction-tuned model, or put a chat_template.jinja beside its tokenizer",
             )
         self.day = today()
-        self.source: str = tokenizer.get_chat_template()
+        sources = tokenizer.get_chat_template(), tokenizer.get_chat_template(tools=[{}])
+        self.source = "\n".join(dict.fromkeys(sources))
         self._tokenizer = tokenizer
 
     @property
@@ -39,7 +41,7 @@ class ChatTemplate:
         """Whether what it writes may depend on the day."""
         return "strftime_now" in self.source
 
-    def text(self, chat: Chat, generation: bool) -> str:
+    def text(self, chat: Chat, generation: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The template's text of a chat; ``generation`` adds the header of an assistant's turn.
 
         Raises ``UserError`` for a chat that the template refuses.
@@ -47,6 +49,7 @@ class ChatTemplate:
         try:
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in chat],
+                tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
                 add_generation_prompt=generation,
                 strftime_now=datetime.combine(self.day, time()).strftime,

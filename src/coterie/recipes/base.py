@@ -247,8 +247,8 @@ class Recipe(ABC):
         max_tokens, timeout = self.settings.max_tokens, self.settings.engine.timeout
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
         speaking = await self.models(run).speak(role or self.leading, version)
-        render = speaking.renderer.render
-        return TokenSampler(speaking.engine, render, sampling, speaking.context_length)
+        renderer, context = speaking.renderer, speaking.context_length
+        return TokenSampler(speaking.engine, renderer.render, sampling, context, renderer.calls)
 
     async def samplers(
         self, run: Run, iteration: int, temperature: float, top_p: float = 1.0

@@ -180,7 +180,7 @@ def _prompts(
 ) -> Iterator[int]:
     """Tokens of each agent's first prompt."""
     for agent, first in first_prompts(environment, task, variant=hint).items():
-        yield len(renderer.render(first.messages, first.tree, agent))
+        yield len(renderer.render(first.messages, first.tree, agent, tools=first.tools))
 
 
 def check_length(name: str, training: TrainingSettings, context: int, shortest: int) -> None:

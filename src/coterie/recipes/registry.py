@@ -5,6 +5,7 @@ here. Heavy imports happen inside functions, for every command imports this modu
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module, resources
 from pkgutil import iter_modules
@@ -76,7 +77,10 @@ def recipe(settings: "RecipeSettings") -> "Recipe":
 
 def run_report(recipe: "Recipe", run: "Run") -> "RunReport":
     """All that the page shows of a run, finished or not."""
-    return described(recipe.name).report(recipe, run)
+    from coterie.reports.tool_use import tool_section
+
+    report, tools = described(recipe.name).report(recipe, run), tool_section(run)
+    return replace(report, sections=(*report.sections, tools)) if tools.rows else report
 
 
 def critic_of(recipe: "Recipe") -> "RunCritic | None":

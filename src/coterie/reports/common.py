@@ -15,6 +15,7 @@ from coterie.reports.data import (
     TokenPiece,
     TurnView,
 )
+from coterie.reports.tool_use import call_views
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step
 from coterie.runs.held_out import evaluation, grade_means
@@ -76,13 +77,18 @@ def dialogue_view(
 ) -> DialogueView:
     """A dialogue token by token; a turn that no policy made is one piece."""
     turns = []
-    for turn in path:
+    for at, turn in enumerate(path):
         own = tuple(TokenPiece(text, trained) for text in model.renderer.pieces(turn.ids))
-        pieces = own or (TokenPiece(turn.text, trained=False),)
-        turns.append(TurnView(turn.speaker.name, pieces, len(turn.ids)))
+        pieces = own or (TokenPiece(turn.text or _results(turn), trained=False),)
+        turns.append(TurnView(turn.speaker.name, pieces, len(turn.ids), call_views(path, at)))
     return DialogueView(
         iteration, tuple(turns), outcome.answer, outcome.score, dialogue_tokens(path)
     )
+
+
+def _results(turn: Turn) -> str:
+    """Results of calls, where the model's template shows them."""
+    return "\n".join(result.text for result in turn.results)
 
 
 def stage_grades(run: Run, step: Step) -> GradeMeans:

@@ -114,12 +114,30 @@ class TokenPiece:
 
 
 @dataclass(frozen=True, slots=True)
+class CallView:
+    """One call of a tool, on the time line of its turn."""
+
+    tool: str
+    arguments: str
+    seconds: float
+    error: bool
+    left_out: int
+    """Characters of its result that were cut out."""
+    left: float
+    """When it began, in percent of the time that the turn's calls took together."""
+    width: float
+    """How long it took, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnView:
     """One turn of a dialogue."""
 
     speaker: str
     pieces: tuple[TokenPiece, ...]
     tokens: int
+    calls: tuple[CallView, ...] = ()
+    """Those that it answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,12 @@ from coterie.engines.protocol import EngineError
 from coterie.environments.faults import faults_of
 from coterie.environments.protocol import Environment, Grade, Shared
 from coterie.rollout.checked_environment import CheckedEnvironment
+from coterie.rollout.fitting import asked
 from coterie.rollout.samplers import Prompt, Response, Sampler
 from coterie.rollout.sessions import OwnedSession, Place, Sessions
 from coterie.rollout.taken import chain, context_at, contexts_after
 from coterie.rollout.transitions import Arrival, Position, environment_seed
+from coterie.tools.native import shown_by_template
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
@@ -115,14 +117,15 @@ class Branches:
         shown, tools = self._checked.shown(at.state, actor)
         syntax = self.environment.syntax
         stop = syntax.stop if syntax is not None and tools else ()
-        return Prompt(self.tree, at.node, actor, shown, seed, draw, tools, stop, self.task)
+        offered = shown_by_template(syntax, tools)
+        return Prompt(self.tree, at.node, actor, shown, seed, draw, offered, stop, self.task)
 
     async def respond(
         self, at: Position, seeds: Mapping[str, int], draw: int
     ) -> tuple[Response, ...]:
         """What all who act now say, asked at the same time; ``seeds`` are theirs."""
         prompts = [self.prompt(at, actor, seeds[actor], draw) for actor in self.acting(at)]
-        responding = [self.samplers[p.agent].respond(p, context_at(at, p.agent)) for p in prompts]
+        responding = [self._responding(at, prompt) for prompt in prompts]
         if len(responding) == 1:  # as a task of its own it costs as much as all else here
             return (await responding[0],)
         tasks = [asyncio.ensure_future(one) for one in responding]
@@ -133,6 +136,12 @@ class Branches:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+
+    async def _responding(self, at: Position, prompt: Prompt) -> Response:
+        sampler, context = self.samplers[prompt.agent], context_at(at, prompt.agent)
+        return await asked(
+            self.environment, at.state, prompt, lambda shown: sampler.respond(shown, context)
+        )
 
     async def advance(
         self, at: Position, responses: Sequence[Response], *, others_follow: bool = False

@@ -107,7 +107,7 @@ def repeated_response(
     prompt: Prompt, context: AgentContext, turn: Turn, sampler: TokenSampler
 ) -> Response:
     """A turn said again, sampled or recorded: the same ids, under the same prompt in another tree."""
-    prompt_ids = sampler.render(prompt.shown, prompt.tree, prompt.agent)
+    prompt_ids = sampler.render(prompt.shown, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)
     sample = None if turn.sample is None else replace(turn.sample, request=request.id)
     again = make_turn(

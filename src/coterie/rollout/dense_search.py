@@ -10,7 +10,9 @@ describes.
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from coterie.config.settings import Settings, key
 from coterie.rollout.branches import Branches
@@ -46,7 +48,7 @@ class DenseSearchSettings(Settings):
         "a principle that the model writes first (`meta_instruct`); what was asked is not trained on.",
         source="DensePolicy: temperature",
     )
-    temperatures: tuple[float, ...] = key(
+    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = key(
         (1.0, 0.5, 0.7),
         "Of the children after the first one, in turn.",
         source="DensePolicy's code: 1.0, 0.5, 0.7",

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.rollout.branches import Branches
+from coterie.rollout.fitting import asked
 from coterie.rollout.samplers import CandidateSampler, Response
 from coterie.rollout.taken import chain, context_at
 from coterie.rollout.transitions import Position
@@ -168,7 +169,13 @@ class TreeGrower:
         """What a sampler says with each seed, by the numbers of the rollouts that have it."""
         prompt = self.branches.prompt(at, actor, next(iter(seeds)), 0)
         own = [draws[numbers[0]] for numbers in seeds.values()] if draws else []
-        said = await sampler.candidates(prompt, context_at(at, actor), list(seeds), own)
+        context = context_at(at, actor)
+        said = await asked(
+            self.branches.environment,
+            at.state,
+            prompt,
+            lambda shown: sampler.candidates(shown, context, list(seeds), own),
+        )
         return {
             number: response if number == numbers[0] else replace(response, tokens=0)
             for numbers, response in zip(seeds.values(), said, strict=True)

@@ -10,6 +10,7 @@ from coterie.errors import UserError
 from coterie.rollout.branches import Branches
 from coterie.rollout.driver import SECONDS
 from coterie.rollout.sessions import sessions_of
+from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message
@@ -22,6 +23,8 @@ class Opening:
     messages: tuple[Message, ...]
     tree: Tree
     """Which has the turns that these messages show."""
+    tools: tuple[Tool, ...] = ()
+    """Those that the chat template shows."""
 
 
 def first_prompts(
@@ -54,6 +57,6 @@ async def _opening(
         )  # fmt: skip
         at = await branches.start()
         agents = agents_of(environment)
-        shown = {agent: branches.prompt(at, agent, seed=0, draw=0).shown for agent in agents}
+        found = {agent: branches.prompt(at, agent, seed=0, draw=0) for agent in agents}
         await branches.close()
-    return {agent: Opening(messages, tree) for agent, messages in shown.items()}
+    return {agent: Opening(one.shown, tree, one.tools) for agent, one in found.items()}

@@ -35,7 +35,7 @@ def recorded(
     prompt: Prompt, context: AgentContext, text: str, author: str, renderer: ChatRenderer
 ) -> Response:
     """The agent's next turn is ``text``, written by ``author``; ``context`` is brought up to date."""
-    prompt_ids = renderer.render(prompt.shown, prompt.tree, prompt.agent)
+    prompt_ids = renderer.render(prompt.shown, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)
     turn = make_turn(
         prompt.parent,

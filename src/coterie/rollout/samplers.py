@@ -4,17 +4,20 @@ A sampler is asked with messages and gives a turn. It keeps nothing between turn
 seen and said so far is in the :class:`AgentContext` of its episode.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coterie.engines.endpoint import Endpoint, Utterance
+from coterie.engines.endpoint import Endpoint, EndpointCall, Reply, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
+from coterie.models.calls.markup import whole_text
 from coterie.tools.tags import closing
-from coterie.trajectories.calls import Tool
+from coterie.trajectories.calls import Tool, ToolCall, call_id, place
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import (
+    Finish,
     Message,
     Part,
     PrivilegeError,
@@ -26,6 +29,8 @@ from coterie.trajectories.turn import (
 )
 from coterie.trajectories.view import Render
 
+CUT = "not run: the message was cut off before the end of the call"
+NAMELESS = "not run: the call has no name"
 MIN_ROOM = 8
 """Tokens that must be left of the context for a turn to be asked for."""
 
@@ -73,7 +78,7 @@ class Prompt:
     seed: int
     draw: int
     tools: tuple[Tool, ...] = ()
-    """What the agent may call."""
+    """What the agent may call in its model's own syntax; none where calls are tags, which its messages teach."""
     stop: tuple[str, ...] = ()
     """Stop strings, besides the sampler's own; the one that ended a turn is part of its text."""
     task: Task | None = None
@@ -91,6 +96,10 @@ class Prompt:
             context.messages,
             self.tools,
         )
+
+
+ReadCalls = Callable[[str, Finish, Sequence[Tool]], tuple[ToolCall, ...]]
+"""(text, why it ended, tools) -> the calls of a message."""
 
 
 class Sampler(Protocol):
@@ -114,21 +123,32 @@ class CandidateSampler(Sampler, Protocol):
         ...
 
 
+class OutOfContext(EngineError):
+    """A prompt leaves no room for a turn in the model's context."""
+
+
 class TokenSampler:
     """Speaks by an engine: exact tokens in, exact tokens out."""
 
     def __init__(
-        self, engine: Engine, render: Render, sampling: Sampling, context_length: int
+        self,
+        engine: Engine,
+        render: Render,
+        sampling: Sampling,
+        context_length: int,
+        calls: ReadCalls | None = None,
     ) -> None:
+        """``calls`` reads the calls of a message (``ChatRenderer.calls``), where agents have tools of their model's."""
         self.engine = engine
         self.render = render
         self.sampling = sampling
         self.context_length = context_length
+        self.calls = calls
 
     def at(self, temperature: float) -> "TokenSampler":
         """The same engine at another temperature."""
         sampling = replace(self.sampling, temperature=temperature)
-        return TokenSampler(self.engine, self.render, sampling, self.context_length)
+        return TokenSampler(self.engine, self.render, sampling, self.context_length, self.calls)
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """One completion of the rendered messages, at most as long as the context has room."""
@@ -144,7 +164,7 @@ class TokenSampler:
         ``draws`` tell equal ones apart; without them they are one turn. ``context`` stays as it is, for
         only some of them may be gone on from (:meth:`AgentContext.add`).
         """
-        prompt_ids = self.render(prompt.shown, prompt.tree, prompt.agent)
+        prompt_ids = self.render(prompt.shown, prompt.tree, prompt.agent, tools=prompt.tools)
         request = prompt.request(prompt_ids, context)
         completions = await self.engine.sample(
             prompt_ids, seeds, self._within(prompt_ids, prompt.stop)
@@ -158,11 +178,16 @@ class TokenSampler:
         self, prompt: Prompt, request: Request, completion: Completion, draw: int
     ) -> Response:
         stop = completion.stop if completion.stop in prompt.stop else ""
+        calls: tuple[ToolCall, ...] = ()
+        if prompt.tools:
+            assert self.calls is not None, "a prompt with tools of the model's own needs its syntax"
+            calls = self.calls(completion.text, completion.finish, prompt.tools)
         turn = make_turn(
             prompt.parent,
             Speaker("agent", prompt.agent),
             [Part(completion.text + stop, source="sampled")],
             sample=self._sample(request.id, completion),
+            calls=calls,
             draw=draw,
         )
         return Response(turn, request, len(completion.ids))
@@ -170,7 +195,7 @@ class TokenSampler:
     def _within(self, prompt_ids: Sequence[int], stop: tuple[str, ...]) -> Sampling:
         room = self.context_length - len(prompt_ids)
         if room < MIN_ROOM:
-            raise EngineError(
+            raise OutOfContext(
                 f"out of context: the dialogue is {len(prompt_ids)} tokens long, and "
                 f"{self.engine.policy} takes {self.context_length}"
             )
@@ -206,12 +231,13 @@ class TextSampler:
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """One reply to the messages as chat."""
         reply = await self.endpoint.chat(
-            [utterance(message, prompt) for message in prompt.shown],
+            utterances(prompt),
             max_tokens=self.sampling.max_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             stop=(*self.sampling.stop, *prompt.stop),
             seed=prompt.seed % 2**31,
+            tools=prompt.tools,
         )
         model = self.endpoint.settings.model
         text, stop = _until_stop(reply.text, prompt.stop)
@@ -222,11 +248,26 @@ class TextSampler:
             prompt.parent,
             Speaker("agent", prompt.agent),
             [Part(text, source=f"endpoint:{model}")],
+            calls=_calls(reply) if prompt.tools else (),
             author=f"endpoint:{model}",
             draw=prompt.draw,
             truncated=reply.finish == "length" and not stop,
         )
         return Response(turn, None, reply.completion_tokens)
+
+
+def _calls(reply: Reply) -> tuple[ToolCall, ...]:
+    """The calls of a reply; the last one of a reply that was cut off is not run."""
+    last = len(reply.calls) - 1 if reply.finish == "length" else -1
+    return tuple(
+        ToolCall(
+            call_id(number),
+            whole_text(one.name),
+            whole_text(one.arguments),
+            CUT if number == last else "" if one.name else NAMELESS,
+        )
+        for number, one in enumerate(reply.calls)
+    )
 
 
 def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
@@ -245,9 +286,52 @@ def _text_for(reader: str, turn: Turn) -> str:
     return "".join(part.text for part in turn.parts if part.visible_to(reader))
 
 
+def utterances(prompt: Prompt) -> list[Utterance]:
+    """Messages as plain text, and with tools of the model's own calls and results as such.
+
+    Calls are numbered through the dialogue, in nine letters and digits, which every server takes.
+    """
+    found: list[Utterance] = []
+    asked = 0
+    for message in prompt.shown:
+        turn = None if message.turn is None else prompt.tree.turns[message.turn]
+        if turn is None or not prompt.tools:
+            found.append(utterance(message, prompt))
+        elif turn.calls and message.role == "assistant":
+            asked += 1
+            calls = tuple(
+                EndpointCall(_call_name(asked, number), one.name or "unnamed", _arguments(one))
+                for number, one in enumerate(turn.calls)
+            )
+            found.append(Utterance("assistant", _text_for(prompt.agent, turn), calls))
+        elif turn.results and not turn.parts and message.role == "tool":
+            found += [
+                Utterance("tool", one.text, call_id=_call_name(asked, place(one.call_id)))
+                for one in turn.results
+            ]
+        else:
+            found.append(utterance(message, prompt))
+    return found
+
+
+def _call_name(asked: int, number: int) -> str:
+    """What a call is named at an endpoint, by its message and its place."""
+    return f"c{asked:04}{number:04}"
+
+
+def _arguments(call: ToolCall) -> str:
+    """A call's arguments as servers take them: what is no JSON object is a text in one."""
+    try:
+        if isinstance(json.loads(call.arguments), dict):
+            return call.arguments
+    except (ValueError, RecursionError):
+        pass
+    return json.dumps({"text": call.arguments}, ensure_ascii=False)
+
+
 def utterance(message: Message, prompt: Prompt) -> Utterance:
     """A message as plain text; refused (``PrivilegeError``) if the agent may not see all of it."""
-    role = "user" if message.role == "tool" else message.role
+    role = "user" if message.role == "tool" or message.role == "inline" else message.role
     if message.turn is not None:
         turn = prompt.tree.turns[message.turn]
         return Utterance(role, _text_for(prompt.agent, turn))

@@ -8,6 +8,7 @@ from coterie.environments.protocol import Environment
 from coterie.rollout.samplers import AgentContext, Response
 from coterie.rollout.transitions import Position
 from coterie.tools.checking import checked
+from coterie.tools.native import NativeCalls
 from coterie.trajectories.calls import ToolCall, check_calls
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Finish, Speaker, Turn, make_turn
@@ -49,7 +50,8 @@ def _with_calls(
             return _placed(turn, parent, speaker)
         stopped = turn.text.endswith(syntax.stop)
         finish: Finish = "length" if turn.truncated else "stop_string" if stopped else "end"
-        calls = syntax.parse(turn.text, finish)
+        native = isinstance(syntax, NativeCalls)
+        calls = turn.calls if native else syntax.parse(turn.text, finish)
         check_calls(calls)
         return _placed(turn, parent, speaker, checked(calls, tools, max_calls=max_calls))
 

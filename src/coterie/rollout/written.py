@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from coterie.environments.protocol import Environment, State
 from coterie.models.chat import ChatRenderer
+from coterie.tools.native import shown_by_template
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Part, Request, Speaker, Turn, make_turn
@@ -44,8 +45,9 @@ def write_path(
         shown = environment.see(state, one.actor)
         parent = found[-1].id if found else tree.root
         renderer = renderers[one.actor]
-        prompt = renderer.render(shown, tree, one.actor)
-        request = Request.make(one.actor, parent, None, prompt, shown)
+        tools = shown_by_template(environment.syntax, environment.tools(state, one.actor))
+        prompt = renderer.render(shown, tree, one.actor, tools=tools)
+        request = Request.make(one.actor, parent, None, prompt, shown, tools=tools)
         turn = make_turn(
             parent,
             Speaker("agent", one.actor),

@@ -14,7 +14,12 @@ from coterie.tools.run import Function, ToolError
 from coterie.tools.tags import Tag, Tags
 from coterie.trajectories.calls import Tool
 
-TOOLS = Kind("tool", {})
+TOOLS = Kind(
+    "tool",
+    {
+        "python": "coterie.tools.python_tool:PythonTool",
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)

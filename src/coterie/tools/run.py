@@ -6,6 +6,7 @@ answered: a call that can't be run with what is wrong with it.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -59,7 +60,7 @@ async def run_calls(
     Raises :class:`ToolUnavailable` if a tool can't be reached, when the calls beside it have ended.
     """
     alone = {tool.name for tool in tools if tool.alone}
-    room = asyncio.Semaphore(limits.width)
+    room, start = asyncio.Semaphore(limits.width), time.monotonic()
 
     async def answer(call: ToolCall) -> ToolResult:
         if call.error:
@@ -67,8 +68,12 @@ async def run_calls(
         if place(call.id) >= limits.max_calls:
             return ToolResult(call.id, too_many(limits.max_calls), error=True)
         async with room:
-            tries = 1 if call.name in alone else limits.tries
-            return await _run(call, functions[call.name], limits, tries)
+            tries, began = 1 if call.name in alone else limits.tries, time.monotonic()
+            text, error = await _run(call, functions[call.name], limits, tries)
+            took = round(began - start, 3), round(time.monotonic() - began, 3)
+            shown = cut_text(text, limits.max_characters)
+            left_out = max(0, len(text) - limits.max_characters)
+            return ToolResult(call.id, shown, error, *took, left_out)
 
     results: list[ToolResult] = []
     for stage in stages(calls, alone):
@@ -106,21 +111,21 @@ def _text(found: str) -> str:
     return found.encode(errors="replace").decode()
 
 
-async def _run(call: ToolCall, function: Function, limits: CallLimits, tries: int) -> ToolResult:
+async def _run(
+    call: ToolCall, function: Function, limits: CallLimits, tries: int
+) -> tuple[str, bool]:
+    """What a call gave, and whether that is an error."""
     for number in range(tries):
         limit = asyncio.timeout(limits.seconds)
         try:
             async with limit:
-                text = await function(arguments(call))
-            return ToolResult(call.id, cut_text(_text(text), limits.max_characters))
+                return _text(await function(arguments(call))), False
         except ToolError as error:
-            return ToolResult(
-                call.id, cut_text(_text(f"{error}"), limits.max_characters), error=True
-            )
+            return _text(f"{error}"), True
         except TimeoutError as error:
             if not limit.expired():
-                return ToolResult(call.id, _text(f"no answer in time: {error}"), error=True)
-            return ToolResult(call.id, f"no answer within {limits.seconds:g} seconds", error=True)
+                return _text(f"no answer in time: {error}"), True
+            return f"no answer within {limits.seconds:g} seconds", True
         except ToolUnavailable:
             if number == tries - 1:
                 raise

@@ -7,7 +7,7 @@ anything is sampled, for prompts show them; they stay the same for a whole run.
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from coterie.tools.run import Function
 from coterie.tools.tags import Tag
@@ -40,4 +40,28 @@ class ToolSource(Protocol):
 
         Raises ``UserError`` if it can't be opened, or if its tools are not :attr:`tools` any more.
         """
+        ...
+
+
+@runtime_checkable
+class SessionSource(Protocol):
+    """Tools whose state belongs to one branch of a dialogue, such as the variables of a Python session.
+
+    They are a :class:`ToolSource` too, whose :meth:`ToolSource.open` gives none of them.
+    """
+
+    @property
+    def needs(self) -> tuple[type, ...]:
+        """What a run has to share: a sandbox."""
+        ...
+
+    @property
+    def max_sessions(self) -> int:
+        """Sessions that may be live at the same time."""
+        ...
+
+    def open_session(
+        self, seed: int, shared: Any
+    ) -> AbstractAsyncContextManager[Mapping[str, Function]]:
+        """What runs the calls of one branch, by name of the tool. Another branch is brought there by replay."""
         ...

@@ -8,23 +8,22 @@ closed is answered and never run.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coterie.errors import UserError
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
-from coterie.trajectories.turn import Finish
+from coterie.trajectories.turn import Finish, Message, Part, Role
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 OBSERVATION = "observation"
-"""The tag around a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
     """How the calls of one tool are written. The tag has the tool's name."""
 
-    argument: str
-    """The tool's parameter that stands between the tags."""
+    argument: str | None = None
+    """The tool's parameter that stands between the tags; ``None``: all arguments, as a JSON object."""
     separator: str | None = None
     """What stands between the calls that one tag makes, which run side by side; a backslash before it makes it
     text. ``None``: a tag is one call."""
@@ -35,12 +34,18 @@ class Tags:
     """The syntax: which tools have tags, and the tag of a final answer."""
 
     calls: Mapping[str, Tag]
-    answer: str = "answer"
+    answer: str | None = "answer"
+    """The tag of a final answer; ``None``: an answer has no form of its own."""
+    observation: str = OBSERVATION
+    """The tag around a result."""
+    inline: bool = False
+    """Whether a result goes on in the message that called, with no end of turn between them (GAP)."""
     stop: tuple[str, ...] = field(init=False)
     """Stop strings: a message ends with its first complete tag."""
 
     def __post_init__(self) -> None:
-        for name in (*self.calls, self.answer):
+        names = (*self.calls, *(() if self.answer is None else (self.answer,)))
+        for name in (*names, self.observation):
             if not _NAME.fullmatch(name):
                 raise UserError(
                     f"{name!r} is not the name of a tag", "use letters, digits, _ and -"
@@ -49,10 +54,25 @@ class Tags:
             raise UserError(
                 f"the tag {self.answer!r} is a call and the answer", "rename one of them"
             )
+        if self.observation in names:
+            raise UserError(
+                f"the tag {self.observation!r} is a result and a call or the answer",
+                "rename one of them",
+            )
         for name, tag in self.calls.items():
             if tag.separator is not None and not tag.separator.strip():
                 raise UserError(f"the tag {name!r} has an empty separator", "give a sign, or None")
-        object.__setattr__(self, "stop", tuple(f"</{name}>" for name in (*self.calls, self.answer)))
+            if tag.separator is not None and tag.argument is None:
+                raise UserError(
+                    f"the tag {name!r} has a separator, and holds a JSON object",
+                    "name its argument, or leave the separator out",
+                )
+        object.__setattr__(self, "stop", tuple(f"</{name}>" for name in names))
+
+    @property
+    def role(self) -> Role:
+        """Of the messages that show results."""
+        return "inline" if self.inline else "user"
 
     def teach(self, tools: Sequence[Tool]) -> str:
         """What a prompt says of the tools."""
@@ -61,14 +81,24 @@ class Tags:
         ]
         for tool in tools:
             tag = self.calls[tool.name]
-            lines.append(f"- <{tool.name}>{tag.argument}</{tool.name}> {tool.description}")
+            body = _example(tool) if tag.argument is None else tag.argument
+            lines.append(f"- <{tool.name}>{body}</{tool.name}> {tool.description}")
             if tag.separator is not None:
-                several = f" {tag.separator} ".join((tag.argument, f"another {tag.argument}"))
+                several = f" {tag.separator} ".join((body, f"another {body}"))
                 lines.append(
                     f"  For several at the same time: <{tool.name}>{several}</{tool.name}>"
                 )
-        lines.append(f"Write your final answer as <{self.answer}>answer</{self.answer}>.")
+        if self.answer is not None:
+            lines.append(f"Write your final answer as <{self.answer}>answer</{self.answer}>.")
         return "\n".join(lines)
+
+    def told(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
+        """Messages whose system prompt teaches the tools."""
+        taught = self.teach(tools)
+        if shown and shown[0].role == "system":
+            first = replace(shown[0], parts=(*shown[0].parts, Part(f"\n\n{taught}")))
+            return (first, *shown[1:])
+        return (Message.of("system", taught), *shown)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         """The calls of a message, in their order. ``text`` is all that was sampled, its stop string included."""
@@ -81,7 +111,9 @@ class Tags:
             body, closing, _ = text[tag.end() : until].partition(f"</{name}>")
             error = "" if closing else _unclosed(name, finish, last=until == len(text))
             for piece in self._pieces(name, body):
-                argument = json.dumps({self.calls[name].argument: piece}, ensure_ascii=False)
+                parameter = self.calls[name].argument
+                given = json.dumps({parameter: piece}, ensure_ascii=False)
+                argument = piece if parameter is None else given
                 calls.append(
                     ToolCall(call_id(len(calls)), name, argument, error or _empty(name, piece))
                 )
@@ -89,12 +121,16 @@ class Tags:
 
     def answered(self, text: str) -> str | None:
         """What stands in the last complete answer tag; ``None`` if there is none."""
+        if self.answer is None:
+            return None
         found = re.findall(f"<{self.answer}>(.*?)</{self.answer}>", text, re.DOTALL)
         return found[-1].strip() if found else None
 
     def show(self, results: Sequence[ToolResult]) -> str:
         """Results as the agent is shown them, in the order of the calls."""
-        return "\n".join(f"<{OBSERVATION}>\n{result.text}\n</{OBSERVATION}>" for result in results)
+        tag = self.observation
+        shown = "\n".join(f"<{tag}>\n{result.text}\n</{tag}>" for result in results)
+        return f"\n{shown}\n" if self.inline else shown
 
     def _pieces(self, name: str, body: str) -> list[str]:
         separator = self.calls[name].separator
@@ -103,6 +139,15 @@ class Tags:
         pieces = re.split(rf"(?<!\\){re.escape(separator)}", body)
         found = [piece.replace(f"\\{separator}", separator).strip() for piece in pieces]
         return [piece for piece in found if piece] or [""]
+
+
+def _example(tool: Tool) -> str:
+    """A JSON object with the tool's parameters, each with its type."""
+    properties = tool.parameters.get("properties")
+    if not isinstance(properties, Mapping):
+        return "{}"
+    kinds = {name: one.get("type", "value") for name, one in properties.items()}
+    return json.dumps(kinds, ensure_ascii=False)
 
 
 def closing(text: str, stops: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ results of a turn's calls are one group, in the order of the calls: their order 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _PLACE = re.compile(r"c(0|[1-9][0-9]*)")
 
@@ -42,6 +42,12 @@ class ToolResult:
     call_id: str
     text: str
     error: bool = False
+    began: float = field(default=0.0, compare=False)
+    """Seconds from the first call of its turn to this one; when a call was made is not part of what it gave."""
+    seconds: float = field(default=0.0, compare=False)
+    """How long it took, all tries together; 0 of a call that was not run."""
+    left_out: int = field(default=0, compare=False)
+    """Characters that were cut out of its text."""
 
 
 def call_id(place: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from coterie.trajectories.calls import Tool
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.codec import (
     CALLS,
     MESSAGES,
@@ -116,6 +116,20 @@ def size(db: sqlite3.Connection, iteration: int, stage: str) -> tuple[int, int]:
     find = f"SELECT count(DISTINCT tree.key), count(turn.key) FROM tree LEFT JOIN turn ON tree = tree.key {where}"
     trees, turns_ = db.execute(find, values).fetchone()
     return trees, turns_
+
+
+def calls(db: sqlite3.Connection) -> Iterator[tuple[ToolCall, ToolResult]]:
+    """All calls that were answered, with their results."""
+    rows = db.execute(
+        "SELECT asked.calls, told.results FROM turn told JOIN turn asked ON asked.id = told.parent "
+        "WHERE told.results != ? AND asked.calls != ?",
+        (NONE, NONE),
+    )
+    for asked, told in rows:
+        results = {result.call_id: result for result in value_of(RESULTS, told)}
+        for call in value_of(CALLS, asked):
+            if call.id in results:
+                yield call, results[call.id]
 
 
 def scores(db: sqlite3.Connection, iteration: int, stage: str) -> dict[str, float | None]:

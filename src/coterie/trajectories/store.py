@@ -17,6 +17,7 @@ from types import TracebackType
 
 from coterie.errors import UserError
 from coterie.trajectories import reader, schema, table
+from coterie.trajectories.calls import ToolCall, ToolResult
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.disk import WriterLock, check_place, explained
 from coterie.trajectories.item import Item, ItemKey, Metrics
@@ -246,6 +247,11 @@ class Store:
         """How many trees a stage has, and how many turns these."""
         with explained(self.path):
             return reader.size(self._db, iteration, stage)
+
+    def calls(self) -> Iterator[tuple[ToolCall, ToolResult]]:
+        """All calls that were answered, with their results."""
+        with explained(self.path):
+            yield from reader.calls(self._db)
 
     def scores(self, iteration: int, stage: str) -> dict[str, float | None]:
         """The scores of all leaves of a stage."""

@@ -16,7 +16,8 @@ from coterie.config.text import encoded
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult, check_calls, in_order
 
 SpeakerKind = Literal["agent", "person", "environment", "tool"]
-Role = Literal["system", "user", "assistant", "tool"]
+Role = Literal["system", "user", "assistant", "tool", "inline"]
+"""Whose a message is; ``inline`` is what the environment says within an agent's turn that a stop string ended."""
 Finish = Literal["end", "stop_string", "length"]
 """Why sampling ended: an end-of-turn token, a stop string, or the limit of tokens."""
 
@@ -88,7 +89,7 @@ class Request:
     """How many messages of the previous request stay in front of ``messages``."""
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
-    """All tools that this prompt offers."""
+    """All tools that the chat template showed in this prompt; those that are called by tags stand in its messages."""
 
     @classmethod
     def make(

@@ -10,12 +10,23 @@ own turn as a sampled one; what has no prompt is only seen by others.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from coterie.trajectories.calls import Tool
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Turn
 
-Render = Callable[[Sequence[Message], Tree, str], tuple[int, ...]]
-"""(messages, tree, reader) -> prompt ids, own sampled turns spliced in as the ids sampled."""
+
+class Render(Protocol):
+    """Prompt ids of messages, own sampled turns spliced in as the ids sampled."""
+
+    def __call__(
+        self, messages: Sequence[Message], tree: Tree, reader: str, *, tools: Sequence[Tool] = ()
+    ) -> tuple[int, ...]:
+        """As ``reader`` sees them; ``tools`` are those that the chat template shows."""
+        ...
+
+
 Edit = Callable[[tuple[Message, ...]], tuple[Message, ...]]
 
 
@@ -74,8 +85,9 @@ def recontext(tree: Tree, leaf: str, agent: str, *, name: str, edit: Edit, rende
     """
     edited = []
     for turn in _own(tree, leaf, agent):
-        messages = edit(tree.messages(tree.requests[turn.prompt]))  # type: ignore[index]
-        edited.append((render(messages, tree, agent), turn))
+        request = tree.requests[turn.prompt]  # type: ignore[index]
+        messages = edit(tree.messages(request))
+        edited.append((render(messages, tree, agent, tools=request.tools), turn))
     return View(agent, leaf, assemble(edited), context=name)
 
 

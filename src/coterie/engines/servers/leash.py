@@ -1,10 +1,12 @@
 """Runs one command and ends it, with everything that it started, when its holder is gone.
 
     python leash.py HOLDER GRACE COMMAND...
+    python leash.py --talk HOLDER GRACE COMMAND...
 
 The command runs in a process group of its own. It is ended (SIGTERM, GRACE seconds later SIGKILL, to that
 group alone) when standard input is closed, when the process HOLDER is no longer the parent, or on SIGTERM;
-so it outlives neither a clean exit of the holder nor its SIGKILL. Should this process be killed, Linux kills
+so it outlives neither a clean exit of the holder nor its SIGKILL. With ``--talk`` standard input is the command's own,
+and its end ends nothing. Should this process be killed, Linux kills
 the command. On Linux, descendants that left the group are ended too, and all are gone when this exits. Exits as
 the command did (128 + n for signal n). Standard library only: it starts at once.
 """
@@ -25,7 +27,7 @@ REAP_SECONDS = 5.0
 """How long killed descendants are waited for."""
 
 
-def main(holder: int, grace: float, command: list[str]) -> int:
+def main(holder: int, grace: float, command: list[str], *, talk: bool = False) -> int:
     """Run ``command`` until it ends or is to be ended; returns its exit status."""
     ending = False
 
@@ -38,13 +40,16 @@ def main(holder: int, grace: float, command: list[str]) -> int:
     _control(PR_SET_CHILD_SUBREAPER, 1)
     try:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
+            command,
+            stdin=None if talk else subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
         )
     except OSError as error:
         print(f"can't run {command[0]}: {error}", file=sys.stderr, flush=True)
         return 127
     while not ending and not _over(child.pid):
-        ready, _, _ = select.select([0], [], [], TICK)
+        ready, _, _ = select.select([] if talk else [0], [], [], TICK)
         ending = ending or os.getppid() != holder or (bool(ready) and not os.read(0, 1))
     if ending and not _over(child.pid):
         os.killpg(child.pid, signal.SIGTERM)
@@ -95,4 +100,6 @@ def _control(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
+    talk = sys.argv[1] == "--talk"
+    holder, grace, *command = sys.argv[2 if talk else 1 :]
+    sys.exit(main(int(holder), float(grace), command, talk=talk))

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from coterie.config.text import whole
 from coterie.engines.protocol import Sampling
+from coterie.trajectories.calls import Tool
 
 COMPLETION_TOKENS = 16
 """``max_tokens`` of a completion that does not say, as in OpenAI's protocol."""
@@ -131,11 +132,54 @@ class TextPart(RequestBody):
     text: str
 
 
+class CalledFunction(RequestBody):
+    """What a call calls."""
+
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class CallMade(RequestBody):
+    """A call in a message of the model's."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+    """Taken and not used: what a stream's pieces have."""
+
+
 class ChatMessage(RequestBody):
     """One message of a chat; models here read text only."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] = ""
+    tool_calls: list[CallMade] = []
+    tool_call_id: str | None = None
+    name: str | None = None
+    """Taken and not used: a call names its tool."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_none(cls, values: Any) -> Any:
+        """Clients send back what they were given, with what is not there as null."""
+        if not isinstance(values, dict):
+            return values
+        found = {key: value for key, value in values.items() if value is not None}
+        if "content" in found or found.get("tool_calls"):
+            return found
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if "content" not in self.model_fields_set and not self.tool_calls:
+            raise ValueError("a message needs content")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only messages of the assistant have tool_calls")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise ValueError("messages of role tool, and no others, have a tool_call_id")
+        return self
 
     @property
     def text(self) -> str:
@@ -143,6 +187,23 @@ class ChatMessage(RequestBody):
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
+
+
+class FunctionOffered(RequestBody):
+    """A function that the model may call."""
+
+    name: str = Field(min_length=1)
+    description: str = ""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    strict: bool = False
+    """Taken and not used: arguments are as the model writes them."""
+
+
+class ToolOffered(RequestBody):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionOffered
 
 
 class StreamOptions(RequestBody):
@@ -157,10 +218,7 @@ class ChatRequest(SamplingRequest):
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         **SamplingRequest.neutral,
         "metadata": ({},),
-        "parallel_tool_calls": (True, False),
         "response_format": ({"type": "text"},),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "top_logprobs": (0,),
     }
 
@@ -171,12 +229,31 @@ class ChatRequest(SamplingRequest):
     """The newer name of ``max_tokens``."""
     logprobs: bool = False
     stream_options: StreamOptions = StreamOptions()
+    tools: list[ToolOffered] = []
+    tool_choice: Literal["none", "auto"] = "auto"
+    """``none``: the model is not shown the tools. It can't be made to call one."""
+    parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.stream and (self.n > 1 or self.logprobs or self.return_token_ids):
             raise ValueError("a stream has one choice and its text only: no n, logprobs, token ids")
+        names = [one.function.name for one in self.tools]
+        if len({*names}) < len(names):
+            raise ValueError("two tools have the same name")
+        if self.tools and not self.parallel_tool_calls:
+            raise ValueError(
+                "a model can't be held to one call at a time: leave out parallel_tool_calls=false"
+            )
+        if not self.offered and any(m.tool_calls or m.role == "tool" for m in self.messages):
+            raise ValueError("there are calls of tools in the messages: give these tools, too")
         return self
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """The tools that the model is shown."""
+        found = [one.function for one in self.tools if self.tool_choice == "auto"]
+        return tuple(Tool(one.name, one.description, one.parameters) for one in found)
 
 
 class CheckpointRequest(RequestBody):

@@ -59,11 +59,34 @@ class CompletionResponse(BaseModel):
     usage: Usage
 
 
+class FunctionCalled(BaseModel):
+    """What a call calls."""
+
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class CallReply(BaseModel):
+    """A call that the model made."""
+
+    index: int | None = None
+    """Of a stream: its place."""
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCalled
+
+
+ChatFinish = Literal["stop", "length", "tool_calls"]
+
+
 class ChatReply(BaseModel):
     """The message that the model wrote."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    """None where it only calls tools."""
+    tool_calls: list[CallReply] | None = None
 
 
 class ChatTokenLogprob(BaseModel):
@@ -87,7 +110,7 @@ class ChatChoice(BaseModel):
 
     index: int
     message: ChatReply
-    finish_reason: Literal["stop", "length"]
+    finish_reason: ChatFinish
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     logprobs: ChatLogprobs | None = None
@@ -110,6 +133,7 @@ class Delta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[CallReply] | None = None
 
 
 class ChunkChoice(BaseModel):
@@ -117,7 +141,7 @@ class ChunkChoice(BaseModel):
 
     index: int = 0
     delta: Delta
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: ChatFinish | None = None
 
 
 class ChatChunk(BaseModel):

@@ -1,13 +1,12 @@
 """A chat's reply as it grows: server-sent events, as chat windows want them.
 
 Text is sent once it is settled: not the half of a character, nor what may be the beginning of a
-stop string. The pieces joined are the reply that comes without streaming.
+stop string or of a call. The pieces joined are the reply that comes without streaming; a call comes whole.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Literal
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -15,12 +14,13 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.engines.serving.chats import new_id, room
-from coterie.engines.serving.completions import decoded, finish_reason, shown, usage
+from coterie.engines.serving.chats import new_id, reply_of, room
+from coterie.engines.serving.completions import decoded, usage
 from coterie.engines.serving.connection import while_connected
 from coterie.engines.serving.requests import ChatRequest
 from coterie.engines.serving.responses import (
     ChatChunk,
+    ChatFinish,
     ChunkChoice,
     Delta,
     ErrorBody,
@@ -66,9 +66,13 @@ async def stream_reply(
             yield _failure(error)
             return
         (completion,) = task.result()
-        if rest := shown(engine, body, completion)[0][len(sent) :]:
+        said, finish = reply_of(engine, body, completion)
+        if rest := (said.content or "")[len(sent) :]:
             yield _piece(head, Delta(content=rest))
-        yield _piece(head, Delta(), finish_reason(completion))
+        for index, call in enumerate(said.tool_calls or ()):
+            one = call.model_copy(update={"index": index})
+            yield _piece(head, Delta(tool_calls=[one]))
+        yield _piece(head, Delta(), finish)
         if body.stream_options.include_usage:
             yield _event(head.model_copy(update={"usage": usage([prompt], [[completion]])}))
     yield DONE
@@ -89,11 +93,15 @@ def _settled(engine: InProcessEngine, body: ChatRequest, ids: Sequence[int]) -> 
     text = decoded(engine, body, ids).rstrip("\ufffd")
     if any(stop in text for stop in body.stops):
         return ""
+    if body.offered:
+        if text != engine.loaded.renderer.decode(ids).rstrip("\ufffd"):
+            return ""
+        text = engine.loaded.renderer.tools.required().settled(text)
     held = max(map(len, body.stops), default=1) - 1
     return text[: len(text) - held]
 
 
-def _piece(head: ChatChunk, delta: Delta, finish: Literal["stop", "length"] | None = None) -> str:
+def _piece(head: ChatChunk, delta: Delta, finish: ChatFinish | None = None) -> str:
     choice = ChunkChoice(delta=delta, finish_reason=finish)
     return _event(head.model_copy(update={"choices": [choice]}))
 

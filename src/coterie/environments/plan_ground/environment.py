@@ -180,8 +180,10 @@ class PlanGround(Pure):
     def _planned(self, state: State, said: Turn) -> Transition:
         if self.form == "onetime":
             return Transition(Carried(), end=None if said.text.strip() else NO_PLAN)
-        if not is_done(said.text):
+        if subgoals_in(said.text):
             return Transition(state.data or Carried())
+        if not is_done(said.text):
+            return Transition(state.data, end=NO_PLAN)
         if gold(state.task).done:
             return Transition(Carried(), answer=DONE, end=ANSWERED)
         return Transition(state.data, end=ANSWERED if state.answer is not None else NO_PLAN)

@@ -8,6 +8,7 @@ from coterie.environments.plan_ground.form import Form
 DONE = "Done."
 """What the planner says, step by step, when the task is done."""
 SUBGOAL = re.compile(r"Subgoal\s+(\d+)\s*:", re.IGNORECASE)
+SAYS_DONE = re.compile(r"\W*done\b", re.IGNORECASE)
 _ACTIONS = (
     "Write actions only, on one line, separated by `; `, such as `R1 = Tool(argument); R2 = Tool(R1, argument)`. "
     "Number the results R1, R2 and so on, and use earlier results by their names."
@@ -64,5 +65,5 @@ def subgoals_in(plan: str) -> list[str]:
 
 
 def is_done(text: str) -> bool:
-    """Whether the planner stops: it says so, and no subgoal with it."""
-    return not subgoals_in(text)
+    """Whether the planner stops: it begins by saying so, and no subgoal comes with it."""
+    return SAYS_DONE.match(text) is not None and not subgoals_in(text)

@@ -71,7 +71,9 @@ class DenseTreeData(Recipe):
         self.steps_of_path = most_turns(self.environment)
 
     def plan(self) -> RunPlan:
-        """What the run costs."""
+        """What the run costs. Raises ``UserError`` for outside preferences that are not there, too."""
+        for source in self.settings.mix.sets:
+            Preferences(source).find()
         return dense_tree_plan(self.settings, self.environment)
 
     def openers(self) -> Openers:
@@ -235,12 +237,6 @@ class DenseTreeData(Recipe):
         return PLAIN if asks or shows else None
 
     # -- outside preferences --------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Refuse what can't work, in seconds."""
-        for source in self.settings.mix.sets:
-            Preferences(source).find()
-        super().check()
 
     @cached_property
     def mixed_content(self) -> list[tuple[str, int, str]]:

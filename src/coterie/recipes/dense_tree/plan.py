@@ -4,6 +4,7 @@ from coterie.engines.servers.vllm import check_vllm
 from coterie.environments.checking import drawn
 from coterie.environments.protocol import Environment
 from coterie.environments.traits import most_turns
+from coterie.errors import UserError
 from coterie.models.loading import check_context, load_renderer, weights_of
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.plan import (
@@ -41,6 +42,11 @@ def dense_tree_plan(settings: DenseTreeSettings, environment: Environment) -> Ru
     check_memory(memory, s)
     part, parts = s.rollout.shard
     trees = len(range(part, len(train), parts))
+    if not trees:
+        raise UserError(
+            f"rollout.shard=[{part},{parts}] has no tasks: there are {len(train)}",
+            "divide the run into fewer parts, or give it more rollout.tasks",
+        )
     runs, evaluations = trees * s.search.runs * s.iterations, len(heldout) * (s.iterations + 1)
     rows = min(trees * s.search.pairs, s.budget.pairs or trees * s.search.pairs)
     return RunPlan(

@@ -99,7 +99,7 @@ def _message(tree: Tree, message: Message, agent: str) -> tuple[ChatRole, str]:
     text = "".join(part.text for part in message.parts)
     if message.turn is not None:
         text += _text(tree.turns[message.turn], agent)
-    return ("user" if message.role == "tool" else message.role), text
+    return ("user" if message.role == "tool" or message.role == "inline" else message.role), text
 
 
 def _joined(messages: list[tuple[ChatRole, str]]) -> Iterator[tuple[ChatRole, str]]:

@@ -34,7 +34,8 @@ def _literal(value: Any) -> Any:
     try:
         return ast.literal_eval(value) if isinstance(value, str) else value
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise ValueError(f"must be a Python literal ({str(error).splitlines()[0]})") from None
+        why = str(error).partition("\n")[0] or "it nests too deep"
+        raise ValueError(f"must be a Python literal ({why})") from None
 
 
 class _Line(BaseModel):

@@ -1,0 +1,69 @@
+"""Calls as a tokenizer's own response template reads them (Transformers from 5.13)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from transformers import PreTrainedTokenizerBase
+
+from coterie.models.calls.markup import Written, broken, call_of, unclosed, whole_text
+from coterie.models.offering import offered
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
+from coterie.trajectories.turn import Finish
+
+
+class ResponseTemplate:
+    """The tokenizer's ``response_template``. It does not say whether a call is closed: of a message that did not
+    end by itself the last call is not run.
+    """
+
+    name: ClassVar[str] = "the tokenizer's response template"
+    stop: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: str) -> None:
+        self.tokenizer = tokenizer
+        self.prompt = prompt
+        """With which a prompt ends; it may have begun the message."""
+
+    def parse(self, text: str, finish: Finish, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
+        """The calls of a message, in their order."""
+        return self.split(text, finish, tools)[1]
+
+    def split(
+        self, text: str, finish: Finish, tools: Sequence[Tool] = ()
+    ) -> tuple[str, tuple[ToolCall, ...]]:
+        """What a message says besides its calls, and its calls."""
+        try:
+            message = self.tokenizer.parse_response(
+                text, prefix=self.prompt, tools=[offered(tool) for tool in tools]
+            )
+        except (
+            Exception
+        ) as error:  # whatever the template's own parsers raise on what a model wrote
+            return text, _named([broken(text, str(error).partition("\n")[0])])
+        found = [call_of(_function(one)) for one in message.get("tool_calls") or ()]
+        if found and finish != "end":
+            last = found[-1]
+            error_ = last.error or unclosed("the last call", "its end", finish)
+            found[-1] = replace(last, error=error_)
+        return str(message.get("content") or ""), _named(found)
+
+    def settled(self, text: str) -> str:
+        """Nothing: only the whole message can be read."""
+        return ""
+
+    def show(self, results: Sequence[ToolResult]) -> str:
+        """Empty: the chat template shows results."""
+        return ""
+
+
+def _function(call: object) -> object:
+    """The part of a call that says what is called."""
+    return call.get("function", call) if isinstance(call, Mapping) else call
+
+
+def _named(found: Sequence[Written]) -> tuple[ToolCall, ...]:
+    return tuple(
+        ToolCall(call_id(number), whole_text(one.name), whole_text(one.arguments), one.error)
+        for number, one in enumerate(found)
+    )

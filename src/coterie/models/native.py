@@ -1,0 +1,239 @@
+"""What a chat template can do for tools, found by trying it, and the syntax in which its model writes calls.
+
+A syntax is chosen by a round trip: the template writes two calls, and the syntax that reads the same calls back is the
+model's. So no model is read by the parser of another family.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from coterie.errors import UserError
+from coterie.models.calls.as_json import HermesJson, LlamaJson, MistralJson
+from coterie.models.calls.as_xml import QwenXml
+from coterie.models.calls.by_template import ResponseTemplate
+from coterie.models.calls.markup import THOUGHT, Markup, NativeSyntax
+from coterie.models.control import ControlTokens
+from coterie.models.layout import WORD, Layout, Shown, Slot, around_calls
+from coterie.models.offering import called, offered
+from coterie.models.template import ChatTemplate
+from coterie.trajectories.calls import Tool, ToolCall, call_id
+
+MARKUPS: tuple[type[Markup], ...] = (HermesJson, QwenXml, LlamaJson, MistralJson)
+Results = Literal["tool", "calls", "user"]
+"""How results are shown: in ``tool`` messages after what the model said; in ``tool`` messages after a message with
+``tool_calls``, which what the model said replaces; as a user's message."""
+
+_VALUES = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string", "description": f"{WORD}query"},
+        "count": {"type": "integer"},
+        "deep": {"type": "object"},
+    },
+}
+TOOLS = (
+    Tool(f"find{WORD}", f"Finds {WORD}found.", _VALUES),
+    Tool(f"note{WORD}", f"Notes {WORD}noted.", _VALUES),
+)
+CALLS = (
+    (TOOLS[0].name, {"query": "Zoë said \"no\" & 'yes'\n<b>", "deep": {"a": [1, {"b": "ü"}]}}),
+    (TOOLS[1].name, {"query": "two\\words", "count": 2}),
+)
+"""What the template is to write, and a syntax to read back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTemplate:
+    """What a chat template can do for tools."""
+
+    syntax: NativeSyntax | None
+    """How its model writes calls; ``None`` if the template shows no calls, or in a way that nothing here reads."""
+    shows_tools: bool
+    """Whether it shows the names and descriptions of tools."""
+    parallel: bool
+    """Whether it writes two calls in one message. The syntax reads several in any case."""
+    results: Results
+    long_ids: bool
+    """Whether it takes ids of calls only if they have nine characters."""
+    ends: frozenset[int] = frozenset()
+    """Ids that end a message with calls."""
+    markup: frozenset[int] = frozenset()
+    """Control tokens with which calls are written; an agent's own messages may have them."""
+
+    def call_id(self, place: int) -> str:
+        """The id of a call in the template's form: by its place, so that prompts stay the same."""
+        return f"call{place:05}" if self.long_ids else call_id(place)
+
+    def required(self) -> NativeSyntax:
+        """The syntax; ``UserError`` if the model has none that can be used."""
+        if self.syntax is None or not self.shows_tools:
+            raise UserError(
+                f"this model can't call tools in a syntax of its own: {' '.join(self.findings[:2])}",
+                "use tags for calls (tools.calls=tags), or a model whose chat template has tools",
+            )
+        return self.syntax
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What was found, a sentence each."""
+        results = {
+            "tool": "Results are shown as tool messages.",
+            "calls": "Results are shown as tool messages, which the template takes only after calls.",
+            "user": "The template takes no tool messages: results are shown as a user's.",
+        }
+        return (
+            "The chat template shows tools."
+            if self.shows_tools
+            else "The chat template shows no tools.",
+            "No way to write calls that coterie can read was found in it."
+            if self.syntax is None
+            else f"Calls are written as {self.syntax.name}.",
+            "The template writes several calls of one message."
+            if self.parallel
+            else "The template writes one call of a message; several are read where the model writes them.",
+            results[self.results],
+        )
+
+
+def tool_template(
+    tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, control: ControlTokens
+) -> ToolTemplate:
+    """What a chat template can do for tools."""
+    look = _Look(tokenizer, template, control)
+    shows = look.shows_tools()
+    found = next(((n, long) for n in (2, 1) for long in (False, True) if look.text(n, long)), None)
+    syntax = look.syntax(*found) if shows and found else None
+    results, long_ids = look.results(syntax is not None)
+    ends, markup = look.tokens(long_ids) if syntax else (frozenset[int](), frozenset[int]())
+    parallel = found is not None and found[0] == 2
+    return ToolTemplate(syntax, shows, parallel, results, long_ids, ends, markup)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Tries a template."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatTemplate
+    control: ControlTokens
+
+    def shows_tools(self) -> bool:
+        text = self._written([_USER], True, TOOLS)
+        return all(tool.name in text and tool.description in text for tool in TOOLS)
+
+    def text(self, count: int, long_ids: bool) -> str:
+        """What the template writes of so many calls, from the user's message on; empty if it refuses."""
+        calls = [
+            called(ToolCall(call_id(n), name, json.dumps(given)), _id(n, long_ids))
+            for n, (name, given) in enumerate(CALLS[:count])
+        ]
+        said = {"role": "assistant", "content": "", "tool_calls": calls}
+        text = self._written([_USER, said], False, TOOLS).rpartition(_USER["content"])[2]
+        return text if all(name in text for name, _ in CALLS[:count]) else ""
+
+    def syntax(self, count: int, long_ids: bool) -> NativeSyntax | None:
+        """The syntax that reads what the template writes; our own ones first, which know cut calls best."""
+        header = self._header()
+        text = self.text(count, long_ids)
+        begun = header.rstrip().removesuffix(THOUGHT)
+        text = text.partition(begun)[2] if begun and begun in text else text
+        for markup in MARKUPS:
+            if _reads(markup(), text, count):
+                return markup(thinks=header.rstrip().endswith(THOUGHT))
+        if getattr(self.tokenizer, "response_template", None):
+            own = ResponseTemplate(self.tokenizer, header)
+            if _reads(own, text, count):
+                return own
+        return None
+
+    def results(self, calls: bool) -> tuple[Results, bool]:
+        """How results can be shown, and whether with long ids."""
+        ways: tuple[Results, ...] = ("tool", "calls") if calls else ("tool",)
+        for way in ways:
+            for long_ids in (False, True):
+                if self._shows_results(way, long_ids):
+                    return way, long_ids
+        return "user", False
+
+    def tokens(self, long_ids: bool) -> tuple[frozenset[int], frozenset[int]]:
+        """Which control tokens end a message with calls, and which write calls."""
+        id_ = (_id(0, long_ids),)
+        before, after = around_calls(self.template, id_, ())
+        marks = self._control(before + WORD + after)
+        added = self.tokenizer.added_tokens_decoder
+        if (last := self._control(after)[-1:]) and added[last[0]].special:
+            return frozenset(last), frozenset(marks) - {*last}
+        said = Slot(f"{WORD}said")
+        chat = [
+            Shown("user", (Slot("a"),)),
+            Shown("assistant", (said,), call_ids=id_, stands_in=True),
+            Shown("tool", (Slot("b"),), id_[0], Slot("find")),
+        ]
+        try:
+            pieces = Layout(self.template, chat, False, self.control.hidden).pieces()
+        except UserError:
+            return frozenset(), frozenset(marks)
+        then = pieces[pieces.index(said) + 1 :]
+        follows = "".join(one for one in then if isinstance(one, str))
+        return frozenset(self._control(follows)[:1]), frozenset(marks)
+
+    def _control(self, text: str) -> list[int]:
+        return self.control.written(text)
+
+    def _shows_results(self, way: Results, long_ids: bool) -> bool:
+        """Whether results of two messages with calls are shown, and what is said after them."""
+        try:
+            chat = list(_dialogue(way, long_ids))
+            pieces = Layout(self.template, chat, True, self.control.hidden).pieces()
+        except UserError:
+            return False
+        words = [slot.text for shown in chat for slot in shown.slots]
+        return [one.text for one in pieces if isinstance(one, Slot) and one.text in words] == words
+
+    def _header(self) -> str:
+        """What begins an agent's message."""
+        closed, begun = (self._written([_USER], generation, ()) for generation in (False, True))
+        return begun.removeprefix(closed) if begun.startswith(closed) else ""
+
+    def _written(
+        self, chat: Sequence[Mapping[str, Any]], generation: bool, tools: Sequence[Tool]
+    ) -> str:
+        try:
+            return self.template.text(chat, generation, [offered(tool) for tool in tools])
+        except UserError:
+            return ""
+
+
+_USER = {"role": "user", "content": f"{WORD}asked"}
+
+
+def _id(place: int, long: bool) -> str:
+    return f"call{place:05}" if long else call_id(place)
+
+
+def _dialogue(way: Results, long_ids: bool) -> Iterator[Shown]:
+    """Two messages with calls, of which the first has two, their results, an answer and what a user says then."""
+    yield Shown("user", (Slot("word0"),))
+    number = 1
+    for count in (2, 1):
+        ids = tuple(_id(place, long_ids) for place in range(count))
+        said = (Slot(f"word{number}"),)
+        calls = way == "calls"
+        yield Shown("assistant", said, call_ids=ids if calls else (), stands_in=calls)
+        for place, id_ in enumerate(ids, 1):
+            yield Shown("tool", (Slot(f"word{number + place}"),), id_, Slot("name"))
+        number += count + 1
+    yield Shown("assistant", (Slot(f"word{number}"),))
+    yield Shown("user", (Slot(f"word{number + 1}"),))
+
+
+def _reads(syntax: NativeSyntax, text: str, count: int) -> bool:
+    """Whether a syntax reads the calls that the template wrote."""
+    found = syntax.parse(text, "end", TOOLS)
+    if any(call.error for call in found):
+        return False
+    return [(one.name, json.loads(one.arguments)) for one in found] == list(CALLS[:count])

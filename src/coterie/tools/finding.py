@@ -1,0 +1,132 @@
+"""The tools that a run names, as sources: those that ship, MCP servers, and anybody's own."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from coterie.config.construct import construct, settings_type_of
+from coterie.config.folders import expanded
+from coterie.config.plain import wrong_at
+from coterie.config.plugins import find
+from coterie.config.settings import Settings
+from coterie.errors import UserError
+from coterie.tools.checking import check_tools
+from coterie.tools.own import TOOLS, OwnTool, own_tools
+from coterie.tools.run import Function
+from coterie.tools.source import ToolSource
+from coterie.tools.tags import Tag, Tags
+from coterie.trajectories.calls import Tool
+
+MCP = "mcp:"
+"""Before the command or the URL of an MCP server."""
+
+
+class OwnSource:
+    """One function of anybody's."""
+
+    def __init__(self, own: OwnTool) -> None:
+        self._own = own
+        self.tools: tuple[Tool, ...] = (own.tool,)
+        (*one,) = own.parameters
+        argument = one[0] if len(one) == 1 else None
+        self.tags: Mapping[str, Tag] = {own.tool.name: Tag(argument)}
+        self.identity = own.source
+
+    def open(self) -> AbstractAsyncContextManager[Mapping[str, Function]]:
+        """The function."""
+        return self._open()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Mapping[str, Function]]:
+        yield {self._own.tool.name: self._own.do}
+
+
+def sources_of(names: Sequence[str], config: str | None) -> tuple[ToolSource, ...]:
+    """The sources of these names; ``config`` is a file that says what some of them are.
+
+    Made once a process: a server is asked for its tools once. Raises ``UserError`` for a name that nothing has, for
+    settings that are wrong, for two tools of one name, and for what a source can't be made without.
+    """
+    file = None if config is None else expanded(config)
+    return _sources(tuple(names), file, "" if file is None else _text(file))
+
+
+def tags_of_sources(sources: Sequence[ToolSource]) -> Tags:
+    """Tags for all tools; an answer has no tag of its own."""
+    tags: dict[str, Tag] = {}
+    for source in sources:
+        tags |= {tool.name: source.tags.get(tool.name, Tag()) for tool in source.tools}
+    return Tags(tags, answer=None)
+
+
+@cache
+def _sources(names: tuple[str, ...], file: Path | None, text: str) -> tuple[ToolSource, ...]:
+    entries = {} if file is None else _entries(file, text)
+    made = tuple(_made(name, entries, file) for name in names)
+    check_tools([tool for source in made for tool in source.tools])
+    return made
+
+
+def _made(name: str, entries: Mapping[str, Mapping[str, Any]], file: Path | None) -> ToolSource:
+    """The source of a name."""
+    values = dict(entries.get(name, {}))
+    kind = str(values.pop("tool", name))
+    if kind.startswith(MCP):
+        values |= {"server": kind.removeprefix(MCP).strip()}
+        kind = "mcp"
+    found = find(TOOLS, kind)
+    if not isinstance(found.thing, type):
+        if values:
+            raise UserError(f"{found} is a function and has no settings", f"correct {file}")
+        return OwnSource(*own_tools((kind,)))
+    settings_type = settings_type_of(found, Settings)
+    if "name" in settings_type.model_fields and name in entries:
+        values.setdefault("name", name)
+    try:
+        settings = settings_type.model_validate(values)
+    except ValidationError as error:
+        wrong = "; ".join(map(wrong_at, error.errors()))
+        where = f"in {file}" if name in entries else "without settings"
+        raise UserError(
+            f"the tool {name} {where}: {wrong}",
+            "give its settings in the file of tools.config (docs/howto/tools.md)",
+        ) from error
+    made: ToolSource = construct(found, Settings, settings)
+    return made
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"tools.config={file} can't be read: {error}", "correct the path"
+        ) from error
+
+
+def _entries(file: Path, text: str) -> dict[str, Mapping[str, Any]]:
+    """What a file says of tools, by name: ``tools: [{name, tool, ...}]``."""
+    do = (
+        "write `tools:`, and under it a list of entries with `name`, `tool` and the tool's settings"
+    )
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{file} is not YAML: {error}", do) from error
+    listed = found.get("tools") if isinstance(found, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        raise UserError(f"{file} has no list of tools", do)
+    entries: dict[str, Mapping[str, Any]] = {}
+    for one in listed:
+        name = one.get("name", one.get("tool"))
+        if not isinstance(name, str):
+            raise UserError(f"{file} has a tool without a name", do)
+        if name in entries:
+            raise UserError(f"{file} has two tools called {name!r}", "rename one of them")
+        entries[name] = {key: value for key, value in one.items() if key != "name"}
+    return entries

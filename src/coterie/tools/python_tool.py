@@ -1,0 +1,52 @@
+"""A Python session as a tool: cells that share their variables, in the sandbox."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from coterie.config.settings import Settings, key
+from coterie.tools.run import Function
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.tags import Tag
+from coterie.trajectories.calls import Tool
+
+CODE = "code"
+
+
+class PythonSettings(Settings):
+    """The tool's name."""
+
+    name: str = key("python", "What agents call it.")
+
+
+class PythonTool:
+    """Runs cells. A dialogue has one session, and each branch of it one of its own."""
+
+    settings_type = PythonSettings
+    identity = "1"
+    needs: tuple[type, ...] = (Sandbox,)
+    max_sessions = 64
+
+    def __init__(self, settings: PythonSettings) -> None:
+        self.name = settings.name
+        schema = {"type": "object", "properties": {CODE: {"type": "string"}}, "required": [CODE]}
+        description = (
+            "Runs Python and shows what it prints and the value of its last line. Variables stay."
+        )
+        self.tools = (Tool(self.name, description, schema, alone=True),)
+        self.tags: Mapping[str, Tag] = {self.name: Tag(CODE)}
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        """Nothing that dialogues share."""
+        yield {}
+
+    @asynccontextmanager
+    async def open_session(self, seed: int, shared: Any) -> AsyncIterator[Mapping[str, Function]]:
+        """A session in the sandbox that the run shares."""
+        async with shared[Sandbox].session(seed) as session:
+
+            async def run(given: Mapping[str, Any]) -> str:
+                return str((await session.run(given[CODE])).text)
+
+            yield {self.name: run}

@@ -1,0 +1,1 @@
+"""The web as tools: search, reading pages, and servers of both."""

@@ -1,0 +1,53 @@
+"""An MCP server of an older protocol, by hand, that tells of changed tools: ``python mcp_old.py [stay]``.
+
+With ``stay`` it does not end when its input does.
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+tools = ["grow", "stir", "odd/name.v2"]
+
+
+def send(**message: Any) -> None:
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+
+def schema(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "inputSchema": {"type": "object", "properties": {"word": {"type": "string"}}},
+    }
+
+
+for line in sys.stdin:
+    message = json.loads(line)
+    method, number = message.get("method"), message.get("id")
+    if method == "initialize":
+        version = message["params"]["protocolVersion"]
+        info = {"name": "old", "version": "1"}
+        capabilities = {"tools": {"listChanged": True}}
+        send(
+            id=number,
+            result={
+                "protocolVersion": "2025-06-18",
+                "serverInfo": info,
+                "capabilities": capabilities,
+            },
+        )
+    elif method == "tools/list":
+        send(id=number, result={"tools": [schema(name) for name in tools]})
+    elif method == "tools/call":
+        name = message["params"]["name"]
+        if name == "grow":
+            tools.append("new")
+        if name in ("grow", "stir"):
+            send(method="notifications/tools/list_changed")
+        send(id=number, result={"content": [{"type": "text", "text": f"{name} is done"}]})
+    elif number is not None:
+        send(id=number, error={"code": -32601, "message": "not found"})
+
+if sys.argv[1:] == ["stay"]:
+    time.sleep(600)

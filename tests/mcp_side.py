@@ -1,0 +1,80 @@
+"""An MCP server made with the SDK, with tools that behave and tools that do not: ``python mcp_side.py [PORT]``."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import mcp_types as types
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+server = MCPServer("side", log_level="ERROR")
+looks = types.ToolAnnotations(read_only_hint=True)
+
+
+@server.tool(annotations=looks)
+def add(a: int, b: int) -> str:
+    """Adds two numbers."""
+    return str(a + b)
+
+
+@server.tool(annotations=looks)
+async def echo(text: str) -> str:
+    """Says a text again; control tokens too."""
+    return text
+
+
+@server.tool()
+def fail(why: str) -> str:
+    """Fails."""
+    raise ToolError(why)
+
+
+@server.tool()
+def die() -> str:
+    """Ends the server in the middle of the call."""
+    os._exit(3)
+
+
+@server.tool(annotations=looks)
+def process() -> str:
+    """The id of the server's process."""
+    return str(os.getpid())
+
+
+@server.tool()
+def long(characters: int) -> str:
+    """A long text."""
+    return "begin" + "x" * characters + "end"
+
+
+@server.tool(annotations=looks)
+async def never() -> str:
+    """Never answers."""
+    await asyncio.sleep(600)
+    return ""
+
+
+@server.tool(annotations=looks, structured_output=False)
+def picture() -> list[types.ContentBlock]:
+    """A text and an image."""
+    image = types.ImageContent(data="AAAA" * 100, mime_type="image/png")
+    return [types.TextContent(text="a red square:"), image]
+
+
+@server.tool(annotations=looks)
+def environment() -> str:
+    """The names of its environment variables."""
+    return " ".join(sorted(os.environ))
+
+
+if len(sys.argv) > 2 and Path(sys.argv[2]).exists():
+    server.remove_tool("add")
+
+if __name__ == "__main__":
+    port = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    if port:
+        server.run("streamable-http", port=port)
+    else:
+        server.run()

@@ -1,0 +1,250 @@
+"""Dialogues with calls in the syntaxes of models and by tags: how each is written, an environment, and who says what.
+
+No tiny model speaks these syntaxes. So an engine of ours stands for the model: :class:`Prepared` gives back what was
+prepared (and is no model), :class:`Forced` is the in-process engine, which reads each prompt and scores what was
+prepared.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Completion, Sampling, Stats
+from coterie.environments.protocol import Observation, Shared, State, Syntax, Transition
+from coterie.models.chat import ChatRenderer
+from coterie.rollout.branches import Branches
+from coterie.rollout.samplers import TokenSampler
+from coterie.rollout.sessions import sessions_of
+from coterie.tools.native import NativeCalls
+from coterie.tools.run import CallLimits, run_calls
+from coterie.tools.tags import Tag, Tags
+from coterie.trajectories.calls import Tool
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Ending, Tree
+from coterie.trajectories.turn import Message, Part, Role, Turn
+from tests.games import GAME, TOOLS, Base
+
+Call = tuple[str, str]
+"""A tool, and its argument."""
+SCHEMA = {"type": "object", "properties": {"what": {"type": "string", "description": "A thing."}}}
+OFFERED = (
+    Tool("look", "Looks at a thing.", {**SCHEMA, "required": ["what"]}),
+    Tool("wait", "Waits too long.", SCHEMA),
+)
+
+
+def _json(key: str) -> Callable[[Call], str]:
+    return lambda call: json.dumps({"name": call[0], key: {"what": call[1]}})
+
+
+def _between(inside: Callable[[Call], str]) -> Callable[[Sequence[Call]], str]:
+    return lambda calls: "\n".join(f"<tool_call>\n{inside(one)}\n</tool_call>" for one in calls)
+
+
+def _xml(call: Call) -> str:
+    return f"<function={call[0]}>\n<parameter=what>\n{call[1]}\n</parameter>\n</function>"
+
+
+def _tags(calls: Sequence[Call]) -> str:
+    """Calls of one tool."""
+    return f"<{calls[0][0]}>{'|'.join(what for _, what in calls)}</{calls[0][0]}>"
+
+
+WRITE: Mapping[str, Callable[[Sequence[Call]], str]] = {
+    "qwen2": _between(_json("arguments")),
+    "qwen3": _between(_json("arguments")),
+    "coder": _between(_xml),
+    "llama31": lambda calls: "; ".join(map(_json("parameters"), calls)),
+    "mistral": lambda calls: f"[TOOL_CALLS] [{', '.join(map(_json('arguments'), calls))}]",
+    "tags": _tags,
+}
+BROKEN = {
+    "qwen2": '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>',
+    "qwen3": '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>',
+    "coder": "<tool_call>\n<function=look>\n<parameter=what>\n1\n</function>\n</tool_call>",
+    "llama31": '{"name": "look", "parameters": {what}}',
+    "mistral": '[TOOL_CALLS] [{"name": "look", "arguments": "1"}]',
+    "tags": "<look></look>",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an agent says, and whether its message is cut."""
+
+    text: str
+    cut: bool = False
+
+
+def script(way: str, thought: str = "") -> list[Said]:
+    """Parallel calls, a broken call, one that waits too long, twelve calls, one that is cut, and two answers."""
+    write = WRITE[way]
+    twelve = [("look", f"thing {n}") for n in range(12)]
+    said = [
+        Said(write([("look", "1"), ("look", "2")])),
+        Said(BROKEN[way]),
+        Said(write([("wait", "1")])),
+        Said(write(twelve)),
+        Said(write([("look", "never")])[:-1], cut=True),
+        Said("It is blue."),
+        Said(write([("look", "3")])),
+        Said("It is tall."),
+    ]
+    return [Said(thought + one.text, one.cut) for one in said]
+
+
+class Things(Base):
+    """An agent looks at things, and is asked a second question after its first answer."""
+
+    limits: ClassVar[dict[str, int]] = {"turns": 12}
+
+    def __init__(self, syntax: Syntax, shows: str, role: Role = "tool") -> None:
+        self.syntax = syntax
+        self.shows = shows
+        """What is seen of every thing."""
+        self.role: Role = role
+        self.ran: list[str] = []
+
+    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+        return OFFERED
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        roles: dict[str, Role] = {"agent": "assistant", "tool": self.role, "environment": "user"}
+        said = (Message(roles[turn.speaker.kind], turn=turn.id) for turn in state.turns)
+        return Message.of("user", "Look."), *said
+
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        (turn,) = taken
+        if not turn.calls:
+            if state.data == "asked again":
+                return Transition(state.data, answer=turn.text, end=Ending("answered"))
+            return Transition("asked again", (Observation(GAME, (Part("And now?"),)),))
+
+        async def look(given: Mapping[str, Any]) -> str:
+            self.ran.append(given["what"])
+            await asyncio.sleep(0.001 * (len(self.ran) % 3))
+            return f"{given['what']}: {self.shows}"
+
+        async def wait(given: Mapping[str, Any]) -> str:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        limits = CallLimits(seconds=0.05)
+        results = await run_calls(turn.calls, OFFERED, {"look": look, "wait": wait}, limits)
+        return Transition(state.data, (Observation(TOOLS, results=results),))
+
+
+def syntax_of(way: str, *, inline: bool = False) -> Syntax:
+    """Of the environment."""
+    if way != "tags":
+        return NativeCalls()
+    return Tags({"look": Tag("what", "|"), "wait": Tag("what")}, inline=inline)
+
+
+def odd_ids(renderer: ChatRenderer, text: str) -> tuple[int, ...]:
+    """Ids of a text as no tokenizer gives them: letter by letter, but for control tokens."""
+    whole = renderer.tokenizer(text, add_special_tokens=False)["input_ids"]
+    found: list[int] = []
+    for one in whole:
+        letters = renderer.decode([one])
+        split = one not in renderer.control.ids and "\ufffd" not in letters
+        for part in letters if split else ():
+            found += renderer.tokenizer(part, add_special_tokens=False)["input_ids"]
+        found += [] if split else [one]
+    return tuple(found)
+
+
+def prepared_completion(renderer: ChatRenderer, said: Said, sampling: Sampling) -> Completion:
+    """What an engine gives for a text: with a stop string of the sampling at its end, or an end of turn."""
+    ids = odd_ids(renderer, said.text)
+    stop = next((one for one in sampling.stop if said.text.endswith(one)), "")
+    finish = "length" if said.cut else "stop_string" if stop else "end"
+    end = () if finish != "end" else renderer.written("")
+    ids = (*ids, *end)
+    logprobs = tuple(-0.01 * place for place in range(len(ids)))
+    return Completion(ids, logprobs, said.text.removesuffix(stop), finish, 0, stop=stop)  # type: ignore[arg-type]
+
+
+@dataclass
+class Prepared:
+    """Stands for an engine: gives what was prepared, in order, with made-up log-probs. No model runs."""
+
+    renderer: ChatRenderer
+    script: list[Said]
+    heard: list[tuple[tuple[int, ...], Completion]] = field(default_factory=list)
+    policy: str = "prepared"
+    version: str = "0"
+    stats: Stats = field(default_factory=Stats)
+
+    async def sample(
+        self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
+    ) -> list[Completion]:
+        found = prepared_completion(self.renderer, self.script[len(self.heard)], sampling)
+        self.heard.append((tuple(prompt), found))
+        return [found]
+
+    async def logprobs(
+        self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        raise AssertionError("it has no model")
+
+    async def load(self, path: Path, version: str) -> None:
+        raise AssertionError("it has no model")
+
+
+class Forced(InProcessEngine):
+    """The in-process engine, which says what was prepared: the model reads the prompt and scores it."""
+
+    script: list[Said]
+    heard: list[tuple[tuple[int, ...], Completion]]
+
+    async def sample(self, prompt: Any, seeds: Any, sampling: Sampling, **_: Any) -> Any:
+        said = self.script[len(self.heard)]
+        found = prepared_completion(self.loaded.renderer, said, sampling)
+        (scores,) = await self.logprobs(prompt, [found.ids])
+        one = Completion(found.ids, tuple(scores), found.text, found.finish, 0, stop=found.stop)
+        self.heard.append((tuple(prompt), one))
+        return [one]
+
+
+@dataclass
+class Played:
+    """A dialogue, and exactly what the engine received and returned."""
+
+    tree: Tree
+    leaf: str
+    heard: list[tuple[tuple[int, ...], Completion]]
+    game: Things
+
+    @property
+    def path(self) -> list[Turn]:
+        return self.tree.path(self.leaf)
+
+    @property
+    def said(self) -> list[Turn]:
+        """The agent's turns."""
+        return [turn for turn in self.path if turn.speaker.kind == "agent"]
+
+
+def play(engine: Any, renderer: ChatRenderer, game: Things) -> Played:
+    """One dialogue, by the driver's own branches."""
+
+    async def played() -> Played:
+        sampler = TokenSampler(engine, renderer.render, Sampling(), 10_000, renderer.calls)
+        async with sessions_of(1, 5.0) as sessions:
+            grown = Branches(
+                *(game, {"agent": sampler}, Task("t", {}), Tree("t", "r", 0)),
+                seed=0, shared=Shared(), sessions=sessions, seconds=5.0,
+            )  # fmt: skip
+            at = await grown.start()
+            while at.state.end is None:
+                at = await grown.advance(at, await grown.respond(at, {"agent": 0}, 0))
+        return Played(grown.tree, at.node, engine.heard, game)
+
+    return asyncio.run(played())

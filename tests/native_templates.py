@@ -1,0 +1,145 @@
+"""Chat templates with tools, in the shapes of well-known ones, and tokenizers for them.
+
+Written for the tests: ``qwen2`` (Qwen2.5), ``qwen3`` (which drops thoughts from before the last question), ``coder``
+(Qwen3-Coder, parameters as tags), ``llama31``, ``mistral`` (which takes results only after calls, and long ids),
+``smol`` (SmolLM2: a default system prompt, no tool messages).
+"""
+
+from functools import cache
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from coterie.models.loading import LoadedModel
+from tests.templates import random_model
+
+_HEADER = "{{ '<|im_start|>' + m.role + '\n' }}"
+_END = "{{ '<|im_end|>\n' }}"
+_TOOL_LINES = (
+    '{{ \'Call a tool like this: <tool_call>{"name": ..., "arguments": {...}}</tool_call>\n<tools>\' }}'
+    "{% for t in tools %}{{ '\n' + (t | tojson) }}{% endfor %}{{ '\n</tools>' }}"
+)
+_SYSTEM = (
+    "{% if tools %}{{ '<|im_start|>system\n' }}{% if messages[0].role == 'system' %}"
+    "{{ messages[0].content + '\n\n' }}{% endif %}" + _TOOL_LINES + _END
+    + "{% elif messages[0].role == 'system' %}{{ '<|im_start|>system\n' + messages[0].content }}" + _END
+    + "{% endif %}"
+)  # fmt: skip
+_RESPONSE = (
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}"
+    "{{ '\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}" + _END + "{% endif %}"
+)
+_HERMES_CALLS = (
+    "{% for c in m.tool_calls %}{% if not loop.first or content %}{{ '\n' }}{% endif %}"
+    '{{ \'<tool_call>\n{"name": "\' + c.function.name + \'", "arguments": \' }}'
+    "{{ c.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"
+)
+_GENERATION = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+_TURNS = (
+    "{% for m in messages %}{% if m.role == 'user' or (m.role == 'system' and not loop.first) %}"
+    + _HEADER + "{{ m.content }}" + _END
+    + "{% elif m.role == 'assistant' %}" + _HEADER + "BODY" + _END
+    + "{% elif m.role == 'tool' %}" + _RESPONSE + "{% endif %}{% endfor %}"
+)  # fmt: skip
+_PLAIN = "{% set content = m.content or '' %}{{ content }}"
+_THOUGHTS = (
+    "{% set content = m.content or '' %}{% set thought = '' %}{% if '</think>' in content %}"
+    "{% set thought = content.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if loop.index0 > ns.asked and (loop.last or thought) %}"
+    "{{ '<think>\n' + thought + '\n</think>\n\n' }}{% endif %}{{ content }}"
+)
+_ASKED = (
+    "{% set ns = namespace(asked=messages | length - 1, looking=true) %}{% for m in messages[::-1] %}"
+    "{% if ns.looking and m.role == 'user' and not (m.content.startswith('<tool_response>')"
+    " and m.content.endswith('</tool_response>')) %}{% set ns.looking = false %}"
+    "{% set ns.asked = messages | length - 1 - loop.index0 %}{% endif %}{% endfor %}"
+)
+"""The last message of a user that is not a tool's response: thoughts from before it are dropped."""
+_XML_CALLS = (
+    "{% for c in m.tool_calls %}{{ '\n<tool_call>\n<function=' + c.function.name + '>\n' }}"
+    "{% for k, v in c.function.arguments | items %}{{ '<parameter=' + k + '>\n' }}"
+    "{{ v if v is string else v | tojson }}{{ '\n</parameter>\n' }}{% endfor %}"
+    "{{ '</function>\n</tool_call>' }}{% endfor %}"
+)
+_LLAMA_HEADER = "{{ '<|start_header_id|>' + %s + '<|end_header_id|>\n\n' }}"
+SHAPES = {
+    "qwen2": _SYSTEM + _TURNS.replace("BODY", _PLAIN + "{% if m.tool_calls %}" + _HERMES_CALLS + "{% endif %}")
+    + _GENERATION,
+    "qwen3": _SYSTEM + _ASKED
+    + _TURNS.replace("BODY", _THOUGHTS + "{% if m.tool_calls %}" + _HERMES_CALLS + "{% endif %}") + _GENERATION,
+    "coder": _SYSTEM + _TURNS.replace("BODY", _PLAIN + "{% if m.tool_calls %}" + _XML_CALLS + "{% endif %}")
+    + _GENERATION,
+    "llama31": "{{ '<|begin_of_text|>' }}{% if tools %}" + _LLAMA_HEADER % "'system'"
+    + "{{ 'Call a function as {\"name\": ..., \"parameters\": {...}}.\n' }}{% for t in tools %}"
+    "{{ t | tojson(indent=2) }}{{ '\n\n' }}{% endfor %}{{ '<|eot_id|>' }}{% endif %}"
+    "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}"
+    "{{ raise_exception('only one call of a message') }}{% endif %}" + _LLAMA_HEADER % "'assistant'"
+    + "{% set c = m.tool_calls[0].function %}{{ '{\"name\": \"' + c.name + '\", \"parameters\": ' }}"
+    "{{ c.arguments | tojson }}{{ '}<|eot_id|>' }}{% elif m.role == 'tool' %}"
+    + _LLAMA_HEADER % "'ipython'" + "{{ m.content | tojson }}{{ '<|eot_id|>' }}{% else %}"
+    + _LLAMA_HEADER % "m.role" + "{{ m.content | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}" + _LLAMA_HEADER % "'assistant'" + "{% endif %}",
+    "mistral": "{% set ns = namespace(n=0) %}{{ '<s>' }}{% for m in messages %}"
+    "{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
+    "{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% set ns.n = ns.n + 1 %}{% endif %}{% if m.role == 'user' %}"
+    "{% if tools and ns.n == 1 %}{{ '[AVAILABLE_TOOLS] ' }}{{ tools | tojson }}{{ '[/AVAILABLE_TOOLS]' }}"
+    "{% endif %}{{ '[INST] ' + m.content + '[/INST]' }}{% elif m.tool_calls %}{{ '[TOOL_CALLS] [' }}"
+    "{% for c in m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}"
+    "{% endif %}{{ '{\"name\": \"' + c.function.name + '\", \"arguments\": ' }}"
+    "{{ c.function.arguments | tojson }}{{ ', \"id\": \"' + c.id + '\"}' }}"
+    "{% if not loop.last %}{{ ', ' }}{% endif %}{% endfor %}{{ ']</s>' }}{% elif m.role == 'tool' %}"
+    "{% if m.tool_call_id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}"
+    "{{ '[TOOL_RESULTS] {\"content\": ' }}{{ m.content | tojson }}"
+    "{{ ', \"call_id\": \"' + m.tool_call_id + '\"}[/TOOL_RESULTS]' }}{% elif m.role == 'assistant' %}"
+    "{{ m.content + '</s>' }}{% else %}{{ raise_exception('no role ' + m.role) }}{% endif %}{% endfor %}",
+    "smol": "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
+    "{{ '<|im_start|>system\nYou help people.<|im_end|>\n' }}{% endif %}{% if m.role == 'tool' %}"
+    "{{ raise_exception('no tools') }}{% endif %}" + _HEADER + "{{ m.content }}" + _END
+    + "{% endfor %}" + _GENERATION,
+}  # fmt: skip
+_CHATML = ("<|im_end|>", "<|im_start|>")
+CONTROL = {
+    "qwen2": _CHATML,
+    "qwen3": _CHATML,
+    "coder": _CHATML,
+    "smol": _CHATML,
+    "llama31": ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+                "<|python_tag|>", "<|eom_id|>"),
+    "mistral": ("</s>", "<s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
+                "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+}  # fmt: skip
+"""Special tokens; the one that ends a turn comes first."""
+_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")  # fmt: skip
+NATIVE = ("qwen2", "qwen3", "coder", "llama31", "mistral")
+"""Those whose models call tools in a syntax of their own."""
+
+
+@cache
+def tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """A byte-level BPE with the template ``name``; tags of calls are added tokens that are not special, as Qwen's."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    control = [AddedToken(text, special=True, normalized=False) for text in CONTROL[name]]
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=control,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(
+        ['{"name": "look", "arguments": {"what": "river"}} is there'], trainer
+    )
+    if name.startswith("qwen") or name == "coder":
+        inner.add_tokens([AddedToken(text, normalized=False) for text in _MARKS])
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=CONTROL[name][0])
+    made.chat_template = SHAPES[name]
+    return made
+
+
+def model(name: str, *, seed: int = 0) -> LoadedModel:
+    """A random Llama with that tokenizer."""
+    return random_model(tokenizer(name), f"random-{name}", seed=seed, context=8192)

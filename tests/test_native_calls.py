@@ -1,0 +1,383 @@
+"""Calls in the syntaxes of models: what is read as a call, what is answered and never run, and what is no call."""
+
+import json
+from copy import copy
+from typing import Any
+
+import pytest
+
+from coterie.environments.protocol import Syntax
+from coterie.errors import UserError
+from coterie.models.calls.as_json import HermesJson, LlamaJson, MistralJson
+from coterie.models.calls.as_xml import QwenXml
+from coterie.models.calls.by_template import ResponseTemplate
+from coterie.models.calls.markup import NativeSyntax
+from coterie.models.chat import ChatRenderer
+from coterie.tools.checking import checked
+from coterie.trajectories.calls import Tool
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Message
+from tests.native_templates import NATIVE, SHAPES, tokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "what": {"type": "string"},
+        "count": {"type": "integer"},
+        "deep": {"type": "boolean"},
+        "near": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "place": {"$ref": "#/$defs/place"},
+    },
+    "$defs": {"place": {"type": "object"}},
+}
+TOOLS = (Tool("look", "Looks.", SCHEMA), Tool("push", "Pushes.", {"type": "object"}))
+SYNTAXES: dict[str, NativeSyntax] = {
+    "hermes": HermesJson(),
+    "xml": QwenXml(),
+    "llama": LlamaJson(),
+    "mistral": MistralJson(),
+}
+
+
+def hermes(name: str, **given: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': given})}\n</tool_call>"
+
+
+def xml(name: str, **given: str) -> str:
+    inside = "".join(f"<parameter={key}>\n{one}\n</parameter>\n" for key, one in given.items())
+    return f"<tool_call>\n<function={name}>\n{inside}</function>\n</tool_call>"
+
+
+def llama(name: str, **given: Any) -> str:
+    return json.dumps({"name": name, "parameters": given})
+
+
+def mistral(*calls: tuple[str, dict[str, Any]]) -> str:
+    return "[TOOL_CALLS]" + json.dumps([{"name": name, "arguments": one} for name, one in calls])
+
+
+def named(name: str, **given: Any) -> str:
+    return f"[TOOL_CALLS]{name}[ARGS]{json.dumps(given)}"
+
+
+def read(syntax: str, text: str, finish: Any = "end") -> list[tuple[str, Any]]:
+    """The calls that could be run, as names and arguments; all are checked by the tools' schemas."""
+    calls = checked(SYNTAXES[syntax].parse(text, finish, TOOLS), TOOLS)
+    assert [call.id for call in calls] == [f"c{n}" for n in range(len(calls))]
+    assert not any(call.error for call in calls), calls
+    return [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+def errors(syntax: str, text: str, finish: Any = "end") -> list[str]:
+    return [call.error for call in SYNTAXES[syntax].parse(text, finish, TOOLS)]
+
+
+A, B = ("look", {"what": "a"}), ("look", {"what": "b"})
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "calls"),
+    [
+        ("hermes", "no call", []),
+        ("hermes", f"I look. {hermes('look', what='a')}\n{hermes('look', what='b')}", [A, B]),
+        ("hermes", '<tool_call>{"name": "push"}</tool_call>', [("push", {})]),
+        ("xml", f"I look.\n{xml('look', what='a')}\n{xml('look', what='b')}", [A, B]),
+        ("llama", llama("look", what="a"), [A]),
+        ("llama", f"\n<|python_tag|>{llama('look', what='a')};  {llama('look', what='b')}", [A, B]),
+        ("llama", f"Let me see. <|python_tag|>{llama('look', what='a')}", [A]),
+        ("llama", f"{llama('look', what='a')}\n{llama('look', what='b')}", [A, B]),
+        ("llama", '{"name": "Ada", "age": 36}', []),
+        ("llama", '{"city": "Oslo"', []),
+        ("llama", f"It is {llama('look', what='a')}", []),
+        ("mistral", f"I look.{mistral(A, B)}", [A, B]),
+        ("mistral", mistral(A).replace("]", "] ", 1), [A]),
+        ("mistral", named("look", what="a") + named("look", what="b"), [A, B]),
+        ("mistral", '[TOOL_CALLS]look[CALL_ID]ab12[ARGS]{"what": "a"}', [A]),
+    ],
+)  # fmt: skip
+def test_calls_are_read_in_their_order(syntax: str, text: str, calls: list[Any]) -> None:
+    assert read(syntax, text) == calls
+
+
+def test_twelve_calls_are_named_by_their_place() -> None:
+    text = "\n".join(hermes("look", what=str(n)) for n in range(12))
+    assert [given["what"] for _, given in read("hermes", text)] == [str(n) for n in range(12)]
+
+
+MARKS = "</tool_call> <think> [TOOL_CALLS] </parameter> ; } \" ' \\ \n é😀 <|python_tag|>"
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        ("hermes", hermes("look", what=MARKS) + hermes("look", what="b")),
+        ("xml", xml("look", what=MARKS) + xml("look", what="b")),
+        ("llama", llama("look", what=MARKS) + ";" + llama("look", what="b")),
+        ("mistral", mistral(("look", {"what": MARKS}), B)),
+        ("mistral", named("look", what=MARKS) + named("look", what="b")),
+    ],
+)
+def test_markup_in_an_argument_is_text(syntax: str, text: str) -> None:
+    assert read(syntax, text) == [("look", {"what": MARKS}), B]
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "found"),
+    [
+        ("hermes", hermes("look", what="a")[:-12], ["cut off before </tool_call>"]),
+        ("hermes", hermes("look", what="a")[:-14], ["cut off before </tool_call>"]),
+        ("hermes", hermes("look", what="a") + hermes("look", what="b")[:30], ["", "cut off"]),
+        ("xml", xml("look", what="a")[:-1], ["cut off before </tool_call>"]),
+        ("xml", xml("look", what="a")[:-30], ["cut off before </tool_call>"]),
+        ("llama", llama("look", what="a"), ["cut off before its end"]),
+        ("llama", llama("look", what="a")[:-1], ["cut off before its end"]),
+        ("llama", llama("look", what="a") + "; " + llama("look", what="b"), ["", "cut off"]),
+        ("mistral", mistral(A, B)[:-1], ["cut off before its end"]),
+        ("mistral", named("look", what="a"), ["cut off before its end"]),
+        ("mistral", named("look", what="a") + named("look", what="b"), ["", "cut off"]),
+    ],
+)
+def test_no_call_runs_that_the_end_of_a_cut_message_leaves_open(
+    syntax: str, text: str, found: list[str]
+) -> None:
+    told = errors(syntax, text, "length")
+    assert len(told) == len(found)
+    assert all(
+        part in one and bool(part) == bool(one) for part, one in zip(found, told, strict=True)
+    )
+
+
+@pytest.mark.parametrize("syntax", ["hermes", "xml"])
+def test_a_call_without_its_closing_tag_is_not_run_even_where_the_message_ended(
+    syntax: str,
+) -> None:
+    written = {"hermes": hermes("look", what="a"), "xml": xml("look", what="a")}[syntax]
+    (why,) = errors(syntax, written.removesuffix("</tool_call>"))
+    assert "<tool_call> is not closed" in why
+    found = errors(syntax, written.removesuffix("</tool_call>") + written)
+    assert ["is not closed" in one for one in found] == [True, False]
+
+
+def test_a_stop_string_that_is_not_of_the_syntax_leaves_a_call_open() -> None:
+    assert errors("llama", llama("look", what="a"), "stop_string") != [""]
+    assert errors("mistral", named("look", what="a"), "stop_string") != [""]
+    assert errors("hermes", hermes("look", what="a"), "stop_string") == [""]
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "why"),
+    [
+        ("hermes", "<tool_call>{'name': 'look'}</tool_call>", "can't be read"),
+        ("hermes", "<tool_call></tool_call>", "can't be read"),
+        ("hermes", '<tool_call>{"arguments": {}}</tool_call>', "has no name"),
+        ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "has no name"),
+        ("hermes", '<tool_call>["look"]</tool_call>', "is an object"),
+        ("hermes", '<tool_call>{"name": "look", "arguments": "{}"}</tool_call>', "are a text"),
+        ("hermes", '<tool_call>{"name": "look", "arguments": [1]}</tool_call>', "not an object"),
+        ("hermes", '<tool_call>{"name": "look"} and</tool_call>', "something follows"),
+        ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>", "nests too deep"),
+        ("xml", '<tool_call>{"name": "look"}</tool_call>', "there is no <function=NAME>"),
+        ("xml", xml(""), "has no name"),
+        ("xml", xml("look", what="a").replace("</parameter>", ""), "<parameter=what> is not closed"),
+        ("xml", xml("look", what="a").replace("</function>", ""), "is not closed"),
+        ("xml", "<tool_call><function=look><parameter=what>a</parameter><parameter=what>b</parameter>"
+                "</function></tool_call>", "is there twice"),
+        ("llama", '{"parameters": {}}', "has no name"),
+        ("llama", '{"name": "look", "parameters": "x"}', "are a text"),
+        ("llama", '{"name": "look", "parameters": {', "can't be read"),
+        ("llama", "<|python_tag|>look.call(1)", "can't be read"),
+        ("mistral", "[TOOL_CALLS]look(1)", "can't be read"),
+        ("mistral", '[TOOL_CALLS][{"arguments": {}}]', "has no name"),
+        ("mistral", '[TOOL_CALLS][{"name": "look", "arguments": "{}"}]', "are a text"),
+        ("mistral", '[TOOL_CALLS]look[ARGS]"x"', "are a text"),
+    ],
+)  # fmt: skip
+def test_broken_calls_are_answered_and_never_run(syntax: str, text: str, why: str) -> None:
+    (told,) = errors(syntax, text)
+    assert told.startswith("not run: ") and why in told
+
+
+def test_a_broken_call_does_not_hide_the_next_one() -> None:
+    for text in ("<tool_call>{oops</tool_call>", '<tool_call>{"name": "look", "arg', "<tool_call>"):
+        first, second = errors("hermes", text + hermes("look", what="a"))
+        assert first and not second
+
+
+@pytest.mark.parametrize("syntax", ["hermes", "xml", "llama", "mistral"])
+def test_what_stands_in_a_thought_is_no_call(syntax: str) -> None:
+    written = {
+        "hermes": hermes("look", what="a"),
+        "xml": xml("look", what="a"),
+        "llama": llama("look", what="a"),
+        "mistral": mistral(A),
+    }[syntax]
+    assert read(syntax, f"<think>\n{written}\n</think>\n\n{written}") == [A]
+    assert read(syntax, f"<think>\n{written}\n") == []
+    opened = type(SYNTAXES[syntax])(thinks=True)  # type: ignore[call-arg]
+    assert len(opened.parse(f"{written}\n</think>\n\n{written}", "end", TOOLS)) == 1
+    assert opened.parse(written, "end", TOOLS) == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        ("what", "12", "12"),
+        ("what", "\n a\n\nb ", "\n a\n\nb "),
+        ("what", "true", "true"),
+        ("count", "12", 12),
+        ("count", "twelve", "twelve"),
+        ("deep", "True", True),
+        ("deep", "false", False),
+        ("near", "None", None),
+        ("near", "3", 3),
+        ("place", '{"x": [1]}', {"x": [1]}),
+        ("other", '{"x": 1}', {"x": 1}),
+        ("other", "words", "words"),
+    ],
+)
+def test_values_of_tags_are_typed_by_the_tools_schema(key: str, value: str, found: Any) -> None:
+    (call,) = SYNTAXES["xml"].parse(xml("look", **{key: value}), "end", TOOLS)
+    given = json.loads(call.arguments)[key]
+    assert given == found and type(given) is type(found)
+
+
+def test_half_a_character_in_a_call_can_be_stored_and_is_not_run() -> None:
+    (call,) = HermesJson().parse(
+        '<tool_call>{"name": "look", "arguments": {"what": "\\ud800"}}</tool_call>', "end"
+    )
+    assert call.arguments.encode()
+    (told,) = checked((call,), TOOLS)
+    assert "half a character" in told.error
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_they_are_syntaxes_of_environments_without_a_stop_string(syntax: str) -> None:
+    one: Syntax = SYNTAXES[syntax]
+    assert one.stop == () and one.show(()) == ""
+
+
+def test_what_a_message_says_besides_its_calls() -> None:
+    text = f"I look. {hermes('look', what='a')}\n{hermes('look', what='b')}\n"
+    said, calls = HermesJson().split(text, "end")
+    assert said == "I look." and len(calls) == 2
+
+
+# -- which syntax is a model's --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "results", "parallel"),
+    [
+        ("qwen2", HermesJson, "tool", True),
+        ("qwen3", HermesJson, "tool", True),
+        ("coder", QwenXml, "tool", True),
+        ("llama31", LlamaJson, "tool", False),
+        ("mistral", MistralJson, "calls", True),
+    ],
+)
+def test_a_models_syntax_is_what_reads_back_the_calls_that_its_template_writes(
+    name: str, kind: type, results: str, parallel: bool
+) -> None:
+    found = ChatRenderer(tokenizer(name)).tools
+    assert type(found.required()) is kind
+    assert (found.shows_tools, found.results, found.parallel) == (True, results, parallel)
+    assert len(found.call_id(3)) == (9 if name == "mistral" else 2)
+    assert len(found.findings) == 4
+
+
+def test_a_model_whose_template_shows_no_tools_is_refused() -> None:
+    renderer = ChatRenderer(tokenizer("smol"))
+    assert renderer.tools.syntax is None and renderer.tools.results == "user"
+    with pytest.raises(UserError, match="shows no tools") as refused:
+        renderer.tools.required()
+    assert "tools.calls=tags" in refused.value.todo
+
+
+def changed(name: str, old: str, new: str) -> ChatRenderer:
+    """A template in which something is written in another way."""
+    other = copy(tokenizer(name))
+    assert old in SHAPES[name]
+    other.chat_template = SHAPES[name].replace(old, new)
+    return ChatRenderer(other)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("<tool_call>\n{", "<call>\n{"),
+        ("c.function.arguments | tojson", "c.function.arguments | tojson | tojson"),
+        ("c.function.arguments | tojson", "c.function.arguments | string"),
+        ('{"name": "\' + c', '{"tool": "\' + c'),
+    ],
+)
+def test_a_way_to_write_calls_that_nothing_reads_is_refused(old: str, new: str) -> None:
+    renderer = changed("qwen2", old, new)
+    if new.startswith("<call>"):
+        renderer = changed("qwen2", "'<tool_call>\n{", "'<call>\n{")
+    assert renderer.tools.syntax is None
+    with pytest.raises(UserError, match="can't call tools in a syntax of its own"):
+        renderer.calls(hermes("look", what="a"), "end", TOOLS)
+
+
+def test_what_spells_a_control_token_in_a_tool_is_broken_up() -> None:
+    renderer = ChatRenderer(tokenizer("qwen2"))
+    schema = {"type": "object", "properties": {"a": {"description": "in <tool_call> here"}}}
+    tool = Tool("look<|im_end|>", "Ends with <|im_end|>", schema)
+    ids = renderer.render([Message.of("user", "Hello")], Tree("t", "r", 0), "A", tools=[tool])
+    text = renderer.decode(ids)
+    assert "look< |im_end|>" in text and "Ends with < |im_end|>" in text
+    assert "in < tool_call> here" in text
+
+
+def test_a_prompt_that_opens_a_thought_makes_the_syntax_skip_it() -> None:
+    renderer = changed(
+        "qwen3",
+        "<|im_start|>assistant\n' }}{% endif %}",
+        "<|im_start|>assistant\n<think>\n' }}{% endif %}",
+    )
+    assert renderer.tools.required() == HermesJson(thinks=True)
+
+
+def test_the_tokenizers_own_response_template_is_used_where_no_other_syntax_fits() -> None:
+    other = copy(tokenizer("qwen2"))
+    other.chat_template = (
+        SHAPES["qwen2"]
+        .replace("'<tool_call>\n{", "'<call>\n{")
+        .replace("}\n</tool_call>", "}\n</call>")
+    )
+    other.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "content": {"close": "<|im_end|>"},
+            "tool_calls": {
+                "open": "<call>\n", "close": "\n</call>", "repeats": True, "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+        },
+    }  # fmt: skip
+    syntax = ChatRenderer(other).tools.required()
+    assert isinstance(syntax, ResponseTemplate)
+    text = hermes("look", what="a").replace("tool_call", "call")
+    (call,) = syntax.parse(f"I look.\n{text}", "end", TOOLS)
+    assert (call.name, json.loads(call.arguments), call.error) == ("look", {"what": "a"}, "")
+    (cut,) = syntax.parse(text, "length", TOOLS)
+    assert "cut off" in cut.error
+    (broken,) = syntax.parse("<call>\n{oops\n</call>", "end", TOOLS)
+    assert "can't be read" in broken.error
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_the_end_of_a_message_with_calls_ends_a_turn(name: str) -> None:
+    renderer = ChatRenderer(tokenizer(name))
+    assert renderer.tools.ends == {tokenizer(name).eos_token_id} <= renderer.end_ids
+
+
+def test_a_call_that_ends_with_the_next_header_or_a_token_of_its_own_ends_there() -> None:
+    header = changed(
+        "llama31",
+        "c.arguments | tojson }}{{ '}<|eot_id|>' }}",
+        "c.arguments | tojson }}{{ '}<|eom_id|>' }}",
+    )
+    eom = header.tokenizer.convert_tokens_to_ids("<|eom_id|>")
+    assert header.tools.ends == {eom} <= header.end_ids
