@@ -18,6 +18,7 @@ TOOLS = Kind(
     "tool",
     {
         "python": "coterie.tools.python_tool:PythonTool",
+        "wiki_search": "coterie.tools.retrieval.tool:RetrieverTool",
     },
 )
 

@@ -99,6 +99,8 @@ class RetrieverSettings(Settings):
 class RetrieverTool:
     """A source of one tool (``tools.source.ToolSource``)."""
 
+    settings_type = RetrieverSettings
+
     def __init__(self, settings: RetrieverSettings) -> None:
         self.settings = settings
         self.tools = (Tool(settings.name, settings.description, _parameters()),)
