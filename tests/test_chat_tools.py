@@ -69,7 +69,7 @@ def test_a_call_is_run_and_the_model_goes_on_with_its_result() -> None:
     assert "<multiply>numbers</multiply>" in heard[0] and heard[0].count("<|im_start|>system") == 1
     assert "<observation>\n84\n</observation>" in heard[1]
     assert "Let me see. <multiply>12 * 7</multiply>" in heard[1]
-    assert [message.role for message in talk.said] == ["user", "assistant", "tool", "assistant"]
+    assert [message.role for message in talk.said] == ["user", "assistant", "user", "assistant"]
 
 
 def test_calls_end_with_the_rounds() -> None:

@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def test_characters_are_read_as_the_server_or_the_page_names_them(host: Hosts) -
         "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254",
         "100.100.100.200", "168.63.129.16", "192.0.0.192", "224.0.0.1", "240.0.0.1", "255.255.255.255",
         "::", "::1", "fe80::1", "fd00:ec2::254", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
-        "64:ff9b::7f00:1", "64:ff9b:1::1", "2002:7f00:1::", "2001:0:7f00:1::", "2001:db8::1", "::127.0.0.1",
+        "64:ff9b::7f00:1", "64:ff9b:1::1", "2002:7f00:1::", "2001:0:7f00:1::", "2001:db8::1", "::127.0.0.1", "fec0::1",
     ],
 )  # fmt: skip
 def test_addresses_outside_the_public_net_are_not_asked(address: str) -> None:
@@ -186,18 +187,33 @@ def test_one_packed_piece_unpacks_to_no_more_than_the_limit() -> None:
     piece = gzip.compress(b"0" * 2**24)
 
     async def pieces() -> list[bytes]:
-        body = httpx2.Response(200, headers={"Content-Encoding": "gzip"}, stream=_Once(piece))
+        body = httpx2.Response(200, headers={"Content-Encoding": "gzip"}, stream=_Pieces(piece))
         return [one async for one in unpacked(body, 1000)]
 
     assert len(piece) < 20_000 and asyncio.run(pieces()) == [b"0" * 1000]
 
 
-class _Once(httpx2.AsyncByteStream):
-    def __init__(self, piece: bytes) -> None:
-        self.piece = piece
+def test_a_body_that_unpacks_to_nothing_ends_too() -> None:
+    pack = zlib.compressobj(9, zlib.DEFLATED, 31)
+    empty = [pack.compress(b"") + pack.flush(zlib.Z_FULL_FLUSH) for _ in range(1000)]
+    stream = _Pieces(*empty)
+
+    async def read() -> bytes:
+        body = httpx2.Response(200, headers={"Content-Encoding": "gzip"}, stream=stream)
+        return b"".join([one async for one in unpacked(body, 100)])
+
+    assert asyncio.run(read()) == b"" and stream.given < 30
+
+
+class _Pieces(httpx2.AsyncByteStream):
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = pieces
+        self.given = 0
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self.piece
+        for piece in self.pieces:
+            self.given += 1
+            yield piece
 
 
 @pytest.mark.parametrize("path", ["drip", "silent"])

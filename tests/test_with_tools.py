@@ -283,7 +283,7 @@ MULTIPLY = "examples/tool.py:multiply"
     ("names", "config", "error"),
     [
         (["abacus"], None, "no tool is called 'abacus'"),
-        ([MULTIPLY, MULTIPLY], None, "two tools are called"),
+        ([MULTIPLY, MULTIPLY], None, "are named twice"),
         (["examples/tool.py:nothing"], None, "has no nothing"),
         ([MULTIPLY], "tools: 3", "has no list of tools"),
         ([MULTIPLY], "tools: [{tool: x}, {tool: x}]", "two tools called 'x'"),

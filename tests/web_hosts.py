@@ -25,6 +25,8 @@ class Hosts(ThreadingHTTPServer):
         super().__init__((address, port), _Handler)
         self.asked: Counter[str] = Counter()
         self.heads: list[dict[str, str]] = []
+        self.pages: dict[str, tuple[bytes, str]] = {}
+        """Pages of a test's own: their bodies and media types."""
         self.sent = 0
         self.to = ""
         """Where ``/away`` redirects to."""
@@ -64,7 +66,11 @@ class _Handler(BaseHTTPRequestHandler):
             getattr(self, "page_" + path.strip("/").partition("/")[0], self.missing)()
 
     def missing(self) -> None:
-        self.reply(b"<p>nothing here</p>", status=404)
+        if self.path in self.server.pages:
+            body, kind = self.server.pages[self.path]
+            self.reply(body, kind=kind)
+        else:
+            self.reply(b"<p>nothing here</p>", status=404)
 
     def page_oslo(self) -> None:
         self.reply(ARTICLE.encode())

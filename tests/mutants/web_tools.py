@@ -5,6 +5,7 @@ from tests.mutation.mutant import Mutant
 FETCH = "tests/test_web_fetch.py::"
 SEARCH = "tests/test_web_search.py::"
 CRAWL = "tests/test_web_crawl.py::"
+VISUAL = "tests/test_visual.py::"
 
 MUTANTS = (
     Mutant(
@@ -16,11 +17,11 @@ MUTANTS = (
         (f"{FETCH}test_a_name_with_one_private_address_is_not_asked",),
     ),
     Mutant(
-        "web-ipv4-inside-ipv6",
+        "web-old-private-ipv6",
         "tools/web/addresses.py",
         "and address not in GLOBAL_6:",
         "and address.is_loopback:",
-        "::ffff:10.0.0.1 and NAT64 addresses reach private networks",
+        "addresses of private networks that Python takes for global ones (fec0::) are asked",
         (f"{FETCH}test_addresses_outside_the_public_net_are_not_asked",),
     ),
     Mutant(
@@ -77,7 +78,7 @@ MUTANTS = (
     Mutant(
         "web-bomb",
         "tools/web/fetch.py",
-        "unpack.decompress(piece, most)",
+        "unpack.decompress(piece, left)",
         "unpack.decompress(piece)",
         "a small packed body may take all memory",
         (f"{FETCH}test_one_packed_piece_unpacks_to_no_more_than_the_limit",),
@@ -85,10 +86,10 @@ MUTANTS = (
     Mutant(
         "web-endless-pages",
         "tools/web/fetch.py",
-        "                if len(body) >= self.settings.page_bytes:\n                    break\n",
-        "",
-        "a long page is read to the end of its time",
-        (f"{FETCH}test_a_long_body_is_cut_off",),
+        "if left <= 0 or sent >= most or (",
+        "if left <= 0 or (",
+        "a body that unpacks to nothing is read to the end of its time",
+        (f"{FETCH}test_a_body_that_unpacks_to_nothing_ends_too",),
     ),
     Mutant(
         "web-believes-media-types",
@@ -153,5 +154,21 @@ MUTANTS = (
         'asked = f"Thoughts:\\n{thoughts[-THOUGHTS:]}"',
         "summaries are not for the goal of the call",
         (f"{CRAWL}test_a_page_is_summarised_for_the_goal_or_else_for_the_message",),
+    ),
+    Mutant(
+        "visual-links-lead-out",
+        "tools/visual.py",
+        "file = (folder / name).resolve()",
+        "file = Path(os.path.normpath(folder / name))",
+        "a link in the folder of images shows any file of the machine to an outside model",
+        (f"{VISUAL}test_no_path_leads_out_of_the_folder",),
+    ),
+    Mutant(
+        "visual-anything-is-an-image",
+        "tools/visual.py",
+        "        kind = _kind(image)\n",
+        '        kind = "image/png"\n',
+        "any file with the name of an image is sent to an outside model",
+        (f"{VISUAL}test_what_is_no_image_is_not_sent",),
     ),
 )

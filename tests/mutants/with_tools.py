@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         "tools-own-words-left-out",
         FILE,
-        'if message.role == "tool"]',
+        "if message.turn in told]",
         'if message.role != "system"]',
         "when a dialogue has become too long the agent's own messages go",
         (SHORT,),

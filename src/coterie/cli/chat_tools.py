@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from coterie.environments.protocol import Shared, Syntax
 from coterie.models.chat import ChatRenderer
 from coterie.tools.checking import checked
-from coterie.tools.finding import sources_of, tags_of_sources
+from coterie.tools.finding import sources_of, syntax_of
 from coterie.tools.native import NativeCalls
 from coterie.tools.run import Function
 from coterie.tools.sandbox.pool import Sandbox
@@ -15,7 +15,7 @@ from coterie.tools.source import SessionSource
 from coterie.tools.tags import Tags
 from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.turn import Finish, Message, Part, Speaker, Turn, make_turn
+from coterie.trajectories.turn import Finish, Message, Part, Role, Speaker, Turn, make_turn
 
 TOOLS = Speaker("tool", "tools")
 
@@ -39,6 +39,11 @@ class ChatTools:
     def by_template(self) -> tuple[Tool, ...]:
         """The tools that the model's template shows."""
         return self.tools if isinstance(self.syntax, NativeCalls) else ()
+
+    @property
+    def role(self) -> Role:
+        """Whose message results are."""
+        return self.syntax.role if isinstance(self.syntax, Tags) else "tool"
 
     def calls(self, text: str, finish: Finish, renderer: ChatRenderer) -> tuple[ToolCall, ...]:
         """The calls of a message."""
@@ -75,10 +80,9 @@ async def open_tools(
         yield None
         return
     sources = sources_of(settings.use, settings.config)
-    syntax: Syntax = tags_of_sources(sources)
-    if settings.calls == "native":
+    syntax = syntax_of(sources, settings)
+    if isinstance(syntax, NativeCalls):
         renderer.tools.required()
-        syntax = NativeCalls()
     async with AsyncExitStack() as stack:
         box = await stack.enter_async_context(open_toolbox(sources, settings))
         of_session = [one for one in sources if isinstance(one, SessionSource)]

@@ -67,7 +67,7 @@ class Conversation:
                     return
                 told = await self.tools.answer(turn)
                 self.opening.tree.add(told)
-                self.said.append(Message("tool", turn=told.id))
+                self.said.append(Message(self.tools.role, turn=told.id))
                 show("\n" + "\n".join(lines_of(turn, told.results)) + "\n")
         except BaseException:
             del self.said[before:]

@@ -30,6 +30,8 @@ class Utterance:
     """Of an assistant's message."""
     call_id: str = ""
     """Of a tool's message: the call that it answers."""
+    images: tuple[str, ...] = ()
+    """URLs (also ``data:`` URLs) of images that stand before the text, for models that see."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -39,9 +41,10 @@ class Utterance:
              "function": {"name": one.name, "arguments": one.arguments}}
             for one in self.calls
         ]  # fmt: skip
+        images = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
         return {
             "role": self.role,
-            "content": self.text,
+            "content": [*images, {"type": "text", "text": self.text}] if images else self.text,
             **({"tool_calls": calls} if calls else {}),
             **({"tool_call_id": self.call_id} if self.call_id else {}),
         }

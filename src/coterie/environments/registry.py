@@ -21,8 +21,7 @@ from coterie.environments.protocol import Environment
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
-from coterie.tools.finding import sources_of, tags_of_sources
-from coterie.tools.native import NativeCalls
+from coterie.tools.finding import sources_of, syntax_of
 from coterie.tools.toolbox import ToolsSettings
 from coterie.trajectories.turn import digest
 
@@ -195,8 +194,7 @@ def make_environment(settings: PlayedSettings) -> Environment:
     if not asked.use:
         return environment
     sources = sources_of(asked.use, asked.config)
-    syntax = NativeCalls() if asked.calls == "native" else tags_of_sources(sources)
-    return with_tools(environment, sources, asked, syntax)
+    return with_tools(environment, sources, asked, syntax_of(sources, asked))
 
 
 def content(settings: PlayedSettings, environment: Environment) -> str:

@@ -32,7 +32,7 @@ from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS
-from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest
+from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn, digest
 
 LAST = "These were your last calls for this answer. Answer now, without another call."
 REPEATED = "not run: this call was made before, and its result is above; ask for something else"
@@ -173,7 +173,8 @@ class WithTools(OthersPlay):
     def shorter(self, state: State, actor: str) -> Iterator[tuple[Message, ...]]:
         """Without the oldest results of the actor's calls, ever more of them; what it said itself stays."""
         shown = self.see(state, actor)
-        places = [place for place, message in enumerate(shown) if message.role == "tool"]
+        told = {turn.id for turn in state.turns if _of_tools(turn.speaker)}
+        places = [place for place, message in enumerate(shown) if message.turn in told]
         for count in _doubling(len(places) - 1):
             gone = set(places[:count])
             yield tuple(
@@ -264,12 +265,17 @@ class WithTools(OthersPlay):
             if turn.id in hidden and turn.speaker.name == actor:
                 now.append(Message("assistant", turn=turn.id))
             elif turn.speaker == _speaker(actor):
-                now.append(Message("tool", turn=turn.id))
+                now.append(Message(self._role, turn=turn.id))
                 if len(now) == 2 * self.settings.rounds:
                     now.append(Message.of("user", LAST))
             elif turn.speaker.name == actor:
                 before[turn.id], now = tuple(now), []
         return before, tuple(now)
+
+    @property
+    def _role(self) -> Role:
+        """Whose message results are."""
+        return self.syntax.role if isinstance(self.syntax, Tags) else "tool"
 
     def _taught(self, shown: Sequence[Message]) -> tuple[Message, ...]:
         """With what is said of the tools, where the model's template does not say it."""

@@ -1,5 +1,7 @@
 """The tools that a run names, as sources: those that ship, MCP servers, and anybody's own."""
 
+import re
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
@@ -14,14 +16,19 @@ from coterie.config.folders import expanded
 from coterie.config.plain import wrong_at
 from coterie.config.plugins import find
 from coterie.config.settings import Settings
+from coterie.environments.protocol import Syntax
 from coterie.errors import UserError
 from coterie.tools.checking import check_tools
+from coterie.tools.joined import Joined
+from coterie.tools.native import NativeCalls
 from coterie.tools.own import TOOLS, OwnTool, own_tools
 from coterie.tools.run import Function
-from coterie.tools.source import ToolSource
+from coterie.tools.source import SessionSource, ToolSource
 from coterie.tools.tags import Tag, Tags
+from coterie.tools.toolbox import ToolsSettings
 from coterie.trajectories.calls import Tool
 
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 MCP = "mcp:"
 """Before the command or the URL of an MCP server."""
 
@@ -56,20 +63,44 @@ def sources_of(names: Sequence[str], config: str | None) -> tuple[ToolSource, ..
     return _sources(tuple(names), file, "" if file is None else _text(file))
 
 
-def tags_of_sources(sources: Sequence[ToolSource]) -> Tags:
+def syntax_of(sources: Sequence[ToolSource], settings: ToolsSettings) -> Syntax:
+    """How calls are written."""
+    if settings.calls == "native":
+        return NativeCalls()
+    return tags_of_sources(sources, inline=settings.calls == "inline")
+
+
+def tags_of_sources(sources: Sequence[ToolSource], *, inline: bool = False) -> Tags:
     """Tags for all tools; an answer has no tag of its own."""
     tags: dict[str, Tag] = {}
     for source in sources:
         tags |= {tool.name: source.tags.get(tool.name, Tag()) for tool in source.tools}
-    return Tags(tags, answer=None)
+    return Tags(tags, answer=None, inline=inline)
 
 
 @cache
 def _sources(names: tuple[str, ...], file: Path | None, text: str) -> tuple[ToolSource, ...]:
     entries = {} if file is None else _entries(file, text)
-    made = tuple(_made(name, entries, file) for name in names)
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"the tools {', '.join(sorted(twice))} are named twice", "name each once")
+    made = _apart({name: _made(name, entries, file) for name in names})
     check_tools([tool for source in made for tool in source.tools])
     return made
+
+
+def _apart(made: Mapping[str, ToolSource]) -> tuple[ToolSource, ...]:
+    """Sources whose tools have names of their own: those of one name get their source's in front."""
+    count = Counter(tool.name for source in made.values() for tool in source.tools)
+    alike = {
+        name: source
+        for name, source in made.items()
+        if any(count[tool.name] > 1 for tool in source.tools)
+    }
+    if not alike or not all(_PLAIN.fullmatch(name) for name in alike):
+        return tuple(made.values())
+    if any(isinstance(source, SessionSource) for source in alike.values()):
+        return tuple(made.values())
+    return (*(source for name, source in made.items() if name not in alike), Joined(alike))
 
 
 def _made(name: str, entries: Mapping[str, Mapping[str, Any]], file: Path | None) -> ToolSource:

@@ -28,9 +28,10 @@ class ToolsSettings(CallLimits):
     config: str | None = key(
         None, "A YAML file that says what the names in `use` are (docs/howto/tools.md)."
     )
-    calls: Literal["native", "tags"] = key(
+    calls: Literal["native", "tags", "inline"] = key(
         "native",
-        "How calls are written: in the syntax of the model's chat template, or as tags, for models without one.",
+        "How calls are written: in the syntax of the model's chat template; as tags, for models without one; or as "
+        "tags whose results come within the agent's own message (GAP's form).",
     )
     rounds: int = key(8, "Messages with calls before each answer; a later one is an answer.", ge=1)
     total: int = key(64, "Calls of one dialogue that are run.", ge=1)

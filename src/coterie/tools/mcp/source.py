@@ -25,6 +25,8 @@ class McpSource:
     Raises ``UserError`` for a server that does not answer in time, and for tools that no model can be given.
     """
 
+    settings_type = McpSettings
+
     def __init__(self, settings: McpSettings) -> None:
         need_sdk()
         self._settings = settings

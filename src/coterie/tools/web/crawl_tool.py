@@ -54,6 +54,8 @@ class CrawlPageSettings(CrawlSettings):
 class CrawlPage:
     """Pages of the web. Raises ``UserError`` for a missing package, key or file."""
 
+    settings_type = CrawlPageSettings
+
     def __init__(self, settings: CrawlPageSettings) -> None:
         self._settings = settings
         self._crawl = None if settings.server else Crawl(settings)

@@ -147,26 +147,26 @@ class Fetcher:
         try:
             async for piece in unpacked(response, self.settings.page_bytes):
                 body += piece
-                if len(body) >= self.settings.page_bytes:
-                    break
         except httpx2.TransportError as error:
             raise PageError(f"the connection broke off: {error or type(error).__name__}") from error
         whole = len(body) < self.settings.page_bytes
-        return Fetched(str(url), kind, charset, bytes(body[: self.settings.page_bytes]), whole)
+        return Fetched(str(url), kind, charset, bytes(body), whole)
 
 
 async def unpacked(response: httpx2.Response, most: int) -> AsyncIterator[bytes]:
-    """The body as it arrives, unpacked: at most ``most`` bytes of what is sent, and never more from one piece."""
+    """The body as it arrives, unpacked: at most ``most`` bytes, of at most so many that are sent."""
     coding = response.headers.get("content-encoding", "identity").lower().strip()
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         raise PageError(f"it is packed as {coding[:100]}, which was not asked for")
     unpack = None if coding in ("identity", "") else zlib.decompressobj(GZIP_OR_ZLIB)
-    sent = 0
+    sent, left = 0, most
     async for piece in response.aiter_raw():
-        sent += len(piece)
         try:
-            yield piece if unpack is None else unpack.decompress(piece, most)
+            got = piece[:left] if unpack is None else unpack.decompress(piece, left)
         except zlib.error as error:
             raise PageError(f"it can't be unpacked: {error}") from error
-        if sent >= most or (unpack is not None and (unpack.eof or unpack.unconsumed_tail)):
+        yield got
+        sent += len(piece)
+        left -= len(got)
+        if left <= 0 or sent >= most or (unpack is not None and unpack.eof):
             return

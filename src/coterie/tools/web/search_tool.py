@@ -45,6 +45,8 @@ class WebSearchSettings(SearchSettings):
 class WebSearch:
     """Web search. Raises ``UserError`` if neither a server nor a backend is named, or the backend can't work."""
 
+    settings_type = WebSearchSettings
+
     def __init__(self, settings: WebSearchSettings) -> None:
         if bool(settings.server) == bool(settings.backend):
             raise UserError(

@@ -1,0 +1,150 @@
+"""Images for agents: from one folder or the web, looked at by a model that a fake stands for."""
+
+import asyncio
+import base64
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.engines.endpoint import EndpointSettings
+from coterie.errors import UserError
+from coterie.tools.run import ToolError
+from coterie.tools.visual import VisualInspector, VisualSettings
+from tests.web_hosts import hosts
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+class Seer(ThreadingHTTPServer):
+    """Stands for a chat model that sees."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.bodies: list[dict[str, Any]] = []
+
+    @property
+    def settings(self) -> EndpointSettings:
+        return EndpointSettings(
+            url=f"http://127.0.0.1:{self.server_address[1]}/v1", model="seer", retries=0
+        )
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Seer
+
+    def do_POST(self) -> None:
+        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        choice = {
+            "message": {"role": "assistant", "content": "One red dot."},
+            "finish_reason": "stop",
+        }
+        said = json.dumps({"choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def seer() -> Iterator[Seer]:
+    with Seer() as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "images"
+    (found / "deep").mkdir(parents=True)
+    (found / "deep" / "dot.png").write_bytes(PNG)
+    (tmp_path / "secret.png").write_bytes(PNG)
+    return found
+
+
+def look(tool: VisualInspector, image: str, question: str = "") -> str:
+    async def one() -> str:
+        async with tool.open() as functions:
+            return await functions["inspect_image"]({"image": image, "question": question})
+
+    return asyncio.run(one())
+
+
+def test_a_model_that_sees_is_given_the_image_and_the_question(folder: Path, seer: Seer) -> None:
+    tool = VisualInspector(VisualSettings(folder=str(folder), endpoint=seer.settings))
+    assert look(tool, "deep/dot.png", "What colour is it?") == "One red dot."
+    look(tool, "deep/../deep/dot.png")
+    first, second = seer.bodies
+    image, text = first["messages"][1]["content"]
+    assert base64.b64decode(image["image_url"]["url"].removeprefix("data:image/png;base64,")) == PNG
+    assert text == {"type": "text", "text": "Question: What colour is it?"}
+    assert second["messages"][1]["content"][1]["text"] == "Describe the image."
+    assert first["max_tokens"] == 1000 and first["top_p"] == 0.1
+
+
+def test_no_path_leads_out_of_the_folder(folder: Path, seer: Seer) -> None:
+    (folder / "link.png").symlink_to(folder.parent / "secret.png")
+    (folder / "out").symlink_to(folder.parent)
+    (folder / "loop.png").symlink_to(folder / "loop.png")
+    os.mkfifo(folder / "pipe.png")
+    tool = VisualInspector(VisualSettings(folder=str(folder), endpoint=seer.settings))
+    for path in (
+        "../secret.png", str(folder.parent / "secret.png"), "link.png", "out/secret.png", "loop.png", "pipe.png",
+        "deep", "nowhere.png", "a\0b.png", "", "x" * 5000, "file:///etc/passwd",
+    ):  # fmt: skip
+        with pytest.raises(ToolError, match="there is no image"):
+            look(tool, path)
+    with pytest.raises(ToolError, match="there is no image"):
+        look(VisualInspector(VisualSettings(endpoint=seer.settings)), "deep/dot.png")
+    assert not seer.bodies
+
+
+def test_what_is_no_image_is_not_sent(folder: Path, seer: Seer) -> None:
+    (folder / "notes.png").write_text("a password")
+    (folder / "large.png").write_bytes(PNG + b"0" * 5000)
+    tool = VisualInspector(
+        VisualSettings(folder=str(folder), endpoint=seer.settings, page_bytes=2000)
+    )
+    with pytest.raises(ToolError, match="not an image of a kind that is read"):
+        look(tool, "notes.png")
+    with pytest.raises(ToolError, match="larger than 2,000 bytes"):
+        look(tool, "large.png")
+    assert not seer.bodies
+
+
+def test_images_of_the_web_are_under_the_rules_of_pages(seer: Seer) -> None:
+    with hosts() as host:
+        host.pages["/dot.png"] = (PNG, "image/png")
+        allowed = VisualSettings(endpoint=seer.settings, private_hosts=(host.name,))
+        assert look(VisualInspector(allowed), f"{host.url}/dot.png") == "One red dot."
+        with pytest.raises(ToolError, match="it is text/html, which is not read"):
+            look(VisualInspector(allowed), f"{host.url}/oslo")
+        with pytest.raises(ToolError, match="may not be read"):
+            look(VisualInspector(VisualSettings(endpoint=seer.settings)), f"{host.url}/dot.png")
+        assert host.asked == {"/dot.png": 1, "/oslo": 1}
+
+
+def test_what_can_not_work_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    endpoint = EndpointSettings(url="http://127.0.0.1:9/v1", model="m")
+    with pytest.raises(UserError, match="there is no folder nowhere"):
+        VisualInspector(VisualSettings(folder="nowhere", endpoint=endpoint))
+    keyed = endpoint.model_copy(update={"key_variable": "NO_SUCH_KEY"})
+    with pytest.raises(UserError, match="NO_SUCH_KEY is not set"):
+        VisualInspector(VisualSettings(endpoint=keyed))
