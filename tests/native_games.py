@@ -57,14 +57,18 @@ def _tags(calls: Sequence[Call]) -> str:
 WRITE: Mapping[str, Callable[[Sequence[Call]], str]] = {
     "qwen2": _between(_json("arguments")),
     "qwen3": _between(_json("arguments")),
+    "opens": _between(_json("arguments")),
     "coder": _between(_xml),
     "llama31": lambda calls: "; ".join(map(_json("parameters"), calls)),
     "mistral": lambda calls: f"[TOOL_CALLS] [{', '.join(map(_json('arguments'), calls))}]",
     "tags": _tags,
 }
+THOUGHTS = {"qwen3": "<think>\nhm\n</think>\n\n", "opens": "hm\n</think>\n\n"}
+"""With what messages begin, by template: the second one's prompts have opened the thought."""
 BROKEN = {
     "qwen2": '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>',
     "qwen3": '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>',
+    "opens": '<tool_call>\n{"name": "look", "arguments": {what}}\n</tool_call>',
     "coder": "<tool_call>\n<function=look>\n<parameter=what>\n1\n</function>\n</tool_call>",
     "llama31": '{"name": "look", "parameters": {what}}',
     "mistral": '[TOOL_CALLS] [{"name": "look", "arguments": "1"}]',

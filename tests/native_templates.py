@@ -1,6 +1,7 @@
 """Chat templates with tools, in the shapes of well-known ones, and tokenizers for them.
 
-Written for the tests: ``qwen2`` (Qwen2.5), ``qwen3`` (which drops thoughts from before the last question), ``coder``
+Written for the tests: ``qwen2`` (Qwen2.5), ``qwen3`` (which drops thoughts from before the last question), ``opens``
+(whose prompts open the thought, and which wants to see that again, as Nemotron 3 does), ``coder``
 (Qwen3-Coder, parameters as tags), ``llama31``, ``mistral`` (which takes results only after calls, and long ids),
 ``smol`` (SmolLM2: a default system prompt, no tool messages).
 """
@@ -50,6 +51,10 @@ _THOUGHTS = (
     "{% if loop.index0 > ns.asked and (loop.last or thought) %}"
     "{{ '<think>\n' + thought + '\n</think>\n\n' }}{% endif %}{{ content }}"
 )
+_KEPT = (
+    "{% set content = m.content or '' %}{% if '</think>' in content and loop.index0 < ns.asked %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ content }}"
+)
 _ASKED = (
     "{% set ns = namespace(asked=messages | length - 1, looking=true) %}{% for m in messages[::-1] %}"
     "{% if ns.looking and m.role == 'user' and not (m.content.startswith('<tool_response>')"
@@ -69,6 +74,9 @@ SHAPES = {
     + _GENERATION,
     "qwen3": _SYSTEM + _ASKED
     + _TURNS.replace("BODY", _THOUGHTS + "{% if m.tool_calls %}" + _HERMES_CALLS + "{% endif %}") + _GENERATION,
+    "opens": _SYSTEM + _ASKED
+    + _TURNS.replace("BODY", _KEPT + "{% if m.tool_calls %}" + _HERMES_CALLS + "{% endif %}")
+    + _GENERATION.replace("assistant\n", "assistant\n<think>\n"),
     "coder": _SYSTEM + _TURNS.replace("BODY", _PLAIN + "{% if m.tool_calls %}" + _XML_CALLS + "{% endif %}")
     + _GENERATION,
     "llama31": "{{ '<|begin_of_text|>' }}{% if tools %}" + _LLAMA_HEADER % "'system'"
@@ -104,6 +112,7 @@ _CHATML = ("<|im_end|>", "<|im_start|>")
 CONTROL = {
     "qwen2": _CHATML,
     "qwen3": _CHATML,
+    "opens": _CHATML,
     "coder": _CHATML,
     "smol": _CHATML,
     "llama31": ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
@@ -113,7 +122,7 @@ CONTROL = {
 }  # fmt: skip
 """Special tokens; the one that ends a turn comes first."""
 _MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")  # fmt: skip
-NATIVE = ("qwen2", "qwen3", "coder", "llama31", "mistral")
+NATIVE = ("qwen2", "qwen3", "opens", "coder", "llama31", "mistral")
 """Those whose models call tools in a syntax of their own."""
 
 
@@ -133,7 +142,7 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
     inner.train_from_iterator(
         ['{"name": "look", "arguments": {"what": "river"}} is there'], trainer
     )
-    if name.startswith("qwen") or name == "coder":
+    if name.startswith("qwen") or name in ("opens", "coder"):
         inner.add_tokens([AddedToken(text, normalized=False) for text in _MARKS])
     made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=CONTROL[name][0])
     made.chat_template = SHAPES[name]

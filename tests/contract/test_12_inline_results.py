@@ -16,12 +16,12 @@ from coterie.trajectories.turn import Message, Part, Sample, Speaker, make_turn
 from coterie.trajectories.view import recontext, view
 from tests.contract.test_11_native_calls import played, renderer
 from tests.games import TOOLS
-from tests.native_games import odd_ids, syntax_of
+from tests.native_games import THOUGHTS, odd_ids, syntax_of
 from tests.native_templates import SHAPES
 
 AGENT = Speaker("agent", "agent")
-NAMES = [name for name in SHAPES if name != "qwen3"]
-"""Without the one that rewrites thoughts; see the last test."""
+NAMES = [name for name in SHAPES if name not in THOUGHTS]
+"""Without those that rewrite thoughts; see the last test."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,7 +104,8 @@ def test_tags_and_their_results_have_names_that_can_be_chosen() -> None:
     assert Tags({"look": Tag("what")}, inline=True).role == "inline"
 
 
-def test_thoughts_that_a_template_keeps_stay_as_sampled_around_an_inline_result() -> None:
-    game = played("qwen3", "tags", inline=True)
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_thoughts_that_a_template_keeps_stay_as_sampled_around_an_inline_result(name: str) -> None:
+    game = played(name, "tags", inline=True)
     for (before, said), (prompt, _) in pairwise(game.heard[:6]):
         assert prompt[: len(before) + len(said.ids)] == before + said.ids

@@ -161,6 +161,14 @@ MUTANTS = (
         (THOUGHTS,),
     ),
     Mutant(
+        "thought-of-the-prompt-not-shown-again",
+        "models/chat.py",
+        "self._opener = self._opened_thought()",
+        "self._opener: tuple[Slot, ...] = ()",
+        "a thought that the prompt opened is not open in later prompts",
+        (THOUGHTS, AS_SAMPLED),
+    ),
+    Mutant(
         "native-results-by-name",
         "trajectories/calls.py",
         "return tuple(found[at] for at in sorted(found))",

@@ -8,6 +8,9 @@ A template may rewrite history, for example drop earlier thoughts. A turn that t
 not show as it was, but for white space at its ends, is shown as the template gives it, tokenised
 anew; the prompt then no longer extends the running tokens, and the view opens a new segment.
 
+Some prompts open a thought (``<think>``), which is then no part of what is sampled. A template that wants to see it in
+earlier turns is given it with them.
+
 A turn that a stop string ended has no end of turn among its ids. The template's follows it, as prompt.
 
 The results of a turn's calls are shown in the order of the calls: in a ``tool`` message each, or as one ``user``
@@ -27,8 +30,9 @@ from transformers import PreTrainedTokenizerBase
 
 from coterie.config.text import encoded
 from coterie.errors import UserError
+from coterie.models.calls.markup import END_OF_THOUGHT, THOUGHT
 from coterie.models.control import ControlTokens
-from coterie.models.layout import Layout, Shown, Slot, TextPiece
+from coterie.models.layout import WORD, Layout, Shown, Slot, TextPiece
 from coterie.models.native import ToolTemplate, tool_template
 from coterie.models.offering import mapped, safe_call
 from coterie.models.template import ChatTemplate
@@ -56,7 +60,9 @@ class ChatRenderer:
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self._end = self._template_end() or tuple(ends)
         self.tools = tool_template(tokenizer, self.template, self.control)
-        self.control.keep(self.tools.markup)
+        self._opener = self._opened_thought()
+        opened = "".join(slot.text for slot in self._opener)
+        self.control.keep(self.tools.markup.union(self.control.written(opened)))
         self.end_ids = frozenset([*end_ids, *ends, *self._end, *self.tools.ends])
 
     def render(
@@ -85,7 +91,7 @@ class ChatRenderer:
         )
         begun = chat.pop().slots if generation and chat and _goes_on(chat[-1]) else ()
         pieces = Layout(self.template, chat, generation, self.control.hidden, offered).pieces()
-        pieces += begun
+        pieces += self._without_opener(begun)
         if generation and prefill:
             pieces.append(self._slot(prefill, "assistant", "the prefill"))
         return self._splice(pieces)
@@ -146,10 +152,15 @@ class ChatRenderer:
             if one.role == INLINE and (last is None or not self._is_open(last)):
                 one = replace(one, role="user")
             if last and (one.role == INLINE or (one.role == "assistant" and _goes_on(last))):
-                chat[-1] = replace(last, slots=(*last.slots, *one.slots))
+                chat[-1] = replace(last, slots=(*last.slots, *self._without_opener(one.slots)))
             else:
                 chat.append(one)
         return chat
+
+    def _without_opener(self, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        """What stands after the thought that a prompt has opened already."""
+        opened = bool(self._opener) and slots[:1] == self._opener
+        return slots[1:] if opened else slots
 
     def _is_open(self, shown: Shown) -> bool:
         """Whether a message can go on: its last turn was sampled and has no end of turn."""
@@ -236,7 +247,7 @@ class ChatRenderer:
         said = "".join(part.text for part in turn.parts if part.source != PREFILL)
         what = "a turn of the agent's own"
         begun, sampled = (self._slot(text, "assistant", what) for text in (given, said))
-        return (*((begun,) if given else ()), replace(sampled, turn=turn))
+        return (*self._opener, *((begun,) if given else ()), replace(sampled, turn=turn))
 
     def _slot(self, text: str, role: str, what: str) -> Slot:
         """Text as it is shown; ``UserError`` for what is not text."""
@@ -261,6 +272,20 @@ class ChatRenderer:
         """Ids of what stands after an own turn's ``last`` one, which may have ended it already."""
         ids = self.control.encode(pieces)
         return ids[1:] if last and last[0] in self.end_ids and last == ids[:1] else ids
+
+    def _opened_thought(self) -> tuple[Slot, ...]:
+        """The thought that prompts open, where the template wants to see that again in what was said then."""
+        header = self.template.header()
+        opened = header[header.rfind(THOUGHT) :] if THOUGHT in header else ""
+        if opened.strip() != THOUGHT:
+            return ()
+        said, asked = f"{WORD}\n{END_OF_THOUGHT}\n\n{WORD}", {"role": "user", "content": "a"}
+        prompt = self.template.text([asked], True)
+        for given in ("", opened):
+            chat = [asked, {"role": "assistant", "content": given + said}]
+            if self.template.text(chat, False).startswith(prompt + said):
+                return (Slot(given, role="assistant"),) if given else ()
+        return ()
 
     def _template_end(self) -> tuple[int, ...]:
         """The control token that the template writes after an assistant's turn, if it does."""

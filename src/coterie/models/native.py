@@ -137,7 +137,7 @@ class _Look:
 
     def syntax(self, count: int, long_ids: bool) -> NativeSyntax | None:
         """The syntax that reads what the template writes; our own ones first, which know cut calls best."""
-        header = self._header()
+        header = self.template.header()
         text = self.text(count, long_ids)
         begun = header.rstrip().removesuffix(THOUGHT)
         text = text.partition(begun)[2] if begun and begun in text else text
@@ -193,11 +193,6 @@ class _Look:
             return False
         words = [slot.text for shown in chat for slot in shown.slots]
         return [one.text for one in pieces if isinstance(one, Slot) and one.text in words] == words
-
-    def _header(self) -> str:
-        """What begins an agent's message."""
-        closed, begun = (self._written([_USER], generation, ()) for generation in (False, True))
-        return begun.removeprefix(closed) if begun.startswith(closed) else ""
 
     def _written(
         self, chat: Sequence[Mapping[str, Any]], generation: bool, tools: Sequence[Tool]

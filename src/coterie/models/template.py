@@ -41,6 +41,12 @@ class ChatTemplate:
         """Whether what it writes may depend on the day."""
         return "strftime_now" in self.source
 
+    def header(self) -> str:
+        """What begins an agent's message; empty where that can't be told."""
+        asked = [{"role": "user", "content": "a"}]
+        closed, begun = (self.text(asked, generation) for generation in (False, True))
+        return begun.removeprefix(closed) if begun.startswith(closed) else ""
+
     def text(self, chat: Chat, generation: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The template's text of a chat; ``generation`` adds the header of an assistant's turn.
 
