@@ -21,6 +21,7 @@ TOOLS = Kind(
         "wiki_search": "coterie.tools.retrieval.tool:RetrieverTool",
         "web_search": "coterie.tools.web.search_tool:WebSearch",
         "crawl_page": "coterie.tools.web.crawl_tool:CrawlPage",
+        "inspect_image": "coterie.tools.visual:VisualInspector",
         "mcp": "coterie.tools.mcp.source:McpSource",
     },
 )

@@ -60,6 +60,8 @@ class VisualSettings(FetchSettings):
 class VisualInspector:
     """Images for agents. Raises ``UserError`` for a folder that is not there and a missing key."""
 
+    settings_type = VisualSettings
+
     def __init__(self, settings: VisualSettings) -> None:
         if settings.folder and not Path(settings.folder).is_dir():
             raise UserError(

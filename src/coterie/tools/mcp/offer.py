@@ -13,7 +13,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from starlette.types import Receive, Scope, Send
 
-from coterie import __version__
+import coterie
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
 from coterie.tools.checking import check_tools, checked
@@ -32,7 +32,10 @@ class Offer:
         self._functions: Mapping[str, Function] = {}
         self._manager: StreamableHTTPSessionManager | None = None
         self.server: Server[Any] = Server(
-            "coterie", version=__version__, on_list_tools=self._list, on_call_tool=self._call
+            "coterie",
+            version=coterie.__version__,
+            on_list_tools=self._list,
+            on_call_tool=self._call,
         )
 
     @asynccontextmanager
