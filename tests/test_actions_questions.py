@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coterie.engines.chat_model import Answer
-from coterie.engines.endpoint import Utterance
+from coterie.engines.messages import Utterance
 from coterie.errors import UserError
 from coterie.tools.actions.corpus import Corpus
 from coterie.tools.actions.executor import Executed

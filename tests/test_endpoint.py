@@ -15,8 +15,9 @@ import pytest
 from pydantic import ValidationError
 
 from coterie.config.resolve import resolve
-from coterie.engines.endpoint import Endpoint, EndpointSettings, EndpointUsage, Reply, Utterance
+from coterie.engines.endpoint import Endpoint, EndpointSettings, EndpointUsage
 from coterie.engines.limits import MAX_WAIT, Bucket, Limits, retry_after
+from coterie.engines.messages import Reply, Utterance
 from coterie.engines.protocol import EngineError
 from coterie.engines.serving.policies import Policies
 from coterie.errors import UserError

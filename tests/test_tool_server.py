@@ -76,6 +76,8 @@ def test_a_late_request_is_answered_with_408_and_its_work_is_stopped(tmp_path: P
                 assert one.status_code == 408
                 assert "no answer within 0.3 seconds" in error_of(one)["message"]
             assert tool.cancelled == tool.began
+            busy = (await posted_health(url))["tools"]["Waiting"]
+            assert (busy["running"], busy["waiting"]) == (0, 0)
             again = await posted(f"{url}/wait", {"wait": False})
             assert again.status_code == 200
 

@@ -102,7 +102,7 @@ def test_recontext_changes_what_is_around_the_same_turns():
     tree, turns = talk()
     seen = []
 
-    def render(messages, _, reader):
+    def render(messages, _, reader, tools=()):
         seen.append((messages, reader))
         return tuple(range(20, 20 + len(messages)))
 

@@ -19,7 +19,6 @@ ENCODER = f"{SEARCH}test_vectors_are_searched_by_the_encoder_that_made_them"
 IDENTITY = f"{SEARCH}test_what_searches_depend_on_is_the_same_wherever_the_files_lie"
 WHOLE = f"{SEARCH}test_passages_stay_whole_and_are_read_by_their_place"
 FULL = f"{SERVER}test_requests_above_the_limit_are_refused_at_once_and_the_others_answered"
-GONE = f"{SERVER}test_a_client_that_goes_away_gives_its_place_back"
 LATE = f"{SERVER}test_a_late_request_is_answered_with_408_and_its_work_is_stopped"
 LONG = f"{SERVER}test_bodies_that_are_too_long_are_refused_whether_they_say_so_or_not"
 IDS = f"{SERVER}test_ids_of_requests_are_taken_or_made_and_logged"
@@ -207,7 +206,7 @@ MUTANTS = (
         "            self._room.release()",
         "        yield\n        self.running -= 1\n        self._room.release()",
         "clients that go away use up all places",
-        (GONE, LATE),
+        (LATE,),
     ),
     Mutant(
         "tools-late-work-goes-on",

@@ -15,8 +15,9 @@ from typing import ClassVar, Protocol, Self
 from pydantic import model_validator
 
 from coterie.config.settings import key
-from coterie.engines.endpoint import Endpoint, EndpointSettings, RequestSettings, Utterance
+from coterie.engines.endpoint import Endpoint, EndpointSettings, RequestSettings
 from coterie.engines.keys import find_key
+from coterie.engines.messages import Utterance
 from coterie.engines.protocol import EngineError, Sampling
 from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings

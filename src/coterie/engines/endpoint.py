@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import httpx2
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import field_validator
 
 from coterie.config.settings import Settings, key
 from coterie.engines.keys import find_key
 from coterie.engines.limits import MAX_WAIT, Limits, retry_after
+from coterie.engines.messages import Reply, Utterance, estimate, read_reply
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.models.offering import offered
 from coterie.trajectories.calls import Tool
 
-BYTES_PER_TOKEN = 4
-"""For estimates, where the server has not counted."""
 SHOWN = 300
 """Characters of a server's message that an error quotes."""
 MAX_BACKOFF = 30.0
@@ -86,63 +85,6 @@ class EndpointSettings(RequestSettings):
         if parsed.userinfo or parsed.query:
             raise ValueError("must not hold a password or key; name its variable in key_variable")
         return url.rstrip("/")
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointCall:
-    """A call of a tool."""
-
-    id: str
-    name: str
-    arguments: str
-    """JSON text, as the model wrote it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Utterance:
-    """One message of a chat."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    text: str
-    calls: tuple[EndpointCall, ...] = ()
-    """Of an assistant's message."""
-    call_id: str = ""
-    """Of a tool's message: the call that it answers."""
-    images: tuple[str, ...] = ()
-    """URLs (also ``data:`` URLs) of images that stand before the text, for models that see."""
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """As servers take it."""
-        calls = [
-            {"id": one.id, "type": "function",
-             "function": {"name": one.name, "arguments": one.arguments}}
-            for one in self.calls
-        ]  # fmt: skip
-        images = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
-        return {
-            "role": self.role,
-            "content": [*images, {"type": "text", "text": self.text}] if images else self.text,
-            **({"tool_calls": calls} if calls else {}),
-            **({"tool_call_id": self.call_id} if self.call_id else {}),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What the model answered."""
-
-    text: str
-    finish: Literal["stop", "length", "other"]
-    """``other``: what the server calls otherwise, such as a content filter."""
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    estimated: bool
-    """Whether the server has not counted, and the tokens are a fourth of the bytes."""
-    stop: str = ""
-    """The stop string that ended it, which its text has no more; empty where the server does not say."""
-    calls: tuple[EndpointCall, ...] = ()
 
 
 @dataclass(slots=True)
@@ -243,7 +185,7 @@ class Endpoint:
         body |= {"stop": list(stop)} if stop else {}
         body |= {} if seed is None else {"seed": seed}
         body |= {"tools": [offered(tool) for tool in tools]} if tools else {}
-        prompt = _estimate("".join(one.text for one in messages) + str(body.get("tools", "")))
+        prompt = estimate("".join(one.text for one in messages) + str(body.get("tools", "")))
         async with self._places:
             try:
                 reply = await self._persist(body, prompt, prompt + max_tokens)
@@ -303,20 +245,10 @@ class Endpoint:
 
     def _read(self, answer: httpx2.Response, prompt: int) -> Reply:
         """The reply in a server's answer, whose usage is estimated if it is not there."""
-        body = _answer(answer.content)
-        if body is None or not body.choices:
+        found = read_reply(answer.content, prompt)
+        if found is None:
             raise _Passing(f"the answer is not of the protocol: {self._quote(answer.text)}")
-        choice = body.choices[0]
-        text, finish = choice.message.content or "", _finish(choice.finish_reason)
-        stop = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
-        calls = tuple(map(_call, choice.message.tool_calls or ()))
-        if (usage := body.usage) is None:
-            said = text + "".join(one.name + one.arguments for one in calls)
-            return Reply(text, finish, prompt, _estimate(said), 0, True, stop, calls)
-        details = usage.prompt_tokens_details
-        cached = (details.cached_tokens if details else None) or 0
-        tokens = usage.prompt_tokens, usage.completion_tokens
-        return Reply(text, finish, *tokens, cached, False, stop, calls)
+        return found
 
     def _quote(self, text: str) -> str:
         """What a server said, without the key and cut."""
@@ -335,65 +267,6 @@ class _Passing(Exception):
         self.wait = wait
 
 
-class _Function(BaseModel):
-    name: str | None = None
-    arguments: str | dict[str, Any] | None = None
-
-
-class _ToolCall(BaseModel):
-    id: str | None = None
-    function: _Function
-
-
-class _Message(BaseModel):
-    content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-
-class _Choice(BaseModel):
-    message: _Message
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-class _Cached(BaseModel):
-    cached_tokens: int | None = Field(None, ge=0)
-
-
-class _Usage(BaseModel):
-    prompt_tokens: int = Field(ge=0)
-    completion_tokens: int = Field(0, ge=0)
-    prompt_tokens_details: _Cached | None = None
-
-
-class _Answer(BaseModel):
-    """The part of a server's reply that is read."""
-
-    choices: list[_Choice]
-    usage: _Usage | None = None
-
-
-def _answer(content: bytes) -> _Answer | None:
-    """A server's reply, if it is one. The reason why not quotes it, key and all, and is left here."""
-    try:
-        return _Answer.model_validate_json(content)
-    except ValidationError:
-        return None
-
-
-def _call(one: _ToolCall) -> EndpointCall:
-    """A call; some servers give arguments as an object, and none as an empty text."""
-    given = one.function.arguments or "{}"
-    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-    return EndpointCall(one.id or "", one.function.name or "", text)
-
-
-def _finish(reason: str | None) -> Literal["stop", "length", "other"]:
-    return (
-        "stop" if reason in ("stop", "tool_calls") else "length" if reason == "length" else "other"
-    )
-
-
 def _message(answer: httpx2.Response) -> tuple[str, str]:
     """What a failed answer says, and its kind."""
     try:
@@ -401,7 +274,3 @@ def _message(answer: httpx2.Response) -> tuple[str, str]:
         return str(error["message"]), str(error.get("code") or error.get("type"))
     except (ValueError, TypeError, KeyError, AttributeError):
         return answer.text, ""
-
-
-def _estimate(text: str) -> int:
-    return -(-len(text.encode()) // BYTES_PER_TOKEN)

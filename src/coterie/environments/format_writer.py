@@ -14,7 +14,8 @@ from typing import Literal
 from rapidfuzz import fuzz
 
 from coterie.datasets.growing import append_line, resume_lines
-from coterie.engines.endpoint import Endpoint, Utterance
+from coterie.engines.endpoint import Endpoint
+from coterie.engines.messages import Utterance
 from coterie.environments.format_pool import MAX_LENGTH, FormatLine, read_pool
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.errors import UserError

@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from coterie.engines.endpoint import Utterance
+from coterie.engines.messages import Utterance
 
 Chat = Callable[[list[Utterance]], Awaitable[str]]
 """A chat model: what is said to it, to what it answers. Raises ``EngineError``."""

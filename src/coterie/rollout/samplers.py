@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coterie.engines.endpoint import Endpoint, EndpointCall, Reply, Utterance
+from coterie.engines.endpoint import Endpoint
+from coterie.engines.messages import EndpointCall, Reply, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
 from coterie.models.calls.markup import whole_text
 from coterie.tools.tags import closing

@@ -18,6 +18,7 @@ TOOLS = Kind(
     "tool",
     {
         "python": "coterie.tools.python_tool:PythonTool",
+        "code": "coterie.tools.code_tool:CodeTool",
         "wiki_search": "coterie.tools.retrieval.tool:RetrieverTool",
         "web_search": "coterie.tools.web.search_tool:WebSearch",
         "crawl_page": "coterie.tools.web.crawl_tool:CrawlPage",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coterie.config.text import read_json
 from coterie.datasets.code_rows import SENTENCE
-from coterie.engines.endpoint import Utterance
+from coterie.engines.messages import Utterance
 from coterie.errors import UserError
 from coterie.generators.colbench.checks import TESTS
 

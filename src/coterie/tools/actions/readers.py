@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from coterie.engines.endpoint import Utterance
+from coterie.engines.messages import Utterance
 from coterie.tools.actions.words import words_of
 
 if TYPE_CHECKING:

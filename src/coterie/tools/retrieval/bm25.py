@@ -14,7 +14,7 @@ Scores = NDArray[np.float32]
 
 
 def tokenized(texts: Iterable[str]) -> Any:
-    """The words of texts as numbers, 8 bytes each; the texts themselves are not kept."""
+    """The words of texts as numbers; the texts themselves are not kept."""
     return package().tokenize(texts, show_progress=False)
 
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModel
 
+from coterie.models.context import context_length
 from coterie.models.loading import check_context, check_safetensors, load_tokenizer, resolve
 from coterie.models.saved import with_weights
 from coterie.tools.retrieval.settings import EncoderSettings
@@ -33,7 +34,8 @@ class Encoder:
         check_safetensors(source)
         dtype = torch.float16 if self._device.type == "cuda" else torch.float32
         model = with_weights(AutoModel, source, unused="pooler.", dtype=dtype)
-        check_context(int(model.config.max_position_embeddings), settings.max_tokens, source)
+        if (context := context_length(model.config)) is not None:
+            check_context(context, settings.max_tokens, source)
         self._model: Any = model.eval().to(device=self._device)
 
     @property

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import mmap
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +86,8 @@ class PassageWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._offsets = [0]
-        self._pages: list[int] = []
+        self._offsets = array("q", [0])
+        self._pages = array("q")
         self._hash = hashlib.sha256()
 
     def passing(self, rows: Iterator[tuple[int, Passage]]) -> Iterator[str]:
@@ -103,8 +104,8 @@ class PassageWriter:
 
     def finish(self) -> Written:
         """Write where each of them begins, and of which page it is."""
-        np.save(self._folder / OFFSETS, np.array(self._offsets, dtype=np.int64))
-        np.save(self._folder / PAGES, np.array(self._pages, dtype=np.int64))
+        np.save(self._folder / OFFSETS, np.frombuffer(self._offsets, np.int64))
+        np.save(self._folder / PAGES, np.frombuffer(self._pages, np.int64))
         pages = self._pages[-1] + 1 if self._pages else 0
         return Written(len(self._pages), pages, self._hash.hexdigest())
 

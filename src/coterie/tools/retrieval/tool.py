@@ -85,6 +85,8 @@ class RetrieverSettings(Settings):
             raise ValueError(f"is not a URL: {error}") from None
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ValueError("must begin with http:// or https:// and a host")
+        if not parsed.path.strip("/"):
+            raise ValueError(f"must be the whole address, such as {url}/retrieve")
         return url
 
     @model_validator(mode="after")

@@ -1,0 +1,152 @@
+"""What is said to servers of chat models, and what they answer: messages, calls of tools, tokens."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+BYTES_PER_TOKEN = 4
+"""For estimates, where the server has not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointCall:
+    """A call of a tool."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text, as the model wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """One message of a chat."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    text: str
+    calls: tuple[EndpointCall, ...] = ()
+    """Of an assistant's message."""
+    call_id: str = ""
+    """Of a tool's message: the call that it answers."""
+    images: tuple[str, ...] = ()
+    """URLs (also ``data:`` URLs) of images that stand before the text, for models that see."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As servers take it."""
+        calls = [
+            {"id": one.id, "type": "function",
+             "function": {"name": one.name, "arguments": one.arguments}}
+            for one in self.calls
+        ]  # fmt: skip
+        images = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        return {
+            "role": self.role,
+            "content": [*images, {"type": "text", "text": self.text}] if images else self.text,
+            **({"tool_calls": calls} if calls else {}),
+            **({"tool_call_id": self.call_id} if self.call_id else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model answered."""
+
+    text: str
+    finish: Literal["stop", "length", "other"]
+    """``other``: what the server calls otherwise, such as a content filter."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    estimated: bool
+    """Whether the server has not counted, and the tokens are a fourth of the bytes."""
+    stop: str = ""
+    """The stop string that ended it, which its text has no more; empty where the server does not say."""
+    calls: tuple[EndpointCall, ...] = ()
+
+
+class _Function(BaseModel):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _ToolCall(BaseModel):
+    id: str | None = None
+    function: _Function
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class _Cached(BaseModel):
+    cached_tokens: int | None = Field(None, ge=0)
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(0, ge=0)
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Answer(BaseModel):
+    """The part of a server's reply that is read."""
+
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+def _checked(content: bytes) -> _Answer | None:
+    """A server's reply, if it is one. The reason why not quotes it, key and all, and is left here."""
+    try:
+        return _Answer.model_validate_json(content)
+    except ValidationError:
+        return None
+
+
+def _call(one: _ToolCall) -> EndpointCall:
+    """A call; some servers give arguments as an object, and none as an empty text."""
+    given = one.function.arguments or "{}"
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return EndpointCall(one.id or "", one.function.name or "", text)
+
+
+def _finish(reason: str | None) -> Literal["stop", "length", "other"]:
+    return (
+        "stop" if reason in ("stop", "tool_calls") else "length" if reason == "length" else "other"
+    )
+
+
+def read_reply(content: bytes, prompt: int) -> Reply | None:
+    """The reply in a server's answer; ``None`` for what is no such thing.
+
+    Its usage is estimated if it is not there; ``prompt`` is the estimate of the prompt.
+    """
+    body = _checked(content)
+    if body is None or not body.choices:
+        return None
+    choice = body.choices[0]
+    text, finish = choice.message.content or "", _finish(choice.finish_reason)
+    stop = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
+    calls = tuple(map(_call, choice.message.tool_calls or ()))
+    if (usage := body.usage) is None:
+        said = text + "".join(one.name + one.arguments for one in calls)
+        return Reply(text, finish, prompt, estimate(said), 0, True, stop, calls)
+    details = usage.prompt_tokens_details
+    cached = (details.cached_tokens if details else None) or 0
+    tokens = usage.prompt_tokens, usage.completion_tokens
+    return Reply(text, finish, *tokens, cached, False, stop, calls)
+
+
+def estimate(text: str) -> int:
+    """Tokens of a text, about."""
+    return -(-len(text.encode()) // BYTES_PER_TOKEN)
