@@ -169,6 +169,14 @@ MUTANTS = (
         (THOUGHTS, AS_SAMPLED),
     ),
     Mutant(
+        "native-words-after-results-lost",
+        "models/chat.py",
+        'replace(last, slots=(*last.slots, Slot("\\n\\n"), *one.slots))',
+        "last",
+        "what is said right after results is not shown",
+        (f"{READ}test_words_of_a_user_right_after_results_are_shown_by_every_template",),
+    ),
+    Mutant(
         "native-results-by-name",
         "trajectories/calls.py",
         "return tuple(found[at] for at in sorted(found))",
