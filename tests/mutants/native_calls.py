@@ -155,8 +155,8 @@ MUTANTS = (
     Mutant(
         "native-markup-of-ones-own-broken-up",
         "models/chat.py",
-        "self.control.keep(self.tools.markup)",
-        "self.control.keep(())",
+        "self.control.keep(self.tools.markup.union(self.control.written(opened)))",
+        "self.control.keep(self.control.written(opened))",
         "a call that a template shows anew has no tags",
         (THOUGHTS,),
     ),
