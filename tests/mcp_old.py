@@ -22,6 +22,7 @@ def schema(name: str) -> dict[str, Any]:
     }
 
 
+print("old server is up, and says so where only messages may stand", flush=True)
 for line in sys.stdin:
     message = json.loads(line)
     method, number = message.get("method"), message.get("id")

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import shlex
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,15 +19,15 @@ from starlette.routing import Route
 from coterie.errors import UserError
 from coterie.tools.joined import Joined
 from coterie.tools.mcp.offer import Offer
-from coterie.tools.mcp.server import McpBackend, McpServerSettings
 from coterie.tools.mcp.settings import McpSettings
 from coterie.tools.mcp.source import McpSource
 from coterie.tools.run import CallLimits, Function, ToolError, ToolUnavailable
 from coterie.tools.servers.app import Served
+from coterie.tools.servers.config import read_tools
 from coterie.tools.servers.kinds import BackendSettings
 from coterie.tools.tags import Tag
-from coterie.tools.web.search_tool import WebSearchSettings
 from coterie.trajectories.calls import Tool
+from tests.conftest import Cli
 from tests.tool_servers import tool_server
 
 WORD = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
@@ -110,14 +113,33 @@ def test_a_tool_that_is_gone_is_a_fault_of_the_server_that_gives_nothing_away() 
         assert asyncio.run(use()) == "say: again"
 
 
-def test_what_one_of_us_offers_another_can_use(tmp_path: Path) -> None:
-    pages = tmp_path / "pages.jsonl"
-    pages.write_text(
-        json.dumps({"url": "https://e.org", "title": "Oslo", "text": "The capital of Norway."})
-    )
-    search = WebSearchSettings(backend="corpus", pages=str(pages))
-    settings = McpServerSettings(kind="mcp", name="mcp", search=search)
-    with tool_server(Served(settings, McpBackend(settings))) as url:
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration of a server that offers a search of one page."""
+    monkeypatch.chdir(tmp_path)
+    page = {"url": "https://e.org", "title": "Oslo", "text": "The capital of Norway."}
+    (tmp_path / "pages.jsonl").write_text(json.dumps(page))
+    run = {
+        "tools": [
+            {"name": "web_search", "backend": "corpus", "pages": str(tmp_path / "pages.jsonl")}
+        ]
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(run))
+    offered = {"kind": "mcp", "tools": ["web_search"], "config": str(tmp_path / "run.yaml")}
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [offered]}))
+    return tmp_path / "tools.yaml"
+
+
+def search(source: McpSource) -> str:
+    async def use() -> str:
+        async with source.open() as functions:
+            return await functions["web_search"]({"query": "Norway"})
+
+    return asyncio.run(use())
+
+
+def test_what_one_of_us_offers_another_can_use(served: Path) -> None:
+    with tool_server(*read_tools(served)) as url:
         source = McpSource(McpSettings(server=f"{url}/mcp"))
         (tool,) = source.tools
         assert (
@@ -125,12 +147,7 @@ def test_what_one_of_us_offers_another_can_use(tmp_path: Path) -> None:
             and not tool.alone
             and source.tags == {"web_search": Tag("query")}
         )
-
-        async def use() -> str:
-            async with source.open() as functions:
-                return await functions["web_search"]({"query": "Norway"})
-
-        assert "[Oslo](https://e.org)" in asyncio.run(use())
+        assert "[Oslo](https://e.org)" in search(source)
         head = {"Accept": "application/json, text/event-stream"}
         for more in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
             body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
@@ -140,9 +157,32 @@ def test_what_one_of_us_offers_another_can_use(tmp_path: Path) -> None:
             )
 
 
-def test_a_server_that_offers_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match="no tools are offered"):
-        McpBackend(McpServerSettings(kind="mcp", name="mcp"))
+def test_it_is_offered_by_standard_input_and_output_too(served: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "coterie",
+        "serve",
+        "tools",
+        "--config",
+        str(served),
+        "--stdio",
+    ]
+    place = tuple({"PYTHONPATH"} & os.environ.keys())
+    assert "[Oslo](https://e.org)" in search(
+        McpSource(McpSettings(server=shlex.join(command), environment=place))
+    )
+
+
+def test_a_server_that_offers_nothing_is_refused(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "tools.yaml").write_text(
+        json.dumps({"tools": [{"kind": "mcp", "tools": ["nothing"]}]})
+    )
+    with pytest.raises(UserError, match="no tool is called 'nothing'"):
+        read_tools(tmp_path / "tools.yaml")
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [{"kind": "crawl"}]}))
+    result = cli("serve", "tools", "--config", str(tmp_path / "tools.yaml"), "--stdio")
+    assert result.code == 2 and "has 0 tools of kind mcp" in result.err
 
 
 def test_tools_of_one_name_get_their_sources_in_front_and_no_others_do() -> None:

@@ -391,6 +391,19 @@ def test_requests_that_make_no_sense_are_refused(index: Path, tmp_path: Path, bo
     assert reply.status_code == 400 and reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("content", [b'{"queries": ["x"]}', b"\xff\x00", b"queries=x"])
+def test_what_is_not_sent_as_json_is_refused(index: Path, tmp_path: Path, content: bytes) -> None:
+    async def play() -> httpx2.Response:
+        async with (
+            serving(config(tmp_path, {"kind": "retrieve", "index": str(index)})) as (url, _),
+            httpx2.AsyncClient(trust_env=False) as http,
+        ):
+            return await http.post(f"{url}/retrieve", content=content)
+
+    reply = asyncio.run(play())
+    assert reply.status_code == 400 and "application/json" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("query", ["", " ", "\u0000", "x" * 50_000, "'; drop table --", "😀 ‮ \t"])
 def test_strange_queries_are_answered(dense: Path, tmp_path: Path, query: str) -> None:
     async def play() -> None:

@@ -251,8 +251,8 @@ MUTANTS = (
     Mutant(
         "tools-programs-without-input",
         "tools/servers/code.py",
-        "stdin=body.stdin, most",
-        'stdin="", most',
+        "body.code, body.stdin)",
+        "body.code)",
         "programs read nothing",
         (PROGRAMS,),
     ),

@@ -300,14 +300,28 @@ app.command("chat")(chat)
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]", help="Say instead what this model's chat template can do for tools."
+        ),
+    ] = None,
+) -> None:
     """Say what this machine has, what works on it, and what is missing.
 
-    Example:
+    Examples:
 
         coterie doctor
+
+        coterie doctor smollm2
     """
-    from coterie.cli.doctor import checks
+    from coterie.cli.doctor import checks, tool_findings
+
+    if model is not None:
+        for line in tool_findings(model):
+            results().print(line)
+        return
 
     table = Table(box=None, header_style="bold")
     for title in ("", "what", "found"):

@@ -20,7 +20,7 @@ from coterie.engines.keys import configured
 from coterie.engines.protocol import Completion, Sampling
 from coterie.errors import UserError
 from coterie.models.compiling import NUMBA_ERROR
-from coterie.models.loading import LoadedModel, load
+from coterie.models.loading import LoadedModel, load, load_renderer
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.store import Store
@@ -37,6 +37,13 @@ class Check:
     ok: bool
     found: str
     optional: bool = False
+
+
+def tool_findings(model: str) -> tuple[str, ...]:
+    """What a model's chat template can do for tools, and whether calls need tags. Raises ``UserError``."""
+    renderer, _ = load_renderer(model)
+    able = renderer.tools.syntax is not None and renderer.tools.shows_tools
+    return (*renderer.tools.findings, *(() if able else ("Use tools with tools.calls=tags.",)))
 
 
 def checks() -> list[Check]:

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.given import Given
-from coterie.config.plugins import settled
+from coterie.config.plugins import label, settled
 from coterie.errors import UserError, nearest
+from coterie.models.loading import load_renderer
 from coterie.recipes.base import Recipe
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
@@ -185,6 +186,17 @@ def plan_table(recipe: Recipe) -> Table:
     table = Table(title=f"plan of {recipe.title}", box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for what, how_much in recipe.plan().lines():
+    for what, how_much in (*recipe.plan().lines(), *_tool_lines(recipe)):
         table.add_row(what, how_much)
     return table
+
+
+def _tool_lines(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """The tools that a run gives its agents, and how each role's model writes calls."""
+    tools = recipe.settings.tools
+    if tools.use:
+        yield "tools", ", ".join(map(label, tools.use))
+        for role in recipe.roles():
+            syntax = load_renderer(role.model)[0].tools.syntax
+            native = tools.calls == "native" and syntax is not None
+            yield f"calls of {role.name}", syntax.name if native and syntax else "tags"

@@ -1,5 +1,6 @@
 """``coterie serve``: a model behind an OpenAI-compatible server of our own, and tools behind theirs."""
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
@@ -82,6 +83,12 @@ def tools(
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8008,
+    stdio: Annotated[
+        bool,
+        typer.Option(
+            "--stdio", help="Serve the tool of kind mcp by standard input and output instead."
+        ),
+    ] = False,
 ) -> None:
     """Serve tools that agents call: passages, searches, pages, code; each by its own protocol.
 
@@ -93,6 +100,9 @@ def tools(
     """
     from coterie.tools.servers.config import read_tools
 
+    if stdio:
+        _talk(config)
+        return
     with contextlib.suppress(KeyboardInterrupt), contextlib.closing(_bound(host, port)) as listener:
         url = _address(listener)
         served = read_tools(config)
@@ -108,6 +118,22 @@ def tools(
         logging.getLogger("coterie.tools.servers").setLevel(logging.INFO)
         run(served, listener, ready)
     console.print("stopped")
+
+
+def _talk(config: Path) -> None:
+    """Serve one client of MCP by standard input and output."""
+    from coterie.tools.servers.config import read_tools
+
+    offered = [one.backend for one in read_tools(config) if one.settings.kind == "mcp"]
+    if len(offered) != 1:
+        raise UserError(
+            f"{config} has {len(offered)} tools of kind mcp", "--stdio serves one: name it alone"
+        )
+    from coterie.tools.mcp.server import McpBackend
+
+    assert isinstance(offered[0], McpBackend)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(offered[0].talk())
 
 
 def _address(listener: socket.socket) -> str:

@@ -70,7 +70,7 @@ async def run_calls(
         async with room:
             tries, began = 1 if call.name in alone else limits.tries, time.monotonic()
             text, error = await _run(call, functions[call.name], limits, tries)
-            took = round(began - start, 3), round(time.monotonic() - began, 3)
+            took = round(began - start, 6), round(time.monotonic() - began, 6)
             shown = cut_text(text, limits.max_characters)
             left_out = max(0, len(text) - limits.max_characters)
             return ToolResult(call.id, shown, error, *took, left_out)

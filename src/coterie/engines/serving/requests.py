@@ -29,6 +29,8 @@ class RequestBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _whole(cls, values: Any) -> Any:
+        if isinstance(values, bytes):
+            raise ValueError("the body was not sent as JSON: say Content-Type: application/json")
         return whole(values)
 
 

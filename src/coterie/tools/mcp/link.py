@@ -5,6 +5,7 @@ closes it; calls come from any task. A call that is given up is told to the serv
 """
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -35,6 +36,8 @@ MAX_EVENT = 64 * 2**20
 MAX_PAGES = 100
 """Pages of a list of tools."""
 T = TypeVar("T")
+# What servers do wrong is in our errors; the SDK's log would write it to the terminal, too.
+logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 
 class LinkLost(ToolUnavailable):

@@ -1,4 +1,4 @@
-"""Our tools by MCP in ``coterie serve tools``: ``/mcp``."""
+"""Our tools by MCP in ``coterie serve tools``: ``/mcp``, or standard input and output."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,14 +7,11 @@ from fastapi import APIRouter
 from starlette.routing import Route
 
 from coterie.config.settings import key
-from coterie.errors import UserError
+from coterie.tools.finding import sources_of
 from coterie.tools.joined import Joined
 from coterie.tools.mcp.settings import need_sdk
 from coterie.tools.run import CallLimits
 from coterie.tools.servers.kinds import BackendSettings
-from coterie.tools.source import ToolSource
-from coterie.tools.web.crawl_tool import CrawlPage, CrawlPageSettings
-from coterie.tools.web.search_tool import WebSearch, WebSearchSettings
 
 LOCAL = ("127.0.0.1:*", "localhost:*", "[::1]:*")
 
@@ -22,8 +19,12 @@ LOCAL = ("127.0.0.1:*", "localhost:*", "[::1]:*")
 class McpServerSettings(BackendSettings):
     """Which tools are offered."""
 
-    search: WebSearchSettings | None = key(None, "Offers `web_search`, with these settings.")
-    crawl: CrawlPageSettings | None = key(None, "Offers `crawl_page`, with these settings.")
+    tools: tuple[str, ...] = key(
+        ...,
+        "Names of tools, as a run has them: web_search, python, package.module:NAME.",
+        min_length=1,
+    )
+    config: str | None = key(None, "A file that says what some of them are, as a run's.")
     calls: CallLimits = key(CallLimits(), "How calls are run.")
     hosts: tuple[str, ...] = key(
         LOCAL,
@@ -33,7 +34,7 @@ class McpServerSettings(BackendSettings):
 
 
 class McpBackend:
-    """Offers tools by MCP. Raises ``UserError`` for none, and for those that can't work."""
+    """Offers tools by MCP. Raises ``UserError`` for those that can't work."""
 
     settings_type = McpServerSettings
 
@@ -41,15 +42,9 @@ class McpBackend:
         need_sdk()
         from coterie.tools.mcp.offer import Offer
 
-        sources: dict[str, ToolSource] = {}
-        if settings.search is not None:
-            sources["search"] = WebSearch(settings.search)
-        if settings.crawl is not None:
-            sources["crawl"] = CrawlPage(settings.crawl)
-        if not sources:
-            raise UserError("no tools are offered by MCP", "give search: or crawl: with settings")
+        sources = sources_of(settings.tools, settings.config)
         self._hosts = settings.hosts
-        self._offer = Offer(Joined(sources), settings.calls)
+        self._offer = Offer(Joined(dict(zip(settings.tools, sources, strict=True))), settings.calls)
         self.router = APIRouter()
         self.router.routes.append(
             Route("/mcp", endpoint=self._offer, methods=["GET", "POST", "DELETE"])
@@ -60,3 +55,7 @@ class McpBackend:
         """The tools."""
         async with self._offer.open(self._hosts):
             yield
+
+    async def talk(self) -> None:
+        """Serve one client by standard input and output, until its input ends."""
+        await self._offer.talk()

@@ -65,7 +65,13 @@ class Crawl:
     async def crawl(self, urls: Sequence[str], goal: str, thoughts: str) -> CrawlAnswer:
         """What stands on the pages, in their order. Raises ``EngineError`` if the summarising model fails for good."""
         began = time.monotonic()
-        found = await asyncio.gather(*(self._one(url, goal, thoughts) for url in urls))
+        asked = (self._one(url, goal, thoughts) for url in urls)
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+        found: list[tuple[str, str]] = []
+        for one in ended:  # all of them: none goes on when this is over
+            if isinstance(one, BaseException):
+                raise one
+            found.append(one)
         blocks = [f"Page {place} {text}" for place, (text, _) in enumerate(found, 1)]
         errors = [error for _, error in found if error]
         return CrawlAnswer(
