@@ -14,9 +14,9 @@ from coterie.models.calls.by_template import ResponseTemplate
 from coterie.models.calls.markup import NativeSyntax
 from coterie.models.chat import ChatRenderer
 from coterie.tools.checking import checked
-from coterie.trajectories.calls import Tool
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message
+from coterie.trajectories.turn import Message, Speaker, make_turn
 from tests.native_templates import NATIVE, SHAPES, tokenizer
 
 SCHEMA = {
@@ -384,3 +384,25 @@ def test_a_call_that_ends_with_the_next_header_or_a_token_of_its_own_ends_there(
     )
     eom = header.tokenizer.convert_tokens_to_ids("<|eom_id|>")
     assert header.tools.ends == {eom} <= header.end_ids
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_words_of_a_user_right_after_results_are_shown_by_every_template(name: str) -> None:
+    renderer, tree = ChatRenderer(tokenizer(name)), Tree("t", "r", 0)
+    calls = (ToolCall("c0", "look", "{}"), ToolCall("c1", "look", "{}"))
+    asked = make_turn(tree.root, Speaker("agent", "A"), [], calls=calls)
+    results = (ToolResult("c0", "blue"), ToolResult("c1", "tall"))
+    told = make_turn(asked.id, Speaker("tool", "tools"), [], results=results)
+    for turn in (asked, told):
+        tree.add(turn)
+    chat = [
+        Message.of("user", "Hello"),
+        *((Message("assistant", turn=asked.id),) if name != "llama31" else ()),
+        Message("tool", turn=told.id),
+        Message.of("user", "Now answer."),
+    ]
+    shown = renderer.decode(renderer.render(chat, tree, "A", tools=TOOLS))
+    said = ("blue", "tall", "Now answer.")
+    assert sorted(said, key=shown.rfind) == [one for one in said if one in shown] == list(said)
+    assert renderer.tools.users_after_results == (name != "mistral")
+    assert ('"tall\\n\\nNow answer."' in shown) == (name == "mistral")

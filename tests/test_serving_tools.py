@@ -29,6 +29,8 @@ TOOLS: Any = [
                                       "parameters": dict(one.parameters)}}
     for one in OFFERED
 ]  # fmt: skip
+NAMES = [name for name in NATIVE if name != "opens"]
+"""Without the one whose prompts open a thought; see the last test of replies."""
 ASKED: list[Any] = [{"role": "user", "content": "Look."}]
 
 
@@ -85,7 +87,7 @@ def two(name: str) -> str:
     return WRITE[name]([("look", "1"), ("look", "2")])
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", NAMES)
 def test_calls_are_given_in_openais_form(name: str) -> None:
     reply, engine = talk(name, Said(two(name)))
     (choice,) = reply.choices
@@ -112,7 +114,7 @@ def test_what_is_no_whole_call_is_text(said: Said, finish: str) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "I look.\n"])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_stream_leaks_nothing_of_a_call(name: str, before: str) -> None:
     if name == "llama31" and before:
         return  # there a call is the whole message
@@ -126,14 +128,14 @@ def test_a_stream_leaks_nothing_of_a_call(name: str, before: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["It is < blue [TOOL", "{not a call", "a {x} ", BROKEN["qwen2"]])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_stream_without_a_whole_call_gives_all_text(name: str, text: str) -> None:
     pieces, _ = talk(name, Said(text), stream=True)
     assert "".join(one.choices[0].delta.content or "" for one in pieces) == text
     assert pieces[-1].choices[0].finish_reason == "stop"
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", NAMES)
 def test_calls_and_results_that_a_client_sends_back_are_shown_by_the_template(name: str) -> None:
     async def ask() -> tuple[Any, Saying]:
         async with serving(name, Said(two(name)), Said("blue")) as (url, engine):
@@ -156,6 +158,13 @@ def test_calls_and_results_that_a_client_sends_back_are_shown_by_the_template(na
     assert reply.choices[0].message.content == "blue"
     prompt = engine.heard[1]
     assert prompt.count("look") >= 3 and prompt.index("seen 0") < prompt.index("seen 1")
+
+
+def test_a_thought_that_the_prompt_opened_is_no_call_and_what_follows_is() -> None:
+    reply, _ = talk("opens", Said(two("opens")))
+    assert reply.choices[0].finish_reason == "stop"
+    reply, _ = talk("opens", Said(f"{two('opens')}\n</think>\n\n{two('opens')}"))
+    assert calls_of(reply.choices[0].message) == TWO
 
 
 @pytest.mark.parametrize(

@@ -155,8 +155,8 @@ MUTANTS = (
     Mutant(
         "native-markup-of-ones-own-broken-up",
         "models/chat.py",
-        "self.control.keep(self.tools.markup)",
-        "self.control.keep(())",
+        "self.control.keep(self.tools.markup.union(self.control.written(opened)))",
+        "self.control.keep(self.control.written(opened))",
         "a call that a template shows anew has no tags",
         (THOUGHTS,),
     ),
@@ -167,6 +167,14 @@ MUTANTS = (
         "self._opener: tuple[Slot, ...] = ()",
         "a thought that the prompt opened is not open in later prompts",
         (THOUGHTS, AS_SAMPLED),
+    ),
+    Mutant(
+        "native-words-after-results-lost",
+        "models/chat.py",
+        'replace(last, slots=(*last.slots, Slot("\\n\\n"), *one.slots))',
+        "last",
+        "what is said right after results is not shown",
+        (f"{READ}test_words_of_a_user_right_after_results_are_shown_by_every_template",),
     ),
     Mutant(
         "native-results-by-name",

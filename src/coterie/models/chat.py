@@ -153,9 +153,15 @@ class ChatRenderer:
                 one = replace(one, role="user")
             if last and (one.role == INLINE or (one.role == "assistant" and _goes_on(last))):
                 chat[-1] = replace(last, slots=(*last.slots, *self._without_opener(one.slots)))
+            elif last and self._speaks_after_results(last, one):
+                chat[-1] = replace(last, slots=(*last.slots, Slot("\n\n"), *one.slots))
             else:
                 chat.append(one)
         return chat
+
+    def _speaks_after_results(self, last: Shown, one: Shown) -> bool:
+        """Whether a user speaks right after results, and the template does not take that."""
+        return (last.role, one.role) == ("tool", "user") and not self.tools.users_after_results
 
     def _without_opener(self, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
         """What stands after the thought that a prompt has opened already."""

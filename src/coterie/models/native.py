@@ -5,7 +5,7 @@ model's. So no model is read by the parser of another family.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,6 +59,8 @@ class ToolTemplate:
     results: Results
     long_ids: bool
     """Whether it takes ids of calls only if they have nine characters."""
+    users_after_results: bool = True
+    """Whether a user may speak right after results; where not, such words are shown with the last one."""
     ends: frozenset[int] = frozenset()
     """Ids that end a message with calls."""
     markup: frozenset[int] = frozenset()
@@ -110,7 +112,8 @@ def tool_template(
     results, long_ids = look.results(syntax is not None)
     ends, markup = look.tokens(long_ids) if syntax else (frozenset[int](), frozenset[int]())
     parallel = found is not None and found[0] == 2
-    return ToolTemplate(syntax, shows, parallel, results, long_ids, ends, markup)
+    after = results == "user" or look.shows(_asked_after_results(results, long_ids))
+    return ToolTemplate(syntax, shows, parallel, results, long_ids, after, ends, markup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ class _Look:
         ways: tuple[Results, ...] = ("tool", "calls") if calls else ("tool",)
         for way in ways:
             for long_ids in (False, True):
-                if self._shows_results(way, long_ids):
+                if self.shows(_dialogue(way, long_ids)):
                     return way, long_ids
         return "user", False
 
@@ -184,10 +187,10 @@ class _Look:
     def _control(self, text: str) -> list[int]:
         return self.control.written(text)
 
-    def _shows_results(self, way: Results, long_ids: bool) -> bool:
-        """Whether results of two messages with calls are shown, and what is said after them."""
+    def shows(self, dialogue: Iterable[Shown]) -> bool:
+        """Whether all of a dialogue is shown, in its order."""
+        chat = list(dialogue)
         try:
-            chat = list(_dialogue(way, long_ids))
             pieces = Layout(self.template, chat, True, self.control.hidden).pieces()
         except UserError:
             return False
@@ -224,6 +227,13 @@ def _dialogue(way: Results, long_ids: bool) -> Iterator[Shown]:
         number += count + 1
     yield Shown("assistant", (Slot(f"word{number}"),))
     yield Shown("user", (Slot(f"word{number + 1}"),))
+
+
+def _asked_after_results(way: Results, long_ids: bool) -> Iterator[Shown]:
+    """A user who speaks right after results."""
+    *begun, _, _ = _dialogue(way, long_ids)
+    yield from begun
+    yield Shown("user", (Slot("word8"),))
 
 
 def _reads(syntax: NativeSyntax, text: str, count: int) -> bool:
