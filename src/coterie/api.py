@@ -87,8 +87,8 @@ def environment(
     """An environment, or that in which a data set is played; ``keys`` are settings (``source="sample"``, ``turns=5``).
 
     ``tools`` are what agents may call, as in ``tools=[...]`` of a run, and ``calls`` is how they write it. A name is
-    one that ships, an entry point, ``package.module:Class`` or ``path/file.py:Class``. Raises ``UserError`` for one that
-    nothing has, and for settings that can't be used.
+    one that ships, an entry point, ``package.module:Class`` or ``path/file.py:Class``. Raises ``UserError`` for one
+    that nothing has, and for settings that can't be used.
     """
     of_rows = ("source", "heldout", "question_key", "answer_key")
     words = [
