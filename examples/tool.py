@@ -1,5 +1,5 @@
-"""A tool: a function with types and a docstring. Environments with the key `tools` offer it to agents.
-coterie evaluate examples/calls.py:Products 'environment.tools=[examples/tool.py:multiply]' policy=smollm2"""
+"""A tool: a function with types and a docstring, which agents of any environment can be given.
+coterie evaluate examples/calls.py:Products 'tools=[examples/tool.py:multiply]' tools.calls=tags policy=smollm2"""
 
 
 def multiply(numbers: str) -> int:

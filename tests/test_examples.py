@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from coterie.environments.protocol import Shared
+from coterie.environments.traits import Opens
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode, Finished
+from coterie.tools.toolbox import Toolbox
 from tests.conftest import Cli, once
 from tests.games import Script
 from tests.played import environment_of
@@ -80,18 +82,19 @@ def test_the_recipe_runs_is_resumed_reported_and_evaluated(
 
 def test_the_tool_is_called_and_its_result_is_seen() -> None:
     name = f"{EXAMPLES}/calls.py:Products"
-    words = [f"environment.tools=[{EXAMPLES}/tool.py:multiply]"]
+    words = [f"tools=[{EXAMPLES}/tool.py:multiply]", "tools.calls=tags"]
     game = environment_of(name, *words)
-    said = iter(
-        ["<multiply>3 * 17</multiply>", "<multiply>3 by 17</multiply>", "<answer>51</answer>"]
-    )
-    driver = Driver(game, {"clerk": Script(lambda _: next(said))}, seed=0, shared=Shared())
+    assert isinstance(game, Opens)
+    said = iter(["<multiply>3 * 17</multiply>", "<multiply>3 by 17</multiply>", "It is 51"])
 
     async def play() -> Finished:
-        async with driver.play_all(
-            [Episode(game.tasks("heldout", 2, 0)[1], 0, 0, "rollout")]
-        ) as playing:
-            return [one async for one in playing].pop()
+        async with game.openers(Path())[Toolbox]() as box:
+            driver = Driver(
+                game, {"clerk": Script(lambda _: next(said))}, seed=0, shared=Shared(box)
+            )
+            task = game.tasks("heldout", 2, 0)[1]
+            async with driver.play_all([Episode(task, 0, 0, "rollout")]) as playing:
+                return [one async for one in playing].pop()
 
     done = asyncio.run(play())
     assert done.tree is not None, done.failure

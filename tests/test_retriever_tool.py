@@ -22,7 +22,7 @@ from coterie.tools.source import ToolSource
 from coterie.tools.tags import Tags
 from coterie.trajectories.calls import ToolResult
 from tests.listening import listening
-from tests.test_retrieval import ROWS, written
+from tests.passages import ROWS, written
 from tests.tool_backends import config, serving
 
 pytest.importorskip("bm25s")

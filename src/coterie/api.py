@@ -81,17 +81,22 @@ class Played:
         return "\n".join([*said, self.failure or f"score {self.score:g}"])
 
 
-def environment(name: str, **keys: object) -> Environment:
+def environment(
+    name: str, *, tools: Sequence[str] = (), calls: str = "native", **keys: object
+) -> Environment:
     """An environment, or that in which a data set is played; ``keys`` are settings (``source="sample"``, ``turns=5``).
 
-    A name is one that ships, an entry point, ``package.module:Class`` or ``path/file.py:Class``. Raises ``UserError``
-    for one that nothing has, and for settings that can't be used.
+    ``tools`` are what agents may call, as in ``tools=[...]`` of a run, and ``calls`` is how they write it. A name is
+    one that ships, an entry point, ``package.module:Class`` or ``path/file.py:Class``. Raises ``UserError`` for one that
+    nothing has, and for settings that can't be used.
     """
     of_rows = ("source", "heldout", "question_key", "answer_key")
     words = [
         f"{'dataset' if key in of_rows else 'environment'}.{key}={value}"
         for key, value in keys.items()
     ]
+    if tools:
+        words += [f"tools=[{','.join(tools)}]", f"tools.calls={calls}"]
     return make_environment(benchmark_settings(PlayedSettings, name, words))
 
 

@@ -3,16 +3,17 @@
 from tests.mutation.mutant import Mutant
 
 SEARCH = "tests/test_retrieval.py::"
+RETRIEVE = "tests/test_retrieval_server.py::"
 SERVER = "tests/test_tool_server.py::"
 TOOL = "tests/test_retriever_tool.py::"
 CODE = "tests/test_tool_code.py::"
 
 SORTED = f"{SEARCH}test_the_best_are_those_of_a_whole_sort_and_equal_ones_are_in_order"
-FORMS = f"{SEARCH}test_retrieve_answers_in_both_forms"
+FORMS = f"{RETRIEVE}test_retrieve_answers_in_both_forms"
 TOGETHER = (
-    f"{SEARCH}test_requests_at_the_same_time_are_searched_together_and_trimmed_to_their_own_count"
+    f"{RETRIEVE}test_requests_at_the_same_time_are_searched_together_and_trimmed_to_their_own_count"
 )
-BATCHES = f"{SEARCH}test_questions_that_wait_are_answered_together_and_each_gets_its_own_answer"
+BATCHES = f"{RETRIEVE}test_questions_that_wait_are_answered_together_and_each_gets_its_own_answer"
 MEANING = f"{SEARCH}test_searches_by_meaning_compare_means_of_hidden_states_of_prefixed_texts"
 FITS = f"{SEARCH}test_an_index_that_does_not_fit_is_refused"
 ENCODER = f"{SEARCH}test_vectors_are_searched_by_the_encoder_that_made_them"

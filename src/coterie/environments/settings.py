@@ -3,13 +3,9 @@
 import hashlib
 from typing import ClassVar
 
-from pydantic import field_validator
-
 from coterie.config.folders import expanded
-from coterie.config.plugins import settled
 from coterie.config.settings import Settings, key
 from coterie.environments.format_pool import read_pool
-from coterie.tools.own import OwnTool, own_tools
 from coterie.tools.sandbox.results import Mode
 from coterie.trajectories.turn import digest
 
@@ -50,29 +46,6 @@ class FormatSettings(EnvironmentSettings):
         """The formats of a file count, not its place."""
         pool = hashlib.sha256("\n".join(self.pool(())).encode()).hexdigest()
         return digest(self.model_dump_json(exclude={"name", "format_pool_file"}), pool)
-
-
-class ToolSettings(EnvironmentSettings):
-    """An environment whose agents may call the tools that a run brings."""
-
-    tools: tuple[str, ...] = key(
-        (),
-        "What agents may call: your own functions, such as [path/file.py:NAME, package.module:NAME].",
-    )
-
-    @field_validator("tools")
-    @classmethod
-    def _settled(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(settled, tools))
-
-    def found(self) -> tuple[OwnTool, ...]:
-        """The tools. Raises ``UserError`` for what is not one."""
-        return own_tools(self.tools)
-
-    def identity(self) -> str:
-        """The content of tools counts, not their place."""
-        own = [(one.tool.name, one.source) for one in self.found()]
-        return digest(self.model_dump_json(exclude={"name", "tools"}), own)
 
 
 class TalkSettings(FormatSettings):

@@ -16,7 +16,6 @@ from coterie.config.folders import expanded
 from coterie.config.plain import wrong_at
 from coterie.config.plugins import find
 from coterie.config.settings import Settings
-from coterie.environments.protocol import Syntax
 from coterie.errors import UserError
 from coterie.tools.checking import check_tools
 from coterie.tools.joined import Joined
@@ -63,7 +62,7 @@ def sources_of(names: Sequence[str], config: str | None) -> tuple[ToolSource, ..
     return _sources(tuple(names), file, "" if file is None else _text(file))
 
 
-def syntax_of(sources: Sequence[ToolSource], settings: ToolsSettings) -> Syntax:
+def syntax_of(sources: Sequence[ToolSource], settings: ToolsSettings) -> Tags | NativeCalls:
     """How calls are written."""
     if settings.calls == "native":
         return NativeCalls()

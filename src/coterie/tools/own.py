@@ -11,7 +11,6 @@ from coterie.config.plain import wrong_at
 from coterie.config.plugins import Found, Kind, find, guarded, label, last_line
 from coterie.errors import UserError
 from coterie.tools.run import Function, ToolError
-from coterie.tools.tags import Tag, Tags
 from coterie.trajectories.calls import Tool
 
 TOOLS = Kind(
@@ -50,23 +49,6 @@ def own_tools(names: Sequence[str]) -> tuple[OwnTool, ...]:
     if twice := {name for name in known if known.count(name) > 1}:
         raise UserError(f"there are two tools called {min(twice)}", "rename one of the functions")
     return tuple(found)
-
-
-def tags_of(tools: Sequence[OwnTool]) -> Tags:
-    """Tags as the syntax of tools that have one parameter each: ``<count>a text</count>``.
-
-    Raises ``UserError`` for one that has more, or none.
-    """
-    tags = {}
-    for one in tools:
-        names = list(one.parameters)
-        if len(names) != 1:
-            raise UserError(
-                f"the tool {one.tool.name} has the parameters {', '.join(names) or 'none'}",
-                "a tag holds one: give the tool one parameter, or the environment another syntax",
-            )
-        tags[one.tool.name] = Tag(names[0])
-    return Tags(tags)
 
 
 def _tool(found: Found) -> OwnTool:

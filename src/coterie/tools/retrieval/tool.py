@@ -69,8 +69,8 @@ class RetrieverSettings(Settings):
         None, "A file of tools, one of them of the kind retrieve, for a server that the run starts."
     )
     topk: int = key(3, "Passages of a query.", source="Search-R1", ge=1, le=MOST_PASSAGES)
-    seconds: float = key(20.0, "Time limit of one try of a request.", gt=0)
-    tries: int = key(4, "Tries of a request that fails for a reason that may pass.", ge=1)
+    seconds: float = key(8.0, "Time limit of one try of a request.", gt=0)
+    tries: int = key(3, "Tries of a request that fails for a reason that may pass.", ge=1)
     start_seconds: float = key(
         600.0, "Of `serve`: how long the server may take until it answers.", gt=0
     )
