@@ -184,11 +184,13 @@ class Layout:
     def _spliced(self, pieces: list[TextPiece]) -> Iterator[TextPiece]:
         """The pieces, stand-ins replaced by what they stand for."""
         turns, inside = iter(self._stand_ins()), False
+        counts = {shown.call_ids for shown in self._stand_ins()}
+        around = {ids: around_calls(self._template, ids, self._tools) for ids in counts}
         before, after, text = "", "", ""
         for piece in pieces:
             if isinstance(piece, Slot) and piece.edge == "first":
                 shown, inside = next(turns), True
-                before, after = around_calls(self._template, shown.call_ids, self._tools)
+                before, after = around[shown.call_ids]
                 yield _without(text, before, str.removesuffix)
                 yield from shown.slots
                 text = ""
