@@ -204,6 +204,12 @@ def test_a_broken_call_does_not_hide_the_next_one() -> None:
         assert first and not second
 
 
+def test_a_mark_before_many_spaces_is_one_broken_call() -> None:
+    (why,) = errors("mistral", "[TOOL_CALLS]" + " " * 20_000)  # cubic time would take hours
+    assert "can't be read" in why
+    assert read("mistral", "[TOOL_CALLS] look [ARGS]" + json.dumps({"what": "a"})) == [A]
+
+
 @pytest.mark.parametrize("syntax", ["hermes", "xml", "llama", "mistral"])
 def test_what_stands_in_a_thought_is_no_call(syntax: str) -> None:
     written = {

@@ -133,9 +133,7 @@ class MistralJson(Markup):
 
     name: ClassVar[str] = "JSON after [TOOL_CALLS]"
     opening: ClassVar[tuple[str, ...]] = ("[TOOL_CALLS]",)
-    named: ClassVar[re.Pattern[str]] = re.compile(
-        r"\s*([^\[\]{}]*?)\s*(?:\[CALL_ID\][^\[\]{}]*)?\[ARGS\]"
-    )
+    named: ClassVar[re.Pattern[str]] = re.compile(r"([^\[\]{}]*)(?:\[CALL_ID\][^\[\]{}]*)?\[ARGS\]")
 
     def _read(
         self, text: str, start: int, at: int, finish: Finish, tools: Sequence[Tool]
@@ -149,13 +147,13 @@ class MistralJson(Markup):
             lost = broken(text[at:end], str(error))
             if finish == "length" and again < 0:
                 lost = replace(lost, error=unclosed("the call", END, finish))
-            yield Span(start, end, (replace(lost, name=named[1] if named else ""),))
+            yield Span(start, end, (replace(lost, name=named[1].strip() if named else ""),))
             return
         end = past_space(text, end)
         if named is None:
             values = value if isinstance(value, list) else [value]
             yield Span(start, end, tuple(map(call_of, values)))
             return
-        found = call_of({"name": named[1], "arguments": value})
+        found = call_of({"name": named[1].strip(), "arguments": value})
         cut = unclosed("the call", END, finish) if finish != "end" and end == len(text) else ""
         yield Span(start, end, (replace(found, error=found.error or cut),))
