@@ -245,6 +245,8 @@ def test_only_pages_of_the_web_are_read() -> None:
         "javascript:alert(1)",
         "example.org",
         "http://",
+        "http://192.0.43.7:0/",
+        "http://192.0.43.7:99999/",
     ):
         assert "URL" in refusal(url, FetchSettings())
     assert "user's name" in refusal("http://example.org@127.0.0.1/", FetchSettings())

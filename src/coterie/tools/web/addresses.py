@@ -86,6 +86,8 @@ def web_url(text: str) -> httpx2.URL:
         raise PageError("not a URL of the web: it must begin with http:// or https:// and a host")
     if url.userinfo:
         raise PageError("a URL with a user's name is not read")
+    if url.port is not None and not 0 < url.port < 2**16:
+        raise PageError(f"not a URL: there is no port {url.port}")
     return url.copy_with(fragment=None)
 
 
