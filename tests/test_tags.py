@@ -8,7 +8,7 @@ import pytest
 from coterie.errors import UserError
 from coterie.tools.checking import checked
 from coterie.tools.tags import Tag, Tags
-from coterie.trajectories.calls import ToolResult
+from coterie.trajectories.calls import Tool, ToolResult
 from tests.test_tools import SEARCH, TOOLS
 
 TAGS = Tags({"search": Tag("query", "|"), "move": Tag("to")})
@@ -92,6 +92,11 @@ def test_the_prompt_shows_how_each_tool_is_called() -> None:
     assert "<search>query</search> Finds pages." in said
     assert "<search>query | another query</search>" in said
     assert "<answer>answer</answer>" in said
+
+
+def test_a_parameter_that_may_be_anything_is_shown_as_a_value() -> None:
+    tool = Tool("note", "Notes.", {"type": "object", "properties": {"a": True, "b": {}}})
+    assert '<note>{"a": "value", "b": "value"}</note>' in Tags({"note": Tag()}).teach((tool,))
 
 
 def test_results_are_shown_in_call_order() -> None:

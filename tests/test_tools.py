@@ -78,8 +78,18 @@ def test_a_schema_elsewhere_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> N
             '{"a":' * 400 + "{}" + "}" * 400,
             "the arguments, or the tool's own schema, nest too deep",
         ),
+        (
+            {"properties": {"n": {"multipleOf": 0.5}}},
+            '{"n": 1e400}',
+            "wrong arguments: a number is too large",
+        ),
+        (
+            {"properties": {"n": {"multipleOf": 0.5}}},
+            '{"n": 1' + "0" * 400 + "}",
+            "wrong arguments: a number is too large",
+        ),
     ],
-    ids=["nan", "infinity", "half", "endless", "deep"],
+    ids=["nan", "infinity", "half", "endless", "deep", "over floats", "long"],
 )
 def test_traps_of_json_are_errors_of_the_call(schema: Any, arguments: str, error: str) -> None:
     tool = Tool("a", "", {"type": "object", **schema})
@@ -115,6 +125,14 @@ def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
         ((Tool("a", "", {"type": "object", "$ref": "http://a/b"}),), "refer to 'http://a/b'"),
         ((Tool("a", "", {"type": "object", "$ref": "#/$defs/b"}),), "refer to '#/.defs/b'"),
         ((Tool("a", "", {"type": "object", "$ref": "#"}),), "refer to themselves without end"),
+        (
+            (Tool("a", "", {"type": "object", "allOf": [{}], "$ref": "#/allOf/x"}),),
+            "refer to '#/allOf/x', which is not a schema",
+        ),
+        (
+            (Tool("a", "", {"type": "object", "title": "t", "$ref": "#/title"}),),
+            "refer to '#/title', which is not a schema",
+        ),
         (
             (Tool("a", "", {"type": "object", "properties": {"q": {"pattern": "("}}}),),
             "JSON schema",

@@ -56,10 +56,12 @@ def _check_references(tool: Tool) -> None:
     resolver = Registry().with_resource(base, schema).resolver(base)
     for reference in _references(tool.parameters):
         try:
-            resolver.lookup(reference)
-        except Unresolvable as error:
+            found = resolver.lookup(reference).contents
+            if not isinstance(found, Mapping | bool):
+                raise ValueError("it is no schema")
+        except (Unresolvable, ValueError) as error:  # ValueError: a step that is no place in a list
             raise UserError(
-                f"the parameters of the tool {tool.name!r} refer to {reference!r}, which is not in them",
+                f"the parameters of the tool {tool.name!r} refer to {reference!r}, which is not a schema in them",
                 "write that schema into this one, under $defs",
             ) from error
     try:
@@ -140,6 +142,8 @@ def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
         return f"the tool's own schema is broken: {error}"
     except RecursionError:
         return "the arguments, or the tool's own schema, nest too deep"
+    except OverflowError:
+        return "wrong arguments: a number is too large"
     if fault is None:
         return ""
     where = f" (at {fault.json_path})" if fault.path else ""

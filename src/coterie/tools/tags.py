@@ -146,7 +146,10 @@ def _example(tool: Tool) -> str:
     properties = tool.parameters.get("properties")
     if not isinstance(properties, Mapping):
         return "{}"
-    kinds = {name: one.get("type", "value") for name, one in properties.items()}
+    kinds = {
+        name: one.get("type", "value") if isinstance(one, Mapping) else "value"
+        for name, one in properties.items()
+    }
     return json.dumps(kinds, ensure_ascii=False)
 
 
