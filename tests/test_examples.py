@@ -1,7 +1,10 @@
 """Every file of ``examples`` is short and runs."""
 
 import asyncio
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,3 +126,19 @@ def test_the_data_set_is_debated(cli: Cli) -> None:
         cli, *ISFT, f"dataset={EXAMPLES}/dataset.py:Sums", "dataset.digits=1", "environment.turns=2"
     )
     assert "on Sums" in page and "What is " in page
+
+
+def test_solutions_are_played_in_real_sessions_and_imitated(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"Ann has {n} pens and buys {n + 1}. How many has she?",
+         "answer": f"She has {n}+{n + 1} = <<{n}+{n + 1}={2 * n + 1}>>{2 * n + 1}.\n#### {2 * n + 1}"}
+        for n in range(12)
+    ]  # fmt: skip
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = [f"{EXAMPLES}/solutions.py", tmp_path / "train.jsonl", "tiny-acts", tmp_path / "out", 4]
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "model" / "final" / "model.safetensors").is_file()
+    assert len((tmp_path / "out" / "tasks" / "heldout.jsonl").read_text().splitlines()) == 4

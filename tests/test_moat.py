@@ -307,6 +307,7 @@ def test_the_control_goes_on_with_right_rows(tmp_path):
         assert run.metrics(Step(1, "align"))["rows"] == 4
 
 
+@pytest.mark.slow
 def test_both_may_be_adapters_of_one_base(tmp_path):
     adapted = ("method=lora", "learning_rate=2e-2", "epochs=4")
     lora = [f"{stage}.train.{one}" for stage in ("start", "align", "improve") for one in adapted]

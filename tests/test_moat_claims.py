@@ -126,6 +126,7 @@ def test_it_ends_with_claims_and_rows_and_the_control_had_as_many_rows_and_steps
     assert json.loads(again.out.splitlines()[-1]) == result, "nothing is done twice"
 
 
+@pytest.mark.slow
 def test_the_control_has_as_many_rows_and_steps_as_joint_alignment(tmp_path):
     words = (*SIZES, "iterations=1", "align.train.batch_rows=2")
     own = recipe_of(settings("moat/maths", words))

@@ -152,6 +152,7 @@ def test_a_fork_keeps_the_steps_that_the_settings_do_not_touch(cli: Cli) -> None
     assert cli("run", "optima/isft", "--folder", "a").code == 0, "the old run is as it was"
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_from_the_base_and_sampled(cli: Cli, tmp_path: Path) -> None:
     lora = ("train.method=lora", "from_initial=true", "train.learning_rate=0.01")
     said = cli("run", "optima/isft", *once(*SMALL, *lora, "iterations=2"), "--folder", "lora")

@@ -79,6 +79,7 @@ def test_killed_in_a_stage_it_resumes_to_the_same_end(
     assert resumed["digest"] == undisturbed["digest"]
 
 
+@pytest.mark.slow
 def test_a_recipe_and_an_environment_of_files_resume_to_the_same_end(tmp_path: Path) -> None:
     with closing(Zygote(*PLUGINS)) as zygote:
         undisturbed = zygote.run(tmp_path / "whole")
