@@ -24,7 +24,7 @@ from coterie.rollout.sessions import sessions_of
 from coterie.rollout.transitions import Position
 from coterie.runs.play import play
 from coterie.tools.finding import sources_of, tags_of_sources
-from coterie.tools.run import Function
+from coterie.tools.run import Function, ToolError
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.tags import Tag
@@ -412,3 +412,28 @@ def test_rounds_begin_anew_with_each_answer() -> None:
     at, _, _ = asyncio.run(spoken(game, source, task, *lines, rounds=1))
     assert source.made == ["look a", "look b"]
     assert [turn.text for turn in _inner(game, source, at).turns] == ["Perhaps.", "No.", "I agree."]
+
+
+def test_a_call_that_failed_may_be_made_again() -> None:
+    @dataclass
+    class Failing(Looking):
+        """Its first call fails."""
+
+        @asynccontextmanager
+        async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+            async with super().open() as functions:
+
+                async def look(given: Mapping[str, Any]) -> str:
+                    said = await functions["look"](given)
+                    if len(self.made) == 1:
+                        raise ToolError("the page is not there yet")
+                    return said
+
+                yield {**functions, "look": look}
+
+    game, task = debate()
+    source = Failing()
+    lines = "<look>a</look>", "<look>a</look>", "<look>a</look>", "Perhaps."
+    at, _, _ = asyncio.run(spoken(game, source, task, *lines))
+    results = [one.text for turn in at.state.turns for one in turn.results]
+    assert results == ["the page is not there yet", "a is there", REPEATED]

@@ -25,10 +25,18 @@ MUTANTS = (
     Mutant(
         "tools-repeats-forgotten",
         FILE,
-        "held.asked | {_key(call) for call in ran}",
+        "held.asked | {_key(call) for call in ran if call.id not in failed}",
         "frozenset(_key(call) for call in ran)",
         "only calls of the last message count as repeats",
         (REPEATS,),
+    ),
+    Mutant(
+        "tools-failed-calls-are-repeats",
+        FILE,
+        "for call in ran if call.id not in failed}",
+        "for call in ran}",
+        "a call that failed can't be made again",
+        (f"{TESTS}test_a_call_that_failed_may_be_made_again",),
     ),
     Mutant(
         "tools-total-ignored",

@@ -48,7 +48,7 @@ class Held:
     hidden: tuple[str, ...] = ()
     """Turns that called: their ids."""
     asked: frozenset[tuple[str, str]] = frozenset()
-    """Calls that were run: tool and arguments."""
+    """Calls that gave a result: tool and arguments. One that failed may be made again."""
     calls: int = 0
     rounds: int = 0
     """Messages that called since the last answer."""
@@ -221,10 +221,11 @@ class WithTools(OthersPlay):
         else:
             results = await toolbox.run(calls, self.offered, turn.text)
         ran = [call for call in calls if not call.error]
+        failed = {result.call_id for result in results if result.error}
         now = Held(
             held.data,
             (*held.hidden, turn.id),
-            held.asked | {_key(call) for call in ran},
+            held.asked | {_key(call) for call in ran if call.id not in failed},
             held.calls + len(ran),
             held.rounds + 1,
         )
@@ -311,7 +312,7 @@ def with_tools(
     """
     if environment.syntax is not None:
         raise UserError(
-            f"the environment {environment.name} has tools, or a form of actions, of its own",
+            f"the environment {environment.name} has tools of its own",
             "leave out tools=...",
         )
     lent = {
