@@ -118,9 +118,13 @@ def test_a_tool_that_is_away_ends_the_plan_and_leaves_nothing_running(scheduler:
             raise
         return ""
 
-    with pytest.raises(ToolUnavailable):
-        asyncio.run(scheduler(Plan((Task("a", "x"), Task("b", "x"))), run, PlanLimits()))
-    assert ended == ["b"]
+    async def check() -> None:
+        plan = Plan((Task("a", "x"), Task("b", "x")))
+        with pytest.raises(ToolUnavailable):
+            await scheduler(plan, run, PlanLimits())
+        assert ended == ["b"]
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
