@@ -41,6 +41,7 @@ def test_the_trained_form_is_read_as_a_graph() -> None:
 
 
 def test_the_xml_form_is_read_with_tools_and_placeholders() -> None:
+    assert outcome(GRAPH) == ""
     plan = parse_plan(GRAPH)
     assert edges(plan) == {"s1": (), "s2": (), "s3": ("s1", "s2")}
     assert plan.tasks[0] == Task("s1", "founder of Quill & Sons", (), "search")
@@ -63,6 +64,7 @@ def test_the_xml_form_is_read_with_tools_and_placeholders() -> None:
     ],
 )  # fmt: skip
 def test_odd_spellings_are_read(text: str, expected: dict[str, tuple[str, ...]]) -> None:
+    assert outcome(text) == ""
     assert edges(parse_plan(text)) == expected
 
 

@@ -62,7 +62,7 @@ MUTANTS = (
               "one call more than allowed", BUDGET),
     _schedule("left-running", "await asyncio.gather(*running, return_exceptions=True)", "running.clear()",
               "tasks go on after the plan has ended", AWAY),
-    _schedule("critical-is-serial", "max((ends[one]", "sum((ends[one]", "chains are added up", TIMES),
+    _schedule("critical-is-serial", "begin + took[id_]", "sum(ends.values()) + took[id_]", "chains are added up", TIMES),
     _segments("tag-in-observation", 'opened[2] == "observation" and', 'opened[2] == "plan" and',
               "a tag in a result counts as the model's", FOUND),
     _segments("unclosed-dropped", "end(len(text), len(text), False)", "pass", "the last open tag is lost", FOUND),
