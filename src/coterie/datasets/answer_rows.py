@@ -22,10 +22,21 @@ IMAGE = "is a question about an image"
 class Layout:
     """Under which of upstream's keys a field stands: the first one that is there; ``info.type`` is inside ``info``."""
 
-    id: Keys = ("id", "_id", "question_id", "task_id", "unique_id", "qid", "ID", "index")
-    question: Keys = ("question", "Question", "problem", "Problem")
+    id: Keys = (
+        "id",
+        "_id",
+        "question_id",
+        "task_id",
+        "unique_id",
+        "qid",
+        "ID",
+        "index",
+        "extra_info.index",
+    )
+    question: Keys = ("question", "Question", "problem", "Problem", "extra_info.question")
     answer: Keys = (
         "answer", "Answer", "golden_answers", "possible_answers", "Final answer", "final_answer", "short_answers",
+        "extra_info.answer",
     )  # fmt: skip
     aliases: Keys = ("aliases", "answer_aliases")
     rest: Mapping[str, Keys] = field(default_factory=dict)
@@ -116,6 +127,7 @@ class WebRow(AnswerRow):
 class ExamRow(AnswerRow, MathRow):
     """A problem of mathematics with its answer as LaTeX, and upstream's solution where it has one."""
 
+    answer: str
     subject: str = ""
     level: str = ""
     image: bool = False

@@ -138,17 +138,18 @@ def _parsed(text: str, where: str) -> Any:
 def _table(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
     """Rows of texts; a cell that is not there is ``None``."""
     progress.start(max(0, count_lines(file) - 1), file.name)
-    number = 0
+    number = 1
     with file.open(encoding=ENCODING, newline="") as opened:
+        rows = csv.DictReader(opened, delimiter=TABLES[file.suffix], strict=True)
         try:
-            rows = csv.DictReader(opened, delimiter=TABLES[file.suffix], strict=True)
-            for number, row in enumerate(rows, 1):
+            for row in rows:
                 if None in row:
                     raise csv.Error("it has more cells than the first line has names")
                 yield number, row
+                number += 1
         except csv.Error as error:
             raise UserError(
-                f"{file}, row {number + 1} is broken: {error}", "correct or remove it"
+                f"{file}, row {number} is broken: {error}", "correct or remove it"
             ) from error
 
 
