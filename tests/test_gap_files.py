@@ -25,29 +25,62 @@ from coterie.recipes.gap.files.traces import flaw, observations, read_traces, wr
 TRACE = "<plan>\nT1: look\n</plan>\n<observation>\nÖslo\n</observation>\n\n<answer>Oslo</answer>"
 ROWS = [
     {"instruction": "Use tools.\n\nQuestion: Where?", "input": "", "output": TRACE},
-    {"instruction": "Use tools.", "input": "When?", "output": TRACE, "conversion_status": "success", "original_output": "old"},
-]  # fmt: skip
+    {
+        "instruction": "Use tools.",
+        "input": "When?",
+        "output": TRACE,
+        "conversion_status": "success",
+        "original_output": "old",
+    },
+]
 QUESTION = {
     "data_source": "nq",
     "prompt": [{"role": "user", "content": "Use tools.\n\nQuestion: Who?"}],
     "reward_model": {"ground_truth": json.dumps({"target": ["Ann", "A. B."], "question": "Who?"})},
     "extra_info": {
-        "need_tools_kwargs": True, "index": "nq-1", "question": "Who?", "answer": ["Ann", "A. B."],
-        "tools_kwargs": {"wiki_search": {"create_kwargs": {"ground_truth": "x", "question": "Who?", "data_source": "nq"}}},
+        "need_tools_kwargs": True,
+        "index": "nq-1",
+        "question": "Who?",
+        "answer": ["Ann", "A. B."],
+        "tools_kwargs": {
+            "wiki_search": {
+                "create_kwargs": {
+                    "ground_truth": "x",
+                    "question": "Who?",
+                    "data_source": "nq",
+                }
+            }
+        },
     },
-}  # fmt: skip
+}
 MATHS = {
-    "data_source": "aime24", "ability": "fact-reasoning",
+    "data_source": "aime24",
+    "ability": "fact-reasoning",
     "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "1+1?"}],
     "reward_model": {"style": "rule", "ground_truth": "2"},
-    "extra_info": {"index": 7, "question": "1+1?", "tools_kwargs": {"code": {"TODO": "create_kwargs"}}},
-}  # fmt: skip
+    "extra_info": {
+        "index": "7",
+        "question": "1+1?",
+        "tools_kwargs": {"code": {"TODO": "create_kwargs"}},
+    },
+}
 CODE = {
-    "data_source": "lcb", "ability": "coding", "prompt": [{"role": "user", "content": "Add one."}],
-    "reward_model": {"style": "rule", "ground_truth": json.dumps({"stdin": ["1"], "expected_output": ["2"], "question_id": "q"})},
-    "extra_info": {"index": "lcb-1", "question": "Add one.", "platform": "atcoder", "difficulty": "easy",
-                   "contest_date": "2024-10-01", "tools_kwargs": {"code": {"TODO": "create_kwargs"}}},
-}  # fmt: skip
+    "data_source": "lcb",
+    "ability": "coding",
+    "prompt": [{"role": "user", "content": "Add one."}],
+    "reward_model": {
+        "style": "rule",
+        "ground_truth": json.dumps({"stdin": ["1"], "expected_output": ["2"], "question_id": "q"}),
+    },
+    "extra_info": {
+        "index": "lcb-1",
+        "question": "Add one.",
+        "platform": "atcoder",
+        "difficulty": "easy",
+        "contest_date": "2024-10-01",
+        "tools_kwargs": {"code": {"TODO": "create_kwargs"}},
+    },
+}
 
 
 def sft(file: Path, rows: Any) -> Path:
