@@ -199,6 +199,7 @@ def test_a_table_of_text_is_read_and_its_broken_row_named(tmp_path: Path) -> Non
 
 def test_a_set_for_evaluation_alone_takes_one_file_and_trains_on_nothing(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "test.jsonl", {"question": "Who?", "answer": "Ann"})
+    assert find("bamboogle").splits == ("heldout",)
     settings = dataset_type("bamboogle").model_validate({"name": "bamboogle", "source": str(file)})
     rows = Rows(settings)
     assert [row.answer for row in rows.split("heldout")] == ["Ann"] and rows.content()

@@ -95,9 +95,7 @@ MUTANTS = (
         "if self.answer.strip() == HIDDEN else",
         "if self.answer.strip() == HIDDEN * 2 else",
         "GAIA's hidden answers are graded against",
-        (
-            f"{EVALUATION}test_what_can_not_be_asked_or_graded_is_left_out_with_its_reason[gaia-change0-has no public answer]",
-        ),
+        (f"{EVALUATION}test_what_can_not_be_asked_or_graded_is_left_out_with_its_reason",),
     ),
     Mutant(
         "gap-sealed-tests-are-silent",
