@@ -38,6 +38,7 @@ HOTPOT_OF_THE_HUB = {
     "id": "5a",
     "question": HOTPOT["question"],
     "answer": "Steventon",
+    "type": "bridge",
     "context": {
         "title": ["Emma", "Jane Austen"],
         "sentences": [["A novel.", " By Jane Austen."], ["Of Steventon."]],
@@ -77,11 +78,15 @@ def read(file: Path, row: type) -> list:
 # The rows that ship with the package
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", [name for name, one in CATALOGUE.items() if one.packaged])
 def test_a_sample_of_each_set_is_there_and_its_splits_are_disjoint(name: str) -> None:
-    train, heldout = (load_rows(name, split, "sample") for split in SPLITS)
+    splits = find(name).splits
+    few = name == "musique"  # its rows are long
+    found = {split: load_rows(name, split, "sample") for split in splits}
+    train, heldout = found.get("train", []), found["heldout"]
     count = len(train) + len(heldout)
-    assert len(train) >= 24 and len(heldout) >= 20 and count <= 100
+    assert len(heldout) >= (9 if few else 20) and count <= 100
+    assert len(train) >= (9 if few else 24) or "train" not in splits
     assert {type(row) for row in train + heldout} == {find(name).row}
     assert (
         len({row.key for row in train + heldout})
@@ -89,7 +94,7 @@ def test_a_sample_of_each_set_is_there_and_its_splits_are_disjoint(name: str) ->
         == count
     )
     folder = sample_folder(find(name))
-    assert all((folder / f"{split}.jsonl").stat().st_size < 500_000 for split in SPLITS)
+    assert all((folder / f"{split}.jsonl").stat().st_size < 500_000 for split in splits)
     assert f"## {name}" in (folder.parent / "LICENCES.md").read_text()
 
 
@@ -161,10 +166,10 @@ def test_a_file_that_is_no_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(json.dumps(HOTPOT))
     (tmp_path / "not.parquet").write_text("PAR")
     (tmp_path / "latin.jsonl").write_bytes(b'{"question": "caf\xe9"}\n')
-    (tmp_path / "rows.csv").write_text("question,answer\n")
+    (tmp_path / "rows.xml").write_text("question,answer\n")
     for name, said in [
         ("cut.jsonl", "cut.jsonl, line 2 is broken"), ("one.json", "no list of rows"),
-        ("not.parquet", "parquet"), ("latin.jsonl", "not UTF-8"), ("rows.csv", "unknown format"),
+        ("not.parquet", "parquet"), ("latin.jsonl", "not UTF-8"), ("rows.xml", "unknown format"),
         ("none.jsonl", "no file"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=said):

@@ -276,7 +276,10 @@ def test_a_folder_of_folders_can_be_prepared(tmp_path: Path) -> None:
     assert (manifest.train.rows, manifest.heldout.rows) == (2, 2)
 
 
-NOT_PINNED = ("colbench_code", "svamp", "strategyqa_plans", "lumos_maths")
+NOT_PINNED = (
+    "colbench_code", "svamp", "strategyqa_plans", "lumos_maths", "popqa", "musique", "bamboogle", "math500",
+    "webwalkerqa", "gaia", "hle", "livecodebench",
+)  # fmt: skip
 """Sets of which we know no commit in full."""
 
 
@@ -287,11 +290,12 @@ def test_the_catalogue_is_complete(name: str) -> None:
     assert len(set(files)) == len(files)
     for one in entry.repos:
         assert len(one.revision) == 40 or (one.revision == "main" and name in NOT_PINNED)
-        assert one.train and bool(one.heldout) == (entry.heldout is not None)
+        assert bool(one.train) == (entry.train is not None)
+        assert bool(one.heldout) == (entry.heldout is not None)
     assert entry.citation and entry.licence and entry.licence_url.startswith("https://")
     for split in SPLITS:
         upstream = entry.upstream(split)
-        assert upstream is None or upstream.rows >= 300
+        assert upstream is None or upstream.rows >= (300 if "train" in entry.splits else 30)
 
 
 @real_rows

@@ -93,6 +93,11 @@ def copied(file: Path) -> Make:
     return lambda _, path: (shutil.copytree if file.is_dir() else shutil.copy)(file, path)
 
 
+def sample(name: str) -> Make:
+    """A file of the packaged rows, under another name."""
+    return lambda _, path: shutil.copy(SAMPLES / name, path)
+
+
 def whole(rows: Path) -> Make:
     """The rows of a file of lines as one list."""
     return lambda _, path: path.write_text(f"[{','.join(rows.read_text().splitlines())}]")
@@ -167,6 +172,9 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "lumos_maths_plan_onetime.jsonl": plans_and_actions,
         "errands.jsonl": web_tasks, "backend_tasks": upstream_tasks,
         "pages.jsonl": lines({"text": "The tides of the sea."}),
+        "musique_ans_v1.0_train.jsonl": sample("musique/train.jsonl"),
+        "musique_ans_v1.0_dev.jsonl": sample("musique/heldout.jsonl"),
+        "browse_comp_test_set.csv": text("problem,answer\nWho?,Ann\n"),
     },
     "docs/howto/evaluate.md": {
         "runs/mine": run("isft"), "runs/sweet": run("sweet"), "runs/moat": run("moat"),

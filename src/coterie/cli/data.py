@@ -48,12 +48,14 @@ def list_sets() -> None:
     for name, entry in CATALOGUE.items():
         upstream = [
             (one.name, f"{one.first or one.rows:,}") if one else (f"{entry.share:g} of it", "")
-            for one in map(entry.upstream, SPLITS)
+            for one in map(entry.upstream, entry.splits)
         ]
+        upstream = [("none", "")] * (len(SPLITS) - len(upstream)) + upstream
         prepared = ["no", ""]
         if (folder_of(entry) / MANIFEST).is_file():
             manifest = read_manifest(folder_of(entry))
-            prepared = [f"{known.rows:,}" for known in manifest.splits.values()]
+            ready = [f"{known.rows:,}" for known in manifest.splits.values()]
+            prepared = [""] * (len(SPLITS) - len(ready)) + ready
         table.add_row(
             name,
             entry.what,
@@ -64,8 +66,9 @@ def list_sets() -> None:
             "\n".join(prepared),
         )
     for name, one in PREFERENCE_SETS.items():
-        ready = (folder_of(one) / MANIFEST).is_file()
-        pairs = f"{read_manifest(folder_of(one)).train.rows:,}" if ready else "no"
+        pairs = "no"
+        if (folder_of(one) / MANIFEST).is_file():
+            pairs = ", ".join(f"{k.rows:,}" for k in read_manifest(folder_of(one)).splits.values())
         rows = f"{one.train.rows:,}"
         table.add_row(name, one.what, one.licence, one.train.name, rows, "0", pairs)
     results().print(table)
@@ -309,6 +312,36 @@ def draw(
     print(write(out, train, heldout, level.value, seed, notes()))
 
 
+@app.command("passages")
+def passages(
+    name: Name,
+    out: Annotated[Path, typer.Option(help="The JSONL file to write.")],
+    sources: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--source",
+            help="`prepared` (if none is given), `sample`, a folder with train.jsonl and heldout.jsonl, or a file; "
+            "repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Write the passages of a set's questions, gold ones and distractors, as a corpus for `coterie data index`.
+
+    Each title and text is written once. Sets with passages: hotpot_qa, 2wiki, musique, trivia_qa.
+
+    Examples:
+
+        coterie data passages 2wiki --out passages.jsonl
+
+        coterie data passages musique --source musique_ans_v1.0_dev.jsonl --out passages.jsonl
+    """
+    from coterie.datasets.corpus import rows_of, write_passages
+
+    count = write_passages(rows_of(name, sources or ["prepared"]), out)
+    notes().print(f"{count:,} passages")
+    print(out)
+
+
 @app.command("index")
 def index_pages(
     file: Annotated[
@@ -376,3 +409,5 @@ def _say(manifest: "Manifest", console: Console) -> None:
         console.print(f"{split}: {known.rows:,} rows{dropped}")
     for reason, count in manifest.reasons.items():
         console.print(f"dropped, {count:,}: {reason}")
+    for lack, count in manifest.lacks.items():
+        console.print(f"kept, {count:,}: {lack}")

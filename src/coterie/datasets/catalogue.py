@@ -9,8 +9,10 @@ from types import MappingProxyType
 from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.context_rows import CbtRow, TriviaRow
 from coterie.datasets.data_set import SPLITS, DataSet, Repository, Split, UpstreamSplit, shards
+from coterie.datasets.evaluation_sets import EVALUATION_SETS
 from coterie.datasets.plan_sets import PLAN_SETS
 from coterie.datasets.problem_rows import ChoiceRow, MathRow, SvampRow
+from coterie.datasets.question_sets import QUESTION_SETS
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, TwoWikiRow
 from coterie.errors import UserError, did_you_mean
 
@@ -210,7 +212,7 @@ _ALL = (
 )
 
 CATALOGUE: Mapping[str, DataSet] = MappingProxyType(
-    {entry.name: entry for entry in _ALL + PLAN_SETS}
+    {entry.name: entry for entry in _ALL + QUESTION_SETS + PLAN_SETS + EVALUATION_SETS}
 )
 
 

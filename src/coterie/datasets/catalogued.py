@@ -15,6 +15,7 @@ class CatalogueSet:
         assert settings.name is not None, "a data set has a name"
         self.name, self.source = settings.name, settings.source
         self.row = CATALOGUE[self.name].row
+        self.splits = CATALOGUE[self.name].splits
 
     def rows(self, split: Split) -> list[QuestionRow]:
         """The rows that can be asked, in the order of the file."""

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from coterie.datasets.rows import QuestionRow, Text, question_key
+from coterie.datasets.rows import QuestionRow, RowPassage, Text, question_key
 
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 BLANK = "XXXXX"
@@ -23,12 +24,24 @@ class TriviaRow(QuestionRow):
 
     columns: ClassVar[tuple[str, ...] | None] = (
         "question", "question_id", "answer", "search_results.description",
-        "id", "aliases", "snippets", "context",
+        "search_results.title", "id", "aliases", "snippets", "titles", "context",
     )  # fmt: skip
 
     aliases: tuple[str, ...] = ()
     """Other right answers."""
     snippets: tuple[Text, ...] = ()
+    titles: tuple[str, ...] = ()
+    """Of the snippets' pages, one each; empty if upstream tells none."""
+
+    @property
+    def passages(self) -> tuple[RowPassage, ...]:
+        """Snippets with the titles of their pages; gold is where an answer stands."""
+        golds = [one.casefold() for one in (self.answer, *self.aliases)]
+        return tuple(
+            RowPassage(title, text, any(gold in text.casefold() for gold in golds))
+            for title, text in zip(self.titles, self.snippets, strict=False)
+            if title.strip()
+        )
 
     @property
     def flaw(self) -> str:
@@ -47,7 +60,16 @@ class TriviaRow(QuestionRow):
         elif isinstance(answer, list | tuple):
             answer, aliases = next(iter(answer), None), answer
         known = {"id": _id(value), "answer": answer, "aliases": aliases}
-        return {**value, **known, "snippets": _snippets(value)}
+        found = _snippets(value)
+        titles = [title for title, _ in found]
+        known |= {"snippets": [text for _, text in found], "titles": titles if any(titles) else ()}
+        return {**value, **known}
+
+    @model_validator(mode="after")
+    def _titled(self) -> "TriviaRow":
+        if self.titles and len(self.titles) != len(self.snippets):
+            raise ValueError("it has other numbers of titles and snippets")
+        return self
 
     @field_validator("aliases", mode="after")
     @classmethod
@@ -102,13 +124,20 @@ def _id(row: Mapping[str, Any]) -> Any:
     )
 
 
-def _snippets(row: Mapping[str, Any]) -> Any:
+def _snippets(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """(title, text) of each snippet that says something; a title that isn't told is empty."""
     found = row.get("search_results")
+    titles: Any = ()
     if found is None:
         context = row.get("context") or ""
         texts = _SENTENCE_END.split(context) if isinstance(context, str) else context
     elif isinstance(found, Mapping):
-        texts = found.get("description") or ()
+        texts, titles = found.get("description") or (), found.get("title") or ()
     else:
         texts = [one.get("description") if isinstance(one, Mapping) else one for one in found]
-    return [text for text in texts if text is not None and not _blank(text)]
+        titles = [one.get("title") if isinstance(one, Mapping) else "" for one in found]
+    return [
+        (title if isinstance(title, str) else "", text)
+        for title, text in zip_longest(list(titles)[: len(texts)], texts)
+        if text is not None and not _blank(text)
+    ]

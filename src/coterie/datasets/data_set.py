@@ -54,7 +54,7 @@ class UpstreamSet:
     what: str
     """One line for a table."""
     repos: tuple[Repository, ...]
-    train: UpstreamSplit
+    """Empty where upstream's files are not on the hub, or no file's name was known when this was written."""
     licence: str
     licence_url: str
     citation: str
@@ -62,9 +62,12 @@ class UpstreamSet:
     @property
     def origin(self) -> str:
         """Where upstream's files are, for people and manifests."""
-        return "; ".join(
-            f"https://huggingface.co/datasets/{one.name}, revision {one.revision}"
-            for one in self.repos
+        return (
+            "; ".join(
+                f"https://huggingface.co/datasets/{one.name}, revision {one.revision}"
+                for one in self.repos
+            )
+            or self.licence_url
         )
 
 
@@ -73,14 +76,23 @@ class DataSet(UpstreamSet):
     """One data set of tasks."""
 
     row: type[QuestionRow]
+    train: UpstreamSplit | None
+    """``None`` of a set that is for evaluation alone."""
     heldout: UpstreamSplit | None = None
     """``None`` if upstream holds nothing out: then a share of the training split is."""
+    packaged: bool = True
+    """Whether sample rows of it come with coterie."""
     share: float = 0.1
     """That share, unless another one is asked for."""
     without: str | None = None
     """The data set whose questions are taken out of this one's training rows."""
     join: Join | None = None
     """How rows are made of several files; ``None`` if each file has whole rows."""
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """Those that its rows are in."""
+        return SPLITS if self.train is not None else ("heldout",)
 
     def upstream(self, split: Split) -> UpstreamSplit | None:
         """The split of upstream that serves as ``split``; ``None`` if there is none."""

@@ -44,6 +44,11 @@ def download(data_set: DataSet, progress: Progress, examine: Examine | None = No
     """
     if (known := _present(data_set)) is not None:
         return known
+    if not data_set.repos:
+        raise UserError(
+            f"coterie knows no file of {data_set.name} on the Hugging Face hub",
+            f"get its files ({data_set.licence_url}), and `coterie data prepare {data_set.name} --from FILE`",
+        )
     if data_set.without is not None and not is_prepared(find(data_set.without)):
         download(find(data_set.without), progress)
     with _downloaded(data_set, progress) as files:

@@ -25,7 +25,8 @@ DATASETS = Kind(
 class RowSet(Protocol):
     """What the class of a data set is. It is made with its settings, if it names a ``settings_type``.
 
-    ``environment``, which it may have, names the environment in which its rows are played, by default ``debate``.
+    ``environment``, which it may have, names the environment in which its rows are played, by default ``debate``;
+    ``splits`` names the splits that it has, by default both: ``("heldout",)`` of a set that is for evaluation alone.
     """
 
     row: type[QuestionRow]
@@ -45,21 +46,28 @@ class Rows:
         self._found = find(DATASETS, settings.name)
         self._set: RowSet = construct(self._found, DatasetSettings, settings)
         self.row = row_type(settings.name)
+        self._known: tuple[Split, ...] = getattr(self._set, "splits", SPLITS)
         self._splits: dict[Split, list[QuestionRow]] | None = None
 
     def split(self, split: Split) -> list[QuestionRow]:
         """The rows of a split. Raises ``UserError`` for missing or broken data, and for rows of both splits."""
         if self._splits is None:
-            found = {one: self._rows(one) for one in SPLITS}
-            check_disjoint_rows(self.name, found)
+            found = {one: self._rows(one) for one in self._known}
+            if len(found) == len(SPLITS):
+                check_disjoint_rows(self.name, found)
             self._splits = found
+        if split not in self._splits:
+            raise UserError(
+                f"{self.name} is for evaluation alone: there is no row of it to train on",
+                "train on another data set",
+            )
         return self._splits[split]
 
     def content(self) -> str:
         """A hash of what its rows are, wherever they lie."""
         if hasattr(self._set, "content"):
             return str(self._set.content())
-        lines = (row.model_dump_json() for split in SPLITS for row in self.split(split))
+        lines = (row.model_dump_json() for split in self._known for row in self.split(split))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def _rows(self, split: Split) -> list[QuestionRow]:

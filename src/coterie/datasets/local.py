@@ -43,6 +43,11 @@ def load_rows(name: str, split: Split, source: str | Path = PREPARED) -> list[Qu
 def rows_file(name: str, split: Split, source: str | Path = PREPARED) -> Path:
     """The file that :func:`load_rows` reads; raises ``UserError`` as it does, but for broken rows."""
     data_set = find(name)
+    if split not in data_set.splits:
+        raise UserError(
+            f"{name} is for evaluation alone: there is no row of it to train on",
+            "train on another set",
+        )
     file = _file(data_set, split, source)
     if not file.is_file():
         raise UserError(f"there is no file {file}", _how(data_set))
@@ -53,7 +58,7 @@ def rows_file(name: str, split: Split, source: str | Path = PREPARED) -> Path:
 
 def check_two_files(name: str, source: str | Path) -> None:
     """Refuse (``UserError``) one file where training and held-out rows must differ."""
-    if expanded(source).is_file():
+    if find(name).train is not None and expanded(source).is_file():
         raise UserError(
             f"{source} is one file, and training and held-out rows must differ",
             "give a folder with train.jsonl and heldout.jsonl, or divide the file by `coterie data "
@@ -91,6 +96,8 @@ def sample_rows(data_set: DataSet, split: Split) -> int:
 
 
 def _file(data_set: DataSet, split: Split, source: str | Path) -> Path:
+    if source == SAMPLE and not data_set.packaged:
+        raise UserError(f"no rows of {data_set.name} come with coterie", _how(data_set))
     if source == SAMPLE:
         return split_file(sample_folder(data_set), split)
     if source == PREPARED:
@@ -103,10 +110,13 @@ def _file(data_set: DataSet, split: Split, source: str | Path) -> Path:
 
 def _how(data_set: DataSet) -> str:
     folder = folder_of(data_set)
+    files = " and ".join(split_file(folder, split).name for split in data_set.splits)
+    download = f"`coterie data download {data_set.name}`, or " if data_set.repos else ""
     return (
-        f"`coterie data download {data_set.name}`, or `coterie data prepare {data_set.name} --from "
-        f"FILE...` with upstream's files ({', '.join(SUFFIXES)}); either makes {folder}/train.jsonl "
-        "and heldout.jsonl; or dataset.source=sample, the rows that ship"
+        f"{download}`coterie data prepare {data_set.name} --from FILE...` with upstream's files "
+        f"({', '.join(SUFFIXES)}){'; either' if download else ', which'} makes {folder}/{files}"
+        + "; or dataset.source=sample, the rows that ship"
+        * data_set.packaged
     )
 
 

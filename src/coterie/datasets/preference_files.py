@@ -125,7 +125,7 @@ class Preferences:
             return sha256(file) if file.is_file() else "missing"
         data_set = PREFERENCE_SETS[self.source]
         known = is_prepared(data_set)
-        return read_manifest(folder_of(data_set)).train.sha256 if known else "missing"
+        return read_manifest(folder_of(data_set)).splits["train"].sha256 if known else "missing"
 
     def draw(self, most: int, seed: str) -> list[PreferenceRow]:
         """So many pairs without replacement, or all, in an order drawn by the seed.

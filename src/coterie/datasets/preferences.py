@@ -174,6 +174,7 @@ class PreferenceSet(UpstreamSet):
 
     row: type[UpstreamPreferences]
     """How upstream's rows are read."""
+    train: UpstreamSplit
 
 
 _ALL = (

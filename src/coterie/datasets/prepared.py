@@ -67,17 +67,23 @@ class Manifest(BaseModel):
     """The rule by which rows are held out."""
     prepared: str
     """UTC date."""
-    train: PreparedSplit
+    train: PreparedSplit | None = None
+    """``None`` of a set that is for evaluation alone."""
     heldout: PreparedSplit | None = None
     """``None`` of preferences: they are only trained on."""
     reasons: Mapping[str, int] = {}
     """Of how many of the dropped rows each reason is told first."""
+    lacks: Mapping[str, int] = {}
+    """Of how many of the kept rows something can't be read, and what."""
 
     @property
     def splits(self) -> Mapping[Split, PreparedSplit]:
         """What is known of each split that there is."""
-        found: dict[Split, PreparedSplit] = {"train": self.train}
-        return found if self.heldout is None else {**found, "heldout": self.heldout}
+        told: tuple[tuple[Split, PreparedSplit | None], ...] = (
+            ("train", self.train),
+            ("heldout", self.heldout),
+        )
+        return {split: known for split, known in told if known is not None}
 
 
 def folder_of(data_set: UpstreamSet) -> Path:
@@ -137,7 +143,16 @@ def prepare(
     left_out = _left_out(data_set)
     if heldout is None and data_set.heldout is None:
         heldout = data_set.share
-    if heldout is None:
+    plan: list[tuple[Split | None, Path]]
+    if data_set.train is None:
+        if heldout is not None:
+            raise UserError(
+                f"{data_set.name} is for evaluation alone: all its rows are held out",
+                "leave out --heldout",
+            )
+        plan = [("heldout", file) for file in files]
+        rule = "all rows are held out: the set is for evaluation alone"
+    elif heldout is None:
         assert data_set.heldout is not None
         plan = _by_name(files)
         rule = f"upstream's: {data_set.train.name} is train, {data_set.heldout.name} is held out"
@@ -154,7 +169,7 @@ def prepare(
     with new_folder(target) as folder:
         bad = examine(files) if examine is not None else {}
         rows = _assigned(data_set, plan, progress, heldout or 0.0, seed, bad)
-        written, reasons = _write(rows, folder, left_out, data_set.without)
+        written, reasons, lacks = _write(rows, folder, left_out, data_set)
         manifest = Manifest(
             name=data_set.name,
             licence=data_set.licence,
@@ -163,9 +178,10 @@ def prepare(
             source=origin or ", ".join(file.name for file in files),
             split=rule,
             prepared=datetime.now(UTC).date().isoformat(),
-            train=written["train"],
+            train=written.get("train"),
             heldout=written["heldout"],
             reasons=dict(reasons.most_common()),
+            lacks=dict(lacks.most_common()),
         )
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
     return manifest
@@ -289,22 +305,23 @@ def _drawn(key: str, share: float, seed: int) -> Split:
 
 
 def _write(
-    rows: Iterable[_Assigned], folder: Path, left_out: frozenset[str], without: str | None
-) -> tuple[Mapping[Split, PreparedSplit], Counter[str]]:
-    """Write the first row of each question; returns what is known of both files, and why rows are in neither."""
+    rows: Iterable[_Assigned], folder: Path, left_out: frozenset[str], data_set: DataSet
+) -> tuple[Mapping[Split, PreparedSplit], Counter[str], Counter[str]]:
+    """Write the first row of each question; returns what is known of the files, why rows are in none of them, and what
+    is lacking of those that are."""
     seen: dict[str, Split] = {}
-    kept, dropped = (dict.fromkeys(SPLITS, 0) for _ in range(2))
-    reasons = Counter[str]()
+    kept, dropped = (dict.fromkeys(data_set.splits, 0) for _ in range(2))
+    reasons, lacks = Counter[str](), Counter[str]()
     with ExitStack() as stack:
         opened = {
             split: stack.enter_context(split_file(folder, split).open("w", encoding="utf-8"))
-            for split in SPLITS
+            for split in data_set.splits
         }
         for one in rows:
             reason = one.flaw
             if one.row is not None and not reason:
                 known = one.split == "train" and question_key(one.row.question) in left_out
-                reason = f"is a question of {without}" if known else ""
+                reason = f"is a question of {data_set.without}" if known else ""
                 if one.row.key in seen and not reason:
                     reason = REPEATED if seen[one.row.key] == one.split else HELD_OUT
             if one.row is None or reason:
@@ -314,19 +331,24 @@ def _write(
             seen[one.row.key] = one.split
             kept[one.split] += 1
             opened[one.split].write(one.row.model_dump_json() + "\n")
+            lacks.update([one.row.lack] if one.row.lack else [])
     _check_kept(kept, dropped, reasons)
-    return {
-        split: PreparedSplit(
-            rows=kept[split], dropped=dropped[split], sha256=sha256(split_file(folder, split))
-        )
-        for split in SPLITS
-    }, reasons
+    return (
+        {
+            split: PreparedSplit(
+                rows=kept[split], dropped=dropped[split], sha256=sha256(split_file(folder, split))
+            )
+            for split in data_set.splits
+        },
+        reasons,
+        lacks,
+    )
 
 
 def _check_kept(
     kept: Mapping[Split, int], dropped: Mapping[Split, int], reasons: Mapping[str, int]
 ) -> None:
-    for split in SPLITS:
+    for split in kept:
         if not kept[split]:
             why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items()) or "nothing"
             raise UserError(

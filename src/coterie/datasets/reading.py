@@ -1,8 +1,10 @@
 """Rows of one file, in upstream's formats or the canonical one, each validated.
 
-Formats: ``.jsonl`` (an object a line), ``.json`` (a list of objects) and ``.parquet``.
+Formats: ``.jsonl`` (an object a line), ``.json`` (a list of objects), ``.parquet``, and tables of text with names in
+the first line (``.csv``, ``.tsv``).
 """
 
+import csv
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +18,9 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 
 R = TypeVar("R", bound=SetRow)
-SUFFIXES = (".jsonl", ".json", ".parquet")
+TABLES = {".csv": ",", ".tsv": "\t"}
+"""What stands between two cells."""
+SUFFIXES = (".jsonl", ".json", ".parquet", *TABLES)
 PARQUET_BATCH = 256
 ENCODING = "utf-8-sig"
 """UTF-8, with or without the mark that some editors put first."""
@@ -103,6 +107,8 @@ def _raw(
     """Numbered objects, not yet validated; lines and rows count from 1."""
     if file.suffix == ".parquet":
         yield from _parquet(file, progress, columns)
+    elif file.suffix in TABLES:
+        yield from _table(file, progress)
     elif file.suffix == ".json":
         items = _parsed(file.read_text(encoding=ENCODING), str(file))
         if not isinstance(items, list):
@@ -127,6 +133,24 @@ def _parsed(text: str, where: str) -> Any:
         return read_json(text)
     except ValueError as error:
         raise UserError(f"{where} is broken: no JSON ({error})", "correct or remove it") from error
+
+
+def _table(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
+    """Rows of texts; a cell that is not there is ``None``."""
+    progress.start(max(0, count_lines(file) - 1), file.name)
+    number = 1
+    with file.open(encoding=ENCODING, newline="") as opened:
+        rows = csv.DictReader(opened, delimiter=TABLES[file.suffix], strict=True)
+        try:
+            for row in rows:
+                if None in row:
+                    raise csv.Error("it has more cells than the first line has names")
+                yield number, row
+                number += 1
+        except csv.Error as error:
+            raise UserError(
+                f"{file}, row {number} is broken: {error}", "correct or remove it"
+            ) from error
 
 
 def _parquet(

@@ -30,11 +30,13 @@ Text = Annotated[str, StringConstraints(pattern=r"\S")]
 _NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)")
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
+    """What can't be changed, and passes over what it doesn't know."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class SetRow(_Frozen):
+class SetRow(Frozen):
     """What can be read of a file of a set."""
 
     columns: ClassVar[tuple[str, ...] | None] = None
@@ -61,9 +63,29 @@ class QuestionRow(SetRow):
         return ""
 
     @property
+    def lack(self) -> str:
+        """What upstream has of it and can't be read, such as ``private tests``; empty if nothing."""
+        return ""
+
+    @property
+    def passages(self) -> tuple["RowPassage", ...]:
+        """What upstream gives to read for it, the gold and the others; empty if nothing."""
+        return ()
+
+    @property
     def usable(self) -> bool:
         """Whether it has no flaw. What upstream has without the context of a set is not usable."""
         return not self.flaw
+
+
+@dataclass(frozen=True, slots=True)
+class RowPassage:
+    """A text of an encyclopedia or of the web."""
+
+    title: str
+    text: str
+    gold: bool
+    """Whether the answer to its row's question rests on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +98,14 @@ class LeftOut:
     """File, line and id, for people."""
 
 
-class Paragraph(_Frozen):
+class Paragraph(Frozen):
     """One Wikipedia paragraph, as sentences."""
 
     title: Text
     sentences: tuple[str, ...] = Field(min_length=1)
 
 
-class SupportingFact(_Frozen):
+class SupportingFact(Frozen):
     """A sentence that the answer rests on."""
 
     title: Text
@@ -94,10 +116,29 @@ class SupportingFact(_Frozen):
 class HotpotRow(QuestionRow):
     """HotpotQA, distractor setting: a two-hop question and a pool of paragraphs, two of them gold."""
 
-    context: tuple[Paragraph, ...] = Field(min_length=1)
+    type: str = ""
+    """``bridge`` or ``comparison``."""
+    level: str = ""
+    """``easy``, ``medium`` or ``hard``."""
+    context: tuple[Paragraph, ...] = Field(default=(), min_length=1)
+    """Empty in copies that leave the paragraphs of some rows out: those rows are not usable."""
     supporting_facts: tuple[SupportingFact, ...] = Field(min_length=1)
     glue: ClassVar[str] = ""
     """What stands between two sentences of a paragraph."""
+
+    @property
+    def flaw(self) -> str:
+        """Without paragraphs there is nothing to deal out, and nothing to search."""
+        return "" if self.context else "has no paragraphs"
+
+    @property
+    def passages(self) -> tuple[RowPassage, ...]:
+        """All its paragraphs."""
+        gold = {fact.title for fact in self.supporting_facts}
+        return tuple(
+            RowPassage(one.title, self.glue.join(one.sentences).strip(), one.title in gold)
+            for one in self.context
+        )
 
     @field_validator("context", mode="before")
     @classmethod
@@ -112,19 +153,41 @@ class HotpotRow(QuestionRow):
     @model_validator(mode="after")
     def _supported(self) -> "HotpotRow":
         titles = {paragraph.title for paragraph in self.context}
-        if not any(fact.title in titles for fact in self.supporting_facts):
+        if titles and not any(fact.title in titles for fact in self.supporting_facts):
             raise ValueError("none of the supporting facts' titles is among the paragraphs")
         return self
 
 
-class TwoWikiRow(HotpotRow):
-    """2WikiMultiHopQA: as HotpotQA, with supporting facts in the order of the reasoning.
+class Evidence(Frozen):
+    """A fact that the answer rests on, such as ``(Emma, author, Jane Austen)``."""
 
-    The hub's copy keeps paragraphs and facts as JSON in a text. Its sentences have no spaces
-    before them; paragraphs without sentences are left out.
+    subject: Text
+    relation: Text
+    object: Text
+
+
+class TwoWikiRow(HotpotRow):
+    """2WikiMultiHopQA: as HotpotQA, with supporting facts and evidences in the order of the reasoning.
+
+    ``type`` is ``comparison``, ``inference``, ``compositional`` or ``bridge_comparison``. The hub's copy keeps
+    paragraphs, facts and evidences as JSON in a text. Its sentences have no spaces before them; paragraphs
+    without sentences are left out.
     """
 
     glue: ClassVar[str] = " "
+    evidences: tuple[Evidence, ...] = ()
+
+    @field_validator("evidences", mode="before")
+    @classmethod
+    def _triples(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        return [
+            dict(zip(("subject", "relation", "object"), one, strict=True))
+            if isinstance(one, list | tuple) and len(one) == 3
+            else one
+            for one in value
+        ]
 
     @model_validator(mode="before")
     @classmethod
@@ -132,7 +195,7 @@ class TwoWikiRow(HotpotRow):
         if not isinstance(value, Mapping):
             return value
         value = dict(value)
-        for name in ("context", "supporting_facts"):
+        for name in ("context", "supporting_facts", "evidences"):
             if isinstance(value.get(name), str):
                 try:
                     value[name] = read_json(value[name])

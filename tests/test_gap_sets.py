@@ -1,0 +1,296 @@
+"""Sets of multi-hop questions: gold facts, decompositions and passages in upstream's own formats, and their corpus."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from coterie.config.folders import expanded
+from coterie.datasets.answer_rows import AnswerRow
+from coterie.datasets.catalogue import find
+from coterie.datasets.context_rows import TriviaRow
+from coterie.datasets.corpus import distinct_passages, rows_of, write_passages
+from coterie.datasets.finding import Rows, dataset_type
+from coterie.datasets.local import load_rows
+from coterie.datasets.musique import MusiqueRow
+from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.reading import read_rows
+from coterie.datasets.rows import HotpotRow, QuestionRow, TwoWikiRow
+from coterie.errors import UserError
+from coterie.progress import Silent
+from tests.conftest import Cli, refused
+from tests.test_data import SHARED, real_rows
+
+CONTEXT = [
+    ["Emma", ["A novel.", "By Jane Austen."]],
+    ["Oslo", ["A city."]],
+    ["Jane Austen", ["Born in Steventon."]],
+]
+TWO_WIKI = {
+    "_id": "2w", "type": "compositional", "question": "Where was the author of Emma born?", "answer": "Steventon",
+    "context": CONTEXT, "supporting_facts": [["Emma", 1], ["Jane Austen", 0]],
+    "evidences": [["Emma", "author", "Jane Austen"], ["Jane Austen", "place of birth", "Steventon"]],
+}  # fmt: skip
+MUSIQUE = {
+    "id": "2hop__1_2", "question": "Where was the author of Emma born?", "answer": "Steventon",
+    "answer_aliases": ["Steventon, Hampshire", "Steventon"], "answerable": True,
+    "paragraphs": [
+        {"idx": 1, "title": "Jane Austen", "paragraph_text": "Born in Steventon.", "is_supporting": True},
+        {"idx": 0, "title": "Oslo", "paragraph_text": "A city.", "is_supporting": False},
+        {"idx": 2, "title": "Emma", "paragraph_text": "A novel.\nBy Jane Austen.", "is_supporting": True},
+    ],
+    "question_decomposition": [
+        {"id": 7, "question": "Emma >> author", "answer": "Jane Austen", "paragraph_support_idx": 2},
+        {"id": 8, "question": "#1 >> place of birth", "answer": "Steventon", "paragraph_support_idx": 1},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def jsonl(file: Path, *rows: dict[str, Any]) -> Path:
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return file
+
+
+def one(name: str, file: Path) -> Any:
+    [row] = read_rows(file, find(name).row, Silent())
+    assert isinstance(row, find(name).row)
+    return row
+
+
+# What an expert needs
+
+
+def test_a_row_of_2wiki_keeps_its_type_and_its_evidences(tmp_path: Path) -> None:
+    row = one("2wiki", jsonl(tmp_path / "a.jsonl", TWO_WIKI))
+    assert isinstance(row, TwoWikiRow) and row.type == "compositional"
+    assert [(e.subject, e.relation, e.object) for e in row.evidences] == [
+        ("Emma", "author", "Jane Austen"),
+        ("Jane Austen", "place of birth", "Steventon"),
+    ]
+    assert [fact.title for fact in row.supporting_facts] == ["Emma", "Jane Austen"]
+    texts = {key: json.dumps(TWO_WIKI[key]) for key in ("context", "supporting_facts", "evidences")}
+    parquet.write_table(pyarrow.Table.from_pylist([TWO_WIKI | texts]), tmp_path / "a.parquet")
+    assert one("2wiki", tmp_path / "a.parquet") == row
+    (tmp_path / "b.jsonl").write_text(row.model_dump_json() + "\n")
+    assert one("2wiki", tmp_path / "b.jsonl") == row
+
+
+def test_an_evidence_that_is_no_triple_is_named(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", TWO_WIKI, TWO_WIKI | {"evidences": [["Emma", "author"]]})
+    with pytest.raises(UserError, match=r"a.jsonl, line 2 is broken: evidences.0"):
+        list(read_rows(file, TwoWikiRow, Silent()))
+
+
+def test_passages_are_all_paragraphs_and_the_facts_titles_are_gold(tmp_path: Path) -> None:
+    wiki = one("2wiki", jsonl(tmp_path / "a.jsonl", TWO_WIKI))
+    assert [(p.title, p.text, p.gold) for p in wiki.passages] == [
+        ("Emma", "A novel. By Jane Austen.", True),
+        ("Oslo", "A city.", False),
+        ("Jane Austen", "Born in Steventon.", True),
+    ]
+    hotpot = TWO_WIKI | {"context": [["Emma", ["A novel.", " By Jane Austen."]]], "level": "hard"}
+    row = one("hotpot_qa", jsonl(tmp_path / "b.jsonl", hotpot))
+    assert isinstance(row, HotpotRow) and (row.type, row.level) == ("compositional", "hard")
+    assert [p.text for p in row.passages] == ["A novel. By Jane Austen."]
+
+
+def test_a_row_whose_paragraphs_were_left_out_is_counted_and_not_used(tmp_path: Path) -> None:
+    bare = {key: value for key, value in TWO_WIKI.items() if key != "context"} | {"question": "?!"}
+    train = jsonl(tmp_path / "train.jsonl", TWO_WIKI, bare)
+    dev = jsonl(tmp_path / "dev.jsonl", TWO_WIKI | {"question": "Another?"})
+    manifest = prepare(find("2wiki"), [train, dev], folder_of(find("2wiki")), Silent())
+    assert manifest.reasons == {"has no paragraphs": 1}
+    assert len(load_rows("2wiki", "train", train)) == 1
+
+
+def test_trivias_snippets_keep_the_titles_of_their_pages(tmp_path: Path) -> None:
+    row = {
+        "question": "Which planet?", "question_id": "tc_1", "answer": {"value": "Saturn", "aliases": ["Saturn"]},
+        "search_results": {"description": ["Rings of SATURN.", "", "It is big."], "title": ["Rings", "None", "Big"]},
+    }  # fmt: skip
+    read = one("trivia_qa", jsonl(tmp_path / "a.jsonl", row))
+    assert isinstance(read, TriviaRow) and read.titles == ("Rings", "Big")
+    assert [(p.title, p.gold) for p in read.passages] == [("Rings", True), ("Big", False)]
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
+    assert one("trivia_qa", tmp_path / "a.parquet") == read
+    (tmp_path / "b.jsonl").write_text(read.model_dump_json() + "\n")
+    assert one("trivia_qa", tmp_path / "b.jsonl") == read
+
+
+def test_musique_keeps_its_hops_and_paragraphs_in_upstreams_numbering(tmp_path: Path) -> None:
+    row = one("musique", jsonl(tmp_path / "a.jsonl", MUSIQUE))
+    assert isinstance(row, MusiqueRow)
+    assert row.answers == ("Steventon", "Steventon, Hampshire", "Steventon")
+    assert [
+        (hop.question, hop.answer, row.paragraphs[hop.paragraph].title) for hop in row.hops
+    ] == [
+        ("Emma >> author", "Jane Austen", "Emma"),
+        ("#1 >> place of birth", "Steventon", "Jane Austen"),
+    ]
+    assert [p.gold for p in row.passages] == [False, True, True]
+    (tmp_path / "b.jsonl").write_text(row.model_dump_json() + "\n")
+    assert one("musique", tmp_path / "b.jsonl") == row
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"paragraphs": MUSIQUE["paragraphs"][:1]}, "have a gap"),
+        ({"question_decomposition": [{"question": "q", "answer": "a", "paragraph_support_idx": 3}]}, "hop 1 names"),
+        ({"question_decomposition": [{"question": " ", "answer": "a"}]}, "hops.0.question"),
+        ({"answer": None}, "answer: is missing"),
+        ({"question": 7}, "question"),
+    ],
+)  # fmt: skip
+def test_a_broken_row_of_musique_is_named_by_its_line(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    file = jsonl(tmp_path / "a.jsonl", MUSIQUE, MUSIQUE | change)
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2 is broken") as error:
+        list(read_rows(file, MusiqueRow, Silent()))
+    assert said in error.value.what
+
+
+def test_what_musiques_paragraphs_do_not_answer_is_left_out(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", MUSIQUE, MUSIQUE | {"id": "x", "answerable": False})
+    assert [row.id for row in load_rows("musique", "train", file)] == ["2hop__1_2"]
+
+
+# Questions with several answers
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"id": "test_0", "question": "Who?", "golden_answers": ["Ann", "A. B."]},
+        {"question": "Who?", "answer": ["Ann", "A. B."], "data_source": "nq"},
+        {"id": 0, "Question": "Who?", "answer": ["Ann", "A. B.", ""]},
+        {"id": 3, "question": "Who?", "possible_answers": '["Ann", "A. B."]', "obj": "Ann"},
+        {"question": "Who?", "answer": "Ann", "aliases": ["A. B."]},
+        {"extra_info": {"index": "nq-7", "question": "Who?", "answer": ["Ann", "A. B."]}},
+    ],
+)
+def test_all_published_forms_of_an_answer_are_read(raw: dict[str, Any], tmp_path: Path) -> None:
+    row = one("nq", jsonl(tmp_path / "a.jsonl", raw))
+    assert (row.question, row.answers) == ("Who?", ("Ann", "A. B."))
+    index = raw.get("extra_info", {}).get("index")
+    assert row.id == str(raw.get("id", index or row.key))
+    (tmp_path / "b.jsonl").write_text(row.model_dump_json() + "\n")
+    assert one("nq", tmp_path / "b.jsonl") == row
+
+
+def test_a_table_of_text_is_read_and_its_broken_row_named(tmp_path: Path) -> None:
+    file = tmp_path / "test.tsv"
+    file.write_text('id\tquestion\tpossible_answers\n4\tWho?\t"[""Ann"", ""A""]"\n')
+    assert one("popqa", file).answers == ("Ann", "A")
+    file.write_text("id\tquestion\tanswer\n4\tWho?\tAnn\n5\tWho?\tAnn\tBob\n")
+    with pytest.raises(UserError, match=r"test.tsv, row 2 is broken: it has more cells"):
+        list(read_rows(file, AnswerRow, Silent()))
+
+
+def test_a_set_for_evaluation_alone_takes_one_file_and_trains_on_nothing(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "test.jsonl", {"question": "Who?", "answer": "Ann"})
+    assert find("bamboogle").splits == ("heldout",)
+    settings = dataset_type("bamboogle").model_validate({"name": "bamboogle", "source": str(file)})
+    rows = Rows(settings)
+    assert [row.answer for row in rows.split("heldout")] == ["Ann"] and rows.content()
+    with pytest.raises(UserError, match="for evaluation alone"):
+        rows.split("train")
+    with pytest.raises(UserError, match="for evaluation alone"):
+        load_rows("bamboogle", "train", file)
+
+
+def test_a_set_for_evaluation_alone_is_prepared_whole(tmp_path: Path, cli: Cli) -> None:
+    file = jsonl(
+        tmp_path / "train.jsonl",
+        *({"question": f"Who {n}?", "answer": "Ann"} for n in (1, 2, 2)),
+    )
+    assert cli("data", "prepare", "bamboogle", "--from", file).code == 0
+    folder = folder_of(find("bamboogle"))
+    assert sorted(path.name for path in folder.iterdir()) == ["heldout.jsonl", "manifest.json"]
+    manifest = read_manifest(folder)
+    assert manifest.train is None and manifest.heldout and manifest.heldout.rows == 2
+    assert len(load_rows("bamboogle", "heldout")) == 2
+    assert "bamboogle" in cli("data", "list").out
+    assert "for evaluation alone" in refused(
+        cli, "data", "prepare", "bamboogle", "--from", file, "--heldout", "0.5"
+    )
+
+
+def test_without_packaged_rows_or_a_file_on_the_hub_it_is_said_what_to_do(cli: Cli) -> None:
+    with pytest.raises(UserError, match="no rows of aime24 come with coterie") as error:
+        load_rows("aime24", "heldout", "sample")
+    assert "data prepare aime24" in error.value.todo and "download" not in error.value.todo
+    assert "knows no file of aime24" in refused(cli, "data", "download", "aime24")
+
+
+# The corpus
+
+
+def test_a_passage_of_several_questions_is_in_the_corpus_once(tmp_path: Path, cli: Cli) -> None:
+    other = TWO_WIKI | {
+        "_id": "3w",
+        "context": [["Oslo", ["A  city."]], ["Oslo", ["A town."]], *CONTEXT[:1]],
+    }
+    file, out = jsonl(tmp_path / "dev.jsonl", TWO_WIKI, other), tmp_path / "passages.jsonl"
+    said = cli("data", "passages", "2wiki", "--source", file, "--out", out)
+    assert said.out.strip() == str(out)
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [
+        {"id": "0", "contents": '"Emma"\nA novel. By Jane Austen.'},
+        {"id": "1", "contents": '"Oslo"\nA city.'},
+        {"id": "2", "contents": '"Jane Austen"\nBorn in Steventon.'},
+        {"id": "3", "contents": '"Oslo"\nA town.'},
+    ]
+    assert "exists already" in refused(
+        cli, "data", "passages", "2wiki", "--source", file, "--out", out
+    )
+
+
+def test_the_corpus_can_be_indexed_and_searched(tmp_path: Path) -> None:
+    from coterie.tools.retrieval.passages import read_rows as read_passages
+
+    out = tmp_path / "passages.jsonl"
+    count = write_passages(rows_of("musique", ["sample"]), out)
+    found = [passage for _, passage in read_passages(out, Silent())]
+    rows = [
+        row for split in find("musique").splits for row in load_rows("musique", split, "sample")
+    ]
+    assert len(found) == count == len(set(distinct_passages(rows)))
+    golds = {" ".join(p.text.split()) for row in rows for p in row.passages if p.gold}
+    assert golds <= {one.text for one in found} and all(one.title for one in found)
+
+
+def test_rows_without_passages_make_no_corpus(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to search"):
+        write_passages(rows_of("nq", ["sample"]), tmp_path / "passages.jsonl")
+    assert not list(tmp_path.glob("passages*"))
+
+
+@real_rows
+@pytest.mark.parametrize(
+    "name, file, count",
+    [
+        ("musique", "musique/dev_200_with_paragraphs.jsonl", 140),
+        ("musique", "musique/dev_qa.jsonl", 2417),
+        ("nq", "nq/test.jsonl", 3000),
+        ("popqa", "popqa/test_sample.json", 500),
+        ("bamboogle", "bamboogle/test.jsonl", 100),
+        ("2wiki", "2wikimultihopqa/dev_200_with_context.jsonl", 124),
+        ("hotpot_qa", "hotpotqa/dev_distractor_200_with_context.jsonl", 140),
+    ],
+)
+def test_real_rows_are_read_and_their_gold_is_among_their_passages(
+    name: str, file: str, count: int
+) -> None:
+    rows: list[QuestionRow] = load_rows(name, "heldout", expanded(SHARED / file))
+    assert len(rows) == count
+    assert all(any(p.gold for p in row.passages) for row in rows if row.passages)
