@@ -38,8 +38,8 @@ def ran(cli: Cli, *words: object) -> str:
 
 
 def test_examples_fit_on_one_screen() -> None:
-    files = sorted(EXAMPLES.glob("*.py"))
-    assert len(files) >= 2
+    files = [one for one in sorted(EXAMPLES.glob("*.py")) if one.name != "solutions.py"]
+    assert len(files) >= 2, "solutions.py prepares a model, and is told of in docs/recipes"
     for file in files:
         assert len(file.read_text().splitlines()) <= 40, file
         assert any(file.name in page.read_text() for page in ROOT.glob("docs/howto/*.md")), file
