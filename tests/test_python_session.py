@@ -170,7 +170,8 @@ def test_nothing_of_a_session_runs_between_its_cells() -> None:
         "import os, signal, threading, time\ncount = 0\ndef up():\n    global count\n    while True:\n"
         "        count += 1\n        time.sleep(0.001)\nthreading.Thread(target=up, daemon=True).start()",
         "if os.fork() == 0:\n    while True:\n        time.sleep(0.001)\n        open('beats', 'ab').write(b'.')",
-        "time.sleep(0.2)\nsignal.signal(signal.SIGALRM, lambda *a: print('alarm'))\nsignal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)",
+        "time.sleep(0.2)\nsignal.signal(signal.SIGALRM, lambda *a: print('alarm'))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)",
     )
 
     async def work(sandbox: Sandbox) -> None:
