@@ -1,0 +1,113 @@
+"""What an agent of GAP says in a trajectory, written down: thoughts, a plan, calls, an answer.
+
+    <think>Two films, so two searches.</think>
+    <plan>
+    T1: who directed Film A
+    - Dependencies: none
+    T2: where that person was born
+    - Dependencies: T1
+    </plan>
+    <think>T1 waits for nothing.</think>
+    <wiki_search>director of Film A</wiki_search>        (a message ends here, and the tool answers)
+    <think>...</think>
+    <answer>Oslo</answer>
+
+An expert that knows the gold writes traces like this, with a plan and a level of it in each call (parallel), or one
+query after the other without a plan (sequential).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from coterie.environments.workflow.plan import Plan
+
+SEPARATOR = "|"
+TraceForm = Literal["parallel", "sequential"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One call, and why it is made."""
+
+    task: str
+    """The id of the task of the plan that it is for."""
+    text: str
+    found: str = ""
+    """What it is to find, in the words of a later thought; empty where nothing is said of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What is to be said of one question. Queries of a level wait only for those of earlier levels."""
+
+    plan: Plan
+    levels: tuple[tuple[Query, ...], ...]
+    """By the levels of the plan: one query for each task that needs a search."""
+    answer: str
+    tool: str = "wiki_search"
+
+    def messages(self, form: TraceForm) -> tuple[str, ...]:
+        """The agent's messages, each to be ended by a tool's results, but the last one."""
+        rounds = (
+            self.levels
+            if form == "parallel"
+            else tuple((one,) for level in self.levels for one in level)
+        )
+        return tuple(self._messages(rounds, planned=form == "parallel"))
+
+    def _messages(self, rounds: tuple[tuple[Query, ...], ...], *, planned: bool) -> Iterator[str]:
+        known: list[Query] = []
+        for number, queries in enumerate(rounds):
+            said = [think(_thought(known, queries, planned=planned))]
+            if planned and number == 0:
+                said = [think(_first(self.plan)), written_plan(self.plan), *said]
+            yield "\n".join((*said, call(self.tool, [one.text for one in queries])))
+            known = list(queries)
+        yield "\n".join(
+            (think(_thought(known, (), planned=planned)), tagged("answer", self.answer))
+        )
+
+
+def tagged(name: str, body: str) -> str:
+    """A segment."""
+    return f"<{name}>{body}</{name}>"
+
+
+def think(thought: str) -> str:
+    """A thought."""
+    return tagged("think", thought)
+
+
+def call(tool: str, queries: list[str]) -> str:
+    """A call, or several in one tag; a separator within a query is escaped."""
+    escaped = (one.replace(SEPARATOR, f"\\{SEPARATOR}") for one in queries)
+    return tagged(tool, SEPARATOR.join(escaped))
+
+
+def written_plan(plan: Plan) -> str:
+    """A plan as ``written.parse_plan`` reads it."""
+    lines = [
+        f"{task.id}: {task.text}\n- Dependencies: {', '.join(task.after) or 'none'}"
+        for task in plan.tasks
+    ]
+    return tagged("plan", "\n" + "\n".join(lines) + "\n")
+
+
+def _first(plan: Plan) -> str:
+    shape = plan.shape
+    tasks = "one task" if shape.tasks == 1 else f"{shape.tasks} tasks"
+    levels = "one level" if shape.levels == 1 else f"{shape.levels} levels"
+    return f"This takes {tasks} in {levels}."
+
+
+def _thought(known: list[Query], queries: tuple[Query, ...], *, planned: bool) -> str:
+    """What was found, and what comes next."""
+    found = " ".join(one.found for one in known if one.found)
+    if not queries:
+        following = "So I know the answer."
+    elif planned:
+        following = f"Next: {', '.join(one.task for one in queries)}."
+    else:
+        following = "I search for the next fact." if known else "I search for the first fact."
+    return f"{found} {following}".strip()
