@@ -39,8 +39,11 @@ from coterie.environments.talk import ANSWERED
 from coterie.environments.traits import Openers
 from coterie.environments.with_tools import with_tools
 from coterie.environments.workflow.answers import Several, final_answer, matches, overlap
+from coterie.environments.workflow.expert import trace_of
+from coterie.environments.workflow.found_gold import found_gold, gold_titles
 from coterie.environments.workflow.judging import AnswerJudge, JudgeSettings, open_judge
 from coterie.environments.workflow.prompts import SHORT, PlanForm, instructions
+from coterie.environments.workflow.trace import Trace
 from coterie.environments.workflow.with_plans import PlanTags, WithPlans
 from coterie.tools.source import ToolSource
 from coterie.tools.tags import Tags
@@ -106,6 +109,7 @@ class Workflow(Pure):
 
     def __init__(self, settings: WorkflowSettings, rows: Rows) -> None:
         self.rows = rows
+        self._train: dict[str, QuestionRow] = {}
         self._told(settings, rows.name)
 
     def _told(self, settings: WorkflowSettings, name: str) -> None:
@@ -213,6 +217,22 @@ class Workflow(Pure):
         """The question alone, to be answered by what the model knows."""
         ending = f"- End with your answer, as short as possible: <{ANSWER}>your answer</{ANSWER}>"
         return solo_prompt(str(task.public["question"]), ending)
+
+    # -- experts --------------------------------------------------------------------------------
+
+    def row(self, task: Task) -> QuestionRow:
+        """The row that a training task is made of."""
+        if not self._train:
+            self._train = {self._task(row).id: row for row in self.rows.split("train")}
+        return self._train[task.id]
+
+    def trace(self, task: Task) -> Trace:
+        """What an expert says who knows the gold facts of a training task. Raises ``NoTrace``."""
+        return trace_of(self.row(task))
+
+    def grounded(self, task: Task, found: Sequence[str]) -> bool:
+        """Whether the gold passages of a training task are among the results."""
+        return found_gold(found, gold_titles(self.row(task)))
 
     # -- tools ----------------------------------------------------------------------------------
 

@@ -1,0 +1,62 @@
+"""Names in texts, whatever their case, accents and punctuation: whether a text has one, and how it spells it there."""
+
+import re
+import unicodedata
+
+_WORD = re.compile(r"[^\W_]+(?:[\u0300-\u036f]+[^\W_]*)*")
+_BRACKETS = re.compile(r"\s*\([^()]*\)")
+MOST_COMMON = 2
+"""Words that a part of a name must have to stand for the whole: one word alone may be anybody's."""
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Its words without case, accents and punctuation."""
+    return tuple(map(_folded, _WORD.findall(text)))
+
+
+def says(text: str, name: str) -> bool:
+    """Whether the words of a name stand in a text one after the other. A name without words stands nowhere."""
+    return _place(words(text), words(name)) is not None
+
+
+def spelled(text: str, name: str) -> str:
+    """A name as a text spells it; empty if it is not there. One that begins with a capital is preferred."""
+    found = list(_WORD.finditer(text))
+    folded, wanted = tuple(_folded(one[0]) for one in found), words(name)
+    spans = [
+        (found[place].start(), found[place + len(wanted) - 1].end())
+        for place in range(len(folded) - len(wanted) + 1)
+        if wanted and folded[place : place + len(wanted)] == wanted
+    ]
+    spans.sort(key=lambda span: text[span[0]].islower())
+    return _with_bracket(text, *spans[0]) if spans else ""
+
+
+def bare(name: str) -> str:
+    """A name without what stands in brackets, such as ``(1929 film)``."""
+    return _BRACKETS.sub("", name).strip() or name
+
+
+def alike(one: str, other: str) -> bool:
+    """Whether two spellings can be of the same: equal words, or the one within the other."""
+    first, second = sorted((words(bare(one)), words(bare(other))), key=len)
+    if first == second:
+        return bool(first)
+    return len(first) >= MOST_COMMON and _place(second, first) is not None
+
+
+def _folded(word: str) -> str:
+    plain = unicodedata.normalize("NFKD", word)
+    return "".join(one for one in plain if not unicodedata.combining(one)).casefold()
+
+
+def _place(text: tuple[str, ...], part: tuple[str, ...]) -> int | None:
+    places = range(len(text) - len(part) + 1) if part else ()
+    return next((place for place in places if text[place : place + len(part)] == part), None)
+
+
+def _with_bracket(text: str, start: int, stop: int) -> str:
+    """With the bracket that closes one of the name's."""
+    span = text[start:stop]
+    closed = text[stop : stop + 1] == ")" and span.count("(") > span.count(")")
+    return span + ")" * closed
