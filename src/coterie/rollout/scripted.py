@@ -1,54 +1,54 @@
-"""An agent that says what is written for a task, one message after the other: an expert, or a file of traces.
+"""A sampler that says what a script has for a task: an expert's path, played with the real tools.
 
-Its turns have tokens and requests as sampled ones have, and no log-probs, so that they can be trained on.
+Its turns have the tokens that a policy would have sampled: a message that calls ends with the stop string of its call,
+the last one with the token that ends a turn. So a path is trained on as a sampled one is, with its author named.
 """
 
 from collections.abc import Callable, Sequence
 
 from coterie.engines.protocol import EngineError
 from coterie.models.chat import ChatRenderer
+from coterie.rollout.recorded import recorded
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Part, Speaker, make_turn
+
+EXPERT = "expert"
+"""The author of what an expert says."""
+Script = Callable[[Task], Sequence[str]]
+"""All messages of the agent for a task, in order."""
 
 
 class ScriptedSampler:
-    """Says the messages of a script. One that ends with a stop string has no end of turn, as if it had been sampled."""
+    """Says the messages of a script one after the other."""
 
-    def __init__(
-        self, renderer: ChatRenderer, script: Callable[[Task], Sequence[str]], author: str
-    ) -> None:
+    def __init__(self, renderer: ChatRenderer, script: Script, author: str = EXPERT) -> None:
         self.renderer = renderer
         self.script = script
         self.author = author
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """The next message. Raises ``EngineError`` where the script has no more."""
+        """The next message. Raises ``EngineError`` where the script is over, or has one that could not be sampled."""
         assert prompt.task is not None, "a script is of a task"
-        said, turns = self.script(prompt.task), prompt.tree.turns
-        number = sum(
-            one.turn is not None and turns[one.turn].speaker.name == prompt.agent
-            for one in prompt.shown
+        messages = self.script(prompt.task)
+        place = sum(
+            turn.speaker.kind == "agent" and turn.speaker.name == prompt.agent
+            for turn in prompt.tree.path(prompt.parent)
         )
-        if number >= len(said):
+        if place >= len(messages):
             raise EngineError(
-                f"the script of task {prompt.task.id} is over after {len(said)} messages"
+                f"the script of task {prompt.task.id} has {len(messages)} messages, and one more is asked for"
             )
-        text = said[number]
-        ids = self.renderer.written(text, ended=not text.endswith(prompt.stop))
-        prompt_ids = self.renderer.render(
-            prompt.shown, prompt.tree, prompt.agent, tools=prompt.tools
-        )
-        request = prompt.request(prompt_ids, context)
-        turn = make_turn(
-            prompt.parent,
-            Speaker("agent", prompt.agent),
-            [Part(text)],
-            ids=ids,
-            author=self.author,
-            draw=prompt.draw,
-            request=request.id,
-        )
-        response = Response(turn, request, len(ids))
-        context.add(response, prompt.shown)
-        return response
+        text, last = messages[place], place == len(messages) - 1
+        stopped = _stopped(text, prompt.stop)
+        if stopped not in (None, len(text)):
+            raise EngineError(
+                f"message {place + 1} of the script of task {prompt.task.id} goes on after {text[:stopped][-40:]!r}, "
+                "where a message ends"
+            )
+        ended = last or stopped is None
+        return recorded(prompt, context, text, self.author, self.renderer, ended=ended)
+
+
+def _stopped(text: str, stops: Sequence[str]) -> int | None:
+    """Where sampling would have stopped: after the first stop string; ``None`` if there is none."""
+    return min((text.index(one) + len(one) for one in stops if one in text), default=None)

@@ -107,13 +107,23 @@ def _check_comparison(row: TwoWikiRow, steps: Sequence[Step], roots: Sequence[st
     chosen = [n for n, place in enumerate(last) if alike(row.answer, roots[place])]
     if len(chosen) != 1:
         raise NoTrace(OTHER_ANSWER)
-    dates = [_date(one) for one in results]
-    asks = set(words(row.question))
-    if not all(dates) or bool(asks & _EARLIER) == bool(asks & _LATER):
+    asks = set(words(row.question)) - {word for root in roots for word in words(root)}
+    earlier, later = bool(asks & _EARLIER), bool(asks & _LATER)
+    dates = _dates(results)
+    if not dates or earlier == later:
         raise NoTrace(UNCLEAR)
-    best = min(dates) if asks & _EARLIER else max(dates)
-    if dates.count(best) != 1 or dates[chosen[0]] != best:
+    best = min(dates) if earlier else max(dates)
+    if dates.count(best) != 1:
+        raise NoTrace(UNCLEAR)
+    if dates[chosen[0]] != best:
         raise NoTrace(OTHER_ANSWER)
+
+
+def _dates(texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Dates as exact as the least exact of them; none if one of the texts is no date."""
+    found = list(map(_date, texts))
+    exact = min(map(len, found))
+    return [one[:exact] for one in found] if exact else []
 
 
 def _date(text: str) -> tuple[int, ...]:

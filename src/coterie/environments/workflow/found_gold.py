@@ -1,4 +1,7 @@
-"""Whether a search found what an expert's trace rests on. A trace whose thoughts say what no result says is not sound."""
+"""Whether a search found what an expert's trace rests on.
+
+Thoughts say what the gold says. Where no result says it too, an agent that is trained on them learns to make things up.
+"""
 
 from collections.abc import Iterable
 

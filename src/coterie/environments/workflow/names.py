@@ -8,10 +8,24 @@ _BRACKETS = re.compile(r"\s*\([^()]*\)")
 MOST_COMMON = 2
 """Words that a part of a name must have to stand for the whole: one word alone may be anybody's."""
 
+_EMPTY = (
+    "a an the of in on at to for from by with and or but is are was were be been being do does did has have had that "
+    "this these those which who whom whose what when where why how it its he she his her they their them as than then "
+    "also both s there can could would will about into"
+)
+"""Words of a question that no page is found by."""
+
 
 def words(text: str) -> tuple[str, ...]:
     """Its words without case, accents and punctuation."""
     return tuple(map(_folded, _WORD.findall(text)))
+
+
+def telling(question: str) -> list[str]:
+    """The words that pages can be found by, as they are written."""
+    empty = set(_EMPTY.split())
+    kept = (one.strip("\"'.,;:?!()[]") for one in question.split())
+    return [one for one in kept if not set(words(one)) <= empty]
 
 
 def says(text: str, name: str) -> bool:

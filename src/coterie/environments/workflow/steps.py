@@ -1,7 +1,7 @@
 """Steps of a reasoning, made into a trace: what is asked, what it waits for, and what it finds.
 
-A trace that says something before it can be known is refused (:class:`NoTrace`): what is hidden at a level is the answer
-and all that this level and later ones find, unless the question has it.
+A trace that says something before it can be known is refused (:class:`NoTrace`). Hidden from a level are the answer and
+all that this level and later ones find, unless the question or an earlier level has it.
 """
 
 from collections.abc import Sequence
