@@ -181,7 +181,6 @@ def test_too_many_long_traces_are_refused_before_the_training(tools: Path, tmp_p
     (["traces=no/such.json"], "is not a file"),
     (["train.max_length=5000"], "more than the model's context"),
     (["dataset=bamboogle"], "evaluation alone"),
-    (["environment=debate"], "trains one agent"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_before_the_run(
     tools: Path, words: list[str], wrong: str

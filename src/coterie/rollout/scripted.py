@@ -1,7 +1,7 @@
 """A sampler that says what a script has for a task: an expert's path, played with the real tools.
 
-Its turns have the tokens that a policy would have sampled: a message that calls ends with the stop string of its call,
-the last one with the token that ends a turn. So a path is trained on as a sampled one is, with its author named.
+Its turns have the tokens that a policy would have sampled: a message that a stop string ends has no more after it, and
+any other ends with the token that ends a turn. So a path is trained on as a sampled one is, with its author named.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,14 +38,14 @@ class ScriptedSampler:
             raise EngineError(
                 f"the script of task {prompt.task.id} has {len(messages)} messages, and one more is asked for"
             )
-        text, last = messages[place], place == len(messages) - 1
+        text = messages[place]
         stopped = _stopped(text, prompt.stop)
         if stopped not in (None, len(text)):
             raise EngineError(
                 f"message {place + 1} of the script of task {prompt.task.id} goes on after {text[:stopped][-40:]!r}, "
                 "where a message ends"
             )
-        ended = last or stopped is None
+        ended = stopped is None
         return recorded(prompt, context, text, self.author, self.renderer, ended=ended)
 
 
