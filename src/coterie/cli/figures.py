@@ -1,9 +1,9 @@
 """What ``coterie evaluate BENCHMARK`` prints: a table, pages of plots, and one JSON object.
 
 With one dialogue a task, the last line printed is {"benchmark", "rows": [{"policy", "version",
-"method", "n", "failed", "score", "score_ci", "tokens", "well_formed", "cut_off"}]}; with more, rows
+"method", "n", "failed", "score", "score_ci", "tokens", "tokens_per_score", "well_formed", "cut_off"}]}; with more, rows
 are by their number k: {"policy", "version", "method", "k", "n", "failed", "coverage",
-"coverage_ci", "majority", "majority_ci", "tokens", "of_all": {"well_formed", "cut_off"}}, the intervals
+"coverage_ci", "majority", "majority_ci", "average", "tokens", "of_all": {"well_formed", "cut_off"}}, the intervals
 at powers of two and at the last k, else null. For an endpoint there is also ``"usage"``.
 """
 
@@ -68,6 +68,7 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
             "score": round(found.score, 4),
             "score_ci": [round(found.low, 4), round(found.high, 4)],
             "tokens": round(found.tokens, 2),
+            "tokens_per_score": round(found.tokens / found.score, 2) if found.score > 0 else None,
             **{name: round(value, 4) for name, value in found.means.items()},
         }
         return [common | score]
@@ -79,6 +80,7 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
             "coverage_ci": _rounded(point.coverage),
             "majority": round(point.majority.mean, 4),
             "majority_ci": _rounded(point.majority),
+            "average": round(point.average, 4),
             "tokens": round(point.tokens, 2),
             **({} if point.fraction is None else {"fraction": round(point.fraction, 4)}),
             "of_all": {name: round(value, 4) for name, value in found.means.items()},
@@ -115,7 +117,20 @@ def _curves(title: str, figures: Sequence[Figures]) -> Table:
     """Several dialogues a task: coverage and majority, where there are intervals."""
     shares = (WELL_FORMED, CUT_OFF)
     heads = map(in_words, shares)
-    names = ("k", "coverage", "95%", "majority", "95%", "tokens", "best fraction", "failed", *heads)
+    names = (
+        *(
+            "k",
+            "coverage",
+            "95%",
+            "majority",
+            "95%",
+            "average",
+            "tokens",
+            "best fraction",
+            "failed",
+        ),
+        *heads,
+    )
     table = _table(f"{title}, {figures[0].found.n} with k dialogues each", *names)
     for one in figures:
         assert isinstance(one.found, Consistency)
@@ -128,6 +143,7 @@ def _curves(title: str, figures: Sequence[Figures]) -> Table:
                     "{:.3f}-{:.3f}".format(*point.coverage.interval),
                     f"{point.majority.mean:.3f}",
                     "{:.3f}-{:.3f}".format(*point.majority.interval),
+                    f"{point.average:.3f}",
                     f"{point.tokens:.1f}",
                     "" if point.fraction is None else f"{point.fraction:.3f}",
                     f"{one.found.failed}",
