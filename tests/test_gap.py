@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from coterie.datasets.corpus import rows_of, write_passages
+from coterie.environments.workflow.environment import Workflow
+from coterie.environments.workflow.trace import Query, Trace
 from coterie.environments.workflow.written import parse_plan
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
@@ -21,6 +24,7 @@ from coterie.reports.page import write_page
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.trajectories.row import rows
+from coterie.trajectories.task import Task
 from coterie.trajectories.view import view
 
 WORDS = [
@@ -115,6 +119,32 @@ def test_the_page_draws_the_plan_and_counts_the_traces(played: tuple[Gap, Run]) 
     assert "Traces" in page and "selected" in page
 
 
+def test_wrong_answers_and_facts_that_were_not_found_are_not_learned(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = made(tools)
+    first, second, *_ = recipe.environment.tasks("train", 8, recipe.settings.seed)
+    written = Workflow.trace
+
+    def trace(self: Workflow, task: Task) -> Trace:
+        found = written(self, task)
+        if task.id == first.id:
+            return replace(found, answer="nothing of the kind")
+        if task.id == second.id:
+            return replace(found, levels=((Query("T1", "zebra"),),))
+        return found
+
+    monkeypatch.setattr(Workflow, "trace", trace)
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent(), recipe.steps()[1:3])
+        select = run.metrics(Step(0, "select"))
+        chosen = {task for task, _ in run.store.selections(0, "select")}
+    recipe.close()
+    assert select["left out: the answer is not right"] == 1
+    assert int(select["left out: the facts were not found"]) >= 1
+    assert not {first.id, second.id} & chosen and chosen
+
+
 TRACE = (
     "<think>Two.</think><plan>T1: a\n- Dependencies: none\nT2: b\n- Dependencies: none</plan>"
     "<wiki_search>a|b</wiki_search>\n\n<observation>\nDOC A\n</observation>\n\n<observation>DOC B</observation>\n\n"
@@ -153,6 +183,7 @@ def test_traces_of_a_file_are_learned_to_the_letter(tools: Path, tmp_path: Path)
     recipe.close()
     plain = text.replace("[[", "").replace("]]", "")
     assert "DOC A" in plain and "<observation>C</observation>" in plain
+    assert plain.count("<|user|>") == 1, "results go on within the agent's message"
     brackets = [one.split("]]")[0] for one in text.split("[[")[1:]]
     assert "DOC A" in brackets[1] and "DOC B" in brackets[1] and "C" in brackets[2]
     assert not any(word in "".join(brackets) for word in ("<think>", "<plan>", "<answer>yes"))

@@ -126,6 +126,7 @@ def test_a_graph_is_carried_out_with_results_in_the_place_of_placeholders(corpus
     texts = [one.text for one in results]
     assert [one[:3] for one in texts] == ["s2:", "s1:", "s3:", "s4:", "s5:"]
     assert "Margaret" in texts[1] and "Margaret" in texts[0], "the text of s2 has what s1 found"
+    assert "\n" in texts[1], "what is shown is the whole result"
     assert "not a tool" in texts[4] and texts[3] == "s4: not run: s5 failed"
     assert [one.error for one in results] == [False, False, False, True, True]
     assert results[0].began >= results[1].began + results[1].seconds
@@ -183,6 +184,16 @@ def test_calls_before_their_tasks_can_have_been_done_are_counted(corpus: Path) -
         "<think>c</think><answer>x</answer>",
     )
     assert found.metrics["early_calls"] == 1
+
+
+def test_the_width_is_that_of_the_widest_message(corpus: Path) -> None:
+    found = play(
+        made(corpus),
+        "<wiki_search>Norway</wiki_search>",
+        "<wiki_search>Sweden|Denmark|Finland</wiki_search>",
+        "<answer>x</answer>",
+    )
+    assert found.metrics["width"] == 3 and found.metrics["calls"] == 4
 
 
 def test_answers_are_read_alike_in_training_and_evaluation() -> None:

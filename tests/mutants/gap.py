@@ -12,7 +12,8 @@ PROSE = f"{PLAY}test_a_judge_that_answers_prose_leaves_the_path_without_a_score"
 EARLY = f"{PLAY}test_calls_before_their_tasks_can_have_been_done_are_counted"
 ENDS = f"{PLAY}test_results_go_on_within_the_message_and_an_answer_ends_it"
 NO_ANSWER = f"{PLAY}test_a_message_without_an_answer_ends_without_one"
-EXPERT = f"{RECIPE}test_the_expert_plays_with_the_tools_and_the_policy_learns_its_tokens_alone"
+WRONG = f"{RECIPE}test_wrong_answers_and_facts_that_were_not_found_are_not_learned"
+WIDE = f"{PLAY}test_the_width_is_that_of_the_widest_message"
 FORMS = f"{RECIPE}test_parallel_traces_take_fewer_rounds_than_sequential_ones"
 FILE = f"{RECIPE}test_traces_of_a_file_are_learned_to_the_letter"
 PIECES = f"{RECIPE}test_a_trace_in_pieces_is_the_trace"
@@ -53,25 +54,24 @@ MUTANTS = (
     _play("one-judgement", "judging", "TRIES = 2", "TRIES = 1", "a judge is not asked again", PROSE),
     _play("early-unseen", "measures", "return max(0, *beyond, 0)", "return 0",
           "calls before their turn are unseen", EARLY),
-    _play("width-of-all", "measures", '"width": max((', '"width": sum((', "the width is the number of calls", FORMS),
+    _play("width-of-all", "measures", '"width": max((', '"width": min((',
+          "the width is that of the narrowest message", WIDE),
     _play("broken-is-a-plan", "measures", "            broken += 1", "            broken += 0",
           "a plan is not missed", BROKEN),
     _play("cut-is-no-answer", "environment", "LENGTH if said.truncated else NO_ANSWER", "NO_ANSWER",
           "a message that was cut off is an end by choice", NO_ANSWER),
-    _recipe("observation-trained",
-          "told", 'Message("inline" if turn.speaker == FILE else', 'Message("assistant" if turn.speaker == FILE else',
-            "what a file shows is told as the agent's", FILE),
+    _recipe("observation-apart", "told", 'Message("inline" if', 'Message("user" if',
+            "what a file shows is a turn of its own, as no policy is shown it", FILE),
     _recipe("held-out-trained", "data", "if key in self.heldout_questions:", "if not key:",
             "held-out questions are learned", FILE),
-    _recipe("repeats-trained", "data", "list(unique.values())", "rows", "a question is learned twice", FILE),
     _recipe("spaces-lost", "told", "before[len(own) :] + trace[start:after]", "trace[start:after]",
             "a trace is not what its file says", PIECES),
     _recipe("neighbours-apart", "told", "        if own or not said:", "        if True:",
           "an empty message is learned", PIECES),
-    _recipe("wrong-answers-learned",
-          "data", 'return "" if score else "the answer is not right"',
-          'return "the answer is not right" if score else ""',
-            "right traces are left out", EXPERT),
+    _recipe("wrong-answers-learned", "data", 'return "" if score else "the answer is not right"', 'return ""',
+            "traces with wrong answers are learned", WRONG),
+    _recipe("facts-unseen", "data", "if not self.environment.grounded(task, shown):", "if not shown:",
+            "thoughts say what nobody found", WRONG),
     _recipe("lengths-unchecked", "data", "if too_long > allowed:", "if too_long > 1:",
           "most rows are dropped unseen", LONG),
     _recipe("context-unchecked", "data", 'check_length("train", s.train, context, found.longest_prompt)', "pass",
