@@ -353,6 +353,20 @@ def test_what_the_question_or_an_earlier_level_has_may_be_said() -> None:
     assert [one.text for level in found.levels for one in level] == ["Ann and Bob", "Bob, not Up"]
 
 
+def test_an_answer_that_an_earlier_level_found_may_be_searched() -> None:
+    made = [
+        Step("painter of Ann", "painter of Ann", "Giotto", "It is Giotto."),
+        Step("what {T1} says", "Giotto", "Giotto", "Giotto painted.", ("T1",)),
+    ]
+    try:
+        found = [
+            [one.text for one in level] for level in traced("Who drew Ann?", "Giotto", made).levels
+        ]
+    except NoTrace as error:
+        found = [[error.reason]]
+    assert found == [["painter of Ann"], ["Giotto"]]
+
+
 def test_nobody_asks_the_same_twice() -> None:
     made = [Step("a {b}", "Ann", "1", "1."), Step("c", "ann", "2", "2.")]
     with pytest.raises(NoTrace, match=steps.UNPLANNED):
