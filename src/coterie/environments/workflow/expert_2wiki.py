@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from coterie.datasets.rows import Evidence, TwoWikiRow
 from coterie.environments.workflow.names import alike, bare, places_of, spelled, words
 from coterie.environments.workflow.relations import asked, searched, told
-from coterie.environments.workflow.steps import NoTrace, Step, name_of, traced
+from coterie.environments.workflow.steps import NoTrace, Step, is_yes_or_no, name_of, traced
 from coterie.environments.workflow.trace import Trace
 
 CHAINS = ("compositional", "inference")
@@ -99,7 +99,7 @@ def _check_comparison(row: TwoWikiRow, steps: Sequence[Step], roots: Sequence[st
     results = [steps[place].result for place in last]
     if len(set(map(words, (roots[place] for place in last)))) < len(last) or len(last) < 2:
         raise NoTrace(UNCLEAR)
-    if words(row.answer) in (("yes",), ("no",)):
+    if is_yes_or_no(row.answer):
         if len(set(map(words, results))) == 1 and words(row.answer) == ("no",):
             raise NoTrace(OTHER_ANSWER)
         return
