@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from coterie.datasets.rows import Evidence, TwoWikiRow
-from coterie.environments.workflow.names import alike, bare, spelled, words
+from coterie.environments.workflow.names import alike, bare, places_of, spelled, words
 from coterie.environments.workflow.relations import asked, searched, told
-from coterie.environments.workflow.steps import NoTrace, Step, name_of, traced
+from coterie.environments.workflow.steps import NoTrace, Step, is_yes_or_no, name_of, traced
 from coterie.environments.workflow.trace import Trace
 
 CHAINS = ("compositional", "inference")
@@ -61,7 +61,7 @@ def trace_of_2wiki(row: TwoWikiRow) -> Trace:
 
 def _before(fact: Evidence, steps: Sequence[Step]) -> int | None:
     """The place of the step whose result a fact is about; of several the first that nothing waits for."""
-    places = [place for place, one in enumerate(steps) if alike(one.result, fact.subject)]
+    places = places_of(fact.subject, [one.result for one in steps])
     waited = {other for one in steps for other in one.after}
     free = [place for place in places if name_of(place) not in waited]
     return next(iter(free or places), None)
@@ -81,9 +81,8 @@ def _named(row: TwoWikiRow, number: int) -> str:
     """What a fact is about, as the question spells it: by the title of its page, or by its subject."""
     subject = row.evidences[number].subject
     titles = list(dict.fromkeys(one.title for one in row.supporting_facts))
-    title = next((one for one in titles if alike(one, subject)), "")
-    if not title and len(titles) == len(row.evidences):
-        title = titles[number]
+    in_order = [number] if len(titles) == len(row.evidences) else []
+    title = next((titles[place] for place in (*places_of(subject, titles), *in_order)), "")
     for name in (title, subject, bare(title), bare(subject)):
         if found := spelled(row.question, name):
             return found
@@ -100,11 +99,11 @@ def _check_comparison(row: TwoWikiRow, steps: Sequence[Step], roots: Sequence[st
     results = [steps[place].result for place in last]
     if len(set(map(words, (roots[place] for place in last)))) < len(last) or len(last) < 2:
         raise NoTrace(UNCLEAR)
-    if words(row.answer) in (("yes",), ("no",)):
+    if is_yes_or_no(row.answer):
         if len(set(map(words, results))) == 1 and words(row.answer) == ("no",):
             raise NoTrace(OTHER_ANSWER)
         return
-    chosen = [n for n, place in enumerate(last) if alike(row.answer, roots[place])]
+    chosen = places_of(row.answer, [roots[place] for place in last])
     if len(chosen) != 1:
         raise NoTrace(OTHER_ANSWER)
     asks = set(words(row.question)) - {word for root in roots for word in words(root)}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from coterie.datasets.rows import HotpotRow
 from coterie.environments.workflow.names import alike, bare, says, spelled, telling, words
-from coterie.environments.workflow.steps import NoTrace, Step, traced
+from coterie.environments.workflow.steps import NoTrace, Step, is_yes_or_no, traced
 from coterie.environments.workflow.trace import Trace
 
 NOT_TWO = "it does not rest on two pages"
@@ -13,7 +13,6 @@ UNNAMED = "the question does not name what it compares"
 APART = "neither page names the other"
 NO_ANSWER = "the answer is not in the pages"
 BACKWARDS = "the answer is on the page that comes first"
-YES_NO = (("yes",), ("no",))
 MOST_WORDS = 20
 """Of a clause of a page in a thought."""
 MOST_ASKED = 12
@@ -73,7 +72,7 @@ def _bridge(row: HotpotRow, pages: Sequence[Page], names: Mapping[str, str]) -> 
 
 def _has_answer(row: HotpotRow, page: Page) -> bool:
     text = f"{page.title}\n{page.text}"
-    return words(row.answer) in YES_NO or says(text, row.answer) or alike(page.title, row.answer)
+    return is_yes_or_no(row.answer) or says(text, row.answer) or alike(page.title, row.answer)
 
 
 def _named(question: str, title: str) -> str:

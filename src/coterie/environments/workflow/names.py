@@ -2,10 +2,11 @@
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 _WORD = re.compile(r"[^\W_]+(?:[\u0300-\u036f]+[^\W_]*)*")
 _BRACKETS = re.compile(r"\s*\([^()]*\)")
-MOST_COMMON = 2
+LEAST = 2
 """Words that a part of a name must have to stand for the whole: one word alone may be anybody's."""
 
 _EMPTY = (
@@ -56,7 +57,13 @@ def alike(one: str, other: str) -> bool:
     first, second = sorted((words(bare(one)), words(bare(other))), key=len)
     if first == second:
         return bool(first)
-    return len(first) >= MOST_COMMON and _place(second, first) is not None
+    return len(first) >= LEAST and _place(second, first) is not None
+
+
+def places_of(name: str, among: Sequence[str]) -> list[int]:
+    """Where a name is among others: equal ones, or, if there are none, those that are alike."""
+    equal = [place for place, one in enumerate(among) if words(one) == words(name)]
+    return equal or [place for place, one in enumerate(among) if alike(one, name)]
 
 
 def _folded(word: str) -> str:

@@ -18,13 +18,14 @@ _PHRASES: Mapping[str, str] = {
     "member of political party": "political party",
     "member of": "organization",
     "part of": "whole",
-    "has part": "part",
     "named after": "namesake",
-    "notable work": "work",
-    "country for sport": "country in sport",
     "shares border with": "neighbor",
     "capital of": "region with the capital",
     "cast member": "actor",
+    "work location": "place of work",
+    "position held": "position",
+    "followed by": "successor",
+    "contains administrative territorial entity": "district",
 }
 """Those whose names in Wikidata are not words that a person would say."""
 _WORDS: Mapping[str, str] = {

@@ -44,6 +44,11 @@ def name_of(place: int) -> str:
     return f"T{place + 1}"
 
 
+def is_yes_or_no(answer: str) -> bool:
+    """Whether an answer is one of these words."""
+    return words(answer) in (("yes",), ("no",))
+
+
 def traced(question: str, answer: str, steps: Sequence[Step], *, compare: bool = False) -> Trace:
     """The trace of these steps; with ``compare`` a last task without a search, which waits for all that nothing else
     waits for. Raises :class:`NoTrace`.
