@@ -181,11 +181,8 @@ def test_all_that_the_expert_says_is_a_target_once_and_nothing_else_is(
     assert {one.writer for one in trained.targets} == {EXPERT}
     assert trained.logprobs is None
     assert sum(trained.mask) == sum(len(turn.ids) for turn in own)
-    texts = [renderer.decode(turn.ids) for turn in own]
-    assert texts[:-1] == list(said[:-1])
-    assert texts[-1] == said[-1] + renderer.decode(own[-1].ids[-1:])
-    assert own[-1].ids[-1] in renderer.end_ids
-    assert not [one for turn in own[:-1] for one in turn.ids if one in renderer.control.ids]
+    assert [renderer.decode(turn.ids) for turn in own] == list(said)
+    assert not [one for turn in own for one in turn.ids if one in renderer.control.ids]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -209,16 +206,13 @@ def test_between_the_expert_s_turns_stand_the_results_alone(
     ]
     said = trace_of(row).messages(form)
     texts = [one + shown.show(turn.results) for one, turn in zip(said, seen, strict=False)]
-    end = renderer.decode(segment.ids[-1:])
-    assert (
-        renderer.decode(segment.ids)
-        == f"{renderer.decode(first.ids)}{''.join(texts)}{said[-1]}{end}"
-    )
+    whole = f"{renderer.decode(first.ids)}{''.join(texts)}{said[-1]}"
+    assert renderer.decode(segment.ids) == whole
     assert row.question in renderer.decode(first.ids)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_policy_that_says_the_same_has_the_same_tokens_but_for_the_last_end(
+def test_a_policy_that_says_the_same_has_the_same_tokens(
     name: str, row: QuestionRow, form: TraceForm, tool: RetrieverTool
 ) -> None:
     renderer = model(name).renderer
@@ -230,9 +224,7 @@ def test_a_policy_that_says_the_same_has_the_same_tokens_but_for_the_last_end(
         tree, path = path_of(one)
         (segment,) = view(tree, path[-1].id, "solver").segments
         views.append([(piece.ids, piece.turn is not None) for piece in segment.pieces])
-    assert views[0][:-1] == views[1][:-1]
-    (last, _), (ended, _) = views[0][-1], views[1][-1]
-    assert ended[:-1] == last and ended[-1] in renderer.end_ids
+    assert views[0] == views[1]
 
 
 @pytest.mark.parametrize("name", NAMES)

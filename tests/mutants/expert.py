@@ -18,7 +18,8 @@ MUSIQUE = f"{EXPERT}test_rows_of_musique_that_come_to_nothing_say_why"
 TWICE = f"{EXPERT}test_nobody_asks_the_same_twice"
 FOUND = f"{EXPERT}test_gold_was_found_if_all_its_pages_are_in_some_result"
 TARGETS = f"{PATHS}test_all_that_the_expert_says_is_a_target_once_and_nothing_else_is"
-POLICY = f"{PATHS}test_a_policy_that_says_the_same_has_the_same_tokens_but_for_the_last_end"
+ENDS = f"{PATHS}test_a_message_without_a_stop_string_ends_as_a_turn_does"
+POLICY = f"{PATHS}test_a_policy_that_says_the_same_has_the_same_tokens"
 FAILS = f"{PATHS}test_what_could_not_be_sampled_so_fails_its_episode"
 
 
@@ -66,9 +67,9 @@ MUTANTS = (
         "a first query knows more than the question", MUSIQUE),
     _of("found_gold", "some-gold", "return found.issuperset(map(_plain, titles))",
         "return not found.isdisjoint(map(_plain, titles))", "one page of two is enough", FOUND),
-    Mutant("expert-last-not-ended", "rollout/scripted.py", "ended = last or stopped is None", "ended = stopped is None",
-           "the last message has no end of turn", (TARGETS,)),
-    Mutant("expert-calls-ended", "rollout/scripted.py", "ended = last or stopped is None", "ended = bool(text)",
+    Mutant("expert-last-not-ended", "rollout/scripted.py", "ended = stopped is None", "ended = False",
+           "what no stop string ends has no end of turn", (ENDS,)),
+    Mutant("expert-calls-ended", "rollout/scripted.py", "ended = stopped is None", "ended = bool(text)",
            "a call is followed by an end of turn", (TARGETS, POLICY)),
     Mutant("expert-goes-on", "rollout/scripted.py", "if stopped not in (None, len(text)):", "if stopped == 0:",
            "a message goes on after its call", (FAILS,)),
