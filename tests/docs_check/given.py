@@ -182,6 +182,9 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     "docs/recipes/moat.md": {
         "runs/moat": run("moat"), "errands.jsonl": web_tasks, "pages": index_of_pages,
     },
+    "docs/recipes/gap.md": {
+        "tools.yaml": text("tools:\n  - name: wiki_search\n    corpus: passages.jsonl\n    topk: 2\n"),
+    },
     "docs/howto/first-hour.md": {"letters.py": copied(ROOT / "examples/letters.py")},
     "docs/howto/original-files.md": {
         "rewarded_iteration_0.jsonl": lines(HOTPOT_LINE), "iteration_1_dpo_format.jsonl": lines(PAIRS_LINE),

@@ -57,6 +57,10 @@ MOAT = (
     "rollout.max_tokens=16 start.tasks=2 measure.tasks=1 measure.samples=1 start.train.max_length=1024 "
     "improve.train.max_length=1024"
 )
+TRACES = (
+    "train.max_steps=1 train.batch_rows=2 traces.tasks=4 rollout.max_tokens=16 train.max_length=4096 "
+    "train.tokens_per_microbatch=4096"
+)
 BRIEF_TURNS = f"rollout.max_tokens=8 environment.turns=2 user_simulator.max_tokens=4 {EVALUATED}"
 STEPS = (
     "candidates.count=2 critic.train.max_steps=1 critic.train.batch_rows=2 critic.train.max_length=4096 "
@@ -90,6 +94,7 @@ RULES = (
     Rule("coterie run sweet_rl/backend", SWEET),
     Rule("coterie run moat/maths", "--dry-run"),
     Rule("coterie run dense_tree/gsm8k", "--dry-run"),
+    Rule("coterie run gap/mhqa", f"{EVALUATED} {TRACES}"),
     Rule("coterie sweep dense_tree/tiny", "--dry-run"),
     Rule("coterie sweep moat/maths", "model=smollm2 dataset.source=sample --dry-run"),
     Rule("coterie sweep optima/isft", SMALL, instead={"0,0.3,0.6": "0,0.6"}),
