@@ -16,6 +16,8 @@ from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.gap.data import shown_row
+from coterie.recipes.gap.files.exporting import export_run
+from coterie.recipes.gap.files.prompts import read_prompts
 from coterie.recipes.gap.recipe import Gap
 from coterie.recipes.gap.told import pieces
 from coterie.recipes.registry import recipe as recipe_of
@@ -218,3 +220,34 @@ def test_what_cannot_work_is_refused_before_the_run(
 ) -> None:
     with pytest.raises(UserError, match=wrong):
         made(tools, *words).check()
+
+
+def test_what_is_exported_is_learned_as_it_was(
+    tools: Path, played: tuple[Gap, Run], tmp_path: Path
+) -> None:
+    """To LLaMA-Factory's and GAP's files, and back: the same tokens are trained, under the same prompts."""
+    recipe, run = played
+    done = export_run(recipe, run, tmp_path / "files")
+    assert done.traces == run.metrics(Step(0, "select"))["selected"] and done.prompts == 8
+    info = json.loads((tmp_path / "files/dataset_info.json").read_text())
+    assert info["gap"]["file_name"] == "sft.json"
+    again = made(tools, f"traces={tmp_path / 'files/sft.json'}")
+    with open_run(tmp_path / "run", again.name, again.settings) as other:
+        run_steps(again, other, Silent(), again.steps()[1:3])
+        assert other.metrics(Step(0, "select"))["selected"] == done.traces
+        assert trained_rows(other) == trained_rows(run)
+    again.close()
+    prompts = read_prompts(tmp_path / "files/prompts.parquet")
+    assert len({one.index for one in prompts}) == 8
+    assert (
+        prompts[0].tools == ("wiki_search",) and prompts[0].question in prompts[0].prompt[0].content
+    )
+
+
+def trained_rows(run: Run) -> set[tuple[tuple[int, ...], tuple[bool, ...]]]:
+    """Tokens and masks of what a run selected."""
+    found = set()
+    for task, one in run.store.selections(0, "select"):
+        tree = run.store.tree(0, "rollout", task)
+        found |= {(row.ids, tuple(row.mask)) for row in rows(view(tree, one.leaf, one.agent))}
+    return found

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from coterie.recipes.description import RecipeDescription
+from coterie.recipes.gap.files.commands import export_files
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
@@ -37,4 +38,5 @@ DESCRIPTION = RecipeDescription(
     settings=_settings,
     recipe=_recipe,
     report=_report,
+    export_files=export_files,
 )
