@@ -116,28 +116,20 @@ def _scores(title: str, figures: Sequence[Figures]) -> Table:
 def _curves(title: str, figures: Sequence[Figures]) -> Table:
     """Several dialogues a task: coverage and majority, where there are intervals."""
     shares = (WELL_FORMED, CUT_OFF)
-    heads = map(in_words, shares)
+    found = [(one.label, one.found) for one in figures if isinstance(one.found, Consistency)]
+    tested = any(point.fraction is not None for _, some in found for point in some.points)
     names = (
-        *(
-            "k",
-            "coverage",
-            "95%",
-            "majority",
-            "95%",
-            "average",
-            "tokens",
-            "best fraction",
-            "failed",
-        ),
-        *heads,
+        *("k", "coverage", "95%", "majority", "95%", "average", "tokens"),
+        *(["best fraction"] if tested else []),
+        *("failed", *map(in_words, shares)),
     )
     table = _table(f"{title}, {figures[0].found.n} with k dialogues each", *names)
-    for one in figures:
-        assert isinstance(one.found, Consistency)
-        for point in one.found.points:
+    for label, some in found:
+        for point in some.points:
             if point.coverage.interval and point.majority.interval:
+                fraction = "" if point.fraction is None else f"{point.fraction:.3f}"
                 table.add_row(
-                    one.label,
+                    label,
                     f"{point.k}",
                     f"{point.coverage.mean:.3f}",
                     "{:.3f}-{:.3f}".format(*point.coverage.interval),
@@ -145,9 +137,9 @@ def _curves(title: str, figures: Sequence[Figures]) -> Table:
                     "{:.3f}-{:.3f}".format(*point.majority.interval),
                     f"{point.average:.3f}",
                     f"{point.tokens:.1f}",
-                    "" if point.fraction is None else f"{point.fraction:.3f}",
-                    f"{one.found.failed}",
-                    *(share(one.found.means, name) for name in shares),
+                    *([fraction] if tested else []),
+                    f"{some.failed}",
+                    *(share(some.means, name) for name in shares),
                 )
     return table
 
