@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coterie.environments.live import Live
 from coterie.environments.passing import OthersPlay
 from coterie.environments.protocol import (
     ActorKind,
     Environment,
     Grade,
     Observation,
-    Session,
     Shared,
     State,
     Syntax,
@@ -52,30 +52,6 @@ class Held:
     calls: int = 0
     rounds: int = 0
     """Messages that called since the last answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What a branch has: the environment's own session, and tools, of which some may be the branch's."""
-
-    session: Any
-    """What is shared, where the environment is pure."""
-    toolbox: Toolbox
-    forks: bool
-    """Whether no tool has a state of the branch's."""
-
-    def fork(self) -> "AbstractAsyncContextManager[Session] | None":
-        """With a copy of the environment's own session, if it can be had."""
-        copy = self.session.fork() if self.forks else None
-        return None if copy is None else _copied(copy, self.toolbox)
-
-
-@asynccontextmanager
-async def _copied(
-    opening: AbstractAsyncContextManager[Any], toolbox: Toolbox
-) -> AsyncIterator[Live]:
-    async with opening as session:
-        yield Live(session, toolbox, True)
 
 
 class WithTools(OthersPlay):
