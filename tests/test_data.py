@@ -20,6 +20,8 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 from tests.conftest import Cli
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 SHARED = next(
     (up / "shared/data" for up in Path(__file__).parents if (up / "shared/data").is_dir()),
     Path("shared/data"),
@@ -45,12 +47,6 @@ HOTPOT_OF_THE_HUB = {
     },
     "supporting_facts": {"title": ["Emma", "Jane Austen"], "sent_id": [1, 0]},
 }
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def sums(start: int, stop: int) -> list[dict[str, str]]:

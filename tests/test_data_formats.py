@@ -20,7 +20,10 @@ from coterie.datasets.rows import QuestionRow, TwoWikiRow
 from coterie.errors import UserError
 from coterie.progress import Silent
 from tests.hub import Hub, point_hub_at, serve
+from tests.row_files import jsonl
 from tests.test_data import SHARED, real_rows
+
+pytestmark = pytest.mark.usefixtures("own_home")
 
 CONTEXT = [["Emma", ["A novel.", "By Jane Austen."]], ["Empty", []], ["Jane Austen", ["Hers."]]]
 FACTS = [["Emma", 1], ["Jane Austen", 0]]
@@ -82,17 +85,6 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("mmlu", {"train": UPSTREAM["mmlu"]}),
 ]
 """Other forms of the same rows: of the hub, of AI2's own files, of ../shared/data."""
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-def jsonl(file: Path, *rows: dict[str, Any]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
 
 
 def read(name: str, file: Path) -> list[QuestionRow]:

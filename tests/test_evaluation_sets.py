@@ -25,20 +25,12 @@ from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import QuestionRow
 from coterie.errors import UserError
 from coterie.progress import Silent
+from tests.row_files import jsonl
 from tests.test_data import SHARED, real_rows
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 CANARY = "a canary of these tests: 3f"
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-def jsonl(file: Path, *rows: dict[str, Any]) -> Path:
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return file
 
 
 def read(name: str, file: Path) -> Any:

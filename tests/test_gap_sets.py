@@ -22,7 +22,10 @@ from coterie.datasets.rows import HotpotRow, QuestionRow, TwoWikiRow
 from coterie.errors import UserError
 from coterie.progress import Silent
 from tests.conftest import Cli, refused
+from tests.row_files import jsonl
 from tests.test_data import SHARED, real_rows
+
+pytestmark = pytest.mark.usefixtures("own_home")
 
 CONTEXT = [
     ["Emma", ["A novel.", "By Jane Austen."]],
@@ -47,17 +50,6 @@ MUSIQUE = {
         {"id": 8, "question": "#1 >> place of birth", "answer": "Steventon", "paragraph_support_idx": 1},
     ],
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-def jsonl(file: Path, *rows: dict[str, Any]) -> Path:
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return file
 
 
 def one(name: str, file: Path) -> Any:

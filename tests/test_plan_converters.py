@@ -19,11 +19,7 @@ from coterie.progress import Silent
 from tests.conftest import Cli
 from tests.test_data import SHARED, jsonl, real_rows
 
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def solved(answer: str, question: str = "How many are there?") -> Gsm8kPlanRow:

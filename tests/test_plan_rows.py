@@ -20,6 +20,8 @@ from coterie.progress import Silent
 from tests.conftest import Cli
 from tests.test_data import SHARED, jsonl, real_rows
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 PLANS = [name for name, entry in CATALOGUE.items() if issubclass(entry.row, PlanRow)]
 ROW: dict[str, Any] = {
     "id": "p1",
@@ -31,12 +33,6 @@ ROW: dict[str, Any] = {
         {"subgoal": "How many are left?", "actions": ["R2 = Calculator(R1 - 2)"], "result": "10"},
     ],
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def row(**changes: Any) -> PlanRow:
