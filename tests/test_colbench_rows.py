@@ -12,7 +12,8 @@ from coterie.datasets.catalogue import find
 from coterie.datasets.code_rows import SENTENCE, CodeRow, Signature, signature
 from coterie.datasets.download import download
 from coterie.datasets.local import load_rows
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.rows import question_key
 from coterie.errors import UserError
 from coterie.generators.colbench.checks import CheckedRow, check_rows, is_verdict

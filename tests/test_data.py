@@ -13,7 +13,8 @@ from pyarrow import parquet
 from coterie.config.home import new_folder
 from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
 from coterie.datasets.local import load_rows, sample_folder
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, question_key
 from coterie.errors import UserError

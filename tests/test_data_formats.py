@@ -13,7 +13,8 @@ from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
 from coterie.datasets.context_rows import CbtRow, TriviaRow
 from coterie.datasets.download import download
 from coterie.datasets.local import load_rows
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.problem_rows import ChoiceRow, MathRow
 from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import QuestionRow, TwoWikiRow

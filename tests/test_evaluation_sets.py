@@ -19,7 +19,8 @@ from coterie.datasets.answer_rows import IMAGE, ExamRow, WebRow
 from coterie.datasets.catalogue import find
 from coterie.datasets.contest_rows import SEALED, ContestRow, LiveCodeRow
 from coterie.datasets.local import load_rows
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.problem_rows import MathRow
 from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import QuestionRow

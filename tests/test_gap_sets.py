@@ -16,7 +16,8 @@ from coterie.datasets.corpus import distinct_passages, rows_of, write_passages
 from coterie.datasets.finding import Rows, dataset_type
 from coterie.datasets.local import load_rows
 from coterie.datasets.musique import MusiqueRow
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import HotpotRow, QuestionRow, TwoWikiRow
 from coterie.errors import UserError

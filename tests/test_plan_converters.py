@@ -12,7 +12,8 @@ from coterie.datasets.catalogue import SPLITS, find
 from coterie.datasets.gsm8k_plans import BROKEN, NO_STEPS, OTHER_ANSWER, Gsm8kPlanRow
 from coterie.datasets.local import load_rows
 from coterie.datasets.plan_rows import PlanRow
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.strategyqa_plans import BRACKETS, FORWARD, NO_PARTS, StrategyPlanRow
 from coterie.errors import UserError
 from coterie.progress import Silent

@@ -13,7 +13,8 @@ from coterie.datasets.finding import Rows, dataset_type, row_type
 from coterie.datasets.local import load_rows
 from coterie.datasets.plan_checks import findings
 from coterie.datasets.plan_rows import PlanRow, PlanStep
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.problem_rows import SvampRow
 from coterie.errors import UserError
 from coterie.progress import Silent

@@ -111,7 +111,7 @@ def prepare(
     from coterie.datasets.preference_files import prepare_preferences
     from coterie.datasets.preferences import PreferenceSet
     from coterie.datasets.prepared import folder_of
-    from coterie.datasets.prepared import prepare as make
+    from coterie.datasets.preparing import prepare as make
 
     entry = _find(name)
     console = notes()
