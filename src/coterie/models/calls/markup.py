@@ -151,6 +151,14 @@ def past_space(text: str, at: int) -> int:
     return found.end()
 
 
+def past_broken(text: str, at: int, opening: str, closing: str) -> tuple[int, bool]:
+    """Where a call ends that can't be read, and whether its closing tag is there; else the next call ends it."""
+    close, again = text.find(closing, at), text.find(opening, at)
+    if close >= 0 and (again < 0 or close < again):
+        return close + len(closing), True
+    return (len(text) if again < 0 else again), False
+
+
 def read_value(text: str, at: int) -> tuple[Any, int]:
     """The JSON value that begins at ``at`` after white space, and where it ends. Raises ``ValueError``."""
     try:

@@ -51,16 +51,11 @@ class Session:
                 seconds = self._settings.seconds
                 raise ToolError(f"no answer within {seconds:g} seconds") from error
             if error.code in FAULTS:
-                if (
-                    error.code == types.INVALID_REQUEST
-                ):  # such as a session that the server has forgotten
+                if error.code == types.INVALID_REQUEST:  # the server has forgotten the session
                     self._drop(link)
                 raise link.lost(error.error.message) from error
             raise ToolError(error.error.message) from error
-        except (
-            RuntimeError,
-            ValueError,
-        ) as error:  # a result that is not of the protocol or its schema
+        except (RuntimeError, ValueError) as error:  # not of the protocol, or of its schema
             raise ToolError(f"the tool's result can't be read: {error}") from error
         if result.is_error:
             raise ToolError(text_of(result) or "the tool failed and does not say why")
