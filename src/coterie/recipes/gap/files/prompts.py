@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
-from coterie.config.folders import check_new_file
+from coterie.config.folders import whole_file
 from coterie.config.plain import wrong_at
 from coterie.config.text import read_json
 from coterie.datasets.answer_rows import AnswerRow
@@ -214,13 +214,8 @@ def write_prompts(path: Path, rows: Sequence[PromptRow], form: Form = "text") ->
             "values and programs are texts in these files, answers would be objects",
             "write them as text",
         )
-    check_new_file(path)
-    part = path.with_name(f"{path.name}.part")
-    try:
+    with whole_file(path) as part:
         write_table(Table.from_pylist([row.fields(form) for row in rows]), part)
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _gold(truth: Any) -> Gold:
