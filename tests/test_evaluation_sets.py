@@ -283,7 +283,7 @@ def test_packed_tests_larger_than_the_limit_are_not_unpacked(
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"public_test_cases": "["}, "public_test_cases is a text, but no JSON"),
+        ({"public_test_cases": "["}, "public_test_cases is a text, but not JSON"),
         ({"public_test_cases": "[1]"}, "a test is not an object"),
         ({"public_test_cases": '[{"input": "1"}]'}, "tests.0.output"),
         ({"public_test_cases": '[{"input": "1", "output": "2", "testtype": "odd"}]'}, "tests.0.kind"),

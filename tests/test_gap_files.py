@@ -220,7 +220,7 @@ def test_an_index_of_two_rows_names_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "truth, said",
     [
-        (None, "there is no gold"),
+        (None, "there is no right answer"),
         ({"target": []}, "target"),
         ({"target": [" "]}, "target.0"),
         ({"question": "Who?"}, "neither target nor stdin"),

@@ -18,7 +18,7 @@ from coterie.errors import UserError
 def distinct_passages(rows: Iterable[QuestionRow]) -> Iterator[tuple[str, str]]:
     """(title, text) of the passages of rows in their order, each once.
 
-    Spaces and line ends count as one space, for a title is one line.
+    Spaces and line ends count as one space, because a title is one line.
     """
     seen = set[tuple[str, str]]()
     for row in rows:

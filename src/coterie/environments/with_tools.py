@@ -1,7 +1,7 @@
 """Any environment, with tools that its agents may call before each of their answers.
 
-To the environment nothing changes: it is told of answers alone, and its limits count them alone. A message that calls
-is answered with results, and its agent acts again; nobody else sees either.
+Nothing changes for the environment: it sees only answers, and its limits count only answers. A message that calls
+is answered with results, and its agent acts again; no other agent sees either.
 """
 
 import json

@@ -52,7 +52,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """Checked tasks, in the order in which they were written. Raises :class:`BrokenPlan` if they are no plan."""
+    """Checked tasks, in the order in which they were written. Raises :class:`BrokenPlan` if they are not a plan."""
 
     tasks: tuple[Task, ...]
 

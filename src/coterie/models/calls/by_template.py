@@ -37,7 +37,9 @@ class ResponseTemplate:
             message = self.tokenizer.parse_response(
                 text, prefix=self.prompt, tools=[offered(tool) for tool in tools]
             )
-        except Exception as error:  # the template's own parsers may raise anything
+        except (
+            Exception
+        ) as error:  # whatever the template's own parsers raise on what a model wrote
             return text, _named([broken(text, str(error).partition("\n")[0])])
         found = [call_of(_function(one)) for one in message.get("tool_calls") or ()]
         if found and finish != "end":

@@ -1,7 +1,7 @@
 """What all ways to write calls have in common: where a call stands, what it says, and why it can't be run.
 
-A message is read from its beginning to its end. What stands in a thought is no call, and what stands in a string of a
-call's JSON is neither a thought nor the call's end.
+A message is read from its beginning to its end. What stands in a thought is not a call, and what stands in a string of
+a call's JSON is neither a thought nor the call's end.
 """
 
 import json

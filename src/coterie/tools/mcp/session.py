@@ -19,7 +19,7 @@ LOOK_AGAIN = 30.0
 """Seconds after which the tools are listed again before a call: not every server tells when they change."""
 
 FAULTS = (types.INTERNAL_ERROR, types.INVALID_REQUEST)
-"""Codes of errors that are no fault of the agent: what a tool has against a call is in its result."""
+"""Codes of errors that are not the agent's fault: what a tool says against a call is in its result."""
 
 
 class Session:
@@ -87,7 +87,7 @@ class Session:
         await asyncio.gather(*(link.close() for link in self._dropped))
 
     async def _look(self, link: Link) -> None:
-        """List the tools again. What is told of changes while they are listed counts."""
+        """List the tools again. A change that the server reports in the meantime counts."""
         link.suspect = False
         try:
             now = listed(await link.tools(), self._settings.read_only, self._settings.server)

@@ -25,7 +25,7 @@ class McpSettings(Settings):
     folder: str = key("", "Where the command runs; empty: the working folder.")
     environment: tuple[str, ...] = key(
         (),
-        "Names of environment variables that the command is given, beside PATH, HOME, USER, LOGNAME, SHELL and TERM. "
+        "Names of environment variables that the command is given, besides PATH, HOME, USER, LOGNAME, SHELL and TERM. "
         "It gets no others, so none of our keys.",
     )
     key_variable: str | None = key(

@@ -124,7 +124,7 @@ class PromptRow(SetRow):
         reward = value.get("reward_model")
         truth = reward.get("ground_truth") if isinstance(reward, Mapping) else None
         if truth is None:
-            raise ValueError("reward_model.ground_truth is missing: there is no gold")
+            raise ValueError("reward_model.ground_truth is missing: there is no right answer")
         gold = _gold(truth)
         asked = extra.get("question") or (gold.question if isinstance(gold, Answers) else "")
         names = ("platform", "difficulty", "contest_date")
@@ -176,8 +176,8 @@ class PromptRow(SetRow):
 def read_prompts(path: Path, progress: Progress | None = None) -> list[PromptRow]:
     """The rows of an RL file (``.parquet``, also ``.json`` and ``.jsonl``), in its order.
 
-    Raises ``UserError`` with the number of a row that is none, that has no ``index`` or no gold, or whose ``index`` is
-    that of another row.
+    Raises ``UserError`` with the number of a row that is broken, has no ``index`` or no gold, or has the ``index`` of
+    another row.
     """
     seen: dict[str, int] = {}
     rows: list[PromptRow] = []

@@ -5,7 +5,7 @@ in the prompt after ``Question:``), and the whole trace with its observations, a
 (roles and contents) or ``{"conversations"}`` (``from`` and ``value``), with one user's and one assistant's message.
 Rows that a model has rewritten have ``original_output`` and ``conversion_status`` besides.
 
-What is masked in training is told by :func:`observations`, as places in the text and not by tokens.
+:func:`observations` says what is masked in training, as places in the text and not as tokens.
 """
 
 import json
