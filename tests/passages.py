@@ -1,9 +1,13 @@
-"""A few passages as rows of a file, for tests of retrieval."""
+"""A few passages, and indexes of them, for tests of retrieval."""
 
-import gzip
-import json
 from pathlib import Path
-from typing import Any
+
+import pytest
+
+from coterie.tools.retrieval.index import build_index
+from coterie.tools.retrieval.settings import EncoderSettings
+from tests.encoders import tiny_bert
+from tests.row_files import jsonl
 
 ROWS = [
     {"id": "w0", "contents": '"Oslo"\nOslo is the capital of Norway.'},
@@ -14,10 +18,16 @@ ROWS = [
 ]
 
 
-def written(file: Path, rows: list[dict[str, Any]]) -> Path:
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    if file.suffix == ".gz":
-        file.write_bytes(gzip.compress(text.encode()))
-    else:
-        file.write_text(text)
-    return file
+def indexed(folder: Path) -> Path:
+    """An index by words."""
+    assert build_index(jsonl(folder / "rows.jsonl", *ROWS), folder / "index") == len(ROWS)
+    return folder / "index"
+
+
+def encoded(folder: Path) -> Path:
+    """The folder, with an encoder in ``bert`` and an index with its vectors in ``index``."""
+    pytest.importorskip("faiss")
+    encoder = EncoderSettings(model=str(tiny_bert(folder / "bert")), device="cpu", batch=2)
+    rows = jsonl(folder / "rows.jsonl", *ROWS)
+    assert build_index(rows, folder / "index", encoder=encoder) == len(ROWS)
+    return folder

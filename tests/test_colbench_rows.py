@@ -12,7 +12,8 @@ from coterie.datasets.catalogue import find
 from coterie.datasets.code_rows import SENTENCE, CodeRow, Signature, signature
 from coterie.datasets.download import download
 from coterie.datasets.local import load_rows
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.rows import question_key
 from coterie.errors import UserError
 from coterie.generators.colbench.checks import CheckedRow, check_rows, is_verdict
@@ -22,14 +23,10 @@ from coterie.tools.sandbox.settings import SandboxSettings
 from tests.conftest import Cli
 from tests.hub import Hub, point_hub_at, serve
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 REFERENCE = "def fee(days):\n    return 5 + max(0, days - 3) * 2"
 CALLS = {f"test{n}": f"fee({n})" for n in range(1, 11)}
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def task(text: str = "What do I owe?", **change: Any) -> dict[str, Any]:

@@ -13,12 +13,15 @@ from pyarrow import parquet
 from coterie.config.home import new_folder
 from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
 from coterie.datasets.local import load_rows, sample_folder
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, question_key
 from coterie.errors import UserError
 from coterie.progress import Silent
 from tests.conftest import Cli
+
+pytestmark = pytest.mark.usefixtures("own_home")
 
 SHARED = next(
     (up / "shared/data" for up in Path(__file__).parents if (up / "shared/data").is_dir()),
@@ -45,12 +48,6 @@ HOTPOT_OF_THE_HUB = {
     },
     "supporting_facts": {"title": ["Emma", "Jane Austen"], "sent_id": [1, 0]},
 }
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def sums(start: int, stop: int) -> list[dict[str, str]]:

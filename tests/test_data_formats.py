@@ -13,14 +13,18 @@ from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
 from coterie.datasets.context_rows import CbtRow, TriviaRow
 from coterie.datasets.download import download
 from coterie.datasets.local import load_rows
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.problem_rows import ChoiceRow, MathRow
 from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import QuestionRow, TwoWikiRow
 from coterie.errors import UserError
 from coterie.progress import Silent
 from tests.hub import Hub, point_hub_at, serve
+from tests.row_files import jsonl
 from tests.test_data import SHARED, real_rows
+
+pytestmark = pytest.mark.usefixtures("own_home")
 
 CONTEXT = [["Emma", ["A novel.", "By Jane Austen."]], ["Empty", []], ["Jane Austen", ["Hers."]]]
 FACTS = [["Emma", 1], ["Jane Austen", 0]]
@@ -82,17 +86,6 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("mmlu", {"train": UPSTREAM["mmlu"]}),
 ]
 """Other forms of the same rows: of the hub, of AI2's own files, of ../shared/data."""
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-def jsonl(file: Path, *rows: dict[str, Any]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
 
 
 def read(name: str, file: Path) -> list[QuestionRow]:

@@ -28,9 +28,10 @@ from coterie.runs.folder import Step, open_run
 from coterie.runs.loop import run_steps
 from coterie.runs.selected import selected
 from tests.conftest import Cli, once, refused
-from tests.test_preference_sets import interaction, jsonl, ours, own_home, prepared
+from tests.row_files import jsonl
+from tests.test_preference_sets import interaction, ours, prepared
 
-__all__ = ["own_home"]
+pytestmark = pytest.mark.usefixtures("own_home")
 
 TINY = (
     "model=tiny-problems", "dataset.source=sample", "engine.device=cpu", "train.max_steps=1", "train.batch_rows=4",

@@ -19,26 +19,19 @@ from coterie.datasets.answer_rows import IMAGE, ExamRow, WebRow
 from coterie.datasets.catalogue import find
 from coterie.datasets.contest_rows import SEALED, ContestRow, LiveCodeRow
 from coterie.datasets.local import load_rows
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.problem_rows import MathRow
 from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import QuestionRow
 from coterie.errors import UserError
 from coterie.progress import Silent
+from tests.row_files import jsonl
 from tests.test_data import SHARED, real_rows
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 CANARY = "a canary of these tests: 3f"
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-def jsonl(file: Path, *rows: dict[str, Any]) -> Path:
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return file
 
 
 def read(name: str, file: Path) -> Any:
@@ -290,7 +283,7 @@ def test_packed_tests_larger_than_the_limit_are_not_unpacked(
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"public_test_cases": "["}, "public_test_cases is a text, but no JSON"),
+        ({"public_test_cases": "["}, "public_test_cases is a text, but not JSON"),
         ({"public_test_cases": "[1]"}, "a test is not an object"),
         ({"public_test_cases": '[{"input": "1"}]'}, "tests.0.output"),
         ({"public_test_cases": '[{"input": "1", "output": "2", "testtype": "odd"}]'}, "tests.0.kind"),

@@ -126,7 +126,7 @@ def test_messages_are_read_as_the_same_row(said: dict[str, Any], tmp_path: Path)
         ({"instruction": " ", "output": TRACE}, "instruction"),
         ({"instruction": "Q", "output": TRACE, "conversion_status": "odd"}, "conversion_status"),
         ({"messages": [{"role": "user", "content": "Q"}]}, "its roles are user"),
-        ({"messages": "Q"}, "no list of messages"),
+        ({"messages": "Q"}, "not a list of messages"),
         (7, "broken"),
     ],
 )
@@ -220,7 +220,7 @@ def test_an_index_of_two_rows_names_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "truth, said",
     [
-        (None, "there is no gold"),
+        (None, "there is no right answer"),
         ({"target": []}, "target"),
         ({"target": [" "]}, "target.0"),
         ({"question": "Who?"}, "neither target nor stdin"),

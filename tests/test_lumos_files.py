@@ -29,13 +29,9 @@ from coterie.progress import Silent
 from tests.conftest import Cli
 from tests.hub import Hub, point_hub_at, serve
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 Line = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 @pytest.fixture

@@ -21,14 +21,10 @@ from coterie.models.loading import load, resolve
 from tests.conftest import Cli
 from tests.templates import model
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 INSIDE = "toy_wheel/Toy.Q4_1.gguf"
 REAL = home() / "models" / "smollm2"
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def quantised(weight: torch.Tensor) -> np.ndarray:

@@ -12,18 +12,15 @@ from coterie.datasets.catalogue import SPLITS, find
 from coterie.datasets.gsm8k_plans import BROKEN, NO_STEPS, OTHER_ANSWER, Gsm8kPlanRow
 from coterie.datasets.local import load_rows
 from coterie.datasets.plan_rows import PlanRow
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.strategyqa_plans import BRACKETS, FORWARD, NO_PARTS, StrategyPlanRow
 from coterie.errors import UserError
 from coterie.progress import Silent
 from tests.conftest import Cli
 from tests.test_data import SHARED, jsonl, real_rows
 
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def solved(answer: str, question: str = "How many are there?") -> Gsm8kPlanRow:

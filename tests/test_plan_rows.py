@@ -13,12 +13,15 @@ from coterie.datasets.finding import Rows, dataset_type, row_type
 from coterie.datasets.local import load_rows
 from coterie.datasets.plan_checks import findings
 from coterie.datasets.plan_rows import PlanRow, PlanStep
-from coterie.datasets.prepared import folder_of, prepare, read_manifest
+from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.preparing import prepare
 from coterie.datasets.problem_rows import SvampRow
 from coterie.errors import UserError
 from coterie.progress import Silent
 from tests.conftest import Cli
 from tests.test_data import SHARED, jsonl, real_rows
+
+pytestmark = pytest.mark.usefixtures("own_home")
 
 PLANS = [name for name, entry in CATALOGUE.items() if issubclass(entry.row, PlanRow)]
 ROW: dict[str, Any] = {
@@ -31,12 +34,6 @@ ROW: dict[str, Any] = {
         {"subgoal": "How many are left?", "actions": ["R2 = Calculator(R1 - 2)"], "result": "10"},
     ],
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def row(**changes: Any) -> PlanRow:

@@ -22,14 +22,11 @@ from coterie.recipes.dense_tree.held_out import HeldOut
 from coterie.recipes.dense_tree.mixing import as_pair
 from tests.conftest import Cli, refused
 from tests.hub import Hub, point_hub_at, serve
+from tests.row_files import jsonl
+
+pytestmark = pytest.mark.usefixtures("own_home")
 
 INTERACT, FEEDBACK = PREFERENCE_SETS["ultra_interact"], PREFERENCE_SETS["ultra_feedback"]
-
-
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def interaction(number: int, **change: Any) -> dict[str, Any]:
@@ -53,12 +50,6 @@ def judged(*replies: tuple[str, float | None], asked: str = "Name a colour.") ->
             for text, score in replies
         ],
     }  # fmt: skip
-
-
-def jsonl(file: Path, *rows: dict[str, Any]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
 
 
 def lines(file: Path) -> list[dict[str, Any]]:

@@ -16,27 +16,21 @@ from coterie.tools.retrieval.retriever import check_index, open_retriever
 from coterie.tools.retrieval.settings import EncoderSettings, IndexSettings
 from tests.conftest import Cli
 from tests.encoders import tiny_bert
-from tests.passages import ROWS, written
+from tests.passages import ROWS, encoded, indexed
+from tests.row_files import jsonl
 
 pytest.importorskip("bm25s")
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("retrieval")
-    assert build_index(written(folder / "rows.jsonl", ROWS), folder / "index") == 5
-    return folder / "index"
+    return indexed(tmp_path_factory.mktemp("index"))
 
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an encoder in ``bert``, and an index with its vectors in ``index``."""
-    pytest.importorskip("faiss")
-    folder = tmp_path_factory.mktemp("dense")
-    encoder = EncoderSettings(model=str(tiny_bert(folder / "bert")), device="cpu", batch=2)
-    rows = written(folder / "rows.jsonl", ROWS)
-    assert build_index(rows, folder / "index", encoder=encoder) == 5
-    return folder
+    return encoded(tmp_path_factory.mktemp("dense"))
 
 
 # -- passages -----------------------------------------------------------------------------------
@@ -55,7 +49,7 @@ def test_passages_stay_whole_and_are_read_by_their_place(index: Path) -> None:
 
 
 def test_a_compressed_file_gives_the_same_corpus(index: Path, tmp_path: Path) -> None:
-    assert build_index(written(tmp_path / "rows.jsonl.gz", ROWS), tmp_path / "index") == 5
+    assert build_index(jsonl(tmp_path / "rows.jsonl.gz", *ROWS), tmp_path / "index") == 5
     assert Manifest.read(tmp_path / "index").content == Manifest.read(index).content
 
 
@@ -64,7 +58,7 @@ def test_pages_are_cut_into_paragraphs_with_ids_of_their_own(tmp_path: Path) -> 
         {"id": 7, "title": "Oslo", "text": "A city.\n\nIn Norway."},
         {"title": "Rome", "text": "A city."},
     ]
-    assert build_index(written(tmp_path / "rows.jsonl", rows), tmp_path / "index") == 3
+    assert build_index(jsonl(tmp_path / "rows.jsonl", *rows), tmp_path / "index") == 3
     found = [(one.id, one.title, one.text) for one in Passages(tmp_path / "index")]
     assert found == [
         ("7-0", "Oslo", "A city."),
@@ -97,14 +91,14 @@ def test_a_row_that_is_none_is_refused_by_its_line_and_nothing_is_left(
 
 
 def test_a_compressed_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
-    file = written(tmp_path / "rows.jsonl.gz", ROWS)
+    file = jsonl(tmp_path / "rows.jsonl.gz", *ROWS)
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(UserError, match="can't be read"):
         build_index(file, tmp_path / "index")
 
 
 def test_a_corpus_that_was_changed_is_refused(index: Path, tmp_path: Path) -> None:
-    build_index(written(tmp_path / "rows.jsonl", ROWS), tmp_path / "index")
+    build_index(jsonl(tmp_path / "rows.jsonl", *ROWS), tmp_path / "index")
     with (tmp_path / "index" / "passages.jsonl").open("a") as file:
         file.write("{}\n")
     with pytest.raises(UserError, match="is damaged"):
@@ -222,8 +216,8 @@ def test_vectors_are_searched_by_the_encoder_that_made_them(
 def test_what_searches_depend_on_is_the_same_wherever_the_files_lie(
     index: Path, dense: Path, tmp_path: Path
 ) -> None:
-    build_index(written(tmp_path / "again.jsonl", ROWS), tmp_path / "again")
-    build_index(written(tmp_path / "fewer.jsonl", ROWS[:-1]), tmp_path / "fewer")
+    build_index(jsonl(tmp_path / "again.jsonl", *ROWS), tmp_path / "again")
+    build_index(jsonl(tmp_path / "fewer.jsonl", *ROWS[:-1]), tmp_path / "fewer")
     first, again, fewer = (
         check_index(IndexSettings(index=str(one)))
         for one in (index, tmp_path / "again", tmp_path / "fewer")
@@ -233,7 +227,7 @@ def test_what_searches_depend_on_is_the_same_wherever_the_files_lie(
 
 
 def test_the_command_indexes_by_meaning_alone(cli: Cli, dense: Path, tmp_path: Path) -> None:
-    rows = written(tmp_path / "rows.jsonl", ROWS)
+    rows = jsonl(tmp_path / "rows.jsonl", *ROWS)
     ran = cli("data", "index", rows, "made", "--no-bm25", "--dense", dense / "bert")
     assert ran.code == 0 and "5 passages" in ran.err and "encoding" in ran.err
     with pytest.raises(UserError, match="made without BM25"):
@@ -257,7 +251,7 @@ def test_a_real_encoder_finds_what_words_do_not(tmp_path: Path) -> None:
         {"id": "dog", "contents": '"Puppy"\nA young canine that has just been weaned.'},
         {"id": "bread", "contents": '"Loaf"\nFlour and water, kneaded and put into the oven.'},
     ]
-    build_index(written(tmp_path / "rows.jsonl", rows), tmp_path / "index", encoder=encoder)
+    build_index(jsonl(tmp_path / "rows.jsonl", *rows), tmp_path / "index", encoder=encoder)
     queries = ["a boat in the Arctic", "baby dogs", "how to bake"]
     words, meaning = (
         open_retriever(IndexSettings(index=str(tmp_path / "index"), search=search))

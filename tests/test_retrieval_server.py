@@ -9,10 +9,7 @@ import httpx2
 import pytest
 
 from coterie.tools.retrieval.batches import Batches
-from coterie.tools.retrieval.index import build_index
-from coterie.tools.retrieval.settings import EncoderSettings
-from tests.encoders import tiny_bert
-from tests.passages import ROWS, written
+from tests.passages import ROWS, encoded, indexed
 from tests.tool_backends import config, serving, until
 
 pytest.importorskip("bm25s")
@@ -20,18 +17,12 @@ pytest.importorskip("bm25s")
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("retrieval")
-    assert build_index(written(folder / "rows.jsonl", ROWS), folder / "index") == 5
-    return folder / "index"
+    return indexed(tmp_path_factory.mktemp("index"))
 
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("faiss")
-    folder = tmp_path_factory.mktemp("dense")
-    encoder = EncoderSettings(model=str(tiny_bert(folder / "bert")), device="cpu", batch=2)
-    build_index(written(folder / "rows.jsonl", ROWS), folder / "index", encoder=encoder)
-    return folder / "index"
+    return encoded(tmp_path_factory.mktemp("dense")) / "index"
 
 
 # -- batches ------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from coterie.tools.source import ToolSource
 from coterie.tools.tags import Tags
 from coterie.trajectories.calls import ToolResult
 from tests.listening import listening
-from tests.passages import ROWS, written
+from tests.passages import ROWS, indexed
+from tests.row_files import jsonl
 from tests.tool_backends import config, serving
 
 pytest.importorskip("bm25s")
@@ -32,9 +33,7 @@ OSLO = 'Doc 1 (Title: "Oslo")\nOslo is the capital of Norway.'
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tool")
-    build_index(written(folder / "rows.jsonl", ROWS), folder / "index")
-    return folder / "index"
+    return indexed(tmp_path_factory.mktemp("index"))
 
 
 Answer = Callable[[int, dict[str, Any]], Response]
@@ -202,7 +201,7 @@ def test_a_server_a_folder_and_a_file_give_the_same(
             return await functions["wiki_search"](query), tool.identity
 
     async def play() -> None:
-        file = written(tmp_path / "rows.jsonl", ROWS)
+        file = jsonl(tmp_path / "rows.jsonl", *ROWS)
         here, _ = await asked(RetrieverSettings(corpus=str(file)))
         assert len(list((tmp_path / "home" / "indexes").glob("[!.]*"))) == 1
         assert (await asked(RetrieverSettings(corpus=str(file))))[0] == here
@@ -225,11 +224,11 @@ def test_a_run_starts_a_server_and_ends_it(index: Path, tmp_path: Path) -> None:
         async with tool.open() as functions:
             every = psutil.Process().children(recursive=True)
             found = [one for one in every if one not in known]
+            assert any("serve tools" in " ".join(one.cmdline()) for one in found)
             assert (await functions["wiki_search"]({"query": "Oslo"})) == OSLO
             return found
 
     children = asyncio.run(play())
-    assert any("serve" in one for one in map(str, children)) or len(children) >= 2
     assert not [one for one in children if one.is_running()]
 
 
@@ -273,7 +272,7 @@ def test_a_run_names_it_by_a_file_of_tools(index: Path, tmp_path: Path) -> None:
 def test_a_server_with_other_passages_is_refused_when_the_run_goes_on(
     index: Path, tmp_path: Path
 ) -> None:
-    build_index(written(tmp_path / "fewer.jsonl", ROWS[:2]), tmp_path / "fewer")
+    build_index(jsonl(tmp_path / "fewer.jsonl", *ROWS[:2]), tmp_path / "fewer")
 
     async def play() -> None:
         app = FastAPI()

@@ -2,12 +2,8 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -18,30 +14,15 @@ from coterie.cli.serving import open_policies
 from coterie.errors import UserError
 from coterie.models.loading import load
 from tests.conftest import SMALL, Cli
+from tests.serving import started
 from tests.test_serving import CHATS, NAME, chatting, completing
 
 
-@contextlib.contextmanager
-def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A child that serves, and the first line that it prints."""
-    root = Path(__file__).parents[1]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "coterie", "serve", "model", *words],
-        env={**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "2"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    try:
-        yield child, child.stdout.readline().strip()
-    finally:
-        child.kill()
-        child.communicate()
-
-
 def test_the_command_serves_until_ctrl_c() -> None:
-    with started(NAME, "--host", "127.0.0.1", "--port", "0", "--name", "tiny") as (child, url):
+    with started("model", NAME, "--host", "127.0.0.1", "--port", "0", "--name", "tiny") as (
+        child,
+        url,
+    ):
         answer = httpx2.post(f"{url}/v1/chat/completions", json=chatting(model="tiny"), timeout=60)
         assert answer.status_code == 200, answer.text
         listed = httpx2.get(f"{url}/v1/models").json()
@@ -55,7 +36,7 @@ def test_the_command_serves_until_ctrl_c() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_requests_in_flight_without_a_traceback() -> None:
-    with started(NAME, "--port", "0") as (child, url):
+    with started("model", NAME, "--port", "0") as (child, url):
 
         async def talk() -> httpx2.Response:
             async with httpx2.AsyncClient(base_url=url, timeout=60) as one:

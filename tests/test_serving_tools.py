@@ -173,7 +173,7 @@ def test_a_thought_that_the_prompt_opened_is_no_call_and_what_follows_is() -> No
         ({"tool_choice": "required"}, "tool_choice"),
         ({"parallel_tool_calls": False}, "one call at a time"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "the same name"),
-        ({"messages": [*ASKED, {"role": "tool", "tool_call_id": "x", "content": "y"}]}, "no open call"),
+        ({"messages": [*ASKED, {"role": "tool", "tool_call_id": "x", "content": "y"}]}, "not an open call"),
         ({"messages": [*ASKED, {"role": "tool", "tool_call_id": "x", "content": "y"}], "tools": []}, "these tools"),
         ({"messages": [*ASKED, {"role": "tool", "content": "y"}]}, "tool_call_id"),
         ({"messages": [{"role": "user"}]}, "needs content"),

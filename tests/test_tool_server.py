@@ -2,12 +2,8 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ import pytest
 from coterie.errors import UserError
 from coterie.tools.servers.config import read_tools
 from tests.conftest import Cli
+from tests.serving import started
 from tests.tool_backends import WAITING, config, serving, until
 
 JSON = {"Content-Type": "application/json"}
@@ -253,28 +250,10 @@ def test_what_is_not_a_file_of_tools_is_refused(tmp_path: Path) -> None:
 # -- the command --------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def started(file: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and the URL that it prints."""
-    root = Path(__file__).parents[1]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "coterie", "serve", "tools", "--config", str(file), *words],
-        env={**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    try:
-        yield child, child.stdout.readline().strip()
-    finally:
-        child.kill()
-        child.communicate()
-
-
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_it_is_ended(tmp_path: Path, how: signal.Signals) -> None:
-    with started(config(tmp_path, {"kind": WAITING}), "--port", "0") as (child, url):
+    file = config(tmp_path, {"kind": WAITING})
+    with started("tools", "--config", str(file), "--port", "0") as (child, url):
         reply = httpx2.post(
             f"{url}/wait", json={"say": "hello", "wait": False}, headers={"X-Request-ID": "x1"}
         )
@@ -288,7 +267,7 @@ def test_the_command_serves_until_it_is_ended(tmp_path: Path, how: signal.Signal
 
 def test_whoever_listens_beyond_this_machine_is_warned(tmp_path: Path) -> None:
     file = config(tmp_path, {"kind": WAITING})
-    with started(file, "--host", "0.0.0.0", "--port", "0") as (child, _):
+    with started("tools", "--config", str(file), "--host", "0.0.0.0", "--port", "0") as (child, _):
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=30)
     assert "warning: whoever can reach 0.0.0.0" in err

@@ -2,13 +2,9 @@
 
 import asyncio
 import base64
-import json
 import os
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +12,8 @@ from coterie.engines.endpoint import EndpointSettings
 from coterie.errors import UserError
 from coterie.tools.run import ToolError
 from coterie.tools.visual import VisualInspector, VisualSettings
+from tests.test_endpoint import Service, says, service
+from tests.test_endpoint import settings as model_at
 from tests.web_hosts import hosts
 
 PNG = base64.b64decode(
@@ -23,47 +21,11 @@ PNG = base64.b64decode(
 )
 
 
-class Seer(ThreadingHTTPServer):
-    """Stands for a chat model that sees."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.bodies: list[dict[str, Any]] = []
-
-    @property
-    def settings(self) -> EndpointSettings:
-        return EndpointSettings(
-            url=f"http://127.0.0.1:{self.server_address[1]}/v1", model="seer", retries=0
-        )
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Seer
-
-    def do_POST(self) -> None:
-        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        choice = {
-            "message": {"role": "assistant", "content": "One red dot."},
-            "finish_reason": "stop",
-        }
-        said = json.dumps({"choices": [choice]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
-def seer() -> Iterator[Seer]:
-    with Seer() as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield server
-        server.shutdown()
+def seer() -> Iterator[Service]:
+    """Stands for a chat model that sees."""
+    with service(says(200, {"choices": [{"message": {"content": "One red dot."}}]})) as model:
+        yield model
 
 
 @pytest.fixture
@@ -83,8 +45,8 @@ def look(tool: VisualInspector, image: str, question: str = "") -> str:
     return asyncio.run(one())
 
 
-def test_a_model_that_sees_is_given_the_image_and_the_question(folder: Path, seer: Seer) -> None:
-    tool = VisualInspector(VisualSettings(folder=str(folder), endpoint=seer.settings))
+def test_a_model_that_sees_is_given_the_image_and_the_question(folder: Path, seer: Service) -> None:
+    tool = VisualInspector(VisualSettings(folder=str(folder), endpoint=model_at(seer.url)))
     assert look(tool, "deep/dot.png", "What colour is it?") == "One red dot."
     look(tool, "deep/../deep/dot.png")
     first, second = seer.bodies
@@ -95,12 +57,12 @@ def test_a_model_that_sees_is_given_the_image_and_the_question(folder: Path, see
     assert first["max_tokens"] == 1000 and first["top_p"] == 0.1
 
 
-def test_no_path_leads_out_of_the_folder(folder: Path, seer: Seer) -> None:
+def test_no_path_leads_out_of_the_folder(folder: Path, seer: Service) -> None:
     (folder / "link.png").symlink_to(folder.parent / "secret.png")
     (folder / "out").symlink_to(folder.parent)
     (folder / "loop.png").symlink_to(folder / "loop.png")
     os.mkfifo(folder / "pipe.png")
-    tool = VisualInspector(VisualSettings(folder=str(folder), endpoint=seer.settings))
+    tool = VisualInspector(VisualSettings(folder=str(folder), endpoint=model_at(seer.url)))
     for path in (
         "../secret.png", str(folder.parent / "secret.png"), "link.png", "out/secret.png", "loop.png", "pipe.png",
         "deep", "nowhere.png", "a\0b.png", "", "x" * 5000, "file:///etc/passwd",
@@ -108,15 +70,15 @@ def test_no_path_leads_out_of_the_folder(folder: Path, seer: Seer) -> None:
         with pytest.raises(ToolError, match="there is no image"):
             look(tool, path)
     with pytest.raises(ToolError, match="there is no image"):
-        look(VisualInspector(VisualSettings(endpoint=seer.settings)), "deep/dot.png")
+        look(VisualInspector(VisualSettings(endpoint=model_at(seer.url))), "deep/dot.png")
     assert not seer.bodies
 
 
-def test_what_is_no_image_is_not_sent(folder: Path, seer: Seer) -> None:
+def test_what_is_no_image_is_not_sent(folder: Path, seer: Service) -> None:
     (folder / "notes.png").write_text("a password")
     (folder / "large.png").write_bytes(PNG + b"0" * 5000)
     tool = VisualInspector(
-        VisualSettings(folder=str(folder), endpoint=seer.settings, page_bytes=2000)
+        VisualSettings(folder=str(folder), endpoint=model_at(seer.url), page_bytes=2000)
     )
     with pytest.raises(ToolError, match="not an image of a kind that is read"):
         look(tool, "notes.png")
@@ -125,15 +87,17 @@ def test_what_is_no_image_is_not_sent(folder: Path, seer: Seer) -> None:
     assert not seer.bodies
 
 
-def test_images_of_the_web_are_under_the_rules_of_pages(seer: Seer) -> None:
+def test_images_of_the_web_are_under_the_rules_of_pages(seer: Service) -> None:
     with hosts() as host:
         host.pages["/dot.png"] = (PNG, "image/png")
-        allowed = VisualSettings(endpoint=seer.settings, private_hosts=(host.name,))
+        allowed = VisualSettings(endpoint=model_at(seer.url), private_hosts=(host.name,))
         assert look(VisualInspector(allowed), f"{host.url}/dot.png") == "One red dot."
         with pytest.raises(ToolError, match="it is text/html, which is not read"):
             look(VisualInspector(allowed), f"{host.url}/oslo")
         with pytest.raises(ToolError, match="may not be read"):
-            look(VisualInspector(VisualSettings(endpoint=seer.settings)), f"{host.url}/dot.png")
+            look(
+                VisualInspector(VisualSettings(endpoint=model_at(seer.url))), f"{host.url}/dot.png"
+            )
         assert host.asked == {"/dot.png": 1, "/oslo": 1}
 
 

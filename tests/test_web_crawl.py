@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,8 @@ from coterie.tools.web.crawl import plain_url
 from coterie.tools.web.crawl_server import CrawlBackend, CrawlServerSettings
 from coterie.tools.web.crawl_tool import CrawlPage, CrawlPageSettings
 from coterie.trajectories.calls import ToolCall
+from tests.test_endpoint import Service, fails, says, service
+from tests.test_endpoint import settings as model_at
 from tests.tool_servers import tool_server
 from tests.web_hosts import Hosts, hosts
 
@@ -33,49 +33,11 @@ def host() -> Iterator[Hosts]:
         yield server
 
 
-class Reader(ThreadingHTTPServer):
-    """Stands for a chat model that summarises."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.chats: list[list[dict[str, str]]] = []
-        self.status = 200
-
-    @property
-    def settings(self) -> EndpointSettings:
-        return EndpointSettings(
-            url=f"http://127.0.0.1:{self.server_address[1]}/v1", model="reader", retries=0
-        )
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Reader
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.chats.append(body["messages"])
-        choice = {
-            "message": {"role": "assistant", "content": "Oslo has 700,000."},
-            "finish_reason": "stop",
-        }
-        said = json.dumps({"choices": [choice]}).encode()
-        self.send_response(self.server.status)
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    with Reader() as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield server
-        server.shutdown()
+def reader() -> Iterator[Service]:
+    """Stands for a chat model that summarises."""
+    with service(says(200, {"choices": [{"message": {"content": "Oslo has 700,000."}}]})) as model:
+        yield model
 
 
 def read(tool: CrawlPage, urls: str, **more: str) -> str:
@@ -179,34 +141,36 @@ def test_pages_are_kept_and_refused_hosts_are_refused_even_so(host: Hosts, tmp_p
 
 
 def test_a_page_is_summarised_for_the_goal_or_else_for_the_message(
-    host: Hosts, reader: Reader
+    host: Hosts, reader: Service
 ) -> None:
-    tool = crawler(host, summary=reader.settings)
+    tool = crawler(host, summary=model_at(reader.url))
     MESSAGE.set("I need the number of inhabitants.")
     assert read(tool, f"{host.url}/oslo", goal="How many live there?") == (
         f"Page 1 [{host.url}/oslo] Summary:\nOslo has 700,000."
     )
-    assert "inhabitants." not in reader.chats[0][1]["content"].partition("Page http")[0]
+    assert (
+        "inhabitants." not in reader.bodies[0]["messages"][1]["content"].partition("Page http")[0]
+    )
     read(tool, f"{host.url}/oslo")
-    for chat, asked in zip(
-        reader.chats, ("How many live there?", "I need the number"), strict=True
+    for body, asked in zip(
+        reader.bodies, ("How many live there?", "I need the number"), strict=True
     ):
-        told = chat[1]["content"]
+        told = body["messages"][1]["content"]
         assert asked in told and "capital of Norway" in told and f"({host.url}/fjord)" in told
     MESSAGE.set("")
     assert "capital of Norway" in read(tool, f"{host.url}/oslo")
-    assert len(reader.chats) == 2
+    assert len(reader.bodies) == 2
 
 
-def test_a_model_that_fails_is_no_fault_of_the_agent(host: Hosts, reader: Reader) -> None:
-    reader.status = 500
+def test_a_model_that_fails_is_no_fault_of_the_agent(host: Hosts, reader: Service) -> None:
+    reader.script = [fails(500, "it is broken")]
     with pytest.raises(EngineError):
-        read(crawler(host, summary=reader.settings), f"{host.url}/oslo", goal="x")
+        read(crawler(host, summary=model_at(reader.url)), f"{host.url}/oslo", goal="x")
 
 
-def test_the_server_reads_for_other_programs(host: Hosts, reader: Reader) -> None:
+def test_the_server_reads_for_other_programs(host: Hosts, reader: Service) -> None:
     settings = CrawlServerSettings(
-        kind="crawl", name="crawl", private_hosts=(host.name,), summary=reader.settings
+        kind="crawl", name="crawl", private_hosts=(host.name,), summary=model_at(reader.url)
     )
     with tool_server(Served(settings, CrawlBackend(settings))) as url:
         body = {
@@ -217,16 +181,16 @@ def test_the_server_reads_for_other_programs(host: Hosts, reader: Reader) -> Non
         assert answer["success"] and answer["processing_time"] > 0
         assert answer["obs"].startswith(f"Page 1 [{host.url}/oslo] Summary:\n")
         assert answer["error_message"] == f"{host.url}/nothing: the server answers with status 404"
-        assert "Question:\nOslo people" in reader.chats[0][1]["content"]
+        assert "Question:\nOslo people" in reader.bodies[0]["messages"][1]["content"]
         assert httpx2.post(f"{url}/crawl_page", json={"urls": []}).status_code == 400
         here = CrawlPage(CrawlPageSettings(server=url))
         MESSAGE.set("Who lives there?")
         assert "Oslo has 700,000." in read(here, f"{host.url}/oslo")
-        assert "Thoughts:\nWho lives there?" in reader.chats[1][1]["content"]
+        assert "Thoughts:\nWho lives there?" in reader.bodies[1]["messages"][1]["content"]
         MESSAGE.set("")
         with pytest.raises(ToolError, match="status 404"):
             read(here, f"{host.url}/nothing")
-        reader.status = 500
+        reader.script = [fails(500, "it is broken")]
         with pytest.raises(ToolUnavailable, match="status 502"):
             read(here, f"{host.url}/oslo", goal="x")
 

@@ -26,6 +26,7 @@ from tests.docs_check.pages import ROOT
 from tests.docs_check.rules import MOAT, SMALL, SWEET
 from tests.docs_check.terminal import HOME, typed
 from tests.hub import Hub, serve
+from tests.serving import started
 from tests.sweet.known import ROWS
 from tests.templates import model
 from tests.test_colbench_generator import SUBJECTS, draft
@@ -34,7 +35,6 @@ from tests.test_endpoint import Service, service
 from tests.test_format_pools import FRESH, replies
 from tests.test_original_files import HOTPOT_LINE
 from tests.test_original_pairs import PAIRS_LINE
-from tests.test_serving_command import started
 from tests.test_sweet_preferences import PAIR
 from tests.web_tasks import write
 
@@ -230,7 +230,7 @@ def house(folder: Path, variables: pytest.MonkeyPatch) -> Iterator[House]:
             fault = typed(shlex.split(prepare), folder).fault
             assert not fault, fault
         fcntl.flock(lock, fcntl.LOCK_UN)
-        _, server = stack.enter_context(started("tiny-exchange", "--port", "0"))
+        _, server = stack.enter_context(started("model", "tiny-exchange", "--port", "0"))
         writer = stack.enter_context(service(_writes))
         yield House(folder, server, writer.url.removesuffix("/v1"))
 

@@ -41,7 +41,7 @@ MUTANTS = (
     _play("broken-graph-raises", "with_plans", "        except BrokenPlan as error:\n",
           "        except OSError as error:\n",
           "a graph that can't be read ends the dialogue", BROKEN),
-    _play("answer-does-not-end", "environment", "PlanTags(syntax.calls, ANSWER,", "PlanTags(syntax.calls, None,",
+    _play("answer-does-not-end", "environment", "syntax.calls, ANSWER, syntax.obs", "syntax.calls, None, syntax.obs",
           "sampling goes on after an answer", ENDS),
     _play("first-answer", "answers", "reversed(_TAG.findall(text))", "_TAG.findall(text)", "a draft counts", ANSWERS),
     _play("any-answer", "answers", "all(exact_match", "any(exact_match", "one right answer of many is enough", ANSWERS),

@@ -107,7 +107,7 @@ MUTANTS = (
     Mutant(
         "native-ids-of-any-length",
         "models/native.py",
-        'return f"call{place:05}" if self.long_ids else call_id(place)',
+        'return f"call{place:05}" if long else call_id(place)',
         "return call_id(place)",
         "a template that wants ids of nine characters refuses the dialogue",
         (CHOSEN,),

@@ -164,9 +164,9 @@ MUTANTS = (
     ),
     Mutant(
         "prepared-without-a-share",
-        "datasets/prepared.py",
-        "        heldout = data_set.share\n",
-        "        heldout = 1 - data_set.share\n",
+        "datasets/splits.py",
+        "share = data_set.share if",
+        "share = 1 - data_set.share if",
         "nine tenths are held out",
         (f"{FILES}test_a_set_is_prepared_from_its_two_files_and_a_tenth_is_held_out",),
     ),

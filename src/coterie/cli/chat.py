@@ -4,47 +4,52 @@ from typing import Annotated
 
 import typer
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|MODEL", help="A run folder; or a packaged model, a folder, a hub name."
+    ),
+]
+Task = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Of a run: begin as its agent does with this held-out task (0, 1, ...), under the "
+        "prompt of the environment.",
+    ),
+]
+Iteration = Annotated[
+    int | None,
+    typer.Option(help="Of a run: the policy that this iteration began with; default: the newest."),
+]
+Tools = Annotated[
+    str,
+    typer.Option(
+        help="What the model may call, such as python, or path/file.py:NAME; several with commas."
+    ),
+]
+ToolWords = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tool", metavar="KEY=VALUE", help="A key of the group tools, such as calls=tags."
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option(help="auto, cpu, cuda, cuda:1; default: the run's, or auto.")
+]
+
 
 def chat(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|MODEL", help="A run folder; or a packaged model, a folder, a hub name."
-        ),
-    ],
-    task: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Of a run: begin as its agent does with this held-out task (0, 1, ...), under the "
-            "prompt of the environment.",
-        ),
-    ] = None,
+    source: Source,
+    task: Task = None,
     system: Annotated[str, typer.Option(help="What the model is told beforehand.")] = "",
-    iteration: Annotated[
-        int | None,
-        typer.Option(
-            help="Of a run: the policy that this iteration began with; default: the newest."
-        ),
-    ] = None,
-    tools: Annotated[
-        str,
-        typer.Option(
-            help="What the model may call, such as python, or path/file.py:NAME; several with commas."
-        ),
-    ] = "",
-    tool_word: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tool", metavar="KEY=VALUE", help="A key of the group tools, such as calls=tags."
-        ),
-    ] = None,
+    iteration: Iteration = None,
+    tools: Tools = "",
+    tool_word: ToolWords = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.7,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a reply.")] = 512,
     seed: Annotated[int | None, typer.Option(min=0, help="For the same replies again.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="auto, cpu, cuda, cuda:1; default: the run's, or auto.")
-    ] = None,
+    device: Device = None,
 ) -> None:
     """Talk with a model, or with the policy of a run. Ctrl-C or Ctrl-D ends it; `/new` begins anew.
 

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from coterie.environments.protocol import Shared, Syntax
+from coterie.environments.protocol import Shared
 from coterie.models.chat import ChatRenderer
 from coterie.tools.checking import checked
 from coterie.tools.finding import sources_of, syntax_of
-from coterie.tools.native import NativeCalls
+from coterie.tools.native import NativeCalls, shown_by_template
 from coterie.tools.run import Function
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.source import SessionSource
@@ -26,24 +26,22 @@ class ChatTools:
 
     toolbox: Toolbox
     tools: tuple[Tool, ...]
-    syntax: Syntax
+    syntax: Tags | NativeCalls
     settings: ToolsSettings
 
     def told(self, shown: Sequence[Message]) -> tuple[Message, ...]:
         """Messages that tell of them, where the model's template does not."""
-        if isinstance(self.syntax, Tags):
-            return self.syntax.told(shown, self.tools)
-        return tuple(shown)
+        return self.syntax.told(shown, self.tools)
 
     @property
     def by_template(self) -> tuple[Tool, ...]:
         """The tools that the model's template shows."""
-        return self.tools if isinstance(self.syntax, NativeCalls) else ()
+        return shown_by_template(self.syntax, self.tools)
 
     @property
     def role(self) -> Role:
         """Whose message results are."""
-        return self.syntax.role if isinstance(self.syntax, Tags) else "tool"
+        return self.syntax.role
 
     def calls(self, text: str, finish: Finish, renderer: ChatRenderer) -> tuple[ToolCall, ...]:
         """The calls of a message."""

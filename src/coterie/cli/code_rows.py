@@ -13,8 +13,9 @@ from rich.table import Table
 from coterie.datasets.catalogue import SPLITS, DataSet
 from coterie.datasets.code_rows import CodeRow
 from coterie.datasets.local import rows_file
-from coterie.datasets.prepared import Examine, split_of
+from coterie.datasets.preparing import Examine
 from coterie.datasets.reading import read_rows
+from coterie.datasets.splits import split_of
 from coterie.errors import UserError
 from coterie.generators.colbench.checks import (
     MEANING,

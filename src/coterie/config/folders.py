@@ -1,4 +1,4 @@
-"""Folders that are there whole and on disk, or not at all, whenever a process is killed; and whether a
+"""Folders and files that are there whole and on disk, or not at all, whenever a process is killed; and whether a
 place can be written to, asked before the work that is to be kept there."""
 
 import errno
@@ -45,6 +45,21 @@ def check_new_file(file: Path) -> None:
     if file.exists() or file.is_symlink():
         raise UserError(f"{file} exists already", "remove it, or give another name")
     make_folder(file.parent)
+
+
+@contextmanager
+def whole_file(file: Path) -> Iterator[Path]:
+    """A temporary path that becomes the new ``file`` when the block ends well; if it fails, nothing is left.
+
+    Raises ``UserError`` as :func:`check_new_file`.
+    """
+    check_new_file(file)
+    part = file.with_name(f"{file.name}.part")
+    try:
+        yield part
+        part.rename(file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def check_new_folder(folder: Path, todo: str) -> None:

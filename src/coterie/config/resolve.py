@@ -6,7 +6,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import GenericAlias
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -203,5 +204,15 @@ def _shown(value: object) -> str:
 
 
 def _type_name(kind: Any) -> str:
+    kind = _plain_type(kind)
     text = kind.__name__ if isinstance(kind, type) else str(kind)
     return text.replace("typing.Literal", "").replace("typing.", "")
+
+
+def _plain_type(kind: Any) -> Any:
+    """A type without what is demanded of its values: ``tuple[float, ...]`` has no bounds of its numbers."""
+    inside = get_args(kind)
+    if get_origin(kind) is Annotated:
+        return _plain_type(inside[0])
+    found = tuple(map(_plain_type, inside))
+    return GenericAlias(tuple, found) if get_origin(kind) is tuple else kind

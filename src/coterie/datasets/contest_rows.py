@@ -34,7 +34,7 @@ class ContestTest(Frozen):
 
 
 class ContestRow(AnswerRow):
-    """A problem and its tests; there is no gold answer but for what passes them."""
+    """A problem and its tests; a right answer is whatever passes them."""
 
     answer: str = ""
     """A right program, where upstream gives one."""
@@ -146,7 +146,7 @@ def _json(value: Any, name: str) -> Any:
     try:
         return read_json(value)
     except ValueError as error:
-        raise ValueError(f"{name} is a text, but no JSON ({error})") from error
+        raise ValueError(f"{name} is a text, but not JSON ({error})") from error
 
 
 def _private(value: Any) -> tuple[list[Any], bool]:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from coterie.config.folders import check_new_file, expanded
+from coterie.config.folders import expanded, whole_file
 from coterie.datasets.catalogue import find
 from coterie.datasets.local import load_rows
 from coterie.datasets.rows import QuestionRow
@@ -18,7 +18,7 @@ from coterie.errors import UserError
 def distinct_passages(rows: Iterable[QuestionRow]) -> Iterator[tuple[str, str]]:
     """(title, text) of the passages of rows in their order, each once.
 
-    Spaces and line ends count as one space, for a title is one line.
+    Spaces and line ends count as one space, because a title is one line.
     """
     seen = set[tuple[str, str]]()
     for row in rows:
@@ -43,20 +43,14 @@ def write_passages(rows: Iterable[QuestionRow], file: Path) -> int:
 
     Raises ``UserError`` for rows without passages, and for a file that is there or can't be made.
     """
-    check_new_file(file)
-    part = file.with_name(f"{file.name}.part")
     count = 0
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as opened:
-            for count, (title, text) in enumerate(distinct_passages(rows), 1):
-                line = {"id": str(count - 1), "contents": f'"{title}"\n{text}'}
-                opened.write(json.dumps(line, ensure_ascii=False) + "\n")
+    with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
+        for count, (title, text) in enumerate(distinct_passages(rows), 1):
+            line = {"id": str(count - 1), "contents": f'"{title}"\n{text}'}
+            opened.write(json.dumps(line, ensure_ascii=False) + "\n")
         if not count:
             raise UserError(
                 "these rows have no passages: nothing to search",
                 "use hotpot_qa, 2wiki, musique or trivia_qa, from files that have the contexts",
             )
-        part.rename(file)
-    finally:
-        part.unlink(missing_ok=True)
     return count

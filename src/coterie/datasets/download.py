@@ -19,14 +19,13 @@ from coterie.datasets.preference_files import prepare_preferences
 from coterie.datasets.preferences import PreferenceSet
 from coterie.datasets.prepared import (
     MANIFEST,
-    Examine,
     Manifest,
     folder_of,
     is_prepared,
     is_unchanged,
-    prepare,
     read_manifest,
 )
+from coterie.datasets.preparing import Examine, prepare
 from coterie.errors import UserError
 from coterie.progress import Progress
 

@@ -58,7 +58,7 @@ class Rows:
             self._splits = found
         if split not in self._splits:
             raise UserError(
-                f"{self.name} is for evaluation alone: there is no row of it to train on",
+                f"{self.name} is for evaluation alone: it has no rows to train on",
                 "train on another data set",
             )
         return self._splits[split]

@@ -45,7 +45,7 @@ def rows_file(name: str, split: Split, source: str | Path = PREPARED) -> Path:
     data_set = find(name)
     if split not in data_set.splits:
         raise UserError(
-            f"{name} is for evaluation alone: there is no row of it to train on",
+            f"{name} is for evaluation alone: it has no rows to train on",
             "train on another set",
         )
     file = _file(data_set, split, source)

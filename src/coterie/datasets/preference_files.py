@@ -17,18 +17,18 @@ from coterie.config.home import new_folder, sha256
 from coterie.datasets.preferences import PREFERENCE_SETS, PreferenceRow, PreferenceSet
 from coterie.datasets.prepared import (
     MANIFEST,
-    REPEATED,
     Manifest,
     PreparedSplit,
     folder_of,
     is_prepared,
     is_unchanged,
     read_manifest,
-    source_files,
     split_file,
 )
+from coterie.datasets.preparing import REPEATED
 from coterie.datasets.reading import count_lines, read_places, read_rows
 from coterie.datasets.rows import LeftOut
+from coterie.datasets.splits import source_files
 from coterie.errors import UserError, did_you_mean
 from coterie.progress import Progress
 

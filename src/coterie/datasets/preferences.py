@@ -9,6 +9,7 @@ To add a set, write the type of its rows and an entry here.
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -92,12 +93,12 @@ def _reply(value: Any, where: str) -> Any:
     return text
 
 
-class UpstreamPreferences(SetRow):
+class UpstreamPreferences(SetRow, ABC):
     """A row of upstream's, which makes pairs."""
 
+    @abstractmethod
     def pairs(self) -> Iterator[PreferenceRow | LeftOut]:
         """The pairs, and why there are none, or fewer."""
-        raise NotImplementedError
 
 
 class _Strict(BaseModel):

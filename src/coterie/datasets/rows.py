@@ -200,7 +200,7 @@ class TwoWikiRow(HotpotRow):
                 try:
                     value[name] = read_json(value[name])
                 except ValueError as error:
-                    raise ValueError(f"{name} is a text, but no JSON ({error})") from error
+                    raise ValueError(f"{name} is a text, but not JSON ({error})") from error
         if isinstance(value.get("context"), list):
             value["context"] = [
                 pair

@@ -100,7 +100,7 @@ class OlympiadRow(ExamRow):
 
 
 def decrypted(text: Any, canary: str) -> str:
-    """A text of BrowseComp. Raises ``ValueError`` for what is no text under that canary."""
+    """A text of BrowseComp. Raises ``ValueError`` for what is not a text under that canary."""
     key = hashlib.sha256(canary.encode()).digest()
     try:
         sealed = base64.b64decode(text, validate=True)

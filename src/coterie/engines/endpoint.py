@@ -18,6 +18,7 @@ import httpx2
 from pydantic import field_validator
 
 from coterie.config.settings import Settings, key
+from coterie.config.urls import server_url
 from coterie.engines.keys import find_key
 from coterie.engines.limits import MAX_WAIT, Limits, retry_after
 from coterie.engines.messages import Reply, Utterance, estimate, read_reply
@@ -76,12 +77,7 @@ class EndpointSettings(RequestSettings):
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        try:
-            parsed = httpx2.URL(url)
-        except httpx2.InvalidURL as error:
-            raise ValueError(f"is not a URL: {error}") from None
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ValueError("must begin with http:// or https:// and a host")
+        parsed = server_url(url)
         if parsed.userinfo or parsed.query:
             raise ValueError("must not hold a password or key; name its variable in key_variable")
         return url.rstrip("/")

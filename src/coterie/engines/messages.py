@@ -127,7 +127,7 @@ def _finish(reason: str | None) -> Literal["stop", "length", "other"]:
 
 
 def read_reply(content: bytes, prompt: int) -> Reply | None:
-    """The reply in a server's answer; ``None`` for what is no such thing.
+    """The reply in a server's answer; ``None`` if it has none.
 
     Its usage is estimated if it is not there; ``prompt`` is the estimate of the prompt.
     """

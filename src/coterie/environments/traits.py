@@ -5,10 +5,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from coterie.environments.protocol import Environment, State, Syntax
+from coterie.environments.protocol import Environment, State
 from coterie.environments.user_simulator import UserSimulator
 from coterie.errors import UserError
+from coterie.tools.native import NativeCalls
 from coterie.tools.source import ToolSource
+from coterie.tools.tags import Tags
 from coterie.tools.toolbox import ToolsSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Message, Part
@@ -99,7 +101,7 @@ class TakesTools(Protocol):
     """Has its own way with tools that a run gives to its agents."""
 
     def given(
-        self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Syntax
+        self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
     ) -> Environment:
         """The environment with these tools, whose calls are written so."""
         ...

@@ -1,7 +1,7 @@
 """Any environment, with tools that its agents may call before each of their answers.
 
-To the environment nothing changes: it is told of answers alone, and its limits count them alone. A message that calls
-is answered with results, and its agent acts again; nobody else sees either.
+Nothing changes for the environment: it sees only answers, and its limits count only answers. A message that calls
+is answered with results, and its agent acts again; no other agent sees either.
 """
 
 import json
@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coterie.environments.live import Live
 from coterie.environments.passing import OthersPlay
 from coterie.environments.protocol import (
     ActorKind,
     Environment,
     Grade,
     Observation,
-    Session,
     Shared,
     State,
     Syntax,
@@ -25,6 +25,7 @@ from coterie.environments.protocol import (
 )
 from coterie.environments.traits import Openers, openers_of
 from coterie.errors import UserError
+from coterie.tools.native import NativeCalls
 from coterie.tools.run import Function
 from coterie.tools.source import SessionSource, ToolSource
 from coterie.tools.tags import Tags
@@ -32,7 +33,7 @@ from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS
-from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn, digest
+from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest
 
 LAST = "These were your last calls for this answer. Answer now, without another call."
 REPEATED = "not run: this call was made before, and its result is above; ask for something else"
@@ -54,30 +55,6 @@ class Held:
     """Messages that called since the last answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What a branch has: the environment's own session, and tools, of which some may be the branch's."""
-
-    session: Any
-    """What is shared, where the environment is pure."""
-    toolbox: Toolbox
-    forks: bool
-    """Whether no tool has a state of the branch's."""
-
-    def fork(self) -> "AbstractAsyncContextManager[Session] | None":
-        """With a copy of the environment's own session, if it can be had."""
-        copy = self.session.fork() if self.forks else None
-        return None if copy is None else _copied(copy, self.toolbox)
-
-
-@asynccontextmanager
-async def _copied(
-    opening: AbstractAsyncContextManager[Any], toolbox: Toolbox
-) -> AsyncIterator[Live]:
-    async with opening as session:
-        yield Live(session, toolbox, True)
-
-
 class WithTools(OthersPlay):
     """An environment whose agents may call tools. :func:`with_tools` makes it, with the traits of the other."""
 
@@ -86,12 +63,13 @@ class WithTools(OthersPlay):
         environment: Environment,
         sources: Sequence[ToolSource],
         settings: ToolsSettings,
-        syntax: Syntax,
+        syntax: Tags | NativeCalls,
     ) -> None:
         self.environment = environment
         self.sources = sources
         self.settings = settings
         self.syntax: Syntax | None = syntax
+        self._calls = syntax
         self.offered = tuple(tool for source in sources for tool in source.tools)
         self.name, self.metric = environment.name, environment.metric
         self.of_branches = [one for one in sources if isinstance(one, SessionSource)]
@@ -165,7 +143,7 @@ class WithTools(OthersPlay):
         before, now = self._exchanges(state, actor)
         with_calls = (
             message
-            for own in self._taught(shown)
+            for own in self._calls.told(shown, self.offered)
             for message in (*before.get(own.turn or "", ()), own)
         )
         return (*with_calls, *now)
@@ -272,23 +250,12 @@ class WithTools(OthersPlay):
             if turn.id in hidden and turn.speaker.name == actor:
                 now.append(Message("assistant", turn=turn.id))
             elif turn.speaker == _speaker(actor):
-                now.append(Message(self._role, turn=turn.id))
+                now.append(Message(self._calls.role, turn=turn.id))
                 if len(now) == 2 * self.settings.rounds:
                     now.append(Message.of("user", LAST))
             elif turn.speaker.name == actor:
                 before[turn.id], now = tuple(now), []
         return before, tuple(now)
-
-    @property
-    def _role(self) -> Role:
-        """Whose message results are."""
-        return self.syntax.role if isinstance(self.syntax, Tags) else "tool"
-
-    def _taught(self, shown: Sequence[Message]) -> tuple[Message, ...]:
-        """With what is said of the tools, where the model's template does not say it."""
-        if isinstance(self.syntax, Tags):
-            return self.syntax.told(shown, self.offered)
-        return tuple(shown)
 
     def _inner(self, state: State) -> State:
         """The state as the environment knows it."""
@@ -310,7 +277,7 @@ def with_tools(
     environment: Environment,
     sources: Sequence[ToolSource],
     settings: ToolsSettings,
-    syntax: Syntax,
+    syntax: Tags | NativeCalls,
     base: type[WithTools] = WithTools,
 ) -> Environment:
     """The environment with tools, whose calls are written so; ``base`` says how they are run.

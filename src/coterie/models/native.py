@@ -68,7 +68,7 @@ class ToolTemplate:
 
     def call_id(self, place: int) -> str:
         """The id of a call in the template's form: by its place, so that prompts stay the same."""
-        return f"call{place:05}" if self.long_ids else call_id(place)
+        return _id(place, self.long_ids)
 
     def required(self) -> NativeSyntax:
         """The syntax; ``UserError`` if the model has none that can be used."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from coterie.config.folders import check_new_file
+from coterie.config.folders import whole_file
 from coterie.config.plain import wrong_at
 from coterie.config.text import read_json
 from coterie.errors import UserError
@@ -63,12 +63,6 @@ class LineFile:
 
 def write_objects(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Write a new file of lines; it appears when it is whole. ``UserError`` if it can't be made."""
-    check_new_file(path)
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            for line in lines:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -30,7 +30,7 @@ def tool_section(run: Run) -> Section:
     return Section(
         "tools",
         "Tools",
-        "Calls of all dialogues. An error is told to the agent that called; of a cut result the middle is left out. "
+        "Calls of all dialogues. The agent that called is told of an error; a cut result has lost its middle. "
         "Times are of calls that were run.",
         ("tool", "calls", "errors", "cut", "median", "95% within"),
         tool_rows(run.store.calls()),

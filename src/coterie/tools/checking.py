@@ -23,7 +23,7 @@ MAX_ERROR = 1000
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Refuse, with :class:`UserError`, tools of one name and parameters that are no schema of an object."""
+    """Refuse, with :class:`UserError`, tools of one name and parameters that are not a schema of an object."""
     names = [tool.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
@@ -58,8 +58,11 @@ def _check_references(tool: Tool) -> None:
         try:
             found = resolver.lookup(reference).contents
             if not isinstance(found, Mapping | bool):
-                raise ValueError("it is no schema")
-        except (Unresolvable, ValueError) as error:  # ValueError: a step that is no place in a list
+                raise ValueError("it is not a schema")
+        except (
+            Unresolvable,
+            ValueError,
+        ) as error:  # ValueError: a step that is not a place in a list
             raise UserError(
                 f"the parameters of the tool {tool.name!r} refer to {reference!r}, which is not a schema in them",
                 "write that schema into this one, under $defs",

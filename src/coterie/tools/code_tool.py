@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from coterie.config.settings import Settings, key
-from coterie.tools.program import run_program, unfenced
+from coterie.tools.program import PROGRAM_LIMITS, run_program, unfenced
 from coterie.tools.run import Function
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -28,9 +28,7 @@ class CodeToolSettings(Settings):
     """The tool's name, and the limits of a program."""
 
     name: str = key("code", "What agents call it.")
-    sandbox: SandboxSettings = key(
-        SandboxSettings(wall_seconds=7.0, cpu_seconds=5.0), "Limits of one program.", source="AFM"
-    )
+    sandbox: SandboxSettings = key(PROGRAM_LIMITS, "Limits of one program.", source="AFM")
 
 
 class CodeTool:

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,9 @@ class OwnSource:
         self.tags: Mapping[str, Tag] = {own.tool.name: Tag(argument)}
         self.identity = own.source
 
-    def open(self) -> AbstractAsyncContextManager[Mapping[str, Function]]:
-        """The function."""
-        return self._open()
-
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[Mapping[str, Function]]:
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        """The function."""
         yield {self._own.tool.name: self._own.do}
 
 

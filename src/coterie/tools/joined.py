@@ -1,6 +1,5 @@
 """Several sources of tools as one. Tools keep their names; those of one name get their source's in front."""
 
-import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,6 +10,7 @@ from coterie.tools.run import Function
 from coterie.tools.source import ToolSource
 from coterie.tools.tags import Tag
 from coterie.trajectories.calls import Tool
+from coterie.trajectories.turn import digest
 
 
 class Joined:
@@ -39,8 +39,7 @@ class Joined:
             for source, one in self._sources.items()
             for name, tag in one.tags.items()
         }
-        told = [f"{name} {one.identity}" for name, one in self._sources.items()]
-        self.identity = hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+        self.identity = digest([(name, one.identity) for name, one in self._sources.items()])
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:

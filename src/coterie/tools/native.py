@@ -8,13 +8,19 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
-from coterie.trajectories.turn import Finish
+from coterie.trajectories.turn import Finish, Message, Role
 
 
 class NativeCalls:
     """Stands for the syntax of each model. A message ends where the model ends it, so it may make several calls."""
 
     stop: ClassVar[tuple[str, ...]] = ()
+    role: ClassVar[Role] = "tool"
+    """Of the messages that show results."""
+
+    def told(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
+        """The messages as they are: chat templates show tools."""
+        return tuple(shown)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         """None: a turn has its calls when it is made."""

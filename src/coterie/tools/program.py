@@ -8,11 +8,14 @@ import re
 from coterie.tools.run import ToolUnavailable
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
+from coterie.tools.sandbox.settings import SandboxSettings
 
 KILLED = 137
 """The status of a program that was stopped, as of one that a signal 9 ended."""
 MOST = 30_000
 """Characters of what a program prints, on each of its two streams; of more the middle is left out."""
+PROGRAM_LIMITS = SandboxSettings(wall_seconds=7.0, cpu_seconds=5.0)
+"""AFM's, unless others are given."""
 PROGRAM = """\
 import builtins, io, linecache, sys, traceback
 

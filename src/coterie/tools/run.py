@@ -42,10 +42,10 @@ class CallLimits(Settings):
     )
     tries: int = key(
         3,
-        "Tries of a call whose tool can't be reached. One that changes the environment has one.",
+        "Tries of a call whose tool can't be reached; one that changes the environment is tried once.",
         ge=1,
     )
-    max_characters: int = key(8000, "Characters of a result that are shown; what is over is cut out of the middle.",
+    max_characters: int = key(8000, "Characters of a result that are shown; the rest is cut out of its middle.",
                               ge=100)  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Where tools come from: what a run is told of them before it begins, and what it opens while it plays.
 
 A source may be a Python function, a retriever behind HTTP, an MCP server or the sandbox. Its tools are known before
-anything is sampled, for prompts show them; they stay the same for a whole run.
+anything is sampled, because prompts show them; they stay the same for a whole run.
 """
 
 from collections.abc import Mapping

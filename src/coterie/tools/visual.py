@@ -5,8 +5,6 @@ Images come from one folder, or from the web under the rules of :mod:`coterie.to
 
 import asyncio
 import base64
-import hashlib
-import json
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +20,7 @@ from coterie.tools.tags import Tag
 from coterie.tools.web.addresses import PageError
 from coterie.tools.web.fetch import Fetcher, FetchSettings
 from coterie.trajectories.calls import Tool
+from coterie.trajectories.turn import digest
 
 ROLE = """You look at images for somebody who can't see them. Answer the question, and name what in the image your
 answer rests on. Without a question describe the image in at least five sentences: what it shows, where things are, all
@@ -72,8 +71,8 @@ class VisualInspector:
         self._settings = settings
         self.tools = (TOOL,)
         self.tags: Mapping[str, Tag] = {TOOL.name: Tag("image", "|")}
-        told = [settings.endpoint.model, settings.answer_tokens, settings.top_p]
-        self.identity = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+        s = settings
+        self.identity = digest("inspect_image", s.endpoint.model, s.answer_tokens, s.top_p)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:

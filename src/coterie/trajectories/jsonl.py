@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from coterie.config.folders import check_new_file, make_folder, reason_of
+from coterie.config.folders import make_folder, reason_of, whole_file
 from coterie.errors import UserError
 from coterie.trajectories import reader, table
 from coterie.trajectories.disk import check_place
@@ -65,19 +65,19 @@ def export(
         )
 
     path = Path(path)
-    check_new_file(path)
-    part = path.with_name(f"{path.name}.part")
+    whole = iterations is None and stages is None
     try:
-        with store.snapshot() as db, part.open("w", encoding="utf-8", newline="\n") as file:
-            for line in _lines(db, wanted, secrets, whole=iterations is None and stages is None):
+        with (
+            whole_file(path) as part,
+            store.snapshot() as db,
+            part.open("w", encoding="utf-8", newline="\n") as file,
+        ):
+            for line in _lines(db, wanted, secrets, whole=whole):
                 file.write(dumps(line) + "\n")
-        part.rename(path)
     except OSError as error:
         raise UserError(
             f"could not write {path}: {reason_of(error)}", "export to another folder"
         ) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def import_(source: Path | str, target: Path | str, *, tokenize: Tokenize | None = None) -> None:

@@ -1,9 +1,12 @@
 """Replies to requests that failed, as OpenAI's protocol has them: a status, and a body with a message and a type."""
 
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from coterie.engines.serving.responses import ErrorBody, ErrorResponse
+from coterie.errors import UserError
 
 TYPES = {
     400: "invalid_request_error",
@@ -34,7 +37,22 @@ def answer(status: int, message: str, *, param: str | None = None) -> JSONRespon
     return JSONResponse(body.model_dump(), status, headers)
 
 
-def invalid(error: RequestValidationError) -> JSONResponse:
+def answer_to(request: Request, error: Exception, server_error: str) -> JSONResponse:
+    """The reply for a failure that any of our servers may have; ``server_error`` is said of all others."""
+    match error:
+        case RequestRefused():
+            return answer(error.status, error.message, param=error.param)
+        case RequestValidationError():
+            return _invalid(error)
+        case UserError():
+            return answer(400, f"{error.what} -> {error.todo}" if error.todo else error.what)
+        case HTTPException():
+            said = f"{request.method} {request.url.path}: {error.detail}"
+            return answer(error.status_code, said)
+    return answer(500, server_error)
+
+
+def _invalid(error: RequestValidationError) -> JSONResponse:
     """Of a body that is not as it should be: what is wrong with it, and where."""
     found = error.errors()[:SHOWN]
     names = [_name(one["loc"]) for one in found]

@@ -83,7 +83,7 @@ def _messages(given: Sequence[ChatMessage], tree: Tree) -> Iterator[Message]:
             if (place := calls.pop(one.tool_call_id or "", None)) is None:
                 raise RequestRefused(
                     400,
-                    f"messages[{number}] answers {one.tool_call_id!r}, which is no open call of the message with "
+                    f"messages[{number}] answers {one.tool_call_id!r}, which is not an open call of the message with "
                     "tool_calls before it",
                     param="messages",
                 )

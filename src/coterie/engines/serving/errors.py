@@ -6,7 +6,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from coterie.engines.protocol import EngineError
-from coterie.engines.serving.answers import RequestRefused, answer, invalid
+from coterie.engines.serving.answers import RequestRefused, answer, answer_to
 from coterie.engines.serving.policies import Busy, Loading, Unknown
 from coterie.errors import UserError
 
@@ -24,10 +24,6 @@ def handle_errors(app: FastAPI) -> None:
 
 async def _failed(request: Request, error: Exception) -> Response:
     match error:
-        case RequestRefused():
-            return answer(error.status, error.message, param=error.param)
-        case RequestValidationError():
-            return invalid(error)
         case Busy():
             return answer(409, str(error))
         case Loading():
@@ -36,11 +32,6 @@ async def _failed(request: Request, error: Exception) -> Response:
             return answer(404, str(error), param="model")
         case EngineError():
             return answer(500, str(error))
-        case UserError():
-            return answer(400, f"{error.what} -> {error.todo}" if error.todo else error.what)
         case ClientGone():
             return Response(status_code=499)
-        case HTTPException():
-            said = f"{request.method} {request.url.path}: {error.detail}"
-            return answer(error.status_code, said)
-    return answer(500, f"the server failed: {error!r}")
+    return answer_to(request, error, f"the server failed: {error!r}")

@@ -28,7 +28,6 @@ from coterie.environments.protocol import (
     Environment,
     Grade,
     State,
-    Syntax,
     Transition,
 )
 from coterie.environments.pure import Pure
@@ -45,6 +44,7 @@ from coterie.environments.workflow.judging import AnswerJudge, JudgeSettings, op
 from coterie.environments.workflow.prompts import SHORT, PlanForm, instructions
 from coterie.environments.workflow.trace import Trace
 from coterie.environments.workflow.with_plans import PlanTags, WithPlans
+from coterie.tools.native import NativeCalls
 from coterie.tools.source import ToolSource
 from coterie.tools.tags import Tags
 from coterie.tools.toolbox import ToolsSettings
@@ -237,11 +237,13 @@ class Workflow(Pure):
     # -- tools ----------------------------------------------------------------------------------
 
     def given(
-        self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Syntax
+        self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
     ) -> Environment:
         """This environment with tools, and with graphs that are carried out."""
         if isinstance(syntax, Tags):
-            syntax = PlanTags(syntax.calls, ANSWER, syntax.observation, syntax.inline)
+            syntax = PlanTags(
+                syntax.calls, ANSWER, syntax.observation, syntax.inline, terse=self.terse
+            )
         return with_tools(self, sources, settings, syntax, WithPlans)
 
 

@@ -5,7 +5,7 @@ A model writes it as a list (``T1: ...`` with a line ``- Dependencies: none``) o
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -52,7 +52,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """Checked tasks, in the order in which they were written. Raises :class:`BrokenPlan` if they are no plan."""
+    """Checked tasks, in the order in which they were written. Raises :class:`BrokenPlan` if they are not a plan."""
 
     tasks: tuple[Task, ...]
 
@@ -116,12 +116,9 @@ def _check(task: Task, known: set[str]) -> None:
     for other in task.after:
         if other not in known:
             raise BrokenPlan(f"it waits for {other[:80]!r}, which is not a task", task.id)
-    unbound = _first(one for one in PLACEHOLDER.findall(task.text) if one not in task.after)
+    placeholders = PLACEHOLDER.findall(task.text)
+    unbound = next((one for one in placeholders if one not in task.after), None)
     if unbound is not None:
         raise BrokenPlan(
             f"its placeholder {{{unbound}}} is not one of the tasks that it waits for", task.id
         )
-
-
-def _first(found: Iterable[str]) -> str | None:
-    return next(iter(found), None)

@@ -21,7 +21,7 @@ from coterie.environments.workflow.segments import AgentKind
 from coterie.tools.run import ToolError
 from coterie.tools.tags import Tags
 from coterie.tools.toolbox import Toolbox
-from coterie.trajectories.calls import ToolCall, ToolResult, call_id
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
 from coterie.trajectories.turn import Finish, Message, Turn
 
 BOUND = 400
@@ -32,9 +32,16 @@ BOUND = 400
 class PlanTags(Tags):
     """Tags, and graphs: a message ends with either."""
 
+    terse: bool = False
+    """Whether prompts say nothing of the tools, to an agent that was trained on the form."""
+
     def __post_init__(self) -> None:
         super(PlanTags, self).__post_init__()
         object.__setattr__(self, "stop", (*self.stop, "</graph>"))
+
+    def told(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
+        """Messages whose system prompt teaches the tools, where they are taught."""
+        return tuple(shown) if self.terse else super(PlanTags, self).told(shown, tools)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         """The calls of a message: the tasks of the graph that it ends with, or its tags."""
@@ -66,11 +73,6 @@ class Planning(Environment, Protocol):
         """By which rules the order of its tags is judged."""
         ...
 
-    @property
-    def terse(self) -> bool:
-        """Whether the prompt leaves out what is said of the tools."""
-        ...
-
 
 class WithPlans(WithTools):
     """Also runs graphs, and measures plans."""
@@ -92,9 +94,6 @@ class WithPlans(WithTools):
         (agent,) = agents_of(self.environment)
         how = measures(state.turns, agent, self.environment.kind)
         return replace(found, metrics={**found.metrics, **how})
-
-    def _taught(self, shown: Sequence[Message]) -> tuple[Message, ...]:
-        return tuple(shown) if self.environment.terse else super()._taught(shown)
 
 
 async def _carried_out(

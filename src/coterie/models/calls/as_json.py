@@ -13,6 +13,7 @@ from coterie.models.calls.markup import (
     broken,
     call_of,
     next_mark,
+    past_broken,
     past_space,
     past_thoughts,
     read_value,
@@ -47,18 +48,16 @@ class HermesJson(Markup):
             return
         why = unclosed(opening, self.closing, finish)
         if end < len(text) and not text.startswith(opening, end):
-            close = text.find(self.closing, end)
-            again = text.find(opening, end)
-            if close >= 0 and (again < 0 or close < again):
-                end, why = close + len(self.closing), "not run: something follows the call's JSON"
+            after, closed = past_broken(text, end, opening, self.closing)
+            if closed:
+                end, why = after, "not run: something follows the call's JSON"
         yield Span(start, end, (replace(found, error=found.error or why),))
 
     def _broken(self, text: str, start: int, at: int, finish: Finish, why: str) -> Span:
         """A call whose JSON is broken goes on to its closing tag, or to the next call."""
-        close, again = text.find(self.closing, at), text.find(self.opening[0], at)
-        if close >= 0 and (again < 0 or close < again):
-            return Span(start, close + len(self.closing), (broken(text[at:close], why),))
-        end = len(text) if again < 0 else again
+        end, closed = past_broken(text, at, self.opening[0], self.closing)
+        if closed:
+            return Span(start, end, (broken(text[at : end - len(self.closing)], why),))
         why = unclosed(self.opening[0], self.closing, finish)
         return Span(start, end, (Written("", text[at:end].strip(), why),))
 

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from coterie.models.calls.markup import Markup, Span, Written, json_text, past_space, unclosed
+from coterie.models.calls.markup import (
+    Markup,
+    Span,
+    Written,
+    json_text,
+    past_broken,
+    past_space,
+    unclosed,
+)
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.turn import Finish
 
@@ -63,12 +71,9 @@ class QwenXml(Markup):
     def _broken(self, text: str, start: int, at: int, finish: Finish, name: str, why: str) -> Span:
         """A call that can't be read goes on to its closing tag, or to the next call."""
         opening = self.opening[0]
-        close, again = text.find(self.closing, at), text.find(opening, at)
-        if close >= 0 and (again < 0 or close < again):
-            error, end = f"not run: the call can't be read: {why}", close + len(self.closing)
-        else:
-            error = unclosed(opening, self.closing, finish)
-            end = len(text) if again < 0 else again
+        end, closed = past_broken(text, at, opening, self.closing)
+        error = f"not run: the call can't be read: {why}"
+        error = error if closed else unclosed(opening, self.closing, finish)
         body = text[start + len(opening) : end].removesuffix(self.closing)
         return Span(start, end, (Written(name, body.strip(), error),))
 

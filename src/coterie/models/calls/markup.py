@@ -1,7 +1,7 @@
 """What all ways to write calls have in common: where a call stands, what it says, and why it can't be run.
 
-A message is read from its beginning to its end. What stands in a thought is no call, and what stands in a string of a
-call's JSON is neither a thought nor the call's end.
+A message is read from its beginning to its end. What stands in a thought is not a call, and what stands in a string of
+a call's JSON is neither a thought nor the call's end.
 """
 
 import json
@@ -149,6 +149,14 @@ def past_space(text: str, at: int) -> int:
     found = _SPACE.match(text, at)
     assert found is not None, "it matches nothing, too"
     return found.end()
+
+
+def past_broken(text: str, at: int, opening: str, closing: str) -> tuple[int, bool]:
+    """Where a call ends that can't be read, and whether its closing tag is there; else the next call ends it."""
+    close, again = text.find(closing, at), text.find(opening, at)
+    if close >= 0 and (again < 0 or close < again):
+        return close + len(closing), True
+    return (len(text) if again < 0 else again), False
 
 
 def read_value(text: str, at: int) -> tuple[Any, int]:

@@ -42,7 +42,7 @@ def listed(given: Sequence[types.Tool], read_only: Sequence[str], server: str) -
 
 
 def text_of(result: types.CallToolResult) -> str:
-    """A result as text; what is no text is named in a short note."""
+    """A result as text; anything else is named in a short note."""
     parts = [_part(one) for one in result.content]
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)

@@ -19,7 +19,7 @@ LOOK_AGAIN = 30.0
 """Seconds after which the tools are listed again before a call: not every server tells when they change."""
 
 FAULTS = (types.INTERNAL_ERROR, types.INVALID_REQUEST)
-"""Codes of errors that are no fault of the agent: what a tool has against a call is in its result."""
+"""Codes of errors that are not the agent's fault: what a tool says against a call is in its result."""
 
 
 class Session:
@@ -51,16 +51,11 @@ class Session:
                 seconds = self._settings.seconds
                 raise ToolError(f"no answer within {seconds:g} seconds") from error
             if error.code in FAULTS:
-                if (
-                    error.code == types.INVALID_REQUEST
-                ):  # such as a session that the server has forgotten
+                if error.code == types.INVALID_REQUEST:  # the server has forgotten the session
                     self._drop(link)
                 raise link.lost(error.error.message) from error
             raise ToolError(error.error.message) from error
-        except (
-            RuntimeError,
-            ValueError,
-        ) as error:  # a result that is not of the protocol or its schema
+        except (RuntimeError, ValueError) as error:  # not of the protocol, or of its schema
             raise ToolError(f"the tool's result can't be read: {error}") from error
         if result.is_error:
             raise ToolError(text_of(result) or "the tool failed and does not say why")
@@ -92,7 +87,7 @@ class Session:
         await asyncio.gather(*(link.close() for link in self._dropped))
 
     async def _look(self, link: Link) -> None:
-        """List the tools again. What is told of changes while they are listed counts."""
+        """List the tools again. A change that the server reports in the meantime counts."""
         link.suspect = False
         try:
             now = listed(await link.tools(), self._settings.read_only, self._settings.server)

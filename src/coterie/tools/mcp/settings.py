@@ -4,10 +4,10 @@ import importlib.util
 import shlex
 from typing import ClassVar, Self
 
-import httpx2
 from pydantic import field_validator, model_validator
 
 from coterie.config.settings import Settings, key
+from coterie.config.urls import server_url
 from coterie.errors import UserError
 
 
@@ -25,7 +25,7 @@ class McpSettings(Settings):
     folder: str = key("", "Where the command runs; empty: the working folder.")
     environment: tuple[str, ...] = key(
         (),
-        "Names of environment variables that the command is given, beside PATH, HOME, USER, LOGNAME, SHELL and TERM. "
+        "Names of environment variables that the command is given, besides PATH, HOME, USER, LOGNAME, SHELL and TERM. "
         "It gets no others, so none of our keys.",
     )
     key_variable: str | None = key(
@@ -68,12 +68,8 @@ class McpSettings(Settings):
             if not words:
                 raise ValueError("must be a command or a URL")
             return server
-        try:
-            url = httpx2.URL(server)
-        except httpx2.InvalidURL as error:
-            raise ValueError(f"is not a URL: {error}") from None
-        if not url.host or url.userinfo:
-            raise ValueError("must have a host and no password; name its variable in key_variable")
+        if server_url(server).userinfo:
+            raise ValueError("must not hold a password; name its variable in key_variable")
         return server
 
     @model_validator(mode="after")

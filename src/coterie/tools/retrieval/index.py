@@ -45,7 +45,7 @@ class Manifest(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """That of a folder. Raises ``UserError`` for what is no index."""
+        """That of a folder. Raises ``UserError`` for what is not an index."""
         try:
             found = cls.model_validate_json((folder / MANIFEST).read_bytes())
         except (OSError, ValidationError) as error:
@@ -68,8 +68,8 @@ def build_index(
 ) -> int:
     """Index a JSONL file (``passages.read_rows``); how many passages it has.
 
-    With an ``encoder`` they are also indexed by meaning. Raises ``UserError`` for a file that can't be read, a row that
-    is none, a folder that is there already, and a package or a model that is missing.
+    With an ``encoder`` they are also indexed by meaning. Raises ``UserError`` for a file that can't be read, a row
+    that is broken, a folder that is there already, and a package or a model that is missing.
     """
     check_new_folder(folder, "give another folder, or remove it")
     with whole_folder(folder) as new:

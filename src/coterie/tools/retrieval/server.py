@@ -42,7 +42,7 @@ class RetrieveSettings(BackendSettings, IndexSettings):
 
 
 class RetrieveBackend:
-    """Searches passages. Making it raises ``UserError`` for an index that is none, or lacks what is asked for."""
+    """Searches passages. Making it raises ``UserError`` for what is not an index, or lacks what is asked for."""
 
     settings_type = RetrieveSettings
 

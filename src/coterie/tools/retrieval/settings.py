@@ -25,7 +25,7 @@ class EncoderSettings(Settings):
     batch: int = key(64, "Texts that it reads at the same time.", ge=1)
 
     def identity(self) -> str:
-        """A hash of what vectors depend on, wherever the model lies. Raises ``UserError`` for what is no model."""
+        """A hash of what vectors depend on, wherever the model is. Raises ``UserError`` for what is not a model."""
         from coterie.models.loading import identity  # loads torch
 
         numbers = (self.query_prefix, self.passage_prefix, str(self.max_tokens))

@@ -22,6 +22,7 @@ from pydantic import field_validator, model_validator
 from coterie.config.folders import expanded
 from coterie.config.home import home, new_folder, sha256
 from coterie.config.settings import Settings, key
+from coterie.config.urls import server_url
 from coterie.engines.protocol import EngineError
 from coterie.engines.servers.child import Child, Launch
 from coterie.errors import UserError
@@ -81,13 +82,7 @@ class RetrieverSettings(Settings):
     @field_validator("url")
     @classmethod
     def _is_url(cls, url: str | None) -> str | None:
-        try:
-            parsed = httpx2.URL(url or "http://x/retrieve")
-        except httpx2.InvalidURL as error:
-            raise ValueError(f"is not a URL: {error}") from None
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ValueError("must begin with http:// or https:// and a host")
-        if not parsed.path.strip("/"):
+        if url is not None and not server_url(url).path.strip("/"):
             raise ValueError(f"must be the whole address, such as {url}/retrieve")
         return url
 

@@ -34,8 +34,8 @@ def build_vectors(passages: Passages, encoder: "Encoder", file: Path, progress: 
 class VectorIndex:
     """A FAISS index that is open, and mapped into memory where FAISS can.
 
-    ``count`` passages are what it is for. Raises ``UserError`` for a file that is none, is of another number of
-    passages, or does not compare by inner products.
+    ``count`` passages are what it is for. Raises ``UserError`` for a file that is not an index, has another
+    number of passages, or does not compare by inner products.
     """
 
     def __init__(self, file: Path, count: int) -> None:

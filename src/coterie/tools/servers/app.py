@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 import coterie
 from coterie.engines.protocol import EngineError
-from coterie.engines.serving.answers import RequestRefused, answer, invalid
+from coterie.engines.serving.answers import RequestRefused, answer, answer_to
 from coterie.errors import UserError
 from coterie.tools.servers.kinds import Backend, BackendSettings
 from coterie.tools.servers.limits import ID, Gate, Limits
@@ -70,16 +70,7 @@ def _posted(routes: Sequence[BaseRoute]) -> list[str]:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    match error:
-        case RequestRefused():
-            return answer(error.status, error.message, param=error.param)
-        case RequestValidationError():
-            return invalid(error)
-        case EngineError():
-            return answer(502, str(error))
-        case UserError():
-            return answer(400, f"{error.what} -> {error.todo}" if error.todo else error.what)
-        case HTTPException():
-            said = f"{request.method} {request.url.path}: {error.detail}"
-            return answer(error.status_code, said)
-    return answer(500, f"the server failed; its log has the reason, under {request.scope[ID]}")
+    if isinstance(error, EngineError):
+        return answer(502, str(error))
+    failed = f"the server failed; its log has the reason, under {request.scope[ID]}"
+    return answer_to(request, error, failed)

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from coterie.config.settings import key
 from coterie.engines.serving.requests import RequestBody
-from coterie.tools.program import run_program
+from coterie.tools.program import PROGRAM_LIMITS, run_program
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.servers.kinds import BackendSettings
@@ -17,11 +17,7 @@ from coterie.tools.servers.kinds import BackendSettings
 class CodeSettings(BackendSettings):
     """Programs in Python: ``POST /run``."""
 
-    sandbox: SandboxSettings = key(
-        SandboxSettings(wall_seconds=7.0, cpu_seconds=5.0),
-        "Limits of one program.",
-        source="AFM",
-    )
+    sandbox: SandboxSettings = key(PROGRAM_LIMITS, "Limits of one program.", source="AFM")
 
 
 class RunRequest(RequestBody):

@@ -26,7 +26,7 @@ NEEDS = (
 def read_tools(file: Path) -> list[Served]:
     """The tools of a file, made and not yet opened.
 
-    Raises ``UserError`` for a file that is none, an unknown kind or key, two tools of one name, and whatever a tool
+    Raises ``UserError`` for a broken file, an unknown kind or key, two tools of one name, and whatever a tool
     itself refuses.
     """
     values = read_yaml(file)

@@ -34,7 +34,7 @@ class BackendSettings(Settings):
         pattern=r"^[A-Za-z0-9_-]*$",
     )
     concurrent: int = key(64, "Requests that are worked on at the same time.", ge=1)
-    queue: int = key(1000, "Requests that may wait for that; one more is answered with 503.", ge=0)
+    queue: int = key(1000, "Requests that may wait; one more is answered with 503.", ge=0)
     seconds: float = key(
         120.0, "Time limit of a request, its wait included; a late one is answered with 408.", gt=0
     )

@@ -21,7 +21,7 @@ TIDY = 100
 class Cache:
     """Texts by key, each for ``seconds``; the oldest leave when there are more than ``entries``. To be closed.
 
-    Raises ``UserError`` for a file that is no such cache. ``now`` is the clock, in seconds.
+    Raises ``UserError`` for a file that is not such a cache. ``now`` is the clock, in seconds.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Reads pages: fetches them, takes their text out, and summarises it if there is a model for that."""
 
 import asyncio
-import hashlib
 import json
 import re
 import ssl
@@ -10,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from coterie.engines.endpoint import Endpoint
 from coterie.engines.keys import find_key
 from coterie.tools.run import cut_text
 from coterie.tools.web.addresses import PageError, web_url
@@ -20,6 +20,7 @@ from coterie.tools.web.fetch import Fetcher
 from coterie.tools.web.pages import PageFile
 from coterie.tools.web.summary import Summaries
 from coterie.tools.web.wire import CrawlAnswer
+from coterie.trajectories.turn import digest
 
 _MARKDOWN = re.compile(r"\[[^\]]*\]\(\s*<?([^\s)>]+)>?[^)]*\)")
 FORM = 1
@@ -58,8 +59,8 @@ class Crawl:
                     self._cache = Cache(Path(s.cache), s.cache_seconds, s.cache_entries)
                     stack.callback(self._cache.close)
             if s.summary is not None:
-                self._summaries = Summaries(s.summary, s.summary_characters, s.summary_tokens)
-                stack.push_async_callback(self._summaries.close)
+                model = await stack.enter_async_context(Endpoint(s.summary))
+                self._summaries = Summaries(model, s.summary_characters, s.summary_tokens)
             yield
 
     async def crawl(self, urls: Sequence[str], goal: str, thoughts: str) -> CrawlAnswer:
@@ -124,17 +125,12 @@ def plain_url(text: str) -> str:
 
 def _hosts(settings: CrawlSettings) -> str:
     """A hash of what decides which pages may be read, and how much of them is."""
-    told = [
-        settings.allowed_hosts,
-        settings.denied_hosts,
-        settings.private_hosts,
-        settings.page_bytes,
-    ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    s = settings
+    return digest(s.allowed_hosts, s.denied_hosts, s.private_hosts, s.page_bytes)
 
 
 def _identity(settings: CrawlSettings, pages: str) -> str:
-    summary = settings.summary.model if settings.summary else None
-    told = [pages, summary, settings.page_characters, settings.summary_characters]
-    told += [settings.summary_tokens, _hosts(settings)]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    s = settings
+    summary = s.summary.model if s.summary else None
+    shown = (s.page_characters, s.summary_characters, s.summary_tokens)
+    return digest(pages, summary, *shown, _hosts(s))

@@ -9,7 +9,7 @@ class CrawlSettings(FetchSettings):
     """Which pages may be read, what of them is shown, and what of that is kept."""
 
     pages: str = key(
-        "", "A JSONL file of pages that stands for the web: others are not there; empty: the web."
+        "", "A JSONL file of pages that takes the place of the web, with no others; empty: the web."
     )
     fetches: int = key(16, "Most pages that are fetched at a time.", ge=1)
     page_characters: int = key(

@@ -1,6 +1,5 @@
 """The tool ``crawl_page``: URLs in, what stands on the pages out."""
 
-import hashlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from coterie.tools.web.crawl_settings import CrawlSettings
 from coterie.tools.web.search_settings import check_base
 from coterie.tools.web.wire import CrawlAnswer
 from coterie.trajectories.calls import Tool
+from coterie.trajectories.turn import digest
 
 SEPARATOR = "|"
 MAX_URLS = 10
@@ -62,7 +62,7 @@ class CrawlPage:
         self.tools = (TOOL,)
         self.tags: Mapping[str, Tag] = {TOOL.name: Tag("urls", SEPARATOR)}
         reads = "server" if self._crawl is None else self._crawl.identity
-        self.identity = hashlib.sha256(f"crawl_page {reads}".encode()).hexdigest()[:16]
+        self.identity = digest("crawl_page", reads)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:

@@ -20,7 +20,7 @@ PROCESSES = 2
 SECONDS = 20.0
 """For one page."""
 SIGHT = 4096
-"""Bytes in which a page may name its characters, and in which what is no text shows."""
+"""Bytes in which a page may name its encoding, and in which it shows if it is not text."""
 _NAMED = re.compile(
     rb"""<meta[^>]{1,200}charset\s*=\s*["']?\s*([A-Za-z0-9_:-]{1,40})""", re.IGNORECASE
 )
@@ -53,7 +53,7 @@ class Extractor:
             self._free.put_nowait(process)
 
     async def page(self, fetched: Fetched) -> Page:
-        """The text of a page. Raises :class:`PageError` for what is no text, or has none."""
+        """The text of a page. Raises :class:`PageError` for what is not text, or has none."""
         text = decoded(fetched)
         if fetched.kind not in HTML:
             return Page(fetched.url, "", text.strip(), fetched.whole)
@@ -64,10 +64,10 @@ class Extractor:
         asked.add_done_callback(lambda _: self._free.put_nowait(process))
         answer = await asyncio.shield(asked)
         if answer is None:
-            raise PageError("it has so much in it that its text can't be taken out")
+            raise PageError("it is too large or too complicated for its text to be extracted")
         found = json.loads(answer)
         if "error" in found:
-            raise PageError(f"its text can't be taken out: {found['error']}")
+            raise PageError(f"its text can't be extracted: {found['error']}")
         if not found["text"].strip():
             raise PageError("it has no text")
         return Page(fetched.url, found["title"], found["text"].strip(), fetched.whole)
@@ -79,7 +79,7 @@ class Extractor:
 
 
 def decoded(fetched: Fetched) -> str:
-    """The characters of a page. Raises :class:`PageError` for what is no text, whatever it is said to be."""
+    """The characters of a page. Raises :class:`PageError` for what is not text, whatever its server says."""
     head = fetched.body[:SIGHT]
     wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or "16" in fetched.charset
     if head.startswith((b"%PDF", b"PK\x03\x04", b"\x1f\x8b")) or (b"\0" in head and not wide):

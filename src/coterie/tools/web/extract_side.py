@@ -26,9 +26,7 @@ def main() -> None:
         request = json.loads(line)
         try:
             answer = text_of(request["html"], request["url"])
-        except (
-            Exception
-        ) as error:  # any page may break the parser in any way: this one has no text then
+        except Exception as error:  # a page may break the parser in any way, and then has no text
             answer = {"error": f"{type(error).__name__}: {error}"[:300]}
         print(json.dumps(answer), flush=True)
 

@@ -1,20 +1,14 @@
 """How the web is searched."""
 
-import httpx2
 from pydantic import field_validator
 
 from coterie.config.settings import Settings, key
+from coterie.config.urls import server_url
 
 
 def check_base(url: str) -> str:
-    """A server's URL without its last slash; ``ValueError`` for what is none."""
-    try:
-        parsed = httpx2.URL(url)
-    except httpx2.InvalidURL as error:
-        raise ValueError(f"is not a URL: {error}") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError("must begin with http:// or https:// and a host")
-    if parsed.userinfo:
+    """A server's URL without its last slash; ``ValueError`` if it is not one, or holds a password."""
+    if server_url(url).userinfo:
         raise ValueError("must not hold a password or key")
     return url.rstrip("/")
 

@@ -1,6 +1,5 @@
 """The tool ``web_search``: a query in, a list of pages out."""
 
-import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from coterie.tools.web.search import Search
 from coterie.tools.web.search_settings import SearchSettings, check_base
 from coterie.tools.web.wire import MAX_QUERY, Hit, SearchAnswer
 from coterie.trajectories.calls import Tool
+from coterie.trajectories.turn import digest
 
 TOOL = Tool(
     "web_search",
@@ -58,8 +58,7 @@ class WebSearch:
         self.tools = (TOOL,)
         self.tags: Mapping[str, Tag] = {TOOL.name: Tag("query", "|")}
         answers = "server" if self._search is None else self._search.identity
-        told = f"web_search {settings.num} {answers}"
-        self.identity = hashlib.sha256(told.encode()).hexdigest()[:16]
+        self.identity = digest("web_search", settings.num, answers)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
-from coterie.config.folders import check_new_file
+from coterie.config.folders import whole_file
 from coterie.config.plain import wrong_at
 from coterie.config.text import read_json
 from coterie.datasets.answer_rows import AnswerRow
@@ -124,7 +124,7 @@ class PromptRow(SetRow):
         reward = value.get("reward_model")
         truth = reward.get("ground_truth") if isinstance(reward, Mapping) else None
         if truth is None:
-            raise ValueError("reward_model.ground_truth is missing: there is no gold")
+            raise ValueError("reward_model.ground_truth is missing: there is no right answer")
         gold = _gold(truth)
         asked = extra.get("question") or (gold.question if isinstance(gold, Answers) else "")
         names = ("platform", "difficulty", "contest_date")
@@ -176,8 +176,8 @@ class PromptRow(SetRow):
 def read_prompts(path: Path, progress: Progress | None = None) -> list[PromptRow]:
     """The rows of an RL file (``.parquet``, also ``.json`` and ``.jsonl``), in its order.
 
-    Raises ``UserError`` with the number of a row that is none, that has no ``index`` or no gold, or whose ``index`` is
-    that of another row.
+    Raises ``UserError`` with the number of a row that is broken, has no ``index`` or no gold, or has the ``index`` of
+    another row.
     """
     seen: dict[str, int] = {}
     rows: list[PromptRow] = []
@@ -214,13 +214,8 @@ def write_prompts(path: Path, rows: Sequence[PromptRow], form: Form = "text") ->
             "values and programs are texts in these files, answers would be objects",
             "write them as text",
         )
-    check_new_file(path)
-    part = path.with_name(f"{path.name}.part")
-    try:
+    with whole_file(path) as part:
         write_table(Table.from_pylist([row.fields(form) for row in rows]), part)
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _gold(truth: Any) -> Gold:

@@ -5,7 +5,7 @@ in the prompt after ``Question:``), and the whole trace with its observations, a
 (roles and contents) or ``{"conversations"}`` (``from`` and ``value``), with one user's and one assistant's message.
 Rows that a model has rewritten have ``original_output`` and ``conversion_status`` besides.
 
-What is masked in training is told by :func:`observations`, as places in the text and not by tokens.
+:func:`observations` says what is masked in training, as places in the text and not as tokens.
 """
 
 import json
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from coterie.config.folders import check_new_file
+from coterie.config.folders import whole_file
 from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import SetRow, Text
 from coterie.errors import UserError
@@ -41,7 +41,7 @@ class TraceRow(SetRow):
     system: str = ""
     original_output: str | None = None
     """The trace before a model rewrote it."""
-    conversion_status: ConversionStatus | None = Field(default=None)
+    conversion_status: ConversionStatus | None = None
     """How the rewriting went; all but ``success`` kept the original."""
 
     @property
@@ -74,7 +74,7 @@ def _alpaca(value: Mapping[str, Any], said: Any, names: tuple[str, str, str]) ->
     """A row with messages, with the keys of one without. Raises ``ValueError``."""
     name, role, content = names
     if not isinstance(said, list) or not all(isinstance(one, Mapping) for one in said):
-        raise ValueError(f"{name} is no list of messages")
+        raise ValueError(f"{name} is not a list of messages")
     roles = [_ROLES.get(str(one.get(role)), str(one.get(role))) for one in said]
     texts = [one.get(content) for one in said]
     systems = roles[:1] == ["system"]
@@ -114,8 +114,8 @@ class Traces:
 def read_traces(path: Path, progress: Progress | None = None) -> Traces:
     """The rows of an SFT file (``.json``, ``.jsonl``, ``.parquet``).
 
-    Traces that can't be trained on are told with their numbers. Raises ``UserError`` with the number of a row that is
-    none, and if no trace is left.
+    Traces that can't be trained on are given with their numbers. Raises ``UserError`` with the number of a broken row,
+    and if no trace is left.
     """
     rows: list[TraceRow] = []
     numbers: list[int] = []
@@ -170,18 +170,12 @@ def observations(trace: str) -> tuple[tuple[int, int], ...]:
 
 def write_traces(path: Path, rows: Iterable[TraceRow]) -> int:
     """Write a new SFT JSON, a row a line; how many there are. Raises ``UserError`` if it can't be made."""
-    check_new_file(path)
-    part = path.with_name(f"{path.name}.part")
     count = 0
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            file.write("[")
-            for count, row in enumerate(rows, 1):
-                known = {"instruction": row.instruction, "input": row.input, "output": row.output}
-                known |= row.model_dump(exclude_defaults=True, exclude=set(known))
-                file.write((",\n" if count > 1 else "\n") + json.dumps(known, ensure_ascii=False))
-            file.write("\n]\n")
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
+        file.write("[")
+        for count, row in enumerate(rows, 1):
+            known = {"instruction": row.instruction, "input": row.input, "output": row.output}
+            known |= row.model_dump(exclude_defaults=True, exclude=set(known))
+            file.write((",\n" if count > 1 else "\n") + json.dumps(known, ensure_ascii=False))
+        file.write("\n]\n")
     return count

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from coterie.config.folders import check_new_file
+from coterie.config.folders import whole_file
 from coterie.errors import UserError
 
 _COLUMN = re.compile(r"output_(\d+)")
@@ -143,16 +143,10 @@ def score_of(value: str) -> float | None:
 
 def write_columns(path: Path, rows: Iterable[Sequence[str]], plans: int) -> None:
     """Write a new file of that form; it appears when it is whole."""
-    check_new_file(path)
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            out = csv.writer(file)
-            out.writerow([f"output_{number}" for number in range(plans)])
-            out.writerows(rows)
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file)
+        out.writerow([f"output_{number}" for number in range(plans)])
+        out.writerows(rows)
 
 
 def flat(messages: Iterable[tuple[str, str]]) -> str:
