@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from coterie.config.text import shallow
 from coterie.engines.endpoint import Endpoint
 from coterie.engines.messages import EndpointCall, Reply, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
@@ -323,7 +324,7 @@ def _call_name(asked: int, number: int) -> str:
 def _arguments(call: ToolCall) -> str:
     """A call's arguments as servers take them: what is no JSON object is a text in one."""
     try:
-        if isinstance(json.loads(call.arguments), dict):
+        if isinstance(shallow(json.loads(call.arguments)), dict):
             return call.arguments
     except (ValueError, RecursionError):
         pass
