@@ -11,7 +11,7 @@ from typing import Any
 from coterie.errors import UserError
 
 MAX_DEPTH = 100
-"""Levels of a value that :func:`shallow` takes; what goes through one by recursion is far from Python's own limit then."""
+"""Levels of a value that :func:`shallow` takes, which is far from Python's own limit of recursion."""
 
 _SPELLED = re.compile(r"\\u[dD][89a-fA-F]")
 
