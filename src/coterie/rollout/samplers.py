@@ -307,8 +307,11 @@ def utterances(prompt: Prompt) -> list[Utterance]:
             )
             found.append(Utterance("assistant", _text_for(prompt.agent, turn), calls))
         elif turn.results and not turn.parts and message.role == "tool":
+            instead = "".join(part.text for part in message.parts)
             found += [
-                Utterance("tool", one.text, call_id=_call_name(asked, place(one.call_id)))
+                Utterance(
+                    "tool", instead or one.text, call_id=_call_name(asked, place(one.call_id))
+                )
                 for one in turn.results
             ]
         else:
