@@ -1,4 +1,4 @@
-"""A dialogue that has outgrown the context ends, truncated, with what was said; what was never said anything of fails."""
+"""A dialogue that has outgrown the context ends, truncated, with what was said; where nothing was said it fails."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ import pytest
 from coterie import api
 from coterie.environments.protocol import Environment, Shared
 from coterie.progress import Silent
-from coterie.rollout.branches import Branches
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response

@@ -58,7 +58,7 @@ class Things:
     """A source of tools whose results are long."""
 
     tools: tuple[Tool, ...] = OFFERED
-    tags: Mapping[str, Tag] = {"look": Tag("what", "|"), "wait": Tag("what")}  # noqa: RUF012
+    tags: Mapping[str, Tag] = {"look": Tag("what", "|"), "wait": Tag("what")}
     identity = "1"
 
     @asynccontextmanager

@@ -235,7 +235,7 @@ class ChatRenderer:
         return replace(shown, calls=tuple(safe_call(one, safe) for one in turn.calls), call_ids=ids)
 
     def _results(self, tree: Tree, turn: Turn, instead: str) -> tuple[Shown, ...]:
-        """A message for each result of a turn, in the order of the calls; ``instead``, if it is given, is their text."""
+        """A message for each result of a turn, in the order of the calls; ``instead``, if given, is their text."""
         before = (one.calls for one in reversed(tree.path(turn.id)) if one.calls)
         names = {call.id: call.name for call in next(before, ())}
         return tuple(
