@@ -114,7 +114,7 @@ class Driver:
                     responses = await branches.respond(at, seeds, episode.sample)
                 except OutOfContext as error:
                     at = branches.cut(at, error)
-                    break
+                    continue
                 said += [
                     response
                     for actor, response in zip(acting, responses, strict=True)
