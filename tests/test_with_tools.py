@@ -35,6 +35,7 @@ from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Tree
+from tests.conftest import Cli, refused
 from tests.games import Asking, Counting, Rounds, Script
 from tests.talking import go_on
 from tests.test_branches import branches, say
@@ -485,3 +486,9 @@ def test_toolboxes_that_were_closed_leave_nothing() -> None:
     before, threads = asyncio.run(used(5)), threading.active_count()
     assert asyncio.run(used(200)) == before
     assert threading.active_count() <= threads + 2, "a thread may be about to end"
+
+
+@pytest.mark.parametrize("method", ["sweet_rl/backend", "moat/maths"])
+def test_a_method_that_can_not_be_played_with_tools_says_so(method: str, cli: Cli) -> None:
+    why = refused(cli, "run", method, "tools=[python]", "tools.calls=tags", "--dry-run")
+    assert "can't be played with tools=['python']" in why and "leave tools out" in why
