@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,6 +167,25 @@ def test_a_line_that_is_too_long_is_not_kept() -> None:
         (1, False),
         (0, False),
     ]
+
+
+def test_a_line_without_an_end_takes_no_memory() -> None:
+    class Endless(asyncio.StreamReader):
+        left = 5 * pipes.MAX_LINE // pipes.CHUNK
+
+        async def read(self, n: int = -1) -> bytes:
+            self.left -= 1
+            return b"x" * n if self.left > 0 else b""
+
+    async def read() -> None:
+        async for _ in pipes.lines(Endless()):
+            raise AssertionError("it has no end")
+
+    tracemalloc.start()
+    asyncio.run(read())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2.5 * pipes.MAX_LINE
 
 
 def test_what_prompts_would_have_of_a_tool_is_bounded() -> None:

@@ -102,4 +102,28 @@ MUTANTS = (
         "graders and prompts no longer know a tool's name",
         (f"{OFFER}test_tools_of_one_name_get_their_sources_in_front_and_no_others_do",),
     ),
+    Mutant(
+        "mcp-long-lines-are-kept",
+        "tools/mcp/pipes.py",
+        "            del held[HEAD:]\n",
+        "            pass\n",
+        "a line is kept however long it is",
+        (f"{MCP}test_a_line_without_an_end_takes_no_memory",),
+    ),
+    Mutant(
+        "mcp-long-lines-end-the-server",
+        "tools/mcp/pipes.py",
+        "message = _too_long(line) if over else _message(line)",
+        "message = None if over else _message(line)",
+        "an answer that is too long ends the connection, and fails the calls of others",
+        (f"{MCP}test_an_answer_too_long_to_be_read_fails_its_call_alone",),
+    ),
+    Mutant(
+        "mcp-descriptions-without-end",
+        "tools/mcp/content.py",
+        'return cut_text(one.description or "", MAX_DESCRIPTION)',
+        'return one.description or ""',
+        "a description fills every prompt",
+        (f"{MCP}test_what_prompts_would_have_of_a_tool_is_bounded",),
+    ),
 )
