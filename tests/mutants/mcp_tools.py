@@ -41,8 +41,8 @@ MUTANTS = (
     Mutant(
         "mcp-no-leash",
         "tools/mcp/link.py",
-        "        command=sys.executable,\n        args=[*leashed, *settings.command],\n",
-        "        command=settings.command[0],\n        args=settings.command[1:],\n",
+        "return [sys.executable, *leashed, *settings.command]",
+        "return list(settings.command)",
         "a server outlives us when we are killed",
         (f"{MCP}test_a_server_that_does_not_listen_ends_when_we_are_killed",),
     ),
