@@ -15,6 +15,7 @@ from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response
 from coterie.rollout.sessions import sessions_of
+from coterie.rollout.transitions import Position
 from coterie.rollout.tree_search import GrowthRule, Judged, TreeSearch, path_tree
 from coterie.runs.play import play
 from coterie.trajectories.store import Store
@@ -101,7 +102,8 @@ def test_a_tree_keeps_such_paths_and_goes_on_from_the_store(forks: bool) -> None
             stored = path_tree(first.tree, list(first.tree.outcomes))
             again = search(stored, kept, rollouts=first.rollouts)
             for leaf in stored.outcomes:
-                at = await again.branches.position(leaf)
+                (at,) = await asyncio.gather(again.branches.position(leaf), return_exceptions=True)
+                assert isinstance(at, Position)
                 assert at.state.end == stored.outcomes[leaf].ending
                 assert (await again.branches.grade(at)).score == stored.outcomes[leaf].score
             await again.branches.close()

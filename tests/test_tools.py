@@ -150,7 +150,10 @@ def test_what_looks_like_a_reference_in_plain_data_is_none() -> None:
     data = {"$ref": "#/nowhere"}
     words = {"enum": [data], "const": data, "default": data, "examples": [data]}
     properties = {name: {name: value} for name, value in words.items()}
-    check_tools([Tool("a", "", {"type": "object", "properties": properties})])
+    try:
+        check_tools([Tool("a", "", {"type": "object", "properties": properties})])
+    except UserError as error:
+        pytest.fail(str(error))
     with pytest.raises(UserError, match="refer to '#/nowhere'"):
         check_tools([Tool("a", "", {"type": "object", "properties": {"enum": data}})])
 

@@ -158,7 +158,7 @@ MUTANTS = (
         'if not any(turn.speaker.kind == "agent" for turn in at.state.turns):',
         "if at.state.turns:",
         "a dialogue that outgrows the context fails, and what was said is lost",
-        (f"{CONTEXT}test_a_path_that_outgrows_the_context_ends_truncated_and_is_graded",),
+        (f"{CONTEXT}test_environments_grade_a_talk_that_was_cut_off_anywhere",),
     ),
     Mutant(
         "context-is-forgotten-in-trees",
@@ -167,14 +167,6 @@ MUTANTS = (
         "if here.node in self._cut:",
         "a tree from the store does not know where there was no room",
         (f"{CONTEXT}test_a_tree_keeps_such_paths_and_goes_on_from_the_store",),
-    ),
-    Mutant(
-        "tools-deep-arguments-are-gone-through",
-        "models/offering.py",
-        "found = shallow(json.loads(call.arguments))",
-        "found = json.loads(call.arguments)",
-        "arguments that nest deep end the dialogue by an error of ours",
-        ("tests/test_forged_turns.py::test_arguments_that_are_broken_or_nest_deep_are_shown",),
     ),
     Mutant(
         "tools-data-are-references",
