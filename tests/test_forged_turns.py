@@ -251,3 +251,27 @@ def test_calls_of_a_turn_without_tokens_are_written_by_the_template_and_forge_no
         text = own.decode(ids)
     assert found[0] == found[1]
     assert "look" in text.rpartition("Hello")[2]
+
+
+@pytest.mark.parametrize(
+    "given",
+    ['{"what": ' + "[" * depth + "]" * depth + "}" for depth in (90, 120, 700, 100_000)]
+    + ["{'what': [[[" + "[" * 50, "[" * 50 + "]" * 50],
+    ids=["90", "120", "700", "100000", "broken", "list"],
+)
+@pytest.mark.parametrize("name", NATIVE)
+def test_arguments_that_are_broken_or_nest_deep_are_shown(name: str, given: str) -> None:
+    own = ChatRenderer(native_tokenizer(name))
+    tree = Tree("t", "r", 0)
+    call = ToolCall("c0", "look", given)
+    said = make_turn(tree.root, Speaker("agent", "Alice"), [], calls=(call,))
+    told = make_turn(said.id, Speaker("tool", "t"), [], results=[ToolResult("c0", "no")])
+    for turn in (said, told):
+        tree.add(turn)
+    chat = [
+        Message.of("user", "Hello"),
+        Message("assistant", turn=said.id),
+        Message("tool", turn=told.id),
+    ]
+    ids = own.render(chat, tree, "Alice", tools=[Tool("look", "Looks.", {"type": "object"})])
+    assert own.decode(ids).count("[" * 50) >= 1

@@ -7,21 +7,23 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import mcp_types as types
 import psutil
 import pytest
 
 from coterie.errors import UserError
-from coterie.tools.mcp import session
+from coterie.tools.mcp import content, pipes, session
 from coterie.tools.mcp.settings import McpSettings
 from coterie.tools.mcp.source import McpSource
 from coterie.tools.run import CallLimits, ToolUnavailable, run_calls
 from coterie.tools.tags import Tag
-from coterie.trajectories.calls import ToolCall, ToolResult, call_id
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
 
 SIDE = Path(__file__).with_name("mcp_side.py")
 OLD = Path(__file__).with_name("mcp_old.py")
@@ -135,6 +137,69 @@ def test_a_million_characters_are_cut(either: McpSource) -> None:
     (text,) = texts(play(either, [("long", {"characters": 1_000_000})])[0])
     assert text.startswith("beginxxx") and text.endswith("xxxend") and len(text) < 8100
     assert "992,008 characters are left out" in text
+
+
+def test_an_answer_too_long_to_be_read_fails_its_call_alone(over_pipes: McpSource) -> None:
+    pid, long, again = play(
+        over_pipes,
+        *([("process", {})], [("long", {"characters": pipes.MAX_LINE}), ("add", {"a": 1, "b": 2})]),
+        [("process", {})],
+    )
+    assert texts(long) == ["the answer is longer than 16,777,216 bytes, and was not read", "3"]
+    assert isinstance(long, list) and [one.error for one in long] == [True, False]
+    assert texts(again) == texts(pid), "the server was not started again"
+
+
+def test_a_line_that_is_too_long_is_not_kept() -> None:
+    async def found(*parts: bytes) -> list[tuple[int, bool]]:
+        stream = asyncio.StreamReader()
+        for part in parts:
+            stream.feed_data(part)
+        stream.feed_eof()
+        return [(len(line), over) async for line, over in pipes.lines(stream)]
+
+    most = pipes.MAX_LINE
+    lines = b"a" * most + b"\n", b"b" * (most + 1) + b"\n", b"c" * 3 * most, b"\nd\n\n"
+    assert asyncio.run(found(*lines)) == [
+        (most, False),
+        (pipes.HEAD, True),
+        (pipes.HEAD, True),
+        (1, False),
+        (0, False),
+    ]
+
+
+def test_a_line_without_an_end_takes_no_memory() -> None:
+    class Endless(asyncio.StreamReader):
+        left = 5 * pipes.MAX_LINE // pipes.CHUNK
+
+        async def read(self, n: int = -1) -> bytes:
+            self.left -= 1
+            return b"x" * n if self.left > 0 else b""
+
+    async def read() -> None:
+        async for _ in pipes.lines(Endless()):
+            raise AssertionError("it has no end")
+
+    tracemalloc.start()
+    asyncio.run(read())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2.5 * pipes.MAX_LINE
+
+
+def test_what_prompts_would_have_of_a_tool_is_bounded() -> None:
+    def found(description: str, **schema: Any) -> Tool:
+        one = types.Tool(
+            name="a", description=description, input_schema={"type": "object", **schema}
+        )
+        return content.listed([one], (), "server").tools[0]
+
+    assert found("d" * 4000).description == "d" * 4000
+    told = found("d" * 1_000_000).description
+    assert len(told) < 4100 and "[996,000 characters are left out here]" in told
+    with pytest.raises(UserError, match="parameters of a are 1,000,0"):
+        found("", title="d" * 1_000_000)
 
 
 def test_a_call_that_is_never_answered_ends_in_its_time_and_nothing_else_does(

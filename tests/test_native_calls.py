@@ -164,6 +164,10 @@ def test_a_stop_string_that_is_not_of_the_syntax_leaves_a_call_open() -> None:
     assert errors("hermes", hermes("look", what="a"), "stop_string") == [""]
 
 
+DEEP: Any = json.loads("[" * 700 + "]" * 700)
+"""What Python reads, and what it can't go through where the stack is high already."""
+
+
 @pytest.mark.parametrize(
     ("syntax", "text", "why"),
     [
@@ -177,6 +181,9 @@ def test_a_stop_string_that_is_not_of_the_syntax_leaves_a_call_open() -> None:
         ("hermes", '<tool_call>{"name": "look", "arguments": [1]}</tool_call>', "not an object"),
         ("hermes", '<tool_call>{"name": "look"} and</tool_call>', "something follows"),
         ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>", "nests too deep"),
+        ("hermes", hermes("look", what=DEEP), "nests too deep"),
+        ("llama", json.dumps({"name": "look", "parameters": {"what": DEEP}}), "nests too deep"),
+        ("mistral", "[TOOL_CALLS]look[ARGS]" + json.dumps({"what": DEEP}), "nests too deep"),
         ("xml", '<tool_call>{"name": "look"}</tool_call>', "there is no <function=NAME>"),
         ("xml", xml(""), "has no name"),
         ("xml", xml("look", what="a").replace("</parameter>", ""), "<parameter=what> is not closed"),

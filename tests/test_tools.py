@@ -76,7 +76,7 @@ def test_a_schema_elsewhere_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> N
         (
             {"additionalProperties": {"$ref": "#"}},
             '{"a":' * 400 + "{}" + "}" * 400,
-            "the arguments, or the tool's own schema, nest too deep",
+            "wrong arguments: it nests too deep (more than 100 levels)",
         ),
         (
             {"properties": {"n": {"multipleOf": 0.5}}},
@@ -144,6 +144,28 @@ def test_tools_that_cannot_work_are_refused(tools: tuple[Tool, ...], reason: str
     check_tools((*TOOLS, Tool("in", "", {"type": "object", "$id": "http://a/b", **inside})))
     with pytest.raises(UserError, match=reason):
         check_tools(tools)
+
+
+def test_what_looks_like_a_reference_in_plain_data_is_none() -> None:
+    data = {"$ref": "#/nowhere"}
+    words = {"enum": [data], "const": data, "default": data, "examples": [data]}
+    properties = {name: {name: value} for name, value in words.items()}
+    try:
+        check_tools([Tool("a", "", {"type": "object", "properties": properties})])
+    except UserError as error:
+        pytest.fail(str(error))
+    with pytest.raises(UserError, match="refer to '#/nowhere'"):
+        check_tools([Tool("a", "", {"type": "object", "properties": {"enum": data}})])
+
+
+def test_what_nests_too_deep_is_no_schema_and_no_call() -> None:
+    deep: Any = {"type": "object"}
+    for _ in range(700):
+        deep = {"type": "object", "properties": {"a": deep}}
+    with pytest.raises(UserError, match="nests too deep"):
+        check_tools([Tool("a", "", deep)])
+    (call,) = checked([ToolCall("c0", "search", '{"query": ' + "[" * 200 + "]" * 200 + "}")], TOOLS)
+    assert "nests too deep" in call.error
 
 
 # -- running ------------------------------------------------------------------------------------

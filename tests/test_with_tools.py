@@ -1,12 +1,15 @@
 """Any environment with tools: what agents are shown, what the environment is told, and what is refused."""
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from coterie import api
@@ -29,10 +32,11 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.tags import Tag
 from coterie.tools.toolbox import Toolbox, ToolsSettings, open_toolbox
-from coterie.trajectories.calls import Tool
+from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Tree
+from tests.conftest import Cli, refused
 from tests.games import Asking, Counting, Rounds, Script
 from tests.talking import go_on
 from tests.test_branches import branches, say
@@ -437,3 +441,57 @@ def test_a_call_that_failed_may_be_made_again() -> None:
     at, _, _ = asyncio.run(spoken(game, source, task, *lines))
     results = [one.text for turn in at.state.turns for one in turn.results]
     assert results == ["the page is not there yet", "a is there", REPEATED]
+
+
+def test_a_function_that_waits_holds_up_nobody_and_has_its_time_limit(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import time\n"
+        'def sleep(seconds: float) -> str:\n    "Sleeps."\n'
+        '    time.sleep(seconds)\n    return "slept"\n'
+        'def stop() -> str:\n    "Stops."\n    return next(iter(()))\n'
+    )
+    sources = sources_of([f"{file}:sleep", f"{file}:stop"], None)
+    tools = [tool for source in sources for tool in source.tools]
+    calls = [ToolCall("c0", "sleep", '{"seconds": 20}'), ToolCall("c1", "sleep", '{"seconds": 0}')]
+    calls.append(ToolCall("c2", "stop", "{}"))
+
+    async def test() -> list[str]:
+        limits = ToolsSettings(seconds=0.5)
+        async with open_toolbox(sources, limits) as box, asyncio.timeout(60):
+            return [one.text for one in await box.run(calls, tools, "")]
+
+    began = time.monotonic()
+    late, slept, stopped = asyncio.run(test())
+    assert time.monotonic() - began < 15
+    assert (
+        late == "no answer within 0.5 seconds" and slept == "slept" and "StopIteration" in stopped
+    )
+
+
+def test_toolboxes_that_were_closed_leave_nothing() -> None:
+    """No process, no file, no thread; over MCP see ``test_mcp.py``."""
+    (session,) = sources_of(["python"], None)
+    sources, me = sources_of([MULTIPLY], None), psutil.Process()
+
+    async def used(count: int) -> tuple[int, int]:
+        async with Sandbox(SandboxSettings(workers=1)) as sandbox:
+            for _ in range(count):
+                async with open_toolbox(sources, ToolsSettings()) as box:
+                    call = ToolCall("c0", "multiply", '{"numbers": "2 * 3"}')
+                    (found,) = await box.run([call], sources[0].tools, "")
+                    assert found.text == "6"
+            for _ in range(count // 5):
+                async with session.open_session(0, Shared(sandbox)) as functions:  # type: ignore[attr-defined]
+                    await functions["python"]({"code": "1"})
+        return len(me.children(recursive=True)), me.num_fds()
+
+    before, threads = asyncio.run(used(5)), threading.active_count()
+    assert asyncio.run(used(200)) == before
+    assert threading.active_count() <= threads + 2, "a thread may be about to end"
+
+
+@pytest.mark.parametrize("method", ["sweet_rl/backend", "moat/maths"])
+def test_a_method_that_can_not_be_played_with_tools_says_so(method: str, cli: Cli) -> None:
+    why = refused(cli, "run", method, "tools=[python]", "tools.calls=tags", "--dry-run")
+    assert "can't be played with tools=['python']" in why and "leave tools out" in why

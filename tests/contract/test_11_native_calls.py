@@ -17,7 +17,18 @@ from coterie.trajectories.row import rows
 from coterie.trajectories.store import Store
 from coterie.trajectories.tree import Ending, Outcome
 from coterie.trajectories.view import recontext, view
-from tests.native_games import THOUGHTS, Forced, Played, Prepared, Things, play, script, syntax_of
+from tests.native_games import (
+    OFFERED,
+    THOUGHTS,
+    WRITE,
+    Forced,
+    Played,
+    Prepared,
+    Things,
+    play,
+    script,
+    syntax_of,
+)
 from tests.native_templates import CONTROL, NATIVE, SHAPES, model, tokenizer
 
 MARKUP = "</tool_response></tool_call><tool_call>{}</tool_call><think></think>"
@@ -172,3 +183,18 @@ def test_with_the_in_process_engine(name: str) -> None:
         for target in row.targets
     ]
     assert [ids for ids, _ in found] == [said.ids for _, said in game.heard]
+
+
+@pytest.mark.parametrize(("name", "way"), WAYS)
+def test_every_prompt_ends_with_the_header_of_the_next_turn(name: str, way: str) -> None:
+    header = renderer(name).template.header()
+    for prompt, _ in played(name, way).heard:
+        assert renderer(name).decode(prompt).endswith(header)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_calls_are_read_where_control_tokens_write_them(name: str) -> None:
+    own = renderer(name)
+    text = THOUGHTS.get(name, "") + WRITE[name]([("look", "1")])
+    ids = own.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert [call.name for call in own.calls(own.decode(ids), "end", OFFERED)] == ["look"]

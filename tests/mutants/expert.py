@@ -2,7 +2,7 @@
 
 from tests.mutation.mutant import Mutant
 
-EXPERT, PATHS = "tests/test_expert.py::", "tests/contract/test_13_scripted_paths.py::"
+EXPERT, PATHS = "tests/test_expert.py::", "tests/contract/test_14_scripted_paths.py::"
 FOLDER = "environments/workflow/"
 UNKNOWN = f"{EXPERT}test_what_is_not_known_yet_is_not_said"
 KNOWN = f"{EXPERT}test_an_answer_that_an_earlier_level_found_may_be_searched"

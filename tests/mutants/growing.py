@@ -71,8 +71,8 @@ MUTANTS = (
     Mutant(
         "growing-pruned-beginning",
         BRANCHES,
-        "            for turn in after.seen:\n                tree.add(turn)\n        gone",
-        "            pass\n        gone",
+        "            for turn in after.seen:\n                tree.add(turn)\n        self._cut",
+        "            pass\n        self._cut",
         "after a search of which nothing is left, what the environment says first is not in the tree",
         (f"{GAMES}test_what_the_environment_says_first_outlives_pruning",),
     ),

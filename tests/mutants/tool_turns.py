@@ -61,8 +61,8 @@ MUTANTS = (
     Mutant(
         "results-backwards",
         "models/chat.py",
-        "for result in turn.results\n        )",
-        "for result in turn.results[::-1]\n        )",
+        "for one in turn.results)\n        )",
+        "for one in turn.results[::-1])\n        )",
         "results are not in the order of their calls",
         (IN_ORDER, f"{ORDER}test_a_prompt_shows_eleven_results_in_the_order_of_their_calls"),
     ),

@@ -12,6 +12,8 @@ LAST = f"{TESTS}test_after_its_last_calls_an_agent_is_told_to_answer_and_what_it
 REPEATS = f"{TESTS}test_repeated_calls_and_those_over_the_total_are_answered_and_not_run"
 SESSIONS = f"{TESTS}test_a_session_is_forked_or_replayed_and_calls_that_only_look_are_not_run_again"
 SHORT = f"{TESTS}test_a_dialogue_that_outgrows_the_context_goes_on_without_its_oldest_results"
+SHORTENED = "tests/contract/test_13_shortened_prompts.py::"
+CONTEXT = "tests/test_context.py::"
 
 MUTANTS = (
     Mutant(
@@ -141,5 +143,45 @@ MUTANTS = (
         "left_out = 0",
         "cut results are not counted",
         (f"{TESTS}test_the_page_shows_how_tools_were_used_and_each_call_on_a_time_line",),
+    ),
+    Mutant(
+        "tools-left-out-is-a-users",
+        FILE,
+        'turn = message.turn if message.role == "tool" else None',
+        "turn = None",
+        "a result that is left out becomes a user's message, and its call has none",
+        (f"{SHORTENED}test_a_result_that_is_left_out_stays_a_result",),
+    ),
+    Mutant(
+        "context-fails-the-path",
+        "rollout/branches.py",
+        'if not any(turn.speaker.kind == "agent" for turn in at.state.turns):',
+        "if at.state.turns:",
+        "a dialogue that outgrows the context fails, and what was said is lost",
+        (f"{CONTEXT}test_environments_grade_a_talk_that_was_cut_off_anywhere",),
+    ),
+    Mutant(
+        "context-is-forgotten-in-trees",
+        "rollout/branches.py",
+        "if here.node in self._cut or (outcome is not None and outcome.ending == CONTEXT):",
+        "if here.node in self._cut:",
+        "a tree from the store does not know where there was no room",
+        (f"{CONTEXT}test_a_tree_keeps_such_paths_and_goes_on_from_the_store",),
+    ),
+    Mutant(
+        "tools-data-are-references",
+        "tools/checking.py",
+        "for inner in DRAFT202012.subresources_of(schema):",
+        "for inner in schema.values():",
+        "what looks like a reference in a default is refused",
+        ("tests/test_tools.py::test_what_looks_like_a_reference_in_plain_data_is_none",),
+    ),
+    Mutant(
+        "tools-functions-in-the-loop",
+        "tools/own.py",
+        "if inspect.iscoroutinefunction(function) else _apart(said)",
+        "if inspect.iscoroutinefunction(function) else asyncio.sleep(0, said())",
+        "a function that waits holds up all dialogues",
+        (f"{TESTS}test_a_function_that_waits_holds_up_nobody_and_has_its_time_limit",),
     ),
 )

@@ -5,9 +5,13 @@ JSON and YAML can spell a half (``"\\ud800"``); no tokenizer, file or server tak
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from coterie.errors import UserError
+
+MAX_DEPTH = 100
+"""Levels of a value that :func:`shallow` takes, which is far from Python's own limit of recursion."""
 
 _SPELLED = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -39,6 +43,21 @@ def whole(value: Any) -> Any:
     except UnicodeEncodeError as error:
         raise ValueError(f"it holds {_explain(error)}") from error
     return value
+
+
+def shallow(value: Any) -> Any:
+    """A JSON value; raises ``ValueError`` if it nests deeper than ``MAX_DEPTH`` levels."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner = [
+            one.values() if isinstance(one, Mapping) else one
+            for one in level
+            if isinstance(one, Mapping | list | tuple)
+        ]
+        if not inner:
+            return value
+        level = [one for several in inner for one in several]
+    raise ValueError(f"it nests too deep (more than {MAX_DEPTH} levels)")
 
 
 def _explain(error: UnicodeEncodeError) -> str:

@@ -219,6 +219,14 @@ def make_environment(settings: PlayedSettings) -> Environment:
     return with_tools(environment, sources, asked, syntax)
 
 
+def check_no_tools(settings: PlayedSettings, who: str) -> None:
+    """Raise ``UserError`` if settings give agents tools, which ``who`` can't play with."""
+    if settings.tools.use:
+        raise UserError(
+            f"{who} can't be played with tools={list(settings.tools.use)}", "leave tools out"
+        )
+
+
 def content(settings: PlayedSettings, environment: Environment) -> str:
     """A hash of what an environment's tasks and what it does with them are made of, wherever files lie."""
     name = settings.environment.name

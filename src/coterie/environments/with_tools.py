@@ -156,7 +156,7 @@ class WithTools(OthersPlay):
         for count in _doubling(len(places) - 1):
             gone = set(places[:count])
             yield tuple(
-                replace(message, parts=(Part(LEFT_OUT),), turn=None) if place in gone else message
+                _left_out(message) if place in gone else message
                 for place, message in enumerate(shown)
             )
 
@@ -320,6 +320,12 @@ def _speaker(actor: str) -> Speaker:
 
 def _of_tools(speaker: Speaker) -> bool:
     return speaker.kind == "tool" and speaker.name.startswith("tools of ")
+
+
+def _left_out(message: Message) -> Message:
+    """A message of results without them; one of the template's own kind stays that, since calls have results."""
+    turn = message.turn if message.role == "tool" else None
+    return replace(message, parts=(Part(LEFT_OUT),), turn=turn)
 
 
 def _key(call: ToolCall) -> tuple[str, str]:

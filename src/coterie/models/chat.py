@@ -197,9 +197,10 @@ class ChatRenderer:
             turn = tree.turns[message.turn]
             parts += [part for part in turn.parts if any(map(part.visible_to, eyes))]
             if turn.results and not turn.parts:
+                instead = "".join(part.text for part in message.parts)
                 if message.role == "tool" and self.tools.results != "user":
-                    return self._results(tree, turn)
-                text = "\n".join(result.text for result in turn.results)
+                    return self._results(tree, turn, instead)
+                text = "" if instead else "\n".join(result.text for result in turn.results)
         if any(part.image for part in parts):
             raise UserError(
                 f"a {message.role} message has an image, and this model reads only text",
@@ -234,18 +235,18 @@ class ChatRenderer:
 
         return replace(shown, calls=tuple(safe_call(one, safe) for one in turn.calls), call_ids=ids)
 
-    def _results(self, tree: Tree, turn: Turn) -> tuple[Shown, ...]:
-        """A message for each result of a turn, in the order of the calls."""
+    def _results(self, tree: Tree, turn: Turn, instead: str) -> tuple[Shown, ...]:
+        """A message for each result of a turn, in the order of the calls; ``instead``, if given, is their text."""
         before = (one.calls for one in reversed(tree.path(turn.id)) if one.calls)
         names = {call.id: call.name for call in next(before, ())}
         return tuple(
             Shown(
                 "tool",
-                (self._slot(result.text, "tool", "a tool's result"),) if result.text else (),
-                self.tools.call_id(place(result.call_id)),
-                self._slot(names.get(result.call_id) or "tool", "tool", "the name of a tool"),
+                (self._slot(text, "tool", "a tool's result"),) if text else (),
+                self.tools.call_id(place(call)),
+                self._slot(names.get(call) or "tool", "tool", "the name of a tool"),
             )
-            for result in turn.results
+            for call, text in ((one.call_id, instead or one.text) for one in turn.results)
         )
 
     def _own(self, turn: Turn) -> tuple[Slot, ...]:

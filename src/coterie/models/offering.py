@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from coterie.config.text import shallow
 from coterie.trajectories.calls import Tool, ToolCall
 
 Text = Callable[[str], str]
@@ -21,7 +22,7 @@ def offered(tool: Tool, text: Text = str) -> dict[str, Any]:
 
 
 def called(call: ToolCall, id_: str, text: Text = str) -> dict[str, Any]:
-    """A call, its arguments as a mapping; what is no JSON is a text."""
+    """A call, its arguments as a mapping, which is all that some templates take."""
     function = {"name": text(call.name), "arguments": mapped(_arguments(call), text)}
     return {"id": id_, "type": "function", "function": function}
 
@@ -43,9 +44,10 @@ def mapped(value: object, text: Text) -> Any:
     return value
 
 
-def _arguments(call: ToolCall) -> Any:
-    """The arguments of a call; what is no JSON is a text."""
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    """The arguments of a call; what is no JSON object, or nests too deep to be gone through, is a text in one."""
     try:
-        return json.loads(call.arguments)
+        found = shallow(json.loads(call.arguments))
     except (ValueError, RecursionError):
-        return call.arguments
+        found = None
+    return found if isinstance(found, dict) else {"text": call.arguments}

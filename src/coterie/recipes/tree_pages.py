@@ -5,7 +5,7 @@ from typing import Protocol
 
 from coterie.reports.data import Ended, Sibling, TreeTurn
 from coterie.trajectories.selection import Selection
-from coterie.trajectories.tree import LENGTH, TURNS, Outcome, Tree
+from coterie.trajectories.tree import CONTEXT, LENGTH, TURNS, Outcome, Tree
 
 
 class Valued(Protocol):
@@ -50,7 +50,11 @@ def shown_turns(
 
 
 def _ended(outcome: Outcome) -> Ended:
-    limits = {TURNS.reason: "no turns left", LENGTH.reason: "cut off"}
+    limits = {
+        TURNS.reason: "no turns left",
+        LENGTH.reason: "cut off",
+        CONTEXT.reason: "no room in the context",
+    }
     reason = limits.get(outcome.ending.reason, outcome.ending.reason)
     return Ended(reason, outcome.answer, outcome.score)
 

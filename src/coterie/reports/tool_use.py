@@ -62,7 +62,8 @@ def call_views(path: Sequence[Turn], at: int) -> tuple[CallView, ...]:
 
 def _view(call: ToolCall | None, result: ToolResult, end: float) -> CallView:
     name, arguments = ("", "") if call is None else (call.name, call.arguments[:SHOWN])
-    left, width = 100 * result.began / end, 100 * result.seconds / end
+    left = 100 * result.began / end
+    width = min(100 * result.seconds / end, 100 - left)  # rounding may put it a little over
     return CallView(name, arguments, result.seconds, result.error, result.left_out, left, width)
 
 

@@ -9,6 +9,7 @@ replay that differs fails its branch alone.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from coterie.engines.protocol import EngineError
@@ -16,13 +17,13 @@ from coterie.environments.faults import faults_of
 from coterie.environments.protocol import Environment, Grade, Shared
 from coterie.rollout.checked_environment import CheckedEnvironment
 from coterie.rollout.fitting import asked
-from coterie.rollout.samplers import Prompt, Response, Sampler
+from coterie.rollout.samplers import OutOfContext, Prompt, Response, Sampler
 from coterie.rollout.sessions import OwnedSession, Place, Sessions
 from coterie.rollout.taken import chain, context_at, contexts_after
 from coterie.rollout.transitions import Arrival, Position, environment_seed
 from coterie.tools.native import shown_by_template
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
+from coterie.trajectories.tree import CONTEXT, Tree
 from coterie.trajectories.turn import Turn
 
 
@@ -61,6 +62,8 @@ class Branches:
         self.replayed = 0
         """How many sessions were brought to a node by replay."""
         self._positions: dict[str, Position] = {}
+        self._cut: set[str] = set()
+        """Nodes after which there was no room in a context."""
         self._after: dict[str, Arrival] = {}
         """By turn, and the root: what the environment answered, and where that ends."""
         self._arriving: dict[str, asyncio.Lock] = {}
@@ -86,6 +89,15 @@ class Branches:
         It is worked out anew for a tree that was read from the store. Raises :class:`Diverged` if the environment now
         says something else than it did.
         """
+        here = await self._stands(node)
+        outcome = self.tree.outcomes.get(here.node)
+        if here.node in self._cut or (outcome is not None and outcome.ending == CONTEXT):
+            here = self._cut_off(here)
+        if outcome is not None and outcome.ending != here.state.end:
+            raise self._diverged(here)
+        return here
+
+    async def _stands(self, node: str) -> Position:
         if node in self._after:
             return self._after[node].position
         if node in self._positions:
@@ -99,10 +111,21 @@ class Branches:
             here = await self._follow(path, here, taken)
             if taken[-1].id == node:
                 break
-        outcome = self.tree.outcomes.get(here.node)
-        if outcome is not None and outcome.ending != here.state.end:
-            raise self._diverged(here)
         return here
+
+    def cut(self, at: Position, error: OutOfContext) -> Position:
+        """A branch that ends where it stands, since what comes next has no room: what was said stays.
+
+        Where no agent has spoken yet there is nothing to keep: that raises the error.
+        """
+        if not any(turn.speaker.kind == "agent" for turn in at.state.turns):
+            raise error
+        self._cut.add(at.node)
+        return self._cut_off(at)
+
+    def _cut_off(self, at: Position) -> Position:
+        end = CONTEXT if at.state.end is None else at.state.end
+        return replace(at, state=replace(at.state, end=end))
 
     def nodes(self) -> set[str]:
         """Where branches are known to stand: not in the middle of what was said at the same time."""
@@ -181,6 +204,7 @@ class Branches:
         for after in self._after.values():
             for turn in after.seen:
                 tree.add(turn)
+        self._cut &= tree.turns.keys()
         gone = self._positions.keys() - tree.turns.keys() - {tree.root}
         await self._close(gone)
         for node in gone:

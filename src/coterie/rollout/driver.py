@@ -22,7 +22,7 @@ from coterie.rollout.episodes import (
     Finished,
 )
 from coterie.rollout.flight import in_flight
-from coterie.rollout.samplers import Response, Sampler
+from coterie.rollout.samplers import OutOfContext, Response, Sampler
 from coterie.rollout.sessions import Sessions, sessions_of
 from coterie.rollout.transitions import Position
 from coterie.trajectories.credit import Credit
@@ -110,7 +110,11 @@ class Driver:
             while at.state.end is None:
                 acting = branches.acting(at)
                 seeds = {actor: self._seed(episode, at, n) for n, actor in enumerate(acting)}
-                responses = await branches.respond(at, seeds, episode.sample)
+                try:
+                    responses = await branches.respond(at, seeds, episode.sample)
+                except OutOfContext as error:
+                    at = branches.cut(at, error)
+                    continue
                 said += [
                     response
                     for actor, response in zip(acting, responses, strict=True)

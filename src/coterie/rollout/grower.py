@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.rollout.branches import Branches
 from coterie.rollout.fitting import asked
-from coterie.rollout.samplers import CandidateSampler, Response
+from coterie.rollout.samplers import CandidateSampler, OutOfContext, Response
 from coterie.rollout.taken import chain, context_at
 from coterie.rollout.transitions import Position
 from coterie.trajectories.turn import Turn
@@ -107,6 +107,8 @@ class TreeGrower:
         try:
             ways = await self.ways(at, rollouts)
             placed = [self._place(at, way) for way in ways]
+        except OutOfContext as error:
+            return self._cut(at, rollouts, error)
         except EngineGone:
             raise
         except EngineError as error:
@@ -119,6 +121,14 @@ class TreeGrower:
         several = len(parts) > 1
         going = [self._go(at, way, part, several) for way, part in parts.values()]
         return [rollout for part in await together(going) for rollout in part]
+
+    def _cut(self, at: Position, rollouts: Sequence[Rollout], error: OutOfContext) -> list[Rollout]:
+        """Rollouts that end where they stand, since nothing more has room; they fail where nothing was said."""
+        try:
+            leaf = self.branches.cut(at, error).node
+        except OutOfContext:
+            return [replace(rollout, failure=str(error)) for rollout in rollouts]
+        return [replace(rollout, leaf=leaf) for rollout in rollouts]
 
     async def _go(
         self, at: Position, way: Way, rollouts: Sequence[Rollout], others_follow: bool

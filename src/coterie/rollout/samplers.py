@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from coterie.config.text import shallow
 from coterie.engines.endpoint import Endpoint
 from coterie.engines.messages import EndpointCall, Reply, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
@@ -306,8 +307,11 @@ def utterances(prompt: Prompt) -> list[Utterance]:
             )
             found.append(Utterance("assistant", _text_for(prompt.agent, turn), calls))
         elif turn.results and not turn.parts and message.role == "tool":
+            instead = "".join(part.text for part in message.parts)
             found += [
-                Utterance("tool", one.text, call_id=_call_name(asked, place(one.call_id)))
+                Utterance(
+                    "tool", instead or one.text, call_id=_call_name(asked, place(one.call_id))
+                )
                 for one in turn.results
             ]
         else:
@@ -323,7 +327,7 @@ def _call_name(asked: int, number: int) -> str:
 def _arguments(call: ToolCall) -> str:
     """A call's arguments as servers take them: what is no JSON object is a text in one."""
     try:
-        if isinstance(json.loads(call.arguments), dict):
+        if isinstance(shallow(json.loads(call.arguments)), dict):
             return call.arguments
     except (ValueError, RecursionError):
         pass

@@ -14,7 +14,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from coterie.config.text import whole
+from coterie.config.text import shallow, whole
 from coterie.errors import UserError
 from coterie.trajectories.calls import Tool, ToolCall
 
@@ -35,7 +35,13 @@ def check_tools(tools: Sequence[Tool]) -> None:
                 "name it, and give {'type': 'object', 'properties': {...}}",
             )
         try:
+            shallow(tool.parameters)
             Draft202012Validator.check_schema(tool.parameters)
+        except ValueError as error:
+            raise UserError(
+                f"the parameters of the tool {tool.name!r} can't be read: {error}",
+                "make them simpler",
+            ) from error
         except SchemaError as error:
             raise UserError(
                 f"the parameters of the tool {tool.name!r} are not a JSON schema: {error.message}",
@@ -112,16 +118,13 @@ def _refuse(name: str) -> Any:
 
 
 def _references(schema: object) -> Iterator[str]:
-    """What a schema refers to."""
+    """What a schema and those in it refer to. What stands in plain data (``enum``, ``default``) is no reference."""
     if isinstance(schema, Mapping):
-        for key, value in schema.items():
-            if key in ("$ref", "$dynamicRef") and isinstance(value, str):
-                yield value
-            else:
-                yield from _references(value)
-    elif isinstance(schema, list | tuple):
-        for value in schema:
-            yield from _references(value)
+        for key in ("$ref", "$dynamicRef"):
+            if isinstance(reference := schema.get(key), str):
+                yield reference
+        for inner in DRAFT202012.subresources_of(schema):
+            yield from _references(inner)
 
 
 def _validator(tool: Tool) -> Draft202012Validator:
@@ -139,6 +142,10 @@ def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
         given = whole(json.loads(call.arguments, parse_constant=_refuse))
     except (ValueError, RecursionError) as error:
         return f"the arguments are not JSON: {error}"
+    try:
+        shallow(given)
+    except ValueError as error:
+        return f"wrong arguments: {error}"
     try:
         fault = best_match(_validator(tool).iter_errors(given))
     except Unresolvable as error:

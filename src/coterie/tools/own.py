@@ -1,8 +1,13 @@
 """Tools by name: a function with typed parameters becomes a tool that agents may call."""
 
+import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_type_hints
 
 from pydantic import ValidationError, create_model
@@ -51,6 +56,31 @@ def own_tools(names: Sequence[str]) -> tuple[OwnTool, ...]:
     return tuple(found)
 
 
+async def _apart(do: Callable[[], object]) -> object:
+    """What a function gives that may wait, in a thread of its own: other dialogues go on, and the call has its time
+    limit. One that never ends does not hold up the end of the run."""
+    loop, context = asyncio.get_running_loop(), copy_context()
+    found: asyncio.Future[object] = loop.create_future()
+
+    def settle(how: Callable[[Any], None], what: object) -> None:
+        with suppress(RuntimeError):  # the run has ended meanwhile
+            loop.call_soon_threadsafe(lambda: None if found.done() else how(what))
+
+    def run() -> None:
+        try:
+            said = context.run(do)
+        except StopIteration as error:  # which no future takes
+            settle(found.set_exception, RuntimeError(last_line(error)))
+        except BaseException as error:
+            settle(found.set_exception, error)
+        else:
+            settle(found.set_result, said)
+
+    threading.Thread(target=run, name="tool", daemon=True).start()
+    said = await found
+    return await said if inspect.isawaitable(said) else said
+
+
 def _tool(found: Found) -> OwnTool:
     function, name = found.thing, label(found.name)
     if not inspect.isfunction(function):
@@ -75,8 +105,8 @@ def _tool(found: Found) -> OwnTool:
         """What the function says; its errors are told to the agent that called it."""
         try:
             checked = given.model_validate(dict(arguments))
-            said = function(**{one: getattr(checked, one) for one in fields})
-            return str(await said if inspect.isawaitable(said) else said)
+            said = partial(function, **{one: getattr(checked, one) for one in fields})
+            return str(await (said() if inspect.iscoroutinefunction(function) else _apart(said)))
         except ValidationError as error:
             raise ToolError("; ".join(map(wrong_at, error.errors()))) from error
         except ToolError:

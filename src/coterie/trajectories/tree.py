@@ -16,7 +16,7 @@ class Ending:
     """Why a path ended."""
 
     reason: str
-    """In the environment's words (``agreed``, ``answered``), or a limit's: ``turns``, ``length``."""
+    """In the environment's words (``agreed``, ``answered``), or a limit's: ``turns``, ``length``, ``context``."""
     truncated: bool = False
     """Whether a limit cut the path off; else the environment ended it."""
 
@@ -25,6 +25,8 @@ TURNS = Ending("turns", truncated=True)
 """No turns are left."""
 LENGTH = Ending("length", truncated=True)
 """A turn ran to its limit of tokens."""
+CONTEXT = Ending("context", truncated=True)
+"""The dialogue has outgrown the context of who was to speak next."""
 
 
 @dataclass(frozen=True, slots=True)

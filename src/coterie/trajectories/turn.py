@@ -60,7 +60,8 @@ class Message:
     role: Role
     parts: tuple[Part, ...] = ()
     turn: str | None = None
-    """Id of the turn that this message shows; its parts (or sampled ids) are then the content."""
+    """Id of the turn that this message shows; its parts (or sampled ids) are then the content. Each result of a turn of
+    results is shown as the parts of the message, if it has some."""
 
     @classmethod
     def of(cls, role: Role, text: str) -> "Message":

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from coterie.config.text import shallow
 from coterie.models.calls.markup import (
     Markup,
     Span,
@@ -90,7 +91,7 @@ def _typed(value: str, schema: Mapping[str, object], key: str) -> object:
     if kinds == ("string",):
         return value
     try:
-        found: Any = json.loads(value)
+        found: Any = shallow(json.loads(value))
     except (ValueError, RecursionError):
         found = _WORDS.get(value.strip().lower(), value)
     if not kinds:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
+from coterie.config.text import shallow
 from coterie.models.calls.markup import Written, broken, call_of, unclosed, whole_text
 from coterie.models.offering import offered
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
@@ -37,11 +38,12 @@ class ResponseTemplate:
             message = self.tokenizer.parse_response(
                 text, prefix=self.prompt, tools=[offered(tool) for tool in tools]
             )
+            calls = shallow(message.get("tool_calls") or [])
         except (
             Exception
         ) as error:  # whatever the template's own parsers raise on what a model wrote
             return text, _named([broken(text, str(error).partition("\n")[0])])
-        found = [call_of(_function(one)) for one in message.get("tool_calls") or ()]
+        found = [call_of(_function(one)) for one in calls]
         if found and finish != "end":
             last = found[-1]
             error_ = last.error or unclosed("the last call", "its end", finish)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from coterie.config.text import shallow
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
 from coterie.trajectories.turn import Finish
 
@@ -162,9 +163,10 @@ def past_broken(text: str, at: int, opening: str, closing: str) -> tuple[int, bo
 def read_value(text: str, at: int) -> tuple[Any, int]:
     """The JSON value that begins at ``at`` after white space, and where it ends. Raises ``ValueError``."""
     try:
-        return _DECODER.raw_decode(text, past_space(text, at))
+        value, end = _DECODER.raw_decode(text, past_space(text, at))
     except RecursionError as error:
         raise ValueError("it nests too deep") from error
+    return shallow(value), end
 
 
 def call_of(value: object, key: Sequence[str] = ("arguments",)) -> Written:

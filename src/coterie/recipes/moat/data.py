@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 
 from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, PlanGround, gold
+from coterie.environments.registry import check_no_tools
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load_renderer
@@ -48,6 +49,7 @@ class MoatData(Recipe):
 
     def __init__(self, settings: MoatSettings) -> None:
         super().__init__(settings)
+        check_no_tools(settings, self.name)
         if not isinstance(self.environment, PlanGround):
             raise UserError(
                 f"{self.name} is played by a planner and a grounder, and {settings.played} has none",

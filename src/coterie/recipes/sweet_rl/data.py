@@ -4,6 +4,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from coterie.environments.coding import AGENT, CRITIC, Coding, with_reference
+from coterie.environments.registry import check_no_tools
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.recipes.base import Recipe
@@ -38,6 +39,7 @@ class SweetData(Recipe):
 
     def __init__(self, settings: SweetSettings) -> None:
         super().__init__(settings)
+        check_no_tools(settings, self.name)
         if not isinstance(self.environment, Coding):
             raise UserError(
                 f"{self.name} is played on functions that a person wants written, and {settings.played} has none",

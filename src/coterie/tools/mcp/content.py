@@ -10,10 +10,15 @@ import mcp_types as types
 from coterie.errors import UserError
 from coterie.tools.checking import check_tools
 from coterie.tools.mcp.listed import Listed
+from coterie.tools.run import cut_text
 from coterie.trajectories.calls import Tool
 
 MAX_NAME = 64
 """Characters of a tool's name that chat templates and endpoints take."""
+MAX_DESCRIPTION = 4000
+"""Characters of a tool's description that are shown: it is part of every prompt."""
+MAX_SCHEMA = 40_000
+"""Characters of a tool's schema, which can't be cut."""
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -23,7 +28,7 @@ def listed(given: Sequence[types.Tool], read_only: Sequence[str], server: str) -
         raise UserError(f"{server} has no tools", "give a server that has some")
     ours = [_OTHER.sub("_", one.name)[:MAX_NAME] for one in given]
     tools = tuple(
-        Tool(name, one.description or "", one.input_schema, alone=not _looks(one, read_only))
+        Tool(name, _description(one), one.input_schema, alone=not _looks(one, read_only))
         for name, one in zip(ours, given, strict=True)
     )
     if unknown := set(read_only) - {one.name for one in given} - set(ours):
@@ -31,6 +36,12 @@ def listed(given: Sequence[types.Tool], read_only: Sequence[str], server: str) -
             f"{server} has no tool {min(unknown)!r}, which read_only names",
             f"it has: {', '.join(ours)}",
         )
+    for tool in tools:
+        if (size := len(json.dumps(tool.parameters))) > MAX_SCHEMA:
+            raise UserError(
+                f"{server}: the parameters of {tool.name} are {size:,} characters long, and part of every prompt",
+                f"give a server whose tools have schemas of at most {MAX_SCHEMA:,} characters",
+            )
     try:
         check_tools(tools)
     except UserError as error:
@@ -47,6 +58,11 @@ def text_of(result: types.CallToolResult) -> str:
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return parts[0] if len(parts) == 1 else "\n".join(parts)
+
+
+def _description(one: types.Tool) -> str:
+    """What models are told of a tool; of a long text the middle is left out, and that is said."""
+    return cut_text(one.description or "", MAX_DESCRIPTION)
 
 
 def _part(one: types.ContentBlock) -> str:

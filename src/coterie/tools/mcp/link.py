@@ -17,13 +17,14 @@ import httpx2
 import mcp_types as types
 from mcp import Client
 from mcp.client.session import IncomingMessage, MessageHandlerFnT
-from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 from coterie.engines.keys import find_key
 from coterie.engines.servers import leash
 from coterie.errors import UserError
+from coterie.tools.mcp.pipes import pipes
 from coterie.tools.mcp.settings import McpSettings
 from coterie.tools.run import ToolUnavailable
 
@@ -160,7 +161,8 @@ async def _client(
     async with AsyncExitStack() as stack:
         if settings.url is None:
             log = stack.enter_context(_tail(said))
-            transport = stdio_client(_leashed(settings), errlog=log)
+            environment = get_default_environment() | _environment(settings)
+            transport: Any = pipes(_leashed(settings), environment, settings.folder or None, log)
         else:
             headers = (
                 find_key(settings.key_variable, Path()).header if settings.key_variable else {}
@@ -176,20 +178,20 @@ async def _client(
         yield lambda: stack.enter_async_context(client)
 
 
-def _leashed(settings: McpSettings) -> StdioServerParameters:
-    """The command, which ends with us; the SDK adds the few variables that every program needs."""
+def _leashed(settings: McpSettings) -> list[str]:
+    """The command, which ends with us."""
+    leashed = ["-I", "-S", leash.__file__, "--talk", str(os.getpid()), str(GRACE)]
+    return [sys.executable, *leashed, *settings.command]
+
+
+def _environment(settings: McpSettings) -> dict[str, str]:
+    """Its variables, besides the few that every program needs."""
     environment = {}
     for name in settings.environment:
         if name not in os.environ:
             raise UserError(f"{name} is not set", f"export {name}=..., or leave it out")
         environment[name] = os.environ[name]
-    leashed = ["-I", "-S", leash.__file__, "--talk", str(os.getpid()), str(GRACE)]
-    return StdioServerParameters(
-        command=sys.executable,
-        args=[*leashed, *settings.command],
-        env=environment,
-        cwd=settings.folder or None,
-    )
+    return environment
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Contract 13: what an expert wrote, played with real tools, is trained token for token as if it had been sampled.
+"""Contract 14: what an expert wrote, played with real tools, is trained token for token as if it had been sampled.
 
 Every token of the expert's is a target once, under its name; none of prompts or of results is. What stands between the
 expert's turns is the results alone, and all of it together is the text that is expected.

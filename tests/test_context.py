@@ -1,0 +1,155 @@
+"""A dialogue that has outgrown the context ends, truncated, with what was said; where nothing was said it fails."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie import api
+from coterie.environments.protocol import Environment, Shared
+from coterie.progress import Silent
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode
+from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response
+from coterie.rollout.sessions import sessions_of
+from coterie.rollout.transitions import Position
+from coterie.rollout.tree_search import GrowthRule, Judged, TreeSearch, path_tree
+from coterie.runs.play import play
+from coterie.trajectories.store import Store
+from coterie.trajectories.tree import CONTEXT, Outcome, Tree
+from tests.games import Counting, Rounds, Script
+from tests.test_branches import TASK, branches
+
+
+class Short(Script):
+    """Stands for a model whose context holds so many messages; of several ways to speak each says its number."""
+
+    def __init__(self, say: Any, most: int) -> None:
+        super().__init__(say)
+        self.most = most
+
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        if len(prompt.shown) > self.most:
+            raise OutOfContext("out of context: the dialogue is too long")
+        return await super().respond(prompt, context)
+
+    async def candidates(
+        self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
+    ) -> list[Response]:
+        return [await self.respond(prompt, context) for _ in seeds]
+
+
+def played(
+    tmp_path: Path, game: Environment, cast: dict[str, Script]
+) -> tuple[list[tuple[Outcome, list[str]]], list[str]]:
+    """Outcomes with what was said, as they are read from the store, and reasons of failures."""
+
+    async def test(store: Store) -> None:
+        driver = Driver(game, cast, seed=0, shared=Shared())
+        await play(store, driver, [Episode(TASK, 0, 0, "evaluate")], Silent(), lambda: 0)
+
+    with Store.open(tmp_path / "store.sqlite") as store:
+        asyncio.run(test(store))
+        trees = list(store.trees(0, "evaluate"))
+        paths = [(o, [t.text for t in path]) for tree in trees for o, path in tree.trajectories()]
+        return paths, [reason for _, reason in store.failures(0)]
+
+
+def test_a_path_that_outgrows_the_context_ends_truncated_and_is_graded(tmp_path: Path) -> None:
+    ((outcome, said),), failures = played(tmp_path, Counting(), {"agent": Short(lambda _: "1", 3)})
+    assert said == ["reach 6", "1", "now 1"] and not failures
+    assert outcome.ending == CONTEXT and outcome.ending.truncated
+    assert outcome.score == 0.0 and outcome.answer is None
+
+
+def test_those_who_act_at_the_same_time_end_together(tmp_path: Path) -> None:
+    cast = {"Ann": Short(lambda _: "Ann", 9), "Ben": Short(lambda _: "Ben", 3)}
+    ((outcome, said),), _ = played(tmp_path, Rounds(), dict(cast))
+    assert outcome.ending == CONTEXT and said == ["Ann", "Ben", "round 1 is over"]
+    assert outcome.answer == "done" and outcome.score == 1.0, "what was answered before counts"
+
+
+def test_a_first_prompt_that_does_not_fit_fails(tmp_path: Path) -> None:
+    from coterie.errors import UserError
+
+    with pytest.raises(UserError, match="out of context"):
+        played(tmp_path, Counting(), {"agent": Short(lambda _: "1", 1)})
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_tree_keeps_such_paths_and_goes_on_from_the_store(forks: bool) -> None:
+    async def judge(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
+        return [Judged(outcome.score or 0.0) for outcome in outcomes]
+
+    def search(tree: Tree, kept: Any, **more: Any) -> TreeSearch:
+        words = cycle("121")
+        sampler: Any = Short(lambda _: next(words), 6)
+        grown = branches(Counting(forks=forks), {"agent": sampler}, tree, kept)
+        rule = GrowthRule(2, 3, lambda tree, *_: next(iter(tree.turns), tree.root))
+        return TreeSearch(grown, {"agent": sampler}, judge, rule, **more)
+
+    async def test() -> None:
+        async with sessions_of(4, 5.0) as kept:
+            first = search(Tree("t", "rollout", 0), kept)
+            first.searches = 1
+            await first.grow(lambda *_: None)
+            assert all(one.leaf is not None for one in first.rollouts)
+            endings = {o.ending for o, _ in first.tree.trajectories()}
+            assert CONTEXT in endings
+            stored = path_tree(first.tree, list(first.tree.outcomes))
+            again = search(stored, kept, rollouts=first.rollouts)
+            for leaf in stored.outcomes:
+                (at,) = await asyncio.gather(again.branches.position(leaf), return_exceptions=True)
+                assert isinstance(at, Position)
+                assert at.state.end == stored.outcomes[leaf].ending
+                assert (await again.branches.grade(at)).score == stored.outcomes[leaf].score
+            await again.branches.close()
+
+    asyncio.run(test())
+
+
+def test_what_is_pruned_is_no_end_any_more() -> None:
+    async def test() -> None:
+        async with sessions_of(4, 5.0) as kept:
+            tree = Tree("t", "rollout", 0)
+            grown = branches(Counting(), {"agent": Short(lambda _: "1", 3)}, tree, kept)
+            at = await grown.start()
+            at = await grown.advance(at, await grown.respond(at, {"agent": 0}, 0))
+            with pytest.raises(OutOfContext) as found:
+                await grown.respond(at, {"agent": 0}, 0)
+            assert grown.cut(at, found.value).state.end == CONTEXT
+            assert (await grown.position(at.node)).state.end == CONTEXT
+            await grown.prune(Tree("t", "rollout", 0))
+            assert not grown._cut
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("most", range(2, 9))
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gsm8k", []),
+        ("2wiki", []),
+        ("gsm8k", ["environment=exchange", "environment.agents=3"]),
+    ],
+)
+def test_environments_grade_a_talk_that_was_cut_off_anywhere(
+    tmp_path: Path, name: str, words: list[str], most: int
+) -> None:
+    game = api.environment(name, source="sample")
+    (task,) = game.tasks("heldout", 1, 0)
+
+    async def test() -> None:
+        cast = dict.fromkeys(game.actors, Short(lambda p: f"<A>{p.draw}</A>", most))
+        driver = Driver(game, cast, seed=0, shared=Shared())
+        async with driver.play_all([Episode(task, 0, 0, "evaluate")]) as playing:
+            (found,) = [one async for one in playing]
+        assert found.tree is not None, found.failure
+        (outcome,) = found.tree.outcomes.values()
+        assert outcome.score is not None
+
+    asyncio.run(test())
