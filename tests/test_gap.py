@@ -154,6 +154,27 @@ TRACE = (
 )
 
 
+class Heard(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_a_file_of_held_out_questions_alone_is_refused(tools: Path, tmp_path: Path) -> None:
+    asked = str(made(tools).heldout_tasks()[0].public["question"])
+    recipe = made(tools, f"traces={file_of(tmp_path, (asked, TRACE))}")
+    with (
+        open_run(tmp_path / "run", recipe.name, recipe.settings) as run,
+        pytest.raises(UserError, match="asks a held-out question"),
+    ):
+        run_steps(recipe, run, Silent(), recipe.steps()[1:2])
+    recipe.close()
+
+
 def file_of(folder: Path, *traces: tuple[str, str]) -> Path:
     given = [
         {"instruction": f"Do it.\n\nQuestion: {q}", "input": "", "output": out} for q, out in traces
@@ -171,9 +192,9 @@ def test_traces_of_a_file_are_learned_to_the_letter(tools: Path, tmp_path: Path)
         ("Who is b?", "<think>x</think><observation>never closed <answer>y</answer>"),
         (str(held_out), TRACE),
     )
-    recipe = made(tools, f"traces={file}")
+    recipe, heard = made(tools, f"traces={file}"), Heard()
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        run_steps(recipe, run, Silent(), recipe.steps()[1:4])
+        run_steps(recipe, run, heard, recipe.steps()[1:4])
         rollout = run.metrics(Step(0, "rollout"))
         assert rollout["n"] == 1
         assert {name: n for name, n in rollout.items() if name.startswith("left out")} == {
@@ -183,6 +204,11 @@ def test_traces_of_a_file_are_learned_to_the_letter(tools: Path, tmp_path: Path)
         }
         text = trained(recipe, run)
     recipe.close()
+    assert (
+        "1 left out: row 3 has an observation that is never closed (character 17)" in heard.said[0]
+    )
+    assert heard.said[1].startswith("lengths of 1 rows: 50% within ")
+    assert heard.said[2].startswith("one row, with what is not trained in brackets:\n[[")
     plain = text.replace("[[", "").replace("]]", "")
     assert "DOC A" in plain and "<observation>C</observation>" in plain
     assert plain.count("<|user|>") == 1, "results go on within the agent's message"

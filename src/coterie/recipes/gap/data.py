@@ -20,7 +20,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.gap.files.traces import TraceRow, read_traces
+from coterie.recipes.gap.files.traces import BrokenTrace, TraceRow, read_traces
 from coterie.recipes.gap.settings import EXPERT, GapSettings
 from coterie.recipes.gap.told import ToldEnvironment, task_of
 from coterie.recipes.plan import Plan, check_length, plain_plan
@@ -45,6 +45,8 @@ from coterie.trajectories.view import view
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 WITHOUT, LEFT_OUT = "no trace: ", "left out: "
 """Before the reason, in what a stage remembers."""
+MOST_TOLD = 10
+"""Broken rows that are named."""
 MOST_SHOWN = 1500
 """Characters of the row that is shown before a training."""
 
@@ -149,6 +151,13 @@ class GapData(Recipe):
         unique = {task_of(row).id: row for row in rows}
         asked["ask the same as another one"] += len(rows) - len(unique)
         asked["can't be read"] += len(found.broken)
+        if found.broken:
+            progress.say(f"{self.file}: {_broken(found.broken)}")
+        if not unique:
+            raise UserError(
+                f"every trace of {self.file} asks a held-out question",
+                "give traces of other questions: those that are evaluated on are not learned",
+            )
         told = ToldEnvironment(
             self.environment, list(unique.values())[: self.settings.traces.tasks]
         )
@@ -244,6 +253,13 @@ def shown_row(renderer: ChatRenderer, row: Row) -> str:
     text = "".join(one if own else f"[[{one}]]" for own, one in spans)
     half = MOST_SHOWN // 2
     return text if len(text) <= MOST_SHOWN else f"{text[:half]} … {text[-half:]}"
+
+
+def _broken(found: Sequence[BrokenTrace]) -> str:
+    """Which rows of a file are left out, and why."""
+    told = "; ".join(f"row {one.row} {one.reason}" for one in found[:MOST_TOLD])
+    more = f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
+    return f"{len(found)} left out: {told}{more}"
 
 
 def _listed(counts: Mapping[str, int]) -> str:
