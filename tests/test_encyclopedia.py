@@ -144,6 +144,13 @@ def test_questions_are_asked_and_answered() -> None:
     assert LONG.text == "How many people has the home of the mayor of Upper Tarn?"
 
 
+def test_a_comparison_in_another_order_is_the_same() -> None:
+    turned = Question("turned", "compare", YEARS[::-1])
+    assert canonical_key(turned) == canonical_key(FIRST) != canonical_key(LAST)
+    back = Question("back", "chain", CHAIN.facts[::-1])
+    assert canonical_key(back) != canonical_key(CHAIN)
+
+
 def value_of(name: str, relation: str) -> str:
     """What the entry of an entity says, read from its text."""
     before, after = BY_NAME[relation].sentence.format(s=name, v="\0").split("\0")

@@ -261,6 +261,18 @@ def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
     return copy_row(tokenizer, "".join(drawn))
 
 
+def fact_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
+    """Entries, then their facts in another order, as targets: the quickest way to look one up."""
+    entries = rng.sample(_small(rng.randrange(WORLDS)).entries, rng.randint(2, 6))
+    facts = [fact.text for entry in entries for fact in entry.facts]
+    told, again = (
+        tokenizer.encode(f"{' '.join(row)} ", add_special_tokens=False)
+        for row in (facts, rng.sample(facts, len(facts)))
+    )
+    ids = (*told, *again)
+    return Row(ids, (Target(len(told), len(ids), "script:drill"),))
+
+
 def order_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
     """Values in any order, then from the least on, as targets: the quickest way to compare."""
     scale = VALUES[rng.choice(tuple(VALUES))]
@@ -287,7 +299,7 @@ def _small(seed: int) -> Encyclopedia:
     return make_encyclopedia(seed, COUNTS, ("corpus",))
 
 
-DRILLS = ((0.1, copy_drill), (0.1, order_drill), (0.2, compare_drill))
+DRILLS = ((0.12, copy_drill), (0.13, fact_drill), (0.05, order_drill), (0.1, compare_drill))
 """What comes first: share of the tokens, and the drill."""
 
 
