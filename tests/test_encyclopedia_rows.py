@@ -1,9 +1,11 @@
 """The tiny model of the ``encyclopedia`` micro-world: what it learns from is what play shows."""
 
 import asyncio
+import random
 import re
 import statistics
-from collections.abc import AsyncIterator, Iterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Sampling
 from coterie.environments.encyclopedia.expert import PROMPT, asked, expert_trace
 from coterie.environments.encyclopedia.lexicon import words
 from coterie.environments.encyclopedia.questions import Question
@@ -31,6 +35,7 @@ from coterie.microworlds.encyclopedia import (
     trace_row,
 )
 from coterie.models.chat import ChatRenderer
+from coterie.models.loading import load
 from coterie.rollout.branches import Branches
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.rollout.sessions import sessions_of
@@ -170,9 +175,38 @@ def test_rows_and_drills_have_no_name_that_a_task_asks_for(block: Block) -> None
     assert {split_of_key(name) for name in names} == {"corpus"}
 
 
-def test_targets_of_drills_are_the_second_halves() -> None:
-    import random
+def right(model: str, rows: Sequence[Row], turn: int) -> list[bool]:
+    """Whether a message of each row is what a model says, greedily, after all that stands before it."""
+    loaded = load(model)
+    engine = InProcessEngine(loaded, policy=model, version="0")
+    sampling = Sampling(0.0, 1.0, 64, TAGS.stop, 60.0)
 
+    async def say() -> list[bool]:
+        targets = [row.targets[turn] for row in rows]
+        prompts = [row.ids[: one.start] for row, one in zip(rows, targets, strict=True)]
+        found = await asyncio.gather(*(engine.sample(one, [0], sampling) for one in prompts))
+        return [
+            completion.ids == row.ids[one.start : one.start + len(completion.ids)]
+            for row, one, (completion,) in zip(rows, targets, found, strict=True)
+        ]
+
+    return asyncio.run(say())
+
+
+def lookups(count: int = 80) -> list[Row]:
+    """Questions that take one search, in an encyclopedia that no model was trained on."""
+    with tempfile.TemporaryDirectory() as name:
+        block = Block(Path(name), 123_456)
+        found = block.questions(count, ("chain",), hops=(1,))
+        return [trace_row(tokenizer(), one, block.said(one, "sequential")) for one in found]
+
+
+def share_of_right_calls(model: str) -> float:
+    """Greedily, of questions that take one search."""
+    return statistics.fmean(right(model, lookups(), 0))
+
+
+def test_targets_of_drills_are_the_second_halves() -> None:
     rng, cut = random.Random(0), tokenizer()
     for _, drill in DRILLS:
         for _ in range(20):
