@@ -11,17 +11,18 @@ BM25 as in play.
 import random
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.encyclopedia.entries import Encyclopedia, make_encyclopedia
 from coterie.environments.encyclopedia.expert import PROMPT, asked, expert_trace
-from coterie.environments.encyclopedia.lexicon import RELATIONS, VALUES, words
+from coterie.environments.encyclopedia.lexicon import RELATIONS, VALUES, Kind, words
 from coterie.environments.encyclopedia.questions import Question, QuestionKind, generate
 from coterie.environments.workflow.trace import SEPARATOR, TraceForm, tagged, think
 from coterie.microworlds.model import (
@@ -46,7 +47,7 @@ TOOL = "wiki_search"
 TAGS = Tags({TOOL: Tag("query", SEPARATOR)}, inline=True)
 TOPK = 2
 """Passages of a query."""
-COUNTS = {"person": 400, "town": 80, "firm": 80}
+COUNTS: Mapping[Kind, int] = MappingProxyType({"person": 400, "town": 80, "firm": 80})
 """Entries of a block's encyclopedia."""
 BLOCK = 500
 """Rows of a block."""
