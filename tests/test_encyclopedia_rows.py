@@ -163,15 +163,15 @@ def test_few_rows_of_the_corpus_are_whole_trajectories() -> None:
     whole = [
         text for row, text in texts if len(row.targets) > 1 and text.count("<observation>") > 1
     ]
-    share = 1 - HABITS.lookups - HABITS.given
-    assert abs(len(whole) / len(texts) - share) < 0.08
+    share = 1 - HABITS.lookups - HABITS.given - HABITS.known
+    assert abs(len(whole) / len(texts) - share) < 0.06
     assert 0.3 < statistics.fmean("<plan>" in text for text in whole) < 0.7
 
 
 def test_rows_and_drills_have_no_name_that_a_task_asks_for(block: Block) -> None:
     texts = [tokenizer().decode(row.ids) for row in habit_rows()[:100]]
     names = {name for text in texts for name in re.findall(r'\(Title: "(.+?)"\)', text)}
-    assert len(names) > 200
+    assert len(names) > 100
     assert {split_of_key(name) for name in names} == {"corpus"}
 
 

@@ -22,9 +22,9 @@ from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.encyclopedia.entries import Encyclopedia, make_encyclopedia
 from coterie.environments.encyclopedia.expert import PROMPT, asked, expert_trace
-from coterie.environments.encyclopedia.lexicon import RELATIONS, VALUES, Kind, words
-from coterie.environments.encyclopedia.questions import Question, QuestionKind, generate
-from coterie.environments.workflow.trace import SEPARATOR, TraceForm, tagged, think
+from coterie.environments.encyclopedia.lexicon import RELATIONS, Kind, words
+from coterie.environments.encyclopedia.questions import Question, QuestionKind, generate, rank
+from coterie.environments.workflow.trace import SEPARATOR, TraceForm
 from coterie.microworlds.model import (
     END,
     OPENERS,
@@ -66,14 +66,16 @@ class Stage:
     """Questions that take one search."""
     given: float
     """Comparisons of which only the end is learned, when all is found."""
+    known: float = 0.0
+    """Comparisons without a search, whose facts are known; in half of them all are put in order."""
     compared: tuple[int, ...] = (2,)
-    """How many are compared there, each entry equally often drawn."""
+    """How many are compared in these two, each entry equally often drawn."""
 
 
-CURRICULUM = (Stage(0.25, 0.6, 0.4), Stage(0.35, 0.4, 0.4, (2, 3, 4)))
-"""First the skills."""
-HABITS = Stage(0.2, 0.35, 0.35, (2, 3, 4))
-"""Then some trajectories with them."""
+CURRICULUM = (Stage(0.35, 0.6, 0.2, 0.2), Stage(0.45, 0.25, 0.12, 0.5, (2, 3, 4)))
+"""First the skills, after the drills."""
+HABITS = Stage(0.2, 0.3, 0.15, 0.35, (2, 3, 4))
+"""Then more trajectories with them."""
 
 # -- pieces ----------------------------------------------------------------------------------------
 
@@ -219,6 +221,25 @@ def trace_row(
     return Row(tuple(ids), tuple(targets), origin=question.question_id)
 
 
+def known_row(tokenizer: PreTrainedTokenizerFast, question: Question) -> Row:
+    """A comparison whose facts are known already: the answer alone is a target."""
+    thought, tag, answer = expert_trace(question).messages("parallel")[-1].partition("<answer>")
+    said = [thought, "", f"{tag}{answer}"]
+    return trace_row(tokenizer, question, said, ending=True)
+
+
+def ranked_row(tokenizer: PreTrainedTokenizerFast, question: Question) -> Row:
+    """Facts, and all their entities in the order that is asked for, as targets."""
+    facts = sorted(question.facts, key=rank, reverse=question.greatest)
+    known = " ".join(fact.text for fact in question.facts)
+    told, ranked = (
+        tokenizer.encode(text, add_special_tokens=False)
+        for text in (f"{known} {question.beginning}?", ", ".join(fact.subject for fact in facts))
+    )
+    target = Target(len(told), len(told) + len(ranked), "script:drill")
+    return Row((*told, *ranked), (target,), origin=question.question_id)
+
+
 def stage_rows(
     tokenizer: PreTrainedTokenizerFast, stage: Stage, tokens: float, seed: int
 ) -> Iterator[Row]:
@@ -238,7 +259,7 @@ def _block_rows(
     tokenizer: PreTrainedTokenizerFast, stage: Stage, block: Block, rng: random.Random
 ) -> Iterator[Row]:
     lookups = iter(block.questions(BLOCK, ("chain",), hops=(1,)))
-    given = iter(block.questions(BLOCK, ("compare",), stage.compared))
+    compared = iter(block.questions(BLOCK, ("compare",), stage.compared))
     whole = iter(block.questions(BLOCK, ("compare", "chain")))
     for _ in range(BLOCK):
         drawn, form = rng.random(), rng.choice(FORMS)
@@ -246,8 +267,11 @@ def _block_rows(
             question = next(lookups)
             yield trace_row(tokenizer, question, block.said(question, "sequential"))
         elif drawn < stage.lookups + stage.given:
-            question = next(given)
+            question = next(compared)
             yield trace_row(tokenizer, question, block.said(question, form), ending=True)
+        elif drawn < stage.lookups + stage.given + stage.known:
+            make = rng.choice((known_row, ranked_row))
+            yield make(tokenizer, next(compared))
         else:
             question = next(whole)
             yield trace_row(tokenizer, question, block.said(question, form))
@@ -274,33 +298,12 @@ def fact_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
     return Row(ids, (Target(len(told), len(ids), "script:drill"),))
 
 
-def order_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
-    """Values in any order, then from the least on, as targets: the quickest way to compare."""
-    scale = VALUES[rng.choice(tuple(VALUES))]
-    places = rng.sample(range(len(scale)), rng.randint(2, 8))
-    any_order, ordered = (
-        tokenizer.encode(SEPARATOR.join(scale[place] for place in row), add_special_tokens=False)
-        for row in (places, sorted(places))
-    )
-    ids = (*any_order, tokenizer.eos_token_id, *ordered)
-    return Row(ids, (Target(len(any_order) + 1, len(ids), "script:drill"),))
-
-
-def compare_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
-    """A comparison whose facts are known already: the answer alone is a target."""
-    world = _small(rng.randrange(WORLDS))
-    (question,) = generate("corpus", 1, rng.randrange(10**9), world, ("compare",))
-    known = think(" ".join(fact.text for fact in question.facts))
-    said = [f"{known}\n", "", tagged("answer", question.answer)]
-    return trace_row(tokenizer, question, said, ending=True)
-
-
 @cache
 def _small(seed: int) -> Encyclopedia:
     return make_encyclopedia(seed, COUNTS, ("corpus",))
 
 
-DRILLS = ((0.12, copy_drill), (0.13, fact_drill), (0.05, order_drill), (0.1, compare_drill))
+DRILLS = ((0.12, copy_drill), (0.08, fact_drill))
 """What comes first: share of the tokens, and the drill."""
 
 
@@ -318,4 +321,4 @@ def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> I
     return stage_rows(tokenizer, HABITS, tokens, seed)
 
 
-ENCYCLOPEDIA = MicroWorld(build_tokenizer, skill_rows, _habit_rows, HABITS.share, tokens=4_000_000)
+ENCYCLOPEDIA = MicroWorld(build_tokenizer, skill_rows, _habit_rows, HABITS.share, tokens=2_600_000)

@@ -42,15 +42,19 @@ class Question:
         if self.kind == "chain":
             return self.facts[-1].value
         choose = max if self.greatest else min
-        return choose(self.facts, key=_rank).subject
+        return choose(self.facts, key=rank).subject
+
+    @property
+    def beginning(self) -> str:
+        """Of a comparison: the words before those compared."""
+        return BY_NAME[self.facts[0].relation].extremes[self.greatest]
 
     @property
     def text(self) -> str:
         """As it is asked."""
         if self.kind == "compare":
             *most, last = (fact.subject for fact in self.facts)
-            beginning = BY_NAME[self.facts[0].relation].extremes[self.greatest]
-            return f"{beginning}, {', '.join(most)} or {last}?"
+            return f"{self.beginning}, {', '.join(most)} or {last}?"
         *links, last_fact = self.facts
         asked = self.facts[0].subject
         for fact in links:
@@ -132,6 +136,6 @@ def _fair(question: Question) -> bool:
     return len(set(passed)) == len(passed)
 
 
-def _rank(fact: Fact) -> int:
+def rank(fact: Fact) -> int:
     """The place of a value among those that it can be compared with."""
     return VALUES[BY_NAME[fact.relation].to].index(fact.value)
