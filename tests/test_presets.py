@@ -2,7 +2,8 @@
 
 Sources: Optima (arXiv 2410.08115), table 8 and the recipes of its repository; SWEET-RL (arXiv 2503.15478), table 5,
 section 5.1 and its released commands; MOAT (arXiv 2509.09629), the defaults of its released scripts and the commands
-of its README; DensePolicy, its released scripts and the configuration of its training.
+of its README; DensePolicy, its released scripts and the configuration of its training; GAP (arXiv 2510.25320) and AFM
+(arXiv 2508.13167), their released scripts.
 """
 
 from collections.abc import Mapping
@@ -216,6 +217,25 @@ DENSE_SETS: Mapping[tuple[str, str], Table] = {
 }  # fmt: skip
 
 
+GAP: Table = {
+    "model": "Qwen/Qwen2.5-3B-Instruct", "method": "sft", "environment.name": "mhqa", "environment.plans": "tasks",
+    "environment.score": "em", "tools.use": ("wiki_search",), "tools.calls": "inline", "tools.rounds": 7,
+    "traces.source": "expert", "traces.form": "parallel", "traces.tasks": 7000, "traces.min_calls": 3,
+    "rollout.max_tokens": 1024, "train.method": "full", "train.learning_rate": 1e-5, "train.schedule": "cosine",
+    "train.warmup_ratio": 0.03, "train.epochs": 4, "train.batch_rows": 32, "train.max_length": 5120,
+    "evaluate.temperature": 0.0,
+}  # fmt: skip
+"""8 turns: 7 with calls, and the answer. Batches: one row, 16 accumulations, 2 GPUs."""
+GAP_SETS = {"hotpot_qa": 7405, "2wiki": 12576, "musique": 2417}
+GAP_WEB: Table = {
+    "model": "Qwen/Qwen2.5-32B-Instruct", "environment.name": "web", "tools.use": ("web_search", "crawl_page"),
+    "method": "sft", "tools.rounds": 24, "traces.tasks": 7607, "traces.min_calls": 5, "train.learning_rate": 1.4e-5,
+    "train.schedule": "cosine", "train.warmup_ratio": 0.1, "train.epochs": 4, "train.batch_rows": 256,
+    "train.max_length": 32768, "train.tokens_per_microbatch": 32768, "rollout.max_tokens": 4096,
+}  # fmt: skip
+"""AFM's web agent: 25 turns; one row, 16 accumulations, 2 x 8 GPUs."""
+
+
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Nested values by their keys in full."""
     found: dict[str, Any] = {}
@@ -271,6 +291,23 @@ def test_presets_of_dense_tree_have_the_values_of_the_released_scripts(
     plan = recipe_of(found).plan()
     assert isinstance(plan, RunPlan) and plan.longest_prompt > 50
     assert plan.dialogues % 1000 == 0 and plan.dialogues > 0 and plan.max_updates > 0
+
+
+@pytest.mark.parametrize("name", GAP_SETS)
+def test_presets_of_gap_have_the_values_of_the_released_scripts(
+    name: str, large: Path, tmp_path: Path
+) -> None:
+    compare("gap/mhqa", name, {**GAP, "evaluate.tasks": GAP_SETS[name]})
+    (tmp_path / "passages.jsonl").write_text('{"title": "Oslo", "text": "A town in Norway."}\n')
+    (tmp_path / "tools.yaml").write_text(
+        f"tools: [{{name: wiki_search, corpus: {tmp_path / 'passages.jsonl'}}}]"
+    )
+    words = [f"dataset={name}", f"model={large}", "dataset.source=sample"]
+    recipe_of(settings("gap/mhqa", [*words, f"tools.config={tmp_path / 'tools.yaml'}"])).plan()
+
+
+def test_presets_of_gaps_web_agent_have_the_values_of_the_released_scripts() -> None:
+    compare("gap/web", "qa", GAP_WEB)
 
 
 def test_every_data_set_of_moats_word_problems_has_its_sizes() -> None:

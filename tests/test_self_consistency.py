@@ -43,6 +43,7 @@ def test_by_hand_with_equal_answers() -> None:
     assert [point.coverage for point in points] == [0, 0, 1, 1, 1]
     assert [point.majority for point in points] == [0, 0, 0, 1, 0]  # ties go to the cat
     assert [point.tokens for point in points] == [10, 15, 22, 30, 31]
+    assert [point.average for point in points] == pytest.approx([0, 0, 1 / 3, 1 / 2, 2 / 5])
 
 
 def test_by_hand_with_f1() -> None:
@@ -112,7 +113,7 @@ def report(max_samples: int, policy: str = "runs/mine 2") -> ScalingReport:
         return Estimate(mean, (mean - 0.05, mean + 0.05) if k in shown else None)
 
     points = tuple(
-        Point(k, estimate(k, 0.9 - 0.4 / k), estimate(k, 0.7 - 0.2 / k), 35.5 * k)
+        Point(k, estimate(k, 0.9 - 0.4 / k), estimate(k, 0.7 - 0.2 / k), 35.5 * k, None, 0.5)
         for k in range(1, max_samples + 1)
     )
     return ScalingReport("exchange", policy, "dialogue", "exact match", 0.5, 100, 3, points)

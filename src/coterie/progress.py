@@ -35,6 +35,10 @@ class Progress(Protocol):
         """``n`` more are done. A training's ``fields`` are those of ``metrics.jsonl``."""
         ...
 
+    def say(self, text: str) -> None:
+        """Something that a person should read before the work goes on."""
+        ...
+
     def close(self) -> None:
         """No more calls will come; also called when the training failed."""
         ...
@@ -50,6 +54,9 @@ class Silent:
         """Nothing."""
 
     def advance(self, n: int, **fields: float) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
         """Nothing."""
 
     def close(self) -> None:

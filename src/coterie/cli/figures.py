@@ -1,14 +1,14 @@
 """What ``coterie evaluate BENCHMARK`` prints: a table, pages of plots, and one JSON object.
 
 With one dialogue a task, the last line printed is {"benchmark", "rows": [{"policy", "version",
-"method", "n", "failed", "score", "score_ci", "tokens", "well_formed", "cut_off"}]}; with more, rows
+"method", "n", "failed", "score", "score_ci", "tokens", "tokens_per_score", "well_formed", "cut_off"}]}; with more, rows
 are by their number k: {"policy", "version", "method", "k", "n", "failed", "coverage",
-"coverage_ci", "majority", "majority_ci", "tokens", "of_all": {"well_formed", "cut_off"}}, the intervals
+"coverage_ci", "majority", "majority_ci", "average", "tokens", "of_all": {"well_formed", "cut_off"}}, the intervals
 at powers of two and at the last k, else null. For an endpoint there is also ``"usage"``.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings, Consistency
 from coterie.runs.held_out import Evaluation
 from coterie.terminal.console import results
+from coterie.terminal.means import beside, in_words, means_table, share
 
 WIDTH = 112
 """Columns that the table may take: one that a narrow terminal breaks into lines still has all its figures."""
@@ -46,6 +47,9 @@ def show(
     title = f"{benchmark}, held-out tasks"
     title += "" if settings.method == "dialogue" else f", {settings.method}"
     console.print(_curves(title, figures) if settings.samples > 1 else _scores(title, figures))
+    means = [one.found.means for one in figures if isinstance(one.found, Evaluation)]
+    if (more := means_table([one.label for one in figures], means)) is not None:
+        console.print(more)
     for one in figures:
         if isinstance(one.found, Consistency):
             page = one.store.with_suffix(".html")
@@ -64,6 +68,7 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
             "score": round(found.score, 4),
             "score_ci": [round(found.low, 4), round(found.high, 4)],
             "tokens": round(found.tokens, 2),
+            "tokens_per_score": round(found.tokens / found.score, 2) if found.score > 0 else None,
             **{name: round(value, 4) for name, value in found.means.items()},
         }
         return [common | score]
@@ -75,6 +80,7 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
             "coverage_ci": _rounded(point.coverage),
             "majority": round(point.majority.mean, 4),
             "majority_ci": _rounded(point.majority),
+            "average": round(point.average, 4),
             "tokens": round(point.tokens, 2),
             **({} if point.fraction is None else {"fraction": round(point.fraction, 4)}),
             "of_all": {name: round(value, 4) for name, value in found.means.items()},
@@ -89,10 +95,8 @@ def _rounded(estimate: Estimate) -> list[float] | None:
 
 def _scores(title: str, figures: Sequence[Figures]) -> Table:
     """One dialogue a task."""
-    names = list(
-        dict.fromkeys(n for f in figures if isinstance(f.found, Evaluation) for n in f.found.means)
-    )
-    heads = [name.replace("_", " ") for name in names]
+    names = beside([one.found.means for one in figures if isinstance(one.found, Evaluation)])
+    heads = map(in_words, names)
     table = _table(title, "score", "95% interval", "tokens", *heads, "n", "failed")
     for one in figures:
         assert isinstance(one.found, Evaluation)
@@ -102,22 +106,31 @@ def _scores(title: str, figures: Sequence[Figures]) -> Table:
             f"{found.score:.3f}",
             f"{found.low:.3f} to {found.high:.3f}",
             f"{found.tokens:.1f}",
-            *(_share(found.means, name) for name in names),
+            *(share(found.means, name) for name in names),
             f"{found.n}",
             f"{found.failed}",
         )
     return table
 
 
-def _share(means: Mapping[str, float], name: str) -> str:
-    return f"{means[name]:.2f}" if name in means else ""
-
-
 def _curves(title: str, figures: Sequence[Figures]) -> Table:
     """Several dialogues a task: coverage and majority, where there are intervals."""
     shares = (WELL_FORMED, CUT_OFF)
-    heads = (name.replace("_", " ") for name in shares)
-    names = ("k", "coverage", "95%", "majority", "95%", "tokens", "best fraction", "failed", *heads)
+    heads = map(in_words, shares)
+    names = (
+        *(
+            "k",
+            "coverage",
+            "95%",
+            "majority",
+            "95%",
+            "average",
+            "tokens",
+            "best fraction",
+            "failed",
+        ),
+        *heads,
+    )
     table = _table(f"{title}, {figures[0].found.n} with k dialogues each", *names)
     for one in figures:
         assert isinstance(one.found, Consistency)
@@ -130,10 +143,11 @@ def _curves(title: str, figures: Sequence[Figures]) -> Table:
                     "{:.3f}-{:.3f}".format(*point.coverage.interval),
                     f"{point.majority.mean:.3f}",
                     "{:.3f}-{:.3f}".format(*point.majority.interval),
+                    f"{point.average:.3f}",
                     f"{point.tokens:.1f}",
                     "" if point.fraction is None else f"{point.fraction:.3f}",
                     f"{one.found.failed}",
-                    *(_share(one.found.means, name) for name in shares),
+                    *(share(one.found.means, name) for name in shares),
                 )
     return table
 

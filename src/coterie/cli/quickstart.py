@@ -46,7 +46,7 @@ def quickstart(folder: Path, words: Sequence[str], dataset: str, console: Consol
     _clear_if_finished(folder, recipe)
     with open_run(folder, recipe.name, recipe.settings) as run:
         run_all(recipe, run, console)
-        console.print(summary(recipe, run))
+        console.print(*summary(recipe, run), sep="\n")
         policies = {"before": 0, "after": recipe.settings.rounds}
         points = {when: evaluation(run.store, version) for when, version in policies.items()}
         result = {

@@ -21,6 +21,7 @@ from coterie.reports.page import write_page
 from coterie.runs.folder import Run, Step, open_run, read_config
 from coterie.runs.held_out import evaluation
 from coterie.runs.loop import check_finished, fork, run_steps
+from coterie.terminal.means import beside, in_words, means_table, share
 from coterie.terminal.progress import ConsoleProgress
 
 
@@ -40,7 +41,7 @@ def run_recipe(
         folder = fork_to
     with open_run(folder, name, recipe.settings) as run:
         run_all(recipe, run, console)
-        console.print(summary(recipe, run))
+        console.print(*summary(recipe, run), sep="\n")
         print(run.report)
 
 
@@ -113,25 +114,27 @@ def _reported(recipe: Recipe, run: Run) -> Iterator[None]:
     _report(recipe, run)
 
 
-def summary(recipe: Recipe, run: Run) -> Table:
-    """Score and tokens by policy."""
+def summary(recipe: Recipe, run: Run) -> list[Table]:
+    """Score and tokens by policy, and what else was measured."""
     table = Table(title=f"{recipe.title} on {recipe.settings.played}", box=None)
     done = [step for step in recipe.steps() if step.stage == "evaluate" and run.is_finished(step)]
     points = [evaluation(run.store, step.iteration) for step in done]
-    names = list(dict.fromkeys(name for point in points for name in point.means))
-    heads = (name.replace("_", " ") for name in names)
-    for title in ("policy", "score", "95% interval", "tokens", *heads, "n"):
+    labels = [f"{point.version}" if point.version else "base" for point in points]
+    means = [point.means for point in points]
+    names = beside(means)
+    for title in ("policy", "score", "95% interval", "tokens", *map(in_words, names), "n"):
         table.add_column(title, justify="right")
-    for point in points:
+    for policy, point in zip(labels, points, strict=True):
         table.add_row(
-            f"{point.version}" if point.version else "base",
+            policy,
             f"{point.score:.3f}",
             f"{point.low:.3f} to {point.high:.3f}",
             f"{point.tokens:.1f}",
-            *(f"{point.means[name]:.2f}" if name in point.means else "" for name in names),
+            *(share(point.means, name) for name in names),
             f"{point.n}",
         )
-    return table
+    more = means_table([f"policy {one}" if one.isdigit() else one for one in labels], means)
+    return [table] if more is None else [table, more]
 
 
 def _wanted(recipe: Recipe, run: Run, stage: str, iteration: int | None) -> Step:

@@ -19,6 +19,7 @@ from coterie.datasets.settings import DatasetSettings
 from coterie.environments.checking import check_parts
 from coterie.environments.protocol import Environment
 from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.traits import TakesTools
 from coterie.environments.with_tools import with_tools
 from coterie.errors import UserError
 from coterie.tools.finding import sources_of, syntax_of
@@ -39,6 +40,8 @@ ENVIRONMENTS = Kind(
         "information_exchange": "coterie.environments.information_exchange:InformationExchange",
         "backend_programming": "coterie.environments.colbench:BackendProgramming",
         "babyai": "coterie.environments.acting.babyai:BabyAI",
+        "mhqa": "coterie.environments.workflow.environment:Mhqa",
+        "web": "coterie.environments.workflow.environment:Web",
     },
 )
 EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
@@ -57,7 +60,13 @@ PLANS = (
 """Data sets with plans, for a planner and a grounder."""
 WEB = ("lumos_web", "mind2web")
 """Data sets of web pages, which are gone through step by step (environment.form=iterative)."""
+HOPS = ("nq", "popqa", "musique", "bamboogle")
+"""Data sets of questions without a context, for an agent that searches an encyclopedia."""
+SEARCHES = ("webwalkerqa", "gaia", "hle", "browsecomp")
+"""Data sets of questions for an agent that searches the web."""
 PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"name": "mhqa"} for name in HOPS},
+    **{name: {"name": "web"} for name in SEARCHES},
     **{name: {"name": "information_exchange"} for name in EXCHANGES},
     **{name: {"name": "debate", "subject": subject} for name, subject in SUBJECTS.items()},
     **{name: {"name": "plan_ground"} for name in PLANS},
@@ -66,12 +75,18 @@ PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     "qa": {"name": "debate", "subject": "text"},
 }
 """The environment of each data set, and what it is told."""
+TOOLS: Mapping[str, Mapping[str, Any]] = {
+    "mhqa": {"use": ["wiki_search"], "calls": "inline"},
+    "web": {"use": ["web_search", "crawl_page"], "calls": "inline"},
+}
+"""Environments that are played with tools, unless others are named."""
 MICRO_WORLDS = ("exchange", "persona", "problems", "shop", "sums", "babyai")
 """Environments that make their own tasks."""
 CODING = ("persona", "colbench_code")
 """Benchmarks of functions that a person wants written."""
-OPEN = ("qa", "mind2web")
-"""Data sets of anybody's rows: any method may be played on them, and none has values for them."""
+OPEN = ("qa", "mind2web", *HOPS, *SEARCHES)
+"""Data sets of anybody's rows, or for tools of anybody's: any method may be played on them, and none has values for
+them."""
 NAMES = (*MICRO_WORLDS, *(name for name in PLAYED_IN if name not in OPEN))
 """Benchmarks: what ships, and can be played by its name alone."""
 
@@ -117,7 +132,11 @@ class Choice:
     def values(self) -> dict[str, Any]:
         """What the data set tells its own environment, as values of settings."""
         told = _played_in(self.dataset) if self.dataset is not None else {}
-        return {"environment": told if told.get("name") == self.environment else {}}
+        tools = TOOLS.get(self.environment or "", {})
+        return {
+            "environment": told if told.get("name") == self.environment else {},
+            **({"tools": dict(tools)} if tools else {}),
+        }
 
 
 class PlayedSettings(Settings):
@@ -144,7 +163,7 @@ P = TypeVar("P", bound=PlayedSettings)
 def is_played(name: str) -> bool:
     """Whether something can be played by its name alone: what ships, or a plug-in."""
     plugins = (*installed(ENVIRONMENTS), *installed(DATASETS))
-    return name in (*NAMES, *OPEN, *plugins) or is_spec(name)
+    return name in (*NAMES, *OPEN, *TOOLS, *plugins) or is_spec(name)
 
 
 def is_micro_world(name: str) -> bool:
@@ -159,7 +178,7 @@ def is_name_word(word: str) -> bool:
 
 def task_word(name: str) -> str:
     """The word that asks for what is played by its name alone."""
-    return f"{'environment' if is_micro_world(name) else 'dataset'}={name}"
+    return f"{'environment' if is_micro_world(name) or name in TOOLS else 'dataset'}={name}"
 
 
 def is_environment(name: str) -> bool:
@@ -194,7 +213,10 @@ def make_environment(settings: PlayedSettings) -> Environment:
     if not asked.use:
         return environment
     sources = sources_of(asked.use, asked.config)
-    return with_tools(environment, sources, asked, syntax_of(sources, asked))
+    syntax = syntax_of(sources, asked)
+    if isinstance(environment, TakesTools):
+        return environment.given(sources, asked, syntax)
+    return with_tools(environment, sources, asked, syntax)
 
 
 def content(settings: PlayedSettings, environment: Environment) -> str:

@@ -1,13 +1,15 @@
 """What an environment may have besides the protocol. Recipes and baselines ask for it; nobody who plays it does."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from coterie.environments.protocol import Environment, State
+from coterie.environments.protocol import Environment, State, Syntax
 from coterie.environments.user_simulator import UserSimulator
 from coterie.errors import UserError
+from coterie.tools.source import ToolSource
+from coterie.tools.toolbox import ToolsSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Message, Part
 
@@ -89,6 +91,17 @@ class Shortens(Protocol):
 
     def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]:
         """What an actor is shown instead, ever shorter."""
+        ...
+
+
+@runtime_checkable
+class TakesTools(Protocol):
+    """Has its own way with tools that a run gives to its agents."""
+
+    def given(
+        self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Syntax
+    ) -> Environment:
+        """The environment with these tools, whose calls are written so."""
         ...
 
 

@@ -219,7 +219,7 @@ class WithTools(OthersPlay):
         if recorded and not any(self._changes(call) for call in calls):
             results: tuple[ToolResult, ...] = recorded[0].results
         else:
-            results = await toolbox.run(calls, self.offered, turn.text)
+            results = await self.results(toolbox, calls, turn)
         ran = [call for call in calls if not call.error]
         failed = {result.call_id for result in results if result.error}
         now = Held(
@@ -232,6 +232,12 @@ class WithTools(OthersPlay):
         return Transition(
             data=now, seen=(Observation(_speaker(turn.speaker.name), results=results),)
         )
+
+    async def results(
+        self, toolbox: Toolbox, calls: Sequence[ToolCall], turn: Turn
+    ) -> tuple[ToolResult, ...]:
+        """What the calls of a turn give, in their order."""
+        return await toolbox.run(calls, self.offered, turn.text)
 
     def _allowed(self, held: Held, calls: Sequence[ToolCall]) -> Iterator[ToolCall]:
         """The calls, with an error on each that is not run: repeated ones, and those over the limit."""
@@ -305,8 +311,9 @@ def with_tools(
     sources: Sequence[ToolSource],
     settings: ToolsSettings,
     syntax: Syntax,
+    base: type[WithTools] = WithTools,
 ) -> Environment:
-    """The environment with tools, whose calls are written so.
+    """The environment with tools, whose calls are written so; ``base`` says how they are run.
 
     Raises ``UserError`` for an environment that has tools of its own.
     """
@@ -318,9 +325,9 @@ def with_tools(
     lent = {
         name: _lent(name)
         for name in dir(environment)
-        if not name.startswith("_") and not hasattr(WithTools, name) and name not in OWN
+        if not name.startswith("_") and not hasattr(base, name) and name not in OWN
     }
-    kind = type(f"{type(environment).__name__}WithTools", (WithTools,), lent)
+    kind = type(f"{type(environment).__name__}WithTools", (base,), lent)
     made: Environment = kind(environment, sources, settings, syntax)
     return made
 

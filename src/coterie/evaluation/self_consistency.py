@@ -6,6 +6,7 @@ dialogues of each task,
 * *coverage* is the best score, as if somebody could tell which one is right; so is *fraction*, of shares of tests
   (ColBench's best-of-k);
 * *majority* is the score of the answer that most of them give;
+* *average* is their mean score (avg@k);
 * *tokens* are those of all k.
 
 Each is a mean over tasks, for k = 1, 2, ..., K. How answers are grouped is in
@@ -43,6 +44,7 @@ class TaskPoint:
     majority: float
     tokens: int
     fraction: float | None
+    average: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Point:
     coverage: Estimate
     majority: Estimate
     tokens: float
-    fraction: float | None = None
+    fraction: float | None
+    average: float
 
 
 def task_curve(draws: Sequence[Draw], similarity: Similarity) -> list[TaskPoint]:
@@ -72,15 +75,16 @@ def task_curve(draws: Sequence[Draw], similarity: Similarity) -> list[TaskPoint]
     """
     vote = Vote(similarity)
     points: list[TaskPoint] = []
-    best, tokens, fraction = 0.0, 0, None
+    best, total, tokens, fraction = 0.0, 0.0, 0, None
     for index, draw in enumerate(draws):
         vote.add(index, draw.answer)
-        best, tokens = max(best, draw.score), tokens + draw.tokens
+        best, total = max(best, draw.score), total + draw.score
+        tokens += draw.tokens
         if draw.fraction is not None:
             fraction = max(fraction or 0.0, draw.fraction)
         scores = [draws[winner].score for winner in vote.winners]
         majority = sum(scores) / len(scores) if scores else 0.0
-        points.append(TaskPoint(best, majority, tokens, fraction))
+        points.append(TaskPoint(best, majority, tokens, fraction, total / (index + 1)))
     return points
 
 
@@ -102,6 +106,7 @@ def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list
             _estimate([curve[k - 1].majority for curve in curves], k in shown),
             float(np.mean([curve[k - 1].tokens for curve in curves])),
             _mean_of_known([curve[k - 1].fraction for curve in curves]),
+            float(np.mean([curve[k - 1].average for curve in curves])),
         )
         for k in range(1, max_samples + 1)
     ]

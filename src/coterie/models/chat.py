@@ -98,13 +98,14 @@ class ChatRenderer:
 
     __call__ = render
 
-    def written(self, text: str) -> tuple[int, ...]:
+    def written(self, text: str, *, ended: bool = True) -> tuple[int, ...]:
         """Ids of a turn that nobody sampled: its text, and the token that ends a turn.
 
-        What spells a control token is broken up, so that the text can't forge another turn.
+        A turn that a stop string ended has no such token (``ended=False``). What spells a control token is broken up,
+        so that the text can't forge another turn.
         """
         slot = self._slot(text, "assistant", "a turn that was written elsewhere")
-        return self.control.encode([slot]) + self._end
+        return self.control.encode([slot]) + (self._end if ended else ())
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included."""

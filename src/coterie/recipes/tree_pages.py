@@ -60,4 +60,4 @@ def _siblings(
 ) -> tuple[Sibling, ...]:
     """The other sides of a turn's pairs, in the order in which they stand."""
     gaps = ((number[o], abs(values[turn].mean - values[o].mean)) for o in others)
-    return tuple(Sibling(place, gap) for place, gap in sorted(gaps))
+    return tuple(Sibling(place, apart) for place, apart in sorted(gaps))

@@ -15,6 +15,7 @@ from coterie.reports.data import (
     TokenPiece,
     TurnView,
 )
+from coterie.reports.plan_view import plan_views
 from coterie.reports.tool_use import call_views
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step
@@ -80,7 +81,8 @@ def dialogue_view(
     for at, turn in enumerate(path):
         own = tuple(TokenPiece(text, trained) for text in model.renderer.pieces(turn.ids))
         pieces = own or (TokenPiece(turn.text or _results(turn), trained=False),)
-        turns.append(TurnView(turn.speaker.name, pieces, len(turn.ids), call_views(path, at)))
+        calls, plans = call_views(path, at), plan_views(turn)
+        turns.append(TurnView(turn.speaker.name, pieces, len(turn.ids), calls, plans))
     return DialogueView(
         iteration, tuple(turns), outcome.answer, outcome.score, dialogue_tokens(path)
     )

@@ -130,6 +130,38 @@ class CallView:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanNode:
+    """A task of a plan, as a box: its upper left corner in pixels."""
+
+    id: str
+    label: str
+    text: str
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanArrow:
+    """From a task to one that waits for it, in pixels."""
+
+    x1: int
+    y1: int
+    x2: int
+    y2: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """A plan as a graph."""
+
+    nodes: tuple[PlanNode, ...]
+    arrows: tuple[PlanArrow, ...]
+    width: int
+    height: int
+    levels: int
+
+
+@dataclass(frozen=True, slots=True)
 class TurnView:
     """One turn of a dialogue."""
 
@@ -138,6 +170,8 @@ class TurnView:
     tokens: int
     calls: tuple[CallView, ...] = ()
     """Those that it answers."""
+    plans: tuple[PlanView, ...] = ()
+    """Those that it writes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,16 +32,25 @@ async def state_after(
 
 
 def recorded(
-    prompt: Prompt, context: AgentContext, text: str, author: str, renderer: ChatRenderer
+    prompt: Prompt,
+    context: AgentContext,
+    text: str,
+    author: str,
+    renderer: ChatRenderer,
+    *,
+    ended: bool = True,
 ) -> Response:
-    """The agent's next turn is ``text``, written by ``author``; ``context`` is brought up to date."""
+    """The agent's next turn is ``text``, written by ``author``; ``context`` is brought up to date.
+
+    ``ended``: whether the token that ends a turn follows; after a stop string it does not.
+    """
     prompt_ids = renderer.render(prompt.shown, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)
     turn = make_turn(
         prompt.parent,
         Speaker("agent", prompt.agent),
         [Part(text, source=author)],
-        ids=renderer.written(text),
+        ids=renderer.written(text, ended=ended),
         author=author,
         draw=prompt.draw,
         request=request.id,

@@ -73,6 +73,10 @@ class ConsoleProgress:
             line = f"{self._description:<12} {done}/{self._total}  {text}"
             self._console.print(f"{line}  {left}" if left else line)
 
+    def say(self, text: str) -> None:
+        """A text of its own, as it is."""
+        self._console.print(text, markup=False, highlight=False)
+
     def close(self) -> None:
         """End the bar."""
         if self._bar is not None:

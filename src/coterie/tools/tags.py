@@ -111,13 +111,16 @@ class Tags:
             body, closing, _ = text[tag.end() : until].partition(f"</{name}>")
             error = "" if closing else _unclosed(name, finish, last=until == len(text))
             for piece in self._pieces(name, body):
-                parameter = self.calls[name].argument
-                given = json.dumps({parameter: piece}, ensure_ascii=False)
-                argument = piece if parameter is None else given
+                argument = self.written(name, piece)
                 calls.append(
                     ToolCall(call_id(len(calls)), name, argument, error or _empty(name, piece))
                 )
         return tuple(calls)
+
+    def written(self, name: str, piece: str) -> str:
+        """What stands between the tags of a tool, as the arguments of a call."""
+        parameter = self.calls[name].argument
+        return piece if parameter is None else json.dumps({parameter: piece}, ensure_ascii=False)
 
     def answered(self, text: str) -> str | None:
         """What stands in the last complete answer tag; ``None`` if there is none."""

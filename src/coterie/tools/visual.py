@@ -53,8 +53,8 @@ class VisualSettings(FetchSettings):
 
     folder: str = key("", "The folder whose images may be looked at; empty: those of the web only.")
     endpoint: EndpointSettings = key(..., "A chat model that takes images.")
-    answer_tokens: int = key(1000, "Most tokens of an answer.", ge=1, source="GAP")
-    top_p: float = key(0.1, "Of the most likely tokens.", gt=0, le=1, source="GAP")
+    answer_tokens: int = key(1000, "Most tokens of an answer.", ge=1, source="GAP's code")
+    top_p: float = key(0.1, "Of the most likely tokens.", gt=0, le=1, source="GAP's code")
 
 
 class VisualInspector:

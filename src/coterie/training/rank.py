@@ -52,6 +52,9 @@ class ToFile:
         """A line more."""
         self._write({"n": n, "fields": fields})
 
+    def say(self, text: str) -> None:
+        """Nothing: what a person should know is said by the starter."""
+
     def close(self) -> None:
         """Nothing: the reader sees the process end."""
 

@@ -213,12 +213,12 @@ def _example(
 ) -> TaskTree:
     task, values = run.store.task(tree.task), [rewards[turn.id] for turn in ranked]
     shown = ((1, ranked[0]), (len(ranked), ranked[-1]))
-    gap = Sibling(0, values[0] - values[-1])
+    between = Sibling(0, values[0] - values[-1])
     turns = []
     for number, turn in shown:
         over = pair is not None and pair.leaf == turn.id
         under = pair is not None and pair.rejected == turn.id
-        other = replace(gap, number=len(ranked) if number == 1 else 1)
+        other = replace(between, number=len(ranked) if number == 1 else 1)
         turns.append(
             replace(
                 _turn(tree, turn, number, rewards[turn.id]),

@@ -8,6 +8,7 @@ Calls that are made at the same time, such as those of one message, go out in on
 """
 
 import asyncio
+import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -48,6 +49,7 @@ GRACE_SECONDS = 5.0
 CONNECTING = 5.0
 """Seconds for a reply about health."""
 NOTHING = "No passages were found."
+_HEADER = re.compile(r'^Doc \d+ \(Title: "(.*)"\)$', re.MULTILINE)
 Found = list[Passage] | ToolError
 Asking = Callable[[Sequence[str]], Awaitable[Sequence[Found]]]
 
@@ -204,6 +206,11 @@ class RetrieverTool:
 def shown(passages: Sequence[Passage]) -> str:
     """Passages as agents are shown them."""
     return "\n\n".join(_block(n, one) for n, one in enumerate(passages, 1)) or NOTHING
+
+
+def titles_in(text: str) -> tuple[str, ...]:
+    """Titles of the passages in a text that :func:`shown` wrote, also of one that was cut."""
+    return tuple(_HEADER.findall(text))
 
 
 def _block(number: int, passage: Passage) -> str:

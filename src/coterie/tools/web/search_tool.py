@@ -34,7 +34,7 @@ class WebSearchSettings(SearchSettings):
 
     server: str = key("", "URL of a server with `POST /search`; empty: `backend` answers.")
     server_seconds: float = key(120.0, "Time limit of a request to the server.", gt=0)
-    num: int = key(10, "Pages that a query finds at most.", ge=1, le=100, source="GAP")
+    num: int = key(10, "Pages that a query finds at most.", ge=1, le=100, source="GAP's code")
 
     @field_validator("server")
     @classmethod

@@ -79,8 +79,8 @@ class Form:
     def _said(self, text: str) -> tuple[str, ...] | None:
         """The turns; ``None`` if they don't alternate, or the person's isn't the last."""
         said = []
-        for gap in cycle((self.asked, self.answered)):
-            turn, found, text = text.partition(gap)
+        for divider in cycle((self.asked, self.answered)):
+            turn, found, text = text.partition(divider)
             if self._marks(turn):
                 return None
             said.append(turn)
@@ -94,10 +94,10 @@ class Form:
         return next((found for found in _MARK.finditer(text) if found[0] in own), None)
 
 
-def _of_headers(before: str, after: str, end: str, gap: str) -> Form:
+def _of_headers(before: str, after: str, end: str, divider: str) -> Form:
     """The form of a template that puts the role's name into a header."""
     system, user, assistant = (f"{before}{role}{after}" for role in ("system", "user", "assistant"))
-    end_of = end + gap
+    end_of = end + divider
     return Form(system, user, end_of + user, end_of + assistant, end_of + user, end)
 
 

@@ -1,0 +1,257 @@
+"""Questions for an agent that plans, calls tools and answers: GAP's agents, in the tags of its trajectories.
+
+    coterie evaluate mhqa dataset=2wiki tools.config=tools.yaml policy=RUN
+
+The agent thinks, writes a plan, calls tools in one message or several, and ends with ``<answer>``. Tools come with the
+run (``tools=``); results go on within the agent's message. An answer is compared by exact match and F1; a model can
+judge it besides.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from coterie.config.settings import key
+from coterie.datasets.answer_rows import AnswerRow
+from coterie.datasets.catalogue import Split
+from coterie.datasets.context_rows import TriviaRow
+from coterie.datasets.finding import Rows
+from coterie.datasets.rows import QuestionRow
+from coterie.environments.answers import f1, normalize_answer
+from coterie.environments.gold import gold_answers, secret_answers
+from coterie.environments.protocol import (
+    WELL_FORMED,
+    ActorKind,
+    Environment,
+    Grade,
+    State,
+    Syntax,
+    Transition,
+)
+from coterie.environments.pure import Pure
+from coterie.environments.rows import draw
+from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.solo import solo_prompt
+from coterie.environments.talk import ANSWERED
+from coterie.environments.traits import Openers
+from coterie.environments.with_tools import with_tools
+from coterie.environments.workflow.answers import Several, final_answer, matches, overlap
+from coterie.environments.workflow.expert import trace_of
+from coterie.environments.workflow.found_gold import found_gold, gold_titles
+from coterie.environments.workflow.judging import AnswerJudge, JudgeSettings, open_judge
+from coterie.environments.workflow.prompts import SHORT, PlanForm, instructions
+from coterie.environments.workflow.trace import Trace
+from coterie.environments.workflow.with_plans import PlanTags, WithPlans
+from coterie.tools.source import ToolSource
+from coterie.tools.tags import Tags
+from coterie.tools.toolbox import ToolsSettings
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import LENGTH, Ending
+from coterie.trajectories.turn import Message, Part, Turn
+
+AGENT = "agent"
+NO_ANSWER = Ending("no answer")
+ANSWER = "answer"
+"""The tag of an answer."""
+Score = Literal["em", "f1", "judge"]
+
+
+class WorkflowSettings(EnvironmentSettings):
+    """How questions are asked, and answers read."""
+
+    plans: PlanForm = key(
+        "tasks",
+        "What the prompt asks for: a list of `tasks`, of which the agent calls those that are ready; a `graph`, which "
+        "is carried out for it; or `none`. Both are read whatever the prompt says.",
+        source="GAP's code: tasks; its paper: graph",
+    )
+    score: Score = key(
+        "em",
+        "What an answer is worth: exact match, F1, or what `judge` says.",
+        source="GAP: em; AFM's web agent: judge",
+    )
+    several: Several = key(
+        "all",
+        "Of answers divided by |, which must be right: `all`, or the `first`.",
+        source="GAP's code: all in training, first in evaluation",
+    )
+    lenient: bool = key(
+        False,
+        "Take an answer outside of its tag too, for models that were not trained on the form.",
+    )
+    prompt: Literal["full", "short"] = key(
+        "full",
+        "How much the prompt says: all of the form and of the tools, or, for a model that is trained on the form, one "
+        "line.",
+    )
+    shots: int = key(0, "Example trajectories that the prompt shows.", ge=0, le=1)
+    judge: JudgeSettings = JudgeSettings()
+
+    @model_validator(mode="after")
+    def _somebody_judges(self) -> Self:
+        if self.score == "judge" and not self.judge.judges:
+            raise ValueError("score=judge needs judge.model=NAME (and judge.url=URL for a server)")
+        return self
+
+
+class Workflow(Pure):
+    """One agent, a question, tools. Subclasses say what kind of agent it is."""
+
+    kind: Literal["mhqa", "web"] = "mhqa"
+    settings_type = WorkflowSettings
+    row_types: tuple[type[QuestionRow], ...] = (QuestionRow,)
+    actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
+    limits: Mapping[str, int] = MappingProxyType({"turns": 1})
+    """Of answers; messages that call come besides."""
+
+    def __init__(self, settings: WorkflowSettings, rows: Rows) -> None:
+        self.rows = rows
+        self._train: dict[str, QuestionRow] = {}
+        self._told(settings, rows.name)
+
+    def _told(self, settings: WorkflowSettings, name: str) -> None:
+        self.name = name
+        self.settings = settings
+        self.metric = {"em": "exact match", "f1": "F1", "judge": "judged right"}[settings.score]
+        self.needs = (AnswerJudge,) if settings.judge.judges else ()
+
+    # -- tasks ----------------------------------------------------------------------------------
+
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
+        """Tasks of one split of the data set, as many as it has at most."""
+        return [self._task(row) for row in draw(self.rows, split, count, seed, drawn)]
+
+    def _task(self, row: QuestionRow) -> Task:
+        aliases = row.aliases if isinstance(row, AnswerRow | TriviaRow) else ()
+        public = {"question": row.question, "type": str(getattr(row, "type", ""))}
+        return Task(f"{self.name}-{row.id}", public, secret_answers(row, aliases))
+
+    def openers(self, logs: Path) -> Openers:
+        """The judge, if there is one."""
+        judge = self.settings.judge
+        return {AnswerJudge: lambda: open_judge(judge, logs)} if judge.judges else {}
+
+    # -- how it goes ----------------------------------------------------------------------------
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        """The agent."""
+        return (AGENT,)
+
+    @property
+    def terse(self) -> bool:
+        """Whether the prompt leaves out what is said of the form and of the tools."""
+        return self.settings.prompt == "short"
+
+    def instructions(self) -> str:
+        """The system prompt, to which the tools are added where it is not terse."""
+        if self.terse:
+            return SHORT[self.kind]
+        return instructions(self.kind, self.settings.plans, example=self.settings.shots > 0)
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        """Instructions and the question."""
+        asked = Part(f"Question: {state.task.public['question']}", source="task")
+        return (
+            Message("system", (Part(self.instructions(), source="task"),)),
+            Message("user", (asked,)),
+            *(Message("assistant", turn=turn.id) for turn in state.turns),
+        )
+
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        """Over: with an answer, without one, or in the middle of a sentence."""
+        said = taken[-1]
+        answer = final_answer(said.text, lenient=self.settings.lenient)
+        if answer is None:
+            return Transition(end=LENGTH if said.truncated else NO_ANSWER)
+        return Transition(answer=answer, end=ANSWERED)
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        """Exact match and F1, and what the judge says."""
+        golds, answer = gold_answers(state.task), state.answer
+        several = self.settings.several
+        em, f1_ = matches(answer, golds, several), overlap(answer, golds, several)
+        metrics: dict[str, float | int | str] = {
+            "em": em, "f1": f1_, WELL_FORMED: float(answer is not None),
+        }  # fmt: skip
+        if not self.settings.judge.judges:
+            return Grade({"em": em, "f1": f1_}[self.settings.score], metrics)
+        judge: AnswerJudge = live[AnswerJudge]
+        right = await judge.right(str(state.task.public["question"]), golds, answer)
+        metrics["judged" if right is not None else "unreadable_judgements"] = (
+            1.0 if right is None else right
+        )
+        score = {"em": em, "f1": f1_, "judge": right}[self.settings.score]
+        return Grade(score, metrics)
+
+    # -- answers, for votes and baselines -------------------------------------------------------
+
+    def answer_to(self, task: Task, text: str) -> str | None:
+        """The answer that a message gives."""
+        return final_answer(text, lenient=self.settings.lenient)
+
+    def same(self, first: str, second: str) -> bool:
+        """Whether they are equal but for case, articles and punctuation."""
+        return normalize_answer(first) == normalize_answer(second)
+
+    def similarity(self, answer: str, other: str) -> float:
+        """1 for the same answer, else 0; with F1 as the score, F1 of their words."""
+        return (
+            f1(answer, [other]) if self.settings.score == "f1" else float(self.same(answer, other))
+        )
+
+    def score(self, task: Task, answer: str | None) -> float:
+        """Exact match or F1."""
+        how = overlap if self.settings.score == "f1" else matches
+        return how(answer, gold_answers(task), self.settings.several)
+
+    def well_formed(self, answer: str) -> bool:
+        """Any answer is."""
+        return True
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """The question alone, to be answered by what the model knows."""
+        ending = f"- End with your answer, as short as possible: <{ANSWER}>your answer</{ANSWER}>"
+        return solo_prompt(str(task.public["question"]), ending)
+
+    # -- experts --------------------------------------------------------------------------------
+
+    def row(self, task: Task) -> QuestionRow:
+        """The row that a training task is made of."""
+        if not self._train:
+            self._train = {self._task(row).id: row for row in self.rows.split("train")}
+        return self._train[task.id]
+
+    def trace(self, task: Task) -> Trace:
+        """What an expert says who knows the gold facts of a training task. Raises ``NoTrace``."""
+        return trace_of(self.row(task))
+
+    def grounded(self, task: Task, found: Sequence[str]) -> bool:
+        """Whether the gold passages of a training task are among the results."""
+        return found_gold(found, gold_titles(self.row(task)))
+
+    # -- tools ----------------------------------------------------------------------------------
+
+    def given(
+        self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Syntax
+    ) -> Environment:
+        """This environment with tools, and with graphs that are carried out."""
+        if isinstance(syntax, Tags):
+            syntax = PlanTags(syntax.calls, ANSWER, syntax.observation, syntax.inline)
+        return with_tools(self, sources, settings, syntax, WithPlans)
+
+
+class Mhqa(Workflow):
+    """Questions of several hops over an encyclopedia."""
+
+    kind = "mhqa"
+
+
+class Web(Workflow):
+    """Questions for which the web is searched."""
+
+    kind = "web"

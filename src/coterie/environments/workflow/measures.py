@@ -1,0 +1,124 @@
+"""What the trajectories of a planning agent are like: plans, rounds, width, and time as planned against one by one."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from coterie.environments.workflow.plan import BrokenPlan, Plan
+from coterie.environments.workflow.schedule import times
+from coterie.environments.workflow.segments import AgentKind, scan, violations
+from coterie.environments.workflow.written import parse_plan
+from coterie.trajectories.calls import ToolResult
+from coterie.trajectories.turn import Turn
+
+_PLAN, _GRAPH, _GRAPH_ENDS = "plan", "<graph", "</graph>"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A message that called, and what came back."""
+
+    turn: Turn
+    results: tuple[ToolResult, ...]
+    graph: Plan | None
+    """The plan that was carried out, where the message ended with one."""
+
+    @property
+    def critical(self) -> float:
+        """Seconds, had all that waits for nothing run at the same time."""
+        seconds = [one.seconds for one in self.results]
+        if self.graph is None or len(self.graph.tasks) != len(seconds):
+            return max(seconds, default=0.0)
+        names = (task.id for task in self.graph.tasks)
+        return times(self.graph, zip(names, seconds, strict=True)).critical
+
+
+def graph_of(text: str) -> Plan | None:
+    """The plan that a message ends with and that is to be carried out; ``None`` if it ends with none.
+
+    Raises :class:`BrokenPlan`.
+    """
+    if not text.rstrip().endswith(_GRAPH_ENDS) or _GRAPH not in text:
+        return None
+    return parse_plan(text[text.rindex(_GRAPH) :])
+
+
+def rounds_of(turns: Sequence[Turn], actor: str) -> tuple[Round, ...]:
+    """The messages of an actor that called, with their results."""
+    return tuple(
+        Round(turn, after.results, _or_none(turn.text))
+        for turn, after in pairwise(turns)
+        if turn.speaker.name == actor and after.results
+    )
+
+
+def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, float | int]:
+    """What the plans and the calls of a path are like.
+
+    ``plans`` and ``broken_plans`` are counted; ``tasks``, ``levels`` and ``plan_width`` are those of the first plan
+    that could be read; ``width`` is the most calls of a message; ``early_calls`` are those that were made before the
+    tasks that they wait for can have been done; ``serial_seconds`` is the time of all calls one after the other, and
+    ``critical_seconds`` the time that they take where all that waits for nothing runs at the same time.
+    """
+    found, broken = _plans(turns, actor)
+    rounds = rounds_of(turns, actor)
+    shape = found[0].shape if found else None
+    text = "".join(turn.text or _shown(turn) for turn in turns)
+    return {
+        "plans": len(found),
+        "broken_plans": broken,
+        "tasks": shape.tasks if shape else 0,
+        "levels": shape.levels if shape else 0,
+        "plan_width": shape.width if shape else 0,
+        "width": max((len(one.results) for one in rounds), default=0),
+        "early_calls": early_calls(found[0], rounds) if found else 0,
+        "violations": len(violations(text, kind)),
+        "serial_seconds": round(sum(r.seconds for one in rounds for r in one.results), 6),
+        "critical_seconds": round(sum(one.critical for one in rounds), 6),
+    }
+
+
+def early_calls(plan: Plan, rounds: Sequence[Round]) -> int:
+    """Calls that are more than the tasks whose turn it can have been: after round r those of the first r levels.
+
+    A task that needs no call makes room for another one, so this is the least number.
+    """
+    ready = list(accumulate(map(len, plan.levels)))
+    made = accumulate(len(one.results) for one in rounds if one.graph is None)
+    beyond = (
+        count - ready[min(number, len(ready) - 1)]
+        for number, count in enumerate(made)
+        if number < len(ready) - 1
+    )
+    return max(0, *beyond, 0)
+
+
+def plans_of(text: str) -> Iterator[str]:
+    """The plans in a message, as they are written."""
+    yield from (one.body for one in scan(text).segments if one.name == _PLAN and one.closed)
+    if text.rstrip().endswith(_GRAPH_ENDS) and _GRAPH in text:
+        yield text[text.rindex(_GRAPH) :]
+
+
+def _plans(turns: Sequence[Turn], actor: str) -> tuple[list[Plan], int]:
+    found: list[Plan] = []
+    broken = 0
+    for written in (
+        one for turn in turns if turn.speaker.name == actor for one in plans_of(turn.text)
+    ):
+        try:
+            found.append(parse_plan(written))
+        except BrokenPlan:
+            broken += 1
+    return found, broken
+
+
+def _or_none(text: str) -> Plan | None:
+    try:
+        return graph_of(text)
+    except BrokenPlan:
+        return None
+
+
+def _shown(turn: Turn) -> str:
+    return "".join(f"<observation>{one.text}</observation>" for one in turn.results)

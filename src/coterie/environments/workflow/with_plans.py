@@ -1,0 +1,132 @@
+"""A planning agent with tools: a graph that it writes is carried out, each call as soon as what it waits for is there.
+
+    <graph><node id="s1">wiki_search("director of Film A")</node>
+    <node id="s2" depends="s1">wiki_search("birthplace of {s1}")</node></graph>
+
+This is the form of GAP's paper. In the form that its models are trained on, the plan is a list of tasks and the agent
+makes the calls of a level by itself, as tags; so it is too where a graph can't be read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from coterie.environments.protocol import Environment, Grade, State
+from coterie.environments.traits import agents_of
+from coterie.environments.with_tools import WithTools
+from coterie.environments.workflow.measures import graph_of, measures
+from coterie.environments.workflow.plan import BrokenPlan, Plan, Task
+from coterie.environments.workflow.schedule import Outcome, PlanLimits, run_as_soon_as_possible
+from coterie.environments.workflow.segments import AgentKind
+from coterie.tools.run import ToolError
+from coterie.tools.tags import Tags
+from coterie.tools.toolbox import Toolbox
+from coterie.trajectories.calls import ToolCall, ToolResult, call_id
+from coterie.trajectories.turn import Finish, Message, Turn
+
+BOUND = 400
+"""Characters of a result that stand in the text of a task that waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTags(Tags):
+    """Tags, and graphs: a message ends with either."""
+
+    def __post_init__(self) -> None:
+        super(PlanTags, self).__post_init__()
+        object.__setattr__(self, "stop", (*self.stop, "</graph>"))
+
+    def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
+        """The calls of a message: the tasks of the graph that it ends with, or its tags."""
+        try:
+            plan = graph_of(text)
+        except BrokenPlan as error:
+            return (
+                ToolCall(call_id(0), "graph", "{}", f"not run: the graph can't be read: {error}"),
+            )
+        if plan is None:
+            return super(PlanTags, self).parse(text, finish)
+        return tuple(self._call(number, task) for number, task in enumerate(plan.tasks))
+
+    def _call(self, number: int, task: Task) -> ToolCall:
+        """A task as a call, in whose text nothing is bound yet."""
+        name = task.tool or (next(iter(self.calls)) if len(self.calls) == 1 else "")
+        if name not in self.calls:
+            known = ", ".join(self.calls)
+            wrong = f"not run: {name or task.text[:40]!r} is not a tool; there is {known}"
+            return ToolCall(call_id(number), name or "graph", "{}", wrong)
+        return ToolCall(call_id(number), name, self.written(name, task.text))
+
+
+class Planning(Environment, Protocol):
+    """An environment of one agent that plans."""
+
+    @property
+    def kind(self) -> AgentKind:
+        """By which rules the order of its tags is judged."""
+        ...
+
+    @property
+    def terse(self) -> bool:
+        """Whether the prompt leaves out what is said of the tools."""
+        ...
+
+
+class WithPlans(WithTools):
+    """Also runs graphs, and measures plans."""
+
+    environment: Planning
+
+    async def results(
+        self, toolbox: Toolbox, calls: Sequence[ToolCall], turn: Turn
+    ) -> tuple[ToolResult, ...]:
+        """Of the graph that a message ends with, by its schedule; of other calls side by side."""
+        plan = graph_of(turn.text) if isinstance(self.syntax, PlanTags) and len(calls) > 1 else None
+        if plan is None:
+            return await super().results(toolbox, calls, turn)
+        return await _carried_out(plan, calls, toolbox, self, turn)
+
+    async def grade(self, state: State, live: object) -> Grade:
+        """And what its plans and calls were like."""
+        found = await super().grade(state, live)
+        (agent,) = agents_of(self.environment)
+        how = measures(state.turns, agent, self.environment.kind)
+        return replace(found, metrics={**found.metrics, **how})
+
+    def _taught(self, shown: Sequence[Message]) -> tuple[Message, ...]:
+        return tuple(shown) if self.environment.terse else super()._taught(shown)
+
+
+async def _carried_out(
+    plan: Plan, calls: Sequence[ToolCall], toolbox: Toolbox, environment: WithPlans, turn: Turn
+) -> tuple[ToolResult, ...]:
+    """The results of a plan's calls, in the plan's order; each names its task."""
+    by_task = dict(zip((task.id for task in plan.tasks), calls, strict=True))
+    ran: dict[str, ToolResult] = {}
+    syntax = environment.syntax
+    assert isinstance(syntax, PlanTags), "only these have graphs"
+
+    async def run(id_: str, text: str) -> str:
+        call = by_task[id_]
+        if not call.error:
+            call = replace(call, arguments=syntax.written(call.name, text))
+        (result,) = await toolbox.run(
+            [replace(call, id=call_id(0))], environment.offered, turn.text
+        )
+        ran[id_] = result
+        if result.error:
+            raise ToolError(result.text)
+        return " ".join(result.text.split())[:BOUND]
+
+    limits = PlanLimits(width=toolbox.limits.width, calls=toolbox.limits.max_calls)
+    found = await run_as_soon_as_possible(plan, run, limits)
+    return tuple(_result(by_task[one.id].id, one, ran.get(one.id)) for one in found)
+
+
+def _result(id_: str, outcome: Outcome, result: ToolResult | None) -> ToolResult:
+    text = outcome.text if result is None else result.text
+    left_out = 0 if result is None else result.left_out
+    failed = outcome.state != "done"
+    return ToolResult(
+        id_, f"{outcome.id}: {text}", failed, outcome.began, outcome.seconds, left_out
+    )

@@ -1,0 +1,250 @@
+"""What the stages of ``gap`` read and train on: tasks, traces, rows."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+from coterie.config.folders import expanded
+from coterie.config.home import sha256
+from coterie.datasets.rows import question_key
+from coterie.environments.gold import question_of
+from coterie.environments.protocol import Shared
+from coterie.environments.traits import agents_of
+from coterie.environments.workflow.demonstrating import Demonstrates
+from coterie.environments.workflow.steps import NoTrace
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import load_renderer
+from coterie.progress import Progress
+from coterie.recipes.base import Recipe
+from coterie.recipes.gap.files.traces import TraceRow, read_traces
+from coterie.recipes.gap.settings import EXPERT, GapSettings
+from coterie.recipes.gap.told import ToldEnvironment, task_of
+from coterie.recipes.plan import Plan, check_length, plain_plan
+from coterie.recipes.trainings import train_role
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode
+from coterie.rollout.scripted import ScriptedSampler
+from coterie.runs.casting import Openers
+from coterie.runs.folder import Run
+from coterie.runs.play import play
+from coterie.runs.selected import selected
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.training.launch import check_launch
+from coterie.training.trackers import check_tracker
+from coterie.trajectories.item import Metrics
+from coterie.trajectories.row import Row, rows
+from coterie.trajectories.selection import Selection
+from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.view import view
+
+QUANTILES = (0.5, 0.9, 0.99, 1.0)
+WITHOUT, LEFT_OUT = "no trace: ", "left out: "
+"""Before the reason, in what a stage remembers."""
+MOST_SHOWN = 1500
+"""Characters of the row that is shown before a training."""
+
+
+class GapData(Recipe):
+    """Everything but the algorithm."""
+
+    settings: GapSettings
+
+    def __init__(self, settings: GapSettings) -> None:
+        super().__init__(settings)
+        agents = agents_of(self.environment)
+        if len(self.environment.actors) != 1 or len(agents) != 1:
+            raise UserError(
+                f"{self.name} trains one agent, and {settings.played} has {', '.join(self.environment.actors)}",
+                "use environment=mhqa or web",
+            )
+        (self.agent,) = agents
+        if settings.traces.source == EXPERT and not isinstance(self.environment, Demonstrates):
+            raise UserError(
+                f"traces=expert: nobody knows how {settings.played} is done",
+                "give traces=FILE, or use an environment that has traces of its own (mhqa)",
+            )
+
+    def openers(self) -> Openers:
+        """The sandbox, for tools that run code."""
+        return {Sandbox: Sandbox}
+
+    def plan(self) -> Plan:
+        """What the run costs. Raises ``UserError`` for rows that the model can't take, and for a missing file."""
+        s = self.settings
+        found = plain_plan(s, self.environment, self.roles(), self.stages())
+        _, context = load_renderer(s.model)
+        check_length("train", s.train, context, found.longest_prompt)
+        check_launch(s.train, s.engine.device_name, "train")
+        check_tracker(s.tracker)
+        return found
+
+    # -- traces ---------------------------------------------------------------------------------
+
+    @cached_property
+    def file_content(self) -> str:
+        """What the file of traces is made of; empty where there is none."""
+        if self.settings.traces.source == EXPERT:
+            return ""
+        if not self.file.is_file():
+            raise UserError(
+                f"traces.source={self.file} is not a file", "correct the path, or use traces=expert"
+            )
+        return sha256(self.file)
+
+    @property
+    def file(self) -> Path:
+        """The file of traces."""
+        return expanded(self.settings.traces.source)
+
+    @cached_property
+    def heldout_questions(self) -> frozenset[str]:
+        """Hashes of the questions that the policy is evaluated on."""
+        return frozenset(question_key(question_of(task)) for task in self.heldout_tasks())
+
+    async def play_traces(self, run: Run, progress: Progress) -> Metrics:
+        """Play all traces into the record. Gives how many tasks have none, by the reason."""
+        renderer, _ = load_renderer(self.settings.model)
+        if self.settings.traces.source == EXPERT:
+            return await self._play_expert(run, renderer, progress)
+        return await self._play_file(run, renderer, progress)
+
+    async def _play_expert(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
+        """The expert, with the run's tools."""
+        assert isinstance(self.environment, Demonstrates), "that was checked"
+        s, scripts = self.settings.traces, dict[str, Sequence[str]]()
+        tasks = self.environment.tasks("train", s.tasks, self.settings.seed)
+        without = Counter[str]()
+        for task in tasks:
+            try:
+                scripts[task.id] = self.environment.trace(task).messages(s.form)
+            except NoTrace as error:
+                without[str(error)] += 1
+        episodes = [Episode(task, 0, 0, "rollout") for task in tasks if task.id in scripts]
+        if not episodes:
+            raise UserError(
+                f"the expert has no trace for any of {len(tasks)} training tasks: {_listed(without)}",
+                "use a data set with supporting facts (2wiki, hotpot_qa, musique), or traces=FILE",
+            )
+        speaks = ScriptedSampler(renderer, lambda task: scripts[task.id], EXPERT)
+        async with self.cast(run) as cast:
+            driver = cast.driver({self.agent: speaks}, self.settings.seed)
+            await play(run.store, driver, episodes, progress, lambda: 0)
+        return {f"{WITHOUT}{reason}": count for reason, count in without.items()}
+
+    async def _play_file(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
+        """The traces of a file."""
+        found = read_traces(self.file, progress)
+        rows, asked = list[TraceRow](), Counter[str]()
+        for row in found.rows:
+            key = question_key(row.question or row.prompt)
+            if key in self.heldout_questions:
+                asked["ask held-out questions"] += 1
+            else:
+                rows.append(row)
+        unique = {task_of(row).id: row for row in rows}
+        asked["ask the same as another one"] += len(rows) - len(unique)
+        asked["can't be read"] += len(found.broken)
+        told = ToldEnvironment(
+            self.environment, list(unique.values())[: self.settings.traces.tasks]
+        )
+        speaks = ScriptedSampler(renderer, told.script, self.file.name)
+        driver = Driver(told, {self.agent: speaks}, seed=self.settings.seed, shared=Shared())
+        episodes = [Episode(task, 0, 0, "rollout") for task in told.own_tasks]
+        await play(run.store, driver, episodes, progress, lambda: 0)
+        return {f"{LEFT_OUT}{reason}": count for reason, count in asked.items() if count}
+
+    # -- selection ------------------------------------------------------------------------------
+
+    def chosen(self, run: Run, iteration: int) -> tuple[list[Selection], Metrics]:
+        """Traces to learn from, and how many are left out, by the reason."""
+        chosen, counts = list[Selection](), Counter[str]()
+        tasks = self._tasks()
+        for tree in run.store.trees(iteration, "rollout"):
+            for outcome, _ in tree.trajectories():
+                reason = self._flaw(tree, outcome.leaf, outcome.score, tasks.get(tree.task))
+                counts[reason] += 1
+                if not reason:
+                    chosen.append(Selection(outcome.leaf, self.agent))
+        return chosen, {f"{LEFT_OUT}{reason}": n for reason, n in counts.items() if reason}
+
+    def _tasks(self) -> Mapping[str, Task]:
+        if self.settings.traces.source != EXPERT:
+            return {}
+        found = self.environment.tasks("train", self.settings.traces.tasks, self.settings.seed)
+        return {task.id: task for task in found}
+
+    def _flaw(self, tree: Tree, leaf: str, score: float | None, task: Task | None) -> str:
+        """Why a trace is not learned from; empty if it is."""
+        path = tree.path(leaf)
+        calls = sum(len(turn.calls) for turn in path)
+        if calls < self.settings.traces.min_calls:
+            return "too few calls"
+        if task is None:
+            return ""
+        assert isinstance(self.environment, Demonstrates), "that was checked"
+        shown = [result.text for turn in path for result in turn.results]
+        if not self.environment.grounded(task, shown):
+            return "the facts were not found"
+        return "" if score else "the answer is not right"
+
+    # -- training -------------------------------------------------------------------------------
+
+    def imitate_traces(self, run: Run, iteration: int, progress: Progress) -> Metrics:
+        """SFT on what was selected. Says before it how long rows are, and shows one."""
+        found = [
+            row
+            for tree, one in selected(run, iteration)
+            for row in rows(view(tree, one.leaf, one.agent))
+            if row.targets
+        ]
+        if not found:
+            raise UserError(
+                "no trace is left to learn from",
+                "`coterie report` says why; lower traces.min_calls, or give tools that find more",
+            )
+        lengths = self.checked_lengths(found)
+        model = self.models(run).load_to_train(self.leading, 0)
+        progress.say(f"lengths of {len(found)} rows: {lengths}")
+        progress.say(
+            f"one row, with what is not trained in brackets:\n{shown_row(model.renderer, found[0])}"
+        )
+        own = self.seeded(self.settings.train, iteration)
+        targets = sum(row.target_count for row in found)
+        return train_role(
+            run, iteration, model, found, own, progress, targets=targets, role=self.leading
+        )
+
+    def checked_lengths(self, found: Sequence[Row]) -> str:
+        """Quantiles of the rows' lengths. Raises ``UserError`` if too many are longer than they may be."""
+        lengths = sorted(len(row.ids) for row in found)
+        most, allowed = self.settings.train.max_length, self.settings.traces.max_truncated
+        too_long = sum(length > most for length in lengths) / len(lengths)
+        at = {q: lengths[min(len(lengths) - 1, int(q * len(lengths)))] for q in QUANTILES}
+        told = ", ".join(f"{100 * q:g}% within {n:,} tokens" for q, n in at.items())
+        if too_long > allowed:
+            raise UserError(
+                f"{100 * too_long:.0f}% of the traces are longer than train.max_length={most:,} ({told}), and "
+                f"traces.max_truncated allows {100 * allowed:g}%",
+                f"raise train.max_length, lower tools' topk, or set traces.max_truncated={too_long:.2f}",
+            )
+        return told
+
+
+def shown_row(renderer: ChatRenderer, row: Row) -> str:
+    """A row as text: what is not trained stands in double brackets."""
+    pieces = zip(row.mask, renderer.pieces(row.ids), strict=True)
+    spans = (
+        (own, "".join(text for _, text in some)) for own, some in groupby(pieces, itemgetter(0))
+    )
+    text = "".join(one if own else f"[[{one}]]" for own, one in spans)
+    half = MOST_SHOWN // 2
+    return text if len(text) <= MOST_SHOWN else f"{text[:half]} … {text[-half:]}"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return "; ".join(f"{reason} ({count})" for reason, count in counts.items())

@@ -1,0 +1,53 @@
+"""GAP (arXiv 2510.25320): an agent that plans a question as a graph, and calls what is ready at the same time.
+
+    start     (before) the policy on held-out questions
+    rollout   traces: an expert that knows the gold facts plays the training questions with the real tools,
+              or a file of traces is read                                                          (section 4.1)
+    select    traces that are right, found what they were to find, and made enough calls
+    train     SFT on what the agent says; observations are masked, by exact spans of tokens         (equation 4)
+    evaluate  the policy after it, on the same held-out questions
+
+The plan really is a graph here: it is read, checked and measured (``environments/workflow``), and one that is written
+as a graph of calls is carried out level by level without asking the agent again.
+
+Deviations from the released code, each on purpose: the plan is parsed (in the code it is only text); sampled calls are
+never written anew, so what is trained is what was sampled; one form of observations in training and rollout; masks are
+places of tokens and not a search for tags; answers are read alike in training and evaluation.
+"""
+
+from coterie.progress import Progress
+from coterie.recipes.gap.data import GapData
+from coterie.runs.folder import Run
+from coterie.runs.play import summary
+from coterie.runs.stage import Stage
+from coterie.trajectories.item import Metrics
+
+
+class Gap(GapData):
+    """The recipe under given settings."""
+
+    def stages(self) -> list[Stage]:
+        """Traces, what is right of them, SFT; evaluation before and after."""
+        s = self.settings
+        before = self.evaluation(0)
+        written = (s.traces.fingerprint(), self.file_content, s.tools.identity())
+        rollout = self.stage(0, "rollout", self.write, (), written)
+        select = self.stage(0, "select", self.select, [rollout], [s.traces.min_calls])
+        learnt = (s.train.identity(), s.traces.max_truncated)
+        train = self.stage(0, "train", self.learn, [select], learnt, trains=self.leading)
+        return [before, rollout, select, train, self.evaluation(1, [train])]
+
+    async def write(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """The traces, played into the record."""
+        left_out = await self.play_traces(run, progress)
+        return {**summary(run.store, i, "rollout"), **left_out}
+
+    def select(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Those that are learned from."""
+        chosen, counts = self.chosen(run, i)
+        run.select(i, chosen)
+        return {"selected": len(chosen), **counts}
+
+    def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """SFT on the agent's own tokens."""
+        return self.imitate_traces(run, i, progress)

@@ -1,0 +1,93 @@
+"""Every setting of the methods of ``gap``: ``mhqa``, ``web`` and ``tiny``."""
+
+from typing import ClassVar, Literal
+
+from coterie.config.settings import Settings, key
+from coterie.datasets.settings import DatasetSettings
+from coterie.environments.settings import EnvironmentSettings
+from coterie.environments.workflow.trace import TraceForm
+from coterie.recipes.settings import RecipeSettings
+from coterie.training.settings import TrainingSettings
+
+EXPERT = "expert"
+
+
+class TracesSettings(Settings):
+    """The trajectories that are learned from."""
+
+    main: ClassVar[str] = "source"
+
+    source: str = key(
+        EXPERT,
+        "`expert`: written from the gold facts of the training rows, with the run's own tools in the loop; or a file "
+        "of GAP's SFT JSON (also .jsonl, .parquet).",
+        source="GAP: AFM's traces, rewritten by GPT-4o",
+    )
+    form: TraceForm = key(
+        "parallel",
+        "How the expert works: by a plan, all calls that are ready in one message (`parallel`), or one call after the "
+        "other without a plan (`sequential`, the baseline).",
+    )
+    tasks: int = key(
+        7000, "Training tasks, or rows of the file, at most.", source="GAP: 7000", ge=1
+    )
+    min_calls: int = key(1, "Fewest calls of a trace.", source="GAP's paper: 3", ge=0)
+    max_truncated: float = key(
+        0.1,
+        "Share of traces longer than train.max_length above which the training is refused.",
+        ge=0,
+        le=1,
+    )
+
+
+class MessageSettings(Settings):
+    """What the agent says at a time."""
+
+    max_tokens: int = key(1024, "Most tokens of one message.", ge=1)
+
+
+class ImitationSettings(TrainingSettings):
+    """How the policy is trained on traces."""
+
+    learning_rate: float = key(1e-5, "peak learning rate", source="GAP: 1e-5", gt=0)
+    epochs: int = key(4, "how often every row is seen", source="GAP: 4", ge=1)
+    batch_rows: int = key(32, "rows of one optimiser step", source="GAP: 32", ge=1)
+    max_length: int = key(5120, "tokens of a row at most", source="GAP: 5120", ge=2)
+    tokens_per_microbatch: int = key(
+        8192, "padded tokens of one forward and backward pass; changes memory, not results", ge=2
+    )
+
+
+class GapSettings(RecipeSettings):
+    """What all methods of ``gap`` are told."""
+
+    model: str = key(
+        "smollm2", "Packaged checkpoint, folder, run folder (its last policy) or Hugging Face name."
+    )
+    method: Literal["sft"] = key("sft", "`sft`: supervised fine-tuning on traces.")
+    traces: TracesSettings = TracesSettings()
+    rollout: MessageSettings = MessageSettings()
+    train: ImitationSettings = ImitationSettings()
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of one message."""
+        return self.rollout.max_tokens
+
+
+class MhqaSettings(GapSettings):
+    """Settings of ``gap/mhqa``."""
+
+    recipe: ClassVar[str] = "gap/mhqa"
+
+    dataset: DatasetSettings = DatasetSettings(name="hotpot_qa")
+    environment: EnvironmentSettings = EnvironmentSettings(name="mhqa")
+
+
+class WebSettings(GapSettings):
+    """Settings of ``gap/web``."""
+
+    recipe: ClassVar[str] = "gap/web"
+
+    dataset: DatasetSettings = DatasetSettings(name="qa")
+    environment: EnvironmentSettings = EnvironmentSettings(name="web")

@@ -1,0 +1,80 @@
+"""Faults of planning agents with tools, and of the recipe that trains them on traces."""
+
+from tests.mutation.mutant import Mutant
+
+PLAY, RECIPE = "tests/test_workflow_environment.py::", "tests/test_gap.py::"
+FOLDER, GAP = "environments/workflow/", "recipes/gap/"
+GRAPH = f"{PLAY}test_a_graph_is_carried_out_with_results_in_the_place_of_placeholders"
+TASKS = f"{PLAY}test_a_plan_of_tasks_is_measured_and_its_calls_are_made_as_tags"
+BROKEN = f"{PLAY}test_a_graph_that_cannot_be_read_is_answered_and_the_agent_goes_on_by_tags"
+ANSWERS = f"{PLAY}test_answers_are_read_alike_in_training_and_evaluation"
+PROSE = f"{PLAY}test_a_judge_that_answers_prose_leaves_the_path_without_a_score"
+EARLY = f"{PLAY}test_calls_before_their_tasks_can_have_been_done_are_counted"
+ENDS = f"{PLAY}test_results_go_on_within_the_message_and_an_answer_ends_it"
+NO_ANSWER = f"{PLAY}test_a_message_without_an_answer_ends_without_one"
+WRONG = f"{RECIPE}test_wrong_answers_and_facts_that_were_not_found_are_not_learned"
+WIDE = f"{PLAY}test_the_width_is_that_of_the_widest_message"
+FORMS = f"{RECIPE}test_parallel_traces_take_fewer_rounds_than_sequential_ones"
+FILE = f"{RECIPE}test_traces_of_a_file_are_learned_to_the_letter"
+PIECES = f"{RECIPE}test_a_trace_in_pieces_is_the_trace"
+LONG = f"{RECIPE}test_too_many_long_traces_are_refused_before_the_training"
+REFUSED = f"{RECIPE}test_what_cannot_work_is_refused_before_the_run"
+
+
+def _play(name: str, file: str, find: str, replace: str, breaks: str, test: str) -> Mutant:
+    return Mutant(f"gap-{name}", f"{FOLDER}{file}.py", find, replace, breaks, (test,))
+
+
+def _recipe(name: str, file: str, find: str, replace: str, breaks: str, test: str) -> Mutant:
+    return Mutant(f"gap-{name}", f"{GAP}{file}.py", find, replace, breaks, (test,))
+
+
+MUTANTS = (
+    _play("unbound", "with_plans", "arguments=syntax.written(call.name, text)",
+          "arguments=call.arguments", "a placeholder stays in a query", GRAPH),
+    _play("unknown-tool-runs", "with_plans", "if name not in self.calls:", "if not name:",
+          "a node may call what is not a tool", GRAPH),
+    _play("results-of-others", "with_plans", "_result(by_task[one.id].id, one, ran.get(one.id))",
+          "_result(by_task[one.id].id, one, None)", "a result is what later tasks are given of it", GRAPH),
+    _play("failure-is-done", "with_plans", "            raise ToolError(result.text)\n", "            pass\n",
+          "tasks run on errors", GRAPH),
+    _play("broken-graph-raises", "with_plans", "        except BrokenPlan as error:\n",
+          "        except OSError as error:\n",
+          "a graph that can't be read ends the dialogue", BROKEN),
+    _play("answer-does-not-end", "environment", "PlanTags(syntax.calls, ANSWER,", "PlanTags(syntax.calls, None,",
+          "sampling goes on after an answer", ENDS),
+    _play("first-answer", "answers", "reversed(_TAG.findall(text))", "_TAG.findall(text)", "a draft counts", ANSWERS),
+    _play("any-answer", "answers", "all(exact_match", "any(exact_match", "one right answer of many is enough", ANSWERS),
+    _play("lenient-always", "answers", "if found is not None or not lenient:", "if found is not None:",
+          "an answer needs no tag", ANSWERS),
+    _play("f1-of-first", "answers", "for one in found) / len(found) if found", "for one in found[:1]) if found",
+          "wrong answers besides do no harm", ANSWERS),
+    _play("prose-is-wrong", "environment", 'return Grade(score, metrics)', 'return Grade(score or 0.0, metrics)',
+          "a judge that can't be read makes the answer wrong", PROSE),
+    _play("one-judgement", "judging", "TRIES = 2", "TRIES = 1", "a judge is not asked again", PROSE),
+    _play("early-unseen", "measures", "return max(0, *beyond, 0)", "return 0",
+          "calls before their turn are unseen", EARLY),
+    _play("width-of-all", "measures", '"width": max((', '"width": min((',
+          "the width is that of the narrowest message", WIDE),
+    _play("broken-is-a-plan", "measures", "            broken += 1", "            broken += 0",
+          "a plan is not missed", BROKEN),
+    _play("cut-is-no-answer", "environment", "LENGTH if said.truncated else NO_ANSWER", "NO_ANSWER",
+          "a message that was cut off is an end by choice", NO_ANSWER),
+    _recipe("observation-apart", "told", 'Message("inline" if', 'Message("user" if',
+            "what a file shows is a turn of its own, as no policy is shown it", FILE),
+    _recipe("held-out-trained", "data", "if key in self.heldout_questions:", "if not key:",
+            "held-out questions are learned", FILE),
+    _recipe("spaces-lost", "told", "before[len(own) :] + trace[start:after]", "trace[start:after]",
+            "a trace is not what its file says", PIECES),
+    _recipe("neighbours-apart", "told", "        if own or not said:", "        if True:",
+          "an empty message is learned", PIECES),
+    _recipe("wrong-answers-learned", "data", 'return "" if score else "the answer is not right"', 'return ""',
+            "traces with wrong answers are learned", WRONG),
+    _recipe("facts-unseen", "data", "if not self.environment.grounded(task, shown):", "if not shown:",
+            "thoughts say what nobody found", WRONG),
+    _recipe("lengths-unchecked", "data", "if too_long > allowed:", "if too_long > 1:",
+          "most rows are dropped unseen", LONG),
+    _recipe("context-unchecked", "data", 'check_length("train", s.train, context, found.longest_prompt)', "pass",
+            "rows that the model can't take are found out late", REFUSED),
+    _recipe("form-ignored", "data", ".messages(s.form)", '.messages("parallel")', "the baseline is no baseline", FORMS),
+)  # fmt: skip

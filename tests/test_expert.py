@@ -1,0 +1,401 @@
+"""An expert's traces of real and of written rows: what it says when, and which rows it refuses."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from coterie.datasets.local import load_rows
+from coterie.datasets.musique import MusiqueRow
+from coterie.datasets.rows import HotpotRow, QuestionRow, TwoWikiRow
+from coterie.environments.workflow import expert_2wiki, expert_hotpot, expert_musique, steps
+from coterie.environments.workflow.expert import NO_GOLD, NoTrace, trace_of
+from coterie.environments.workflow.found_gold import found_gold, gold_titles
+from coterie.environments.workflow.names import says, spelled, words
+from coterie.environments.workflow.segments import violations
+from coterie.environments.workflow.steps import Step, traced
+from coterie.environments.workflow.trace import Trace
+from coterie.environments.workflow.written import parse_plan
+from coterie.tools.retrieval.passages import Passage
+from coterie.tools.retrieval.tool import NOTHING, shown
+from coterie.tools.tags import Tag, Tags
+
+TAGS = Tags({"wiki_search": Tag("query", "|")}, inline=True)
+SETS = ("2wiki", "hotpot_qa", "musique")
+
+
+def outcome(row: QuestionRow) -> Trace | str:
+    """The trace of a row, or why there is none."""
+    try:
+        return trace_of(row)
+    except NoTrace as error:
+        return error.reason
+
+
+def queries(row: QuestionRow) -> list[list[str]] | str:
+    """What is searched, level by level; or why nothing is."""
+    found = outcome(row)
+    return found if isinstance(found, str) else [[one.text for one in lv] for lv in found.levels]
+
+
+def plan(row: QuestionRow) -> list[tuple[str, tuple[str, ...]]] | str:
+    """Tasks and what they wait for; or why there are none."""
+    found = outcome(row)
+    return found if isinstance(found, str) else [(one.text, one.after) for one in found.plan.tasks]
+
+
+def wiki(
+    kind: str, question: str, answer: str, *facts: tuple[str, str, str], titles: Sequence[str] = ()
+) -> TwoWikiRow:
+    """A row of 2Wiki."""
+    titles = titles or [subject for subject, _, _ in facts] or ["A"]
+    return TwoWikiRow.model_validate(
+        {
+            "id": "r", "type": kind, "question": question, "answer": answer, "evidences": list(facts),
+            "context": [[title, ["A text."]] for title in titles],
+            "supporting_facts": [[title, 0] for title in titles],
+        }
+    )  # fmt: skip
+
+
+def hotpot(kind: str, question: str, answer: str, **pages: str) -> HotpotRow:
+    """A row of HotpotQA; underscores in the names of pages are spaces."""
+    texts = {name.replace("_", " "): text for name, text in pages.items()}
+    return HotpotRow.model_validate(
+        {
+            "id": "r", "type": kind, "question": question, "answer": answer,
+            "context": [[title, [text]] for title, text in texts.items()],
+            "supporting_facts": [[title, 0] for title in texts],
+        }
+    )  # fmt: skip
+
+
+def musique(question: str, answer: str, *hops: tuple[str, str], **rest: Any) -> MusiqueRow:
+    """A row of MuSiQue."""
+    listed = [{"question": asked, "answer": found} for asked, found in hops]
+    return MusiqueRow.model_validate(
+        {"id": "r", "question": question, "answer": answer, "hops": listed, **rest}
+    )
+
+
+BRIDGE = wiki(
+    "bridge_comparison",
+    "Which film has the director born later, Burma Convoy or Old St. Paul'S (Film)?", "Burma Convoy",
+    ("Burma Convoy", "director", "Noel M. Smith"),
+    ("Old St. Paul's (film)", "director", "Wilfred Noy"),
+    ("Noel M. Smith", "date of birth", "May 22, 1895"),
+    ("Wilfred Noy (director)", "date of birth", "24 December 1883"),
+)  # fmt: skip
+CHAIN = wiki(
+    "compositional", "Where was the director of film Shadows Unseen born?", "Salsomaggiore Terme",
+    ("Abuso di potere", "director", "Camillo Bazzoni"),
+    ("Camillo Bazzoni", "place of birth", "Salsomaggiore Terme"),
+    titles=("Shadows Unseen", "Camillo Bazzoni"),
+)  # fmt: skip
+SIDES = wiki(
+    "comparison", "Were Joe Gallivan and John Loone from the same country?", "no",
+    ("Joe Gallivan", "country of citizenship", "American"),
+    ("John Loone", "country of citizenship", "Australian"),
+)  # fmt: skip
+
+
+# -- rows that ship -------------------------------------------------------------------------------
+
+
+def rows(name: str) -> list[QuestionRow]:
+    splits: tuple[Any, ...] = ("train", "heldout")
+    return [row for split in splits for row in load_rows(name, split, "sample")]
+
+
+@pytest.mark.parametrize(("name", "least"), [("2wiki", 0.9), ("hotpot_qa", 0.7), ("musique", 0.7)])
+def test_most_rows_that_ship_have_a_trace_that_the_prompts_rules_allow(
+    name: str, least: float
+) -> None:
+    found = [one for row in rows(name) if isinstance(one := outcome(row), Trace)]
+    assert len(found) >= least * len(rows(name))
+    for trace in found:
+        for form in ("parallel", "sequential"):
+            *calls, last = trace.messages(form)
+            text = "".join(f"{one}<observation>x</observation>" for one in calls) + last
+            assert violations(text, "mhqa") == []
+            assert TAGS.answered(last) == trace.answer
+        assert parse_plan(trace.messages("parallel")[0]) == trace.plan
+        for message, level in zip(trace.messages("parallel"), trace.levels, strict=False):
+            assert message.endswith("</wiki_search>")
+            made = [call.arguments for call in TAGS.parse(message, "stop_string")]
+            assert [says(one, query.text) for one, query in zip(made, level, strict=True)]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_before_anything_is_found_only_the_question_speaks(name: str) -> None:
+    for row in rows(name):
+        if isinstance(trace := outcome(row), Trace):
+            first = trace.messages("parallel")[0]
+            assert says(row.question, row.answer) or not says(first, row.answer), row.id
+            later = [one.text for level in trace.levels[1:] for one in level]
+            unasked = [one for one in later if not says(row.question, one)]
+            assert not [one for one in unasked if says(first, one)], row.id
+
+
+def test_a_trace_depends_on_its_row_alone() -> None:
+    for row in rows("2wiki"):
+        again = row.model_copy(deep=True)
+        assert outcome(row) == outcome(again)
+
+
+# -- 2Wiki ----------------------------------------------------------------------------------------
+
+
+def test_a_comparison_of_two_chains_is_two_branches_and_a_task_without_a_search() -> None:
+    assert plan(BRIDGE) == [
+        ("director of Burma Convoy", ()),
+        ("director of Old St. Paul'S (Film)", ()),
+        ("date of birth of {T1}", ("T1",)),
+        ("date of birth of {T2}", ("T2",)),
+        ("compare {T3} and {T4}", ("T3", "T4")),
+    ]
+    assert queries(BRIDGE) == [
+        ["Burma Convoy directed by", "Old St. Paul'S (Film) directed by"],
+        ["Noel M. Smith born", "Wilfred Noy born"],
+    ]
+    found = outcome(BRIDGE)
+    assert isinstance(found, Trace)
+    assert "The director of Burma Convoy is Noel M. Smith." in found.messages("parallel")[1]
+    assert len(found.messages("sequential")) == 5
+
+
+def test_a_chain_searches_one_after_the_other_under_the_name_that_the_question_has() -> None:
+    assert plan(CHAIN) == [
+        ("director of Shadows Unseen", ()),
+        ("place of birth of {T1}", ("T1",)),
+    ]
+    assert queries(CHAIN) == [["Shadows Unseen directed by"], ["Camillo Bazzoni born"]]
+    assert queries(SIDES) == [["Joe Gallivan", "John Loone"]]
+
+
+def test_what_is_about_the_same_name_waits_for_the_one_that_is_spelled_so() -> None:
+    row = wiki(
+        "bridge_comparison", "Which film has the director born first, Up or Down?", "Down",
+        ("Up", "director", "John Smith"), ("Down", "director", "John Smith Jr."),
+        ("John Smith Jr.", "date of birth", "1900"), ("John Smith", "date of birth", "1910"),
+    )  # fmt: skip
+    assert queries(row) == [
+        ["Up directed by", "Down directed by"], ["John Smith Jr. born", "John Smith born"],
+    ]  # fmt: skip
+    assert plan(row)[2:] == [
+        ("date of birth of {T2}", ("T2",)), ("date of birth of {T1}", ("T1",)),
+        ("compare {T3} and {T4}", ("T3", "T4")),
+    ]  # fmt: skip
+
+
+AGE = "Who was born {}, Ann Low or Bob High?"
+BORN = (("Ann Low", "date of birth", "May 22, 1895"), ("Bob High", "date of birth", "24 May 1895"))
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (wiki("comparison", "Who is older, A or B?", "A"), expert_2wiki.NO_EVIDENCE),
+        (wiki("other", "Who is A?", "B", ("A", "is", "B")), expert_2wiki.OTHER_TYPE),
+        (wiki("compositional", "Who is its father?", "B", ("A", "father", "B")), expert_2wiki.UNNAMED),
+        (
+            wiki("inference", "Who is Ann Low's aunt?", "C",
+                 ("Ann Low", "mother", "B"), ("D", "sibling", "C")),
+            expert_2wiki.BROKEN,
+        ),
+        (wiki("compositional", "Who is Ann Low's father?", "C", ("Ann Low", "father", "B")),
+         expert_2wiki.OTHER_ANSWER),
+        (wiki("comparison", AGE.format("later"), "Ann Low", *BORN), expert_2wiki.OTHER_ANSWER),
+        (wiki("comparison", AGE.format("first"), "Bob High", *BORN), expert_2wiki.OTHER_ANSWER),
+        (wiki("comparison", AGE.format("there"), "Ann Low", *BORN), expert_2wiki.UNCLEAR),
+        (
+            wiki("comparison", AGE.format("first"), "Ann Low", BORN[0], ("Bob High", "date of birth", "1895")),
+            expert_2wiki.UNCLEAR,
+        ),
+        (wiki("comparison", "Who is older, A or B?", "C", ("A", "date of birth", "1"), ("B", "date of birth", "2")),
+         expert_2wiki.OTHER_ANSWER),
+        (
+            wiki("comparison", "Are Ann Low and Bob High from the same country?", "no",
+                 ("Ann Low", "country", "Peru"), ("Bob High", "country", "Peru")),
+            expert_2wiki.OTHER_ANSWER,
+        ),
+        (
+            wiki("bridge_comparison", "Which film has the older director, Up or Down?", "Up",
+                 ("Up", "director", "B C"), ("Down", "director", "B C"),
+                 ("B C", "date of birth", "1900"), ("B C", "date of birth", "1900")),
+            expert_2wiki.UNCLEAR,
+        ),
+    ],
+)  # fmt: skip
+def test_rows_of_2wiki_that_come_to_nothing_say_why(row: TwoWikiRow, reason: str) -> None:
+    assert outcome(row) == reason
+
+
+def test_dates_decide_which_way_a_comparison_goes() -> None:
+    for word, answer in (("earlier", "Ann Low"), ("later", "Bob High"), ("first", "Ann Low")):
+        row = wiki("comparison", AGE.format(word), answer, *BORN)
+        assert queries(row) == [["Ann Low born", "Bob High born"]]
+
+
+# -- HotpotQA -------------------------------------------------------------------------------------
+
+
+def test_two_pages_that_the_question_names_are_searched_at_once() -> None:
+    row = hotpot("comparison", "Are Sutera and Rhodotypos both shrubs?", "no",
+                 Sutera="Sutera is a town.", Rhodotypos="Rhodotypos is a shrub.")  # fmt: skip
+    assert queries(row) == [["Sutera", "Rhodotypos"]]
+    assert plan(row)[-1] == ("compare {T1} and {T2}", ("T1", "T2"))
+    found = outcome(row)
+    assert isinstance(found, Trace)
+    assert "Sutera is a town. Rhodotypos is a shrub." in found.messages("parallel")[-1]
+
+
+def test_a_bridge_is_crossed_from_the_page_that_the_question_names() -> None:
+    pages = {
+        "Tom_Hall": "Tom Hall played Hamlet.",
+        "The_Deep_Sea": "The Deep Sea is a film with Tom Hall.",
+    }
+    row = hotpot("bridge", "The actor of The Deep Sea played which role?", "Hamlet", **pages)
+    assert queries(row) == [["The Deep Sea actor played role"], ["Tom Hall"]]
+    assert plan(row)[1] == ("what {T1} says of the question", ("T1",))
+    found = outcome(row)
+    assert isinstance(found, Trace)
+    assert "The Deep Sea leads to Tom Hall." in found.messages("sequential")[1]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (hotpot("bridge", "Who?", "B", A="A text of B."), expert_hotpot.NOT_TWO),
+        (hotpot("bridge", "Who is in Up?", "Zed", Up="Of Bob.", Bob="A man."), expert_hotpot.NO_ANSWER),
+        (hotpot("comparison", "Which is older, Up or the other?", "Up", Up="1.", Down="2."), expert_hotpot.UNNAMED),
+        (hotpot("bridge", "Who is in Up?", "Zed", Up="A film.", Bob="Not Zed."), expert_hotpot.APART),
+        (hotpot("bridge", "Who is in Up?", "Zed", Up="Zed and Bob.", Bob="A man."), expert_hotpot.BACKWARDS),
+    ],
+)  # fmt: skip
+def test_rows_of_hotpot_qa_that_come_to_nothing_say_why(row: HotpotRow, reason: str) -> None:
+    assert outcome(row) == reason
+
+
+# -- MuSiQue --------------------------------------------------------------------------------------
+
+DIAMOND = musique(
+    "Who played for both the club of Adam Hammill and the club of Eva Berg?", "Mido",
+    ("Adam Hammill >> member of sports team", "Barnsley"),
+    ("Eva Berg >> member of sports team", "Ajax"),
+    ("who has played for #2 and #1 ?", "Mido"),
+)  # fmt: skip
+
+
+def test_hops_wait_for_those_that_they_name() -> None:
+    assert plan(DIAMOND) == [
+        ("team of Adam Hammill", ()),
+        ("team of Eva Berg", ()),
+        ("who has played for {T2} and {T1}", ("T2", "T1")),
+    ]
+    assert queries(DIAMOND) == [
+        ["Adam Hammill team", "Eva Berg team"],
+        ["who has played for Ajax and Barnsley"],
+    ]
+    found = outcome(DIAMOND)
+    assert isinstance(found, Trace)
+    last = found.messages("parallel")[-1]
+    assert "Who has played for Ajax and Barnsley: Mido." in last
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (musique("Who?", "A"), expert_musique.NO_HOPS),
+        (musique("Whose son is Ann?", "B", ("#2 >> child", "B"), ("Ann >> son", "C")), expert_musique.LATER),
+        (musique("Whose son is Ann?", "B", ("Ann >> son", "C"), ("Ann >> father", "B")), expert_musique.NOWHERE),
+        (musique("Whose son is Ann?", "B", ("Ann >> father", "C")), expert_musique.OTHER_ANSWER),
+        (musique("Whose daughter is she?", "B", ("Ann >> father", "B")), expert_musique.SAYS_MORE),
+        (
+            musique("Who plays in Family Guy?", "B", ("who plays in american dad", "B"),
+                    paragraphs=[{"title": "t", "text": "In American Dad a family plays.", "gold": True}]),
+            expert_musique.SAYS_MORE,
+        ),
+        (musique("Who led in the year?", "B", ("who led in 1950", "B")), expert_musique.SAYS_MORE),
+        (musique("Who is Ann?", "B", ("who is {Ann}", "B")), steps.UNPLANNED),
+    ],
+)  # fmt: skip
+def test_rows_of_musique_that_come_to_nothing_say_why(row: MusiqueRow, reason: str) -> None:
+    assert outcome(row) == reason
+
+
+# -- what all have --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        [Step("films of Ann", "films of Ann like Up", "Up", "It is Up.")],
+        [Step("films of Ann like Up", "films of Ann", "Up", "It is Up.")],
+        [
+            Step("films of Ann", "films of Ann with Bob", "Eva", "It is Eva."),
+            Step("films of {T1}", "films of Eva", "Bob", "It is Bob.", ("T1",)),
+            Step("films of {T2}", "films of Bob", "Up", "It is Up.", ("T2",)),
+        ],
+    ],
+)
+def test_what_is_not_known_yet_is_not_said(made: list[Step]) -> None:
+    with pytest.raises(NoTrace, match=steps.LEAK):
+        traced("Which films has Ann made?", "Up", made)
+
+
+def test_what_the_question_or_an_earlier_level_has_may_be_said() -> None:
+    made = [
+        Step("films of Ann", "Ann and Bob", "Bob", "It is Bob."),
+        Step("films of {T1}", "Bob, not Up", "Up", "It is Up.", ("T1",)),
+    ]
+    found = traced("Which film of Ann and Bob is it, Up or Down?", "Up", made)
+    assert [one.text for level in found.levels for one in level] == ["Ann and Bob", "Bob, not Up"]
+
+
+def test_an_answer_that_an_earlier_level_found_may_be_searched() -> None:
+    made = [
+        Step("painter of Ann", "painter of Ann", "Giotto", "It is Giotto."),
+        Step("what {T1} says", "Giotto", "Giotto", "Giotto painted.", ("T1",)),
+    ]
+    try:
+        found = [
+            [one.text for one in level] for level in traced("Who drew Ann?", "Giotto", made).levels
+        ]
+    except NoTrace as error:
+        found = [[error.reason]]
+    assert found == [["painter of Ann"], ["Giotto"]]
+
+
+def test_nobody_asks_the_same_twice() -> None:
+    made = [Step("a {b}", "Ann", "1", "1."), Step("c", "ann", "2", "2.")]
+    with pytest.raises(NoTrace, match=steps.UNPLANNED):
+        traced("Ann?", "3", made)
+    with pytest.raises(NoTrace, match=steps.TWICE):
+        traced("Ann?", "3", [Step("a", "Ann", "1", "1."), made[1]])
+
+
+def test_rows_without_gold_have_no_trace() -> None:
+    assert outcome(QuestionRow(id="1", question="Who?", answer="B")) == NO_GOLD
+
+
+def test_names_are_found_whatever_their_case_accents_and_signs() -> None:
+    question = 'Who sang of "the charm of la boheme", Émile (1920 Film) and A.P.J. Kalam?'
+    assert spelled(question, "The Charm of La Bohème") == "the charm of la boheme"
+    assert spelled(question, "Emile (1920 film)") == "Émile (1920 Film)"
+    assert spelled(question, "A. P. J. Kalam") == "A.P.J. Kalam"
+    assert spelled("the it film It", "it") == "It"
+    assert spelled(question, "Charm of Boheme") == spelled(question, "?") == ""
+    assert words("O'Leary's Bohème") == ("o", "leary", "s", "boheme")
+
+
+# -- what a search found --------------------------------------------------------------------------
+
+
+def test_gold_was_found_if_all_its_pages_are_in_some_result() -> None:
+    one, two = Passage("1", '"Up  (film)"\nA film.'), Passage("2", '"The "Fram""\nA ship.')
+    other = Passage("3", '"Up"\nDoc 1 (Title: "Down") is not a title.')
+    assert found_gold([shown([other, one]), shown([two])], ["Up (film)", 'The "Fram"'])
+    assert not found_gold([shown([other, one])], ["Up (film)", 'The "Fram"'])
+    assert not found_gold([shown([other, one]), NOTHING], ["Up (film)", "Down"])
+    assert gold_titles(CHAIN) == ("Shadows Unseen", "Camillo Bazzoni")

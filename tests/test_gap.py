@@ -1,0 +1,220 @@
+"""The recipe ``gap`` on real rows: traces by an expert with a real retriever, traces of a file, and what is trained."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from coterie.datasets.corpus import rows_of, write_passages
+from coterie.environments.workflow.environment import Workflow
+from coterie.environments.workflow.trace import Query, Trace
+from coterie.environments.workflow.written import parse_plan
+from coterie.errors import UserError
+from coterie.models.loading import load_renderer
+from coterie.progress import Silent
+from coterie.recipes.gap.data import shown_row
+from coterie.recipes.gap.recipe import Gap
+from coterie.recipes.gap.told import pieces
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.registry import run_report, settings
+from coterie.reports.page import write_page
+from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.loop import run_steps
+from coterie.trajectories.row import rows
+from coterie.trajectories.task import Task
+from coterie.trajectories.view import view
+
+WORDS = [
+    "model=tiny-exchange", "dataset=2wiki", "dataset.source=sample", "traces.tasks=8", "traces.min_calls=1",
+    "evaluate.tasks=1", "rollout.max_tokens=16", "environment.prompt=short", "train.max_length=1024",
+    "traces.max_truncated=1", "train.epochs=1", "train.max_steps=1", "train.batch_rows=2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gap")
+    write_passages(rows_of("2wiki", ["sample"]), folder / "passages.jsonl")
+    entry = {"name": "wiki_search", "corpus": str(folder / "passages.jsonl"), "topk": 1}
+    (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
+    return folder / "tools.yaml"
+
+
+def made(tools: Path, *words: str) -> Gap:
+    found = recipe_of(settings("gap/mhqa", [*WORDS, f"tools.config={tools}", *words]))
+    assert isinstance(found, Gap)
+    return found
+
+
+@pytest.fixture(scope="module")
+def played(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gap, Run]]:
+    """A whole run with traces of the expert."""
+    recipe = made(tools)
+    with open_run(tmp_path_factory.mktemp("run") / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent())
+        yield recipe, run
+    recipe.close()
+
+
+def trained(recipe: Gap, run: Run) -> str:
+    """What is trained of the first trace, and what is not in double brackets."""
+    renderer, _ = load_renderer(recipe.settings.model)
+    task, selection = next(iter(run.store.selections(0, "select")))
+    tree = run.store.tree(0, "rollout", task)
+    (row,) = rows(view(tree, selection.leaf, selection.agent))
+    text = shown_row(renderer, row)
+    assert "…" not in text or len(text) > 1000
+    return text
+
+
+def test_the_expert_plays_with_the_tools_and_the_policy_learns_its_tokens_alone(
+    played: tuple[Gap, Run],
+) -> None:
+    recipe, run = played
+    rollout, select, train = (run.metrics(Step(0, name)) for name in ("rollout", "select", "train"))
+    assert rollout["n"] == 8 and rollout["failed"] == 0 and float(rollout["calls"]) > 1
+    assert 0 < int(select["selected"]) <= 8
+    assert 0 < int(train["rows"]) <= int(select["selected"]) and train["steps"] == 1
+    for tree in run.store.trees(0, "rollout"):
+        for outcome, path in tree.trajectories():
+            (row,) = rows(view(tree, outcome.leaf, recipe.agent))
+            renderer, _ = load_renderer(recipe.settings.model)
+            own = renderer.decode(
+                [i for i, target in zip(row.ids, row.mask, strict=True) if target]
+            )
+            seen = renderer.decode(
+                [i for i, target in zip(row.ids, row.mask, strict=True) if not target]
+            )
+            assert "<observation>" not in own and "Doc 1" not in own
+            assert "<observation>" in seen and "<think>" not in seen and "<answer>" not in seen
+            assert own.count("<wiki_search>") == sum(bool(turn.calls) for turn in path)
+            assert own.rstrip().endswith("</answer>") and "<plan>" in own
+            assert {target.writer for target in row.targets} == {"expert"}
+
+
+def test_parallel_traces_take_fewer_rounds_than_sequential_ones(
+    tools: Path, played: tuple[Gap, Run], tmp_path: Path
+) -> None:
+    recipe = made(tools, "traces.form=sequential")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent(), recipe.steps()[:3])
+        sequential = run.metrics(Step(0, "rollout"))
+    recipe.close()
+    parallel = played[1].metrics(Step(0, "rollout"))
+    assert float(parallel["rounds"]) < float(sequential["rounds"])
+    assert parallel["calls"] == sequential["calls"]
+    assert (
+        float(sequential["width"]) == 1.0 and sequential["plans"] == 0 and parallel["plans"] == 1.0
+    )
+    assert parallel["violations"] == 0 and parallel["early_calls"] == 0
+
+
+def test_the_page_draws_the_plan_and_counts_the_traces(played: tuple[Gap, Run]) -> None:
+    recipe, run = played
+    write_page(run_report(recipe, run), run.report)
+    page = run.report.read_text()
+    assert "Traces" in page and "selected" in page
+
+
+def test_wrong_answers_and_facts_that_were_not_found_are_not_learned(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = made(tools)
+    first, second, *_ = recipe.environment.tasks("train", 8, recipe.settings.seed)
+    written = Workflow.trace
+
+    def trace(self: Workflow, task: Task) -> Trace:
+        found = written(self, task)
+        if task.id == first.id:
+            return replace(found, answer="nothing of the kind")
+        if task.id == second.id:
+            return replace(found, levels=((Query("T1", "zebra"),),))
+        return found
+
+    monkeypatch.setattr(Workflow, "trace", trace)
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent(), recipe.steps()[1:3])
+        select = run.metrics(Step(0, "select"))
+        chosen = {task for task, _ in run.store.selections(0, "select")}
+    recipe.close()
+    assert select["left out: the answer is not right"] == 1
+    assert int(select["left out: the facts were not found"]) >= 1
+    assert not {first.id, second.id} & chosen and chosen
+
+
+TRACE = (
+    "<think>Two.</think><plan>T1: a\n- Dependencies: none\nT2: b\n- Dependencies: none</plan>"
+    "<wiki_search>a|b</wiki_search>\n\n<observation>\nDOC A\n</observation>\n\n<observation>DOC B</observation>\n\n"
+    "<think>Both.</think><wiki_search>c</wiki_search><observation>C</observation><answer>yes</answer>"
+)
+
+
+def file_of(folder: Path, *traces: tuple[str, str]) -> Path:
+    given = [
+        {"instruction": f"Do it.\n\nQuestion: {q}", "input": "", "output": out} for q, out in traces
+    ]
+    (folder / "traces.json").write_text(json.dumps(given))
+    return folder / "traces.json"
+
+
+def test_traces_of_a_file_are_learned_to_the_letter(tools: Path, tmp_path: Path) -> None:
+    held_out = made(tools).heldout_tasks()[0].public["question"]
+    file = file_of(
+        tmp_path,
+        ("Who is a?", TRACE),
+        ("who  is A?", TRACE),
+        ("Who is b?", "<think>x</think><observation>never closed <answer>y</answer>"),
+        (str(held_out), TRACE),
+    )
+    recipe = made(tools, f"traces={file}")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent(), recipe.steps()[1:4])
+        rollout = run.metrics(Step(0, "rollout"))
+        assert rollout["n"] == 1
+        assert {name: n for name, n in rollout.items() if name.startswith("left out")} == {
+            "left out: ask held-out questions": 1,
+            "left out: ask the same as another one": 1,
+            "left out: can't be read": 1,
+        }
+        text = trained(recipe, run)
+    recipe.close()
+    plain = text.replace("[[", "").replace("]]", "")
+    assert "DOC A" in plain and "<observation>C</observation>" in plain
+    assert plain.count("<|user|>") == 1, "results go on within the agent's message"
+    brackets = [one.split("]]")[0] for one in text.split("[[")[1:]]
+    assert "DOC A" in brackets[1] and "DOC B" in brackets[1] and "C" in brackets[2]
+    assert not any(word in "".join(brackets) for word in ("<think>", "<plan>", "<answer>yes"))
+
+
+def test_a_trace_in_pieces_is_the_trace() -> None:
+    told = pieces(TRACE)
+    assert len(told.said) == 3 and len(told.shown) == 2
+    joined = "".join(said + shown for said, shown in zip(told.said, (*told.shown, ""), strict=True))
+    assert joined == TRACE
+    assert told.said[0].endswith("</wiki_search>") and told.said[2] == "<answer>yes</answer>"
+    parse_plan(told.said[0])
+
+
+def test_too_many_long_traces_are_refused_before_the_training(tools: Path, tmp_path: Path) -> None:
+    recipe = made(tools, "train.max_length=300", "traces.max_truncated=0.1")
+    with (
+        open_run(tmp_path / "run", recipe.name, recipe.settings) as run,
+        pytest.raises(UserError, match=r"longer than train.max_length=300 \(50% within"),
+    ):
+        run_steps(recipe, run, Silent(), recipe.steps()[1:4])
+    recipe.close()
+
+
+@pytest.mark.parametrize(("words", "wrong"), [
+    (["traces=no/such.json"], "is not a file"),
+    (["train.max_length=5000"], "more than the model's context"),
+    (["dataset=bamboogle"], "evaluation alone"),
+])  # fmt: skip
+def test_what_cannot_work_is_refused_before_the_run(
+    tools: Path, words: list[str], wrong: str
+) -> None:
+    with pytest.raises(UserError, match=wrong):
+        made(tools, *words).check()

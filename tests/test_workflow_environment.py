@@ -1,0 +1,277 @@
+"""Agents that plan, search and answer: trajectories through the real driver, with a retriever of the rows' passages."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from coterie.datasets.corpus import rows_of, write_passages
+from coterie.engines.chat_model import Answer
+from coterie.engines.messages import Utterance
+from coterie.environments.gold import gold_answer
+from coterie.environments.protocol import Environment, Shared, State
+from coterie.environments.workflow.answers import final_answer, matches, overlap
+from coterie.environments.workflow.judging import AnswerJudge, read_judgement
+from coterie.errors import UserError
+from coterie.rollout.driver import Driver
+from coterie.rollout.episodes import Episode, Finished
+from coterie.rollout.samplers import AgentContext, Prompt, Response
+from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
+from coterie.tools.toolbox import Toolbox
+from coterie.trajectories.turn import Part, Speaker, make_turn
+
+SETS = ["dataset=2wiki", "dataset.source=sample"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_passages(rows_of("2wiki", ["sample"]), folder / "passages.jsonl")
+    entry = {"name": "wiki_search", "corpus": str(folder / "passages.jsonl"), "topk": 1}
+    (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
+    return folder / "tools.yaml"
+
+
+def made(corpus: Path, *words: str) -> Environment:
+    given = [*SETS, f"tools.config={corpus}", *words]
+    return benchmark_settings(BenchmarkSettings, "mhqa", given).made()
+
+
+@dataclass
+class Said:
+    """Says these messages one after the other."""
+
+    messages: Sequence[str]
+    truncated: bool = False
+
+    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        turns = prompt.tree.turns
+        own = [one for one in prompt.shown if one.turn and turns[one.turn].speaker.kind == "agent"]
+        text = self.messages[min(len(own), len(self.messages) - 1)]
+        turn = make_turn(
+            prompt.parent,
+            Speaker("agent", prompt.agent),
+            [Part(text)],
+            author="script",
+            truncated=self.truncated,
+        )
+        return Response(turn, None, 0)
+
+
+def play(
+    environment: Environment, *messages: str, judge: AnswerJudge | None = None, **keys: bool
+) -> Finished:
+    async def work() -> Finished:
+        task = environment.tasks("heldout", 1, 0)[0]
+        async with AsyncExitStack() as stack:
+            openers = environment.openers(Path())  # type: ignore[attr-defined]
+            toolbox = await stack.enter_async_context(openers[Toolbox]())
+            shared = Shared(*(one for one in (toolbox, judge) if one is not None))
+            driver = Driver(environment, {"agent": Said(messages, **keys)}, seed=0, shared=shared)
+            async with driver.play_all([Episode(task, 0, 0, "rollout")]) as playing:
+                return await anext(playing)
+
+    return asyncio.run(work())
+
+
+PLAN = (
+    "<think>a</think><plan>T1: one\n- Dependencies: none\nT2: two\n- Dependencies: none\n"
+    "T3: three\n- Dependencies: T1, T2</plan><think>b</think>"
+)
+
+
+def test_a_plan_of_tasks_is_measured_and_its_calls_are_made_as_tags(corpus: Path) -> None:
+    environment = made(corpus)
+    gold = gold_answer(environment.tasks("heldout", 1, 0)[0])
+    found = play(
+        environment,
+        f"{PLAN}<wiki_search>Margaret of Holland|William of Henneberg</wiki_search>",
+        f"<think>c</think><answer>{gold}</answer>",
+    )
+    m = found.metrics
+    assert found.failure is None and found.tree is not None
+    assert (m["em"], m["f1"], m["well_formed"]) == (1.0, 1.0, 1.0)
+    assert (m["plans"], m["broken_plans"], m["tasks"], m["levels"], m["plan_width"]) == (
+        1,
+        0,
+        3,
+        2,
+        2,
+    )
+    assert (m["rounds"], m["calls"], m["width"], m["early_calls"], m["violations"]) == (
+        1,
+        2,
+        2,
+        0,
+        0,
+    )
+    assert 0 < float(m["critical_seconds"]) <= float(m["serial_seconds"])
+
+
+def test_a_graph_is_carried_out_with_results_in_the_place_of_placeholders(corpus: Path) -> None:
+    environment = made(corpus)
+    graph = (
+        '<think>a</think><graph><node id="s2" depends="s1">wiki_search("more of {s1}")</node>'
+        '<node id="s1">wiki_search("Margaret of Holland")</node>'
+        '<node id="s3">wiki_search("Norway")</node><node id="s4" depends="s5">wiki_search("x {s5}")</node>'
+        '<node id="s5">bake("x")</node></graph>'
+    )
+    found = play(environment, graph, "<think>b</think><answer>x</answer>")
+    assert found.tree is not None
+    results = next(turn.results for turn in found.tree.turns.values() if turn.results)
+    texts = [one.text for one in results]
+    assert [one[:3] for one in texts] == ["s2:", "s1:", "s3:", "s4:", "s5:"]
+    assert "Margaret" in texts[1] and "Margaret" in texts[0], "the text of s2 has what s1 found"
+    assert "\n" in texts[1], "what is shown is the whole result"
+    assert "not a tool" in texts[4] and texts[3] == "s4: not run: s5 failed"
+    assert [one.error for one in results] == [False, False, False, True, True]
+    assert results[0].began >= results[1].began + results[1].seconds
+    assert (
+        found.metrics["levels"] == 2
+        and found.metrics["calls"] == 5
+        and found.metrics["rounds"] == 1
+    )
+
+
+@pytest.mark.parametrize("graph", [
+    '<graph><node id="a" depends="b">wiki_search("x")</node><node id="b" depends="a">wiki_search("y")</node></graph>',
+    '<graph><node id="a" depends="z">wiki_search("x")</node></graph>',
+    "<graph><node></graph>",
+])  # fmt: skip
+def test_a_graph_that_cannot_be_read_is_answered_and_the_agent_goes_on_by_tags(
+    corpus: Path, graph: str
+) -> None:
+    found = play(
+        made(corpus),
+        graph,
+        "<think>a</think><wiki_search>Norway</wiki_search>",
+        "<answer>x</answer>",
+    )
+    assert found.tree is not None
+    first, second = [turn.results for turn in found.tree.turns.values() if turn.results]
+    assert first[0].error and first[0].text.startswith("not run: the graph can't be read")
+    assert not second[0].error
+    assert (found.metrics["plans"], found.metrics["broken_plans"]) == (0, 1)
+
+
+def test_of_a_graph_of_200_nodes_as_many_run_as_a_message_may_call(corpus: Path) -> None:
+    nodes = "".join(f'<node id="n{n}">wiki_search("river {n}")</node>' for n in range(200))
+    found = play(made(corpus), f"<graph>{nodes}</graph>", "<answer>x</answer>")
+    assert found.tree is not None
+    results = next(turn.results for turn in found.tree.turns.values() if turn.results)
+    assert len(results) == 200 and sum(not one.error for one in results) == 16
+
+
+def test_results_go_on_within_the_message_and_an_answer_ends_it(corpus: Path) -> None:
+    environment = made(corpus)
+    assert environment.syntax is not None
+    assert environment.syntax.stop == ("</wiki_search>", "</answer>", "</graph>")
+    state = State(environment.tasks("heldout", 1, 0)[0], 0)
+    system, user = environment.see(state, "agent")
+    assert "wiki_search>query | another query<" in system.parts[-1].text
+    assert user.parts[0].text.startswith("Question: ")
+
+
+def test_calls_before_their_tasks_can_have_been_done_are_counted(corpus: Path) -> None:
+    found = play(
+        made(corpus),
+        "<think>a</think><plan>T1: one\n- Dependencies: none\nT2: two\n- Dependencies: T1</plan>"
+        "<think>b</think><wiki_search>Norway|Sweden</wiki_search>",
+        "<think>c</think><answer>x</answer>",
+    )
+    assert found.metrics["early_calls"] == 1
+
+
+def test_the_width_is_that_of_the_widest_message(corpus: Path) -> None:
+    found = play(
+        made(corpus),
+        "<wiki_search>Norway</wiki_search>",
+        "<wiki_search>Sweden|Denmark|Finland</wiki_search>",
+        "<answer>x</answer>",
+    )
+    assert found.metrics["width"] == 3 and found.metrics["calls"] == 4
+
+
+def test_answers_are_read_alike_in_training_and_evaluation() -> None:
+    assert final_answer("<answer>a</answer> then <answer> b </answer>") == "b"
+    assert final_answer("<answer></answer>") is None and final_answer("the answer is Oslo.") is None
+    assert final_answer("<think>x</think>\nThe answer is Oslo.", lenient=True) == "Oslo"
+    assert final_answer("<think>x</think><answer>Oslo\nand", lenient=True) == "Oslo"
+    assert matches("The Oslo | Bergen", ["Oslo", "bergen"], "all") == 1.0
+    assert (
+        matches("Oslo|Rome", ["Oslo"], "all") == 0.0
+        and matches("Oslo|Rome", ["Oslo"], "first") == 1.0
+    )
+    assert matches("|", ["Oslo"], "all") == 0.0 and matches(None, ["Oslo"], "all") == 0.0
+    assert (
+        overlap("Oslo|Rome", ["Oslo"], "all") == 0.5
+        and overlap("Oslo|Rome", ["Oslo"], "first") == 1.0
+    )
+
+
+def test_a_message_without_an_answer_ends_without_one(corpus: Path) -> None:
+    found = play(made(corpus), "I think that it is Oslo.")
+    assert found.tree is not None
+    (outcome,) = found.tree.outcomes.values()
+    assert (outcome.answer, outcome.score, outcome.ending.reason) == (None, 0.0, "no answer")
+    cut = play(made(corpus), "<think>I think", truncated=True)
+    assert cut.tree is not None
+    (outcome,) = cut.tree.outcomes.values()
+    assert outcome.ending.reason == "length" and outcome.ending.truncated
+
+
+@dataclass
+class Judging:
+    replies: list[str]
+    name: str = "judge"
+    asked: list[str] = field(default_factory=list)
+
+    async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer:
+        self.asked.append(chat[-1].text)
+        return Answer(self.replies.pop(0), truncated=False)
+
+
+def judged(corpus: Path, *replies: str) -> tuple[Finished, Judging]:
+    chat = Judging(list(replies))
+    environment = made(corpus, "environment.score=judge", "environment.judge.model=tiny-exchange")
+    return play(environment, "<answer>x</answer>", judge=AnswerJudge(chat)), chat  # type: ignore[arg-type]
+
+
+def test_a_judge_is_asked_about_the_answer(corpus: Path) -> None:
+    found, chat = judged(corpus, '```json\n{"reason": "same", "judgement": "correct"}\n```')
+    assert found.tree is not None
+    assert [one.score for one in found.tree.outcomes.values()] == [1.0]
+    assert "The student's answer: x" in chat.asked[0] and "Right answers" in chat.asked[0]
+
+
+def test_a_judge_that_answers_prose_leaves_the_path_without_a_score(corpus: Path) -> None:
+    found, chat = judged(corpus, "Well, that depends.", "Hard to say.")
+    assert found.tree is not None and len(chat.asked) == 2
+    assert [one.score for one in found.tree.outcomes.values()] == [None]
+    assert found.metrics["unreadable_judgements"] == 1.0
+
+
+@pytest.mark.parametrize(("reply", "expected"), [
+    ('{"judgement": "incorrect"}', False), ("Correct.", True), ('so: {"judgement": "correct", "reason": ""} ok', True),
+    ("it is not correct", None), ("{}", None), ('{"judgement": "perhaps"}', None), ("No", False),
+])  # fmt: skip
+def test_judgements(reply: str, expected: bool | None) -> None:
+    assert read_judgement(reply) is expected
+
+
+def test_the_agent_needs_a_tool_that_can_be_opened() -> None:
+    with pytest.raises(UserError, match="wiki_search"):
+        benchmark_settings(BenchmarkSettings, "mhqa", SETS).made()
+
+
+def test_the_short_prompt_leaves_out_the_tools(corpus: Path) -> None:
+    environment = made(corpus, "environment.prompt=short")
+    system, _ = environment.see(State(environment.tasks("heldout", 1, 0)[0], 0), "agent")
+    assert len("".join(part.text for part in system.parts)) < 80
+    longer = made(corpus, "environment.shots=1")
+    system, _ = longer.see(State(longer.tasks("heldout", 1, 0)[0], 0), "agent")
+    assert "Low Tide" in system.parts[0].text
