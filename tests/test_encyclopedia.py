@@ -112,7 +112,8 @@ def test_what_an_answer_depends_on_is_of_its_split_alone() -> None:
 
 def test_questions_depend_on_the_seed_only_and_a_larger_count_extends_a_smaller_one() -> None:
     assert generate("train", 50, 1, world()) == questions("train")[:50]
-    assert generate("train", 50, 2, world()) != questions("train")[:50]
+    texts = {one.text for one in questions("train")[:50]}
+    assert len(texts & {one.text for one in generate("train", 50, 2, world())}) < 10
     with pytest.raises(ValueError, match="heldout"):
         generate("test", 1, 0, world())  # type: ignore[arg-type]
     small = make_encyclopedia(0, {"person": 12, "town": 6, "firm": 6}, ("corpus",))
@@ -185,10 +186,11 @@ def test_the_parallel_form_searches_a_level_at_once_and_the_sequential_one_query
     None
 ):
     both = expert_trace(FIRST)
-    first, last = both.messages("parallel")
+    first, *between, last = both.messages("parallel")
     assert first.endswith(
         "<wiki_search>birth of Ada Vell|birth of Olga Quist|birth of Rolf Birk</wiki_search>"
     )
+    assert not between
     assert last == (
         "<think>Ada Vell was born in 1931. Olga Quist was born in 1925. Rolf Birk was born in 1940. "
         "So I know the answer.</think>\n<answer>Olga Quist</answer>"

@@ -66,7 +66,7 @@ MUTANTS = (
     _entries(
         "query-without-the-name",
         "return BY_NAME[self.relation].query.format(s=self.subject)",
-        'return BY_NAME[self.relation].query.format(s="it")',
+        "return BY_NAME[self.relation].query.format(s=self.value)",
         "the search finds other entries",
         FOUND,
     ),
@@ -156,8 +156,8 @@ MUTANTS = (
     ),
     _expert(
         "chain-planned-as-comparison",
-        '{{{before}}}", (before,)))',
-        '{{{before}}}", ()))',
+        'Task(id_, f"{fact.relation} of {{{before}}}", (before,))',
+        "Task(id_, fact.query)",
         "the plan of a chain says that nothing waits",
         LEVELS,
     ),
@@ -184,8 +184,8 @@ MUTANTS = (
     ),
     _rows(
         "whole-trajectories-everywhere",
+        "elif drawn < stage.lookups + stage.given + stage.known:",
         "elif drawn < stage.lookups + stage.given:",
-        "elif drawn < stage.lookups:",
         "the model is taught workflows before it is to learn them",
         f"{ROWS}test_few_rows_of_the_corpus_are_whole_trajectories",
     ),
