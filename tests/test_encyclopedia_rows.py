@@ -5,11 +5,9 @@ import random
 import re
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -20,8 +18,8 @@ from coterie.environments.encyclopedia.expert import PROMPT, asked, expert_trace
 from coterie.environments.encyclopedia.lexicon import words
 from coterie.environments.encyclopedia.questions import Question
 from coterie.environments.micro_splits import split_of_key
-from coterie.environments.protocol import Shared, State, Transition
-from coterie.environments.with_tools import WithTools
+from coterie.environments.protocol import Shared
+from coterie.environments.workflow.environment import Mhqa, WorkflowSettings
 from coterie.environments.workflow.trace import TraceForm
 from coterie.microworlds.encyclopedia import (
     DRILLS,
@@ -37,15 +35,15 @@ from coterie.microworlds.encyclopedia import (
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load
 from coterie.rollout.branches import Branches
-from coterie.rollout.samplers import AgentContext, Prompt, Response
+from coterie.rollout.scripted import ScriptedSampler
 from coterie.rollout.sessions import sessions_of
+from coterie.tools.finding import tags_of_sources
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
 from coterie.tools.toolbox import ToolsSettings, open_toolbox
-from coterie.trajectories.row import Row
+from coterie.trajectories.row import Row, rows
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Ending, Tree
-from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
-from tests.games import Base
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.view import view
 from tests.talking import go_on
 
 
@@ -70,59 +68,34 @@ def habit_rows() -> list[Row]:
     return list(stage_rows(tokenizer(), HABITS, 60_000, 0))
 
 
-class Asked(Base):
-    """A question, as a terse environment asks it."""
+class Asked(Mhqa):
+    """Asks as the micro-world does."""
 
-    def __init__(self, question: Question) -> None:
-        self.question = question
+    def __init__(self) -> None:
+        self._told(WorkflowSettings(prompt="short"), "asked")
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        said = (Message("assistant", turn=turn.id) for turn in state.turns)
-        user = Message.of("user", asked(self.question))
-        return (Message.of("system", PROMPT), user, *said)
-
-    async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
-    ) -> Transition:
-        return Transition(answer=taken[-1].text, end=Ending("over"))
+    def instructions(self) -> str:
+        return PROMPT
 
 
-class Terse(WithTools):
-    """Says nothing of its tools."""
-
-    def _taught(self, shown: Any) -> tuple[Message, ...]:
-        return tuple(shown)
-
-
-class Expert:
-    """A sampler that writes an expert's messages, and keeps the prompts that it was given."""
-
-    def __init__(self, question: Question, form: TraceForm) -> None:
-        self.lines: Iterator[str] = iter(expert_trace(question).messages(form))
-        self.renderer = ChatRenderer(tokenizer())
-        self.prompts: list[tuple[int, ...]] = []
-
-    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """The next message, as a stop string ends it."""
-        self.prompts.append(self.renderer.render(prompt.shown, prompt.tree, prompt.agent))
-        text = next(self.lines)
-        ids = tuple(tokenizer().encode(text, add_special_tokens=False))
-        speaker = Speaker("agent", prompt.agent)
-        turn = make_turn(
-            prompt.parent, speaker, [Part(text)], ids=ids, author="script",
-            calls=TAGS.parse(text, "stop"),
-        )  # fmt: skip
-        return Response(turn, None, len(ids))
-
-
-@asynccontextmanager
-async def branches(game: Terse, tool: RetrieverTool, expert: Expert) -> AsyncIterator[Branches]:
-    task = Task("one", {})
+async def played(question: Question, form: TraceForm, tool: RetrieverTool) -> Row:
+    """The row of a dialogue that an expert played with the tool."""
+    game = Asked().given([tool], ToolsSettings(), tags_of_sources([tool], inline=True))
+    messages = expert_trace(question).messages(form)
+    expert = ScriptedSampler(ChatRenderer(tokenizer()), lambda task: messages)
+    task = Task("one", {"question": question.text})
+    tree = Tree(task.id, "r", 0)
     async with open_toolbox([tool], ToolsSettings()) as box, sessions_of(4, 5.0) as kept:
-        yield Branches(
-            game, {"agent": expert}, task, Tree(task.id, "r", 0), seed=0, shared=Shared(box),
-            sessions=kept, seconds=5.0,
+        grown = Branches(
+            game, {"agent": expert}, task, tree, seed=0, shared=Shared(box), sessions=kept,
+            seconds=5.0,
         )  # fmt: skip
+        at = await grown.start()
+        while at.state.end is None:
+            at = await go_on(grown, at)
+    assert at.state.answer == question.answer
+    (row,) = rows(view(tree, at.state.turns[-1].id, "agent"))
+    return row
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -130,19 +103,12 @@ def test_rows_are_what_play_shows(block: Block, folder: Path, form: TraceForm) -
     """Else the packaged model would be asked in words that it has never seen."""
     tool = RetrieverTool(RetrieverSettings(corpus=str(folder / "index"), topk=TOPK))
 
-    async def play(question: Question) -> list[tuple[int, ...]]:
-        game = Terse(Asked(question), [tool], ToolsSettings(), TAGS)
-        expert = Expert(question, form)
-        async with branches(game, tool, expert) as grown:
-            at = await grown.start()
-            while at.state.end is None:
-                at = await go_on(grown, at)
-        return expert.prompts
-
     for question in block.questions(6, ("compare", "chain")):
+        shown = asyncio.run(played(question, form, tool))
         row = trace_row(tokenizer(), question, block.said(question, form))
-        prompts = asyncio.run(play(question))
-        assert prompts == [row.ids[: target.start] for target in row.targets]
+        assert (*shown.ids, tokenizer().eos_token_id) == row.ids, "corpora also have an end of turn"
+        starts = [[one.start for one in some.targets] for some in (shown, row)]
+        assert starts[0] == starts[1]
 
 
 def test_targets_are_the_messages_of_the_agent_alone(block: Block) -> None:
@@ -175,19 +141,19 @@ def test_rows_and_drills_have_no_name_that_a_task_asks_for(block: Block) -> None
     assert {split_of_key(name) for name in names} == {"corpus"}
 
 
-def right(model: str, rows: Sequence[Row], turn: int) -> list[bool]:
+def right(model: str, asked_in: Sequence[Row], turn: int) -> list[bool]:
     """Whether a message of each row is what a model says, greedily, after all that stands before it."""
     loaded = load(model)
     engine = InProcessEngine(loaded, policy=model, version="0")
     sampling = Sampling(0.0, 1.0, 64, TAGS.stop, 60.0)
 
     async def say() -> list[bool]:
-        targets = [row.targets[turn] for row in rows]
-        prompts = [row.ids[: one.start] for row, one in zip(rows, targets, strict=True)]
+        targets = [row.targets[turn] for row in asked_in]
+        prompts = [row.ids[: one.start] for row, one in zip(asked_in, targets, strict=True)]
         found = await asyncio.gather(*(engine.sample(one, [0], sampling) for one in prompts))
         return [
             completion.ids == row.ids[one.start : one.start + len(completion.ids)]
-            for row, one, (completion,) in zip(rows, targets, found, strict=True)
+            for row, one, (completion,) in zip(asked_in, targets, found, strict=True)
         ]
 
     return asyncio.run(say())
