@@ -33,7 +33,7 @@ from coterie.microworlds.encyclopedia import (
     trace_row,
 )
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import load
+from coterie.models.loading import load, load_renderer
 from coterie.rollout.branches import Branches
 from coterie.rollout.scripted import ScriptedSampler
 from coterie.rollout.sessions import sessions_of
@@ -45,6 +45,8 @@ from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import view
 from tests.talking import go_on
+
+MODEL = "tiny-encyclopedia"
 
 
 @cache
@@ -187,3 +189,15 @@ def test_a_name_is_two_pieces_and_texts_come_back(block: Block) -> None:
         assert len(tokenizer().encode(question.facts[0].subject)) == 2
         for text in (asked(question), *block.said(question, "parallel")):
             assert tokenizer().decode(tokenizer().encode(text)) == text
+
+
+def test_the_packaged_model_searches_once_and_answers() -> None:
+    assert share_of_right_calls(MODEL) > 0.9
+    assert statistics.fmean(right(MODEL, lookups(), -1)) > 0.8
+
+
+def test_the_packaged_tokenizer_is_that_of_its_seed(block: Block) -> None:
+    packaged = load_renderer(MODEL)[0].tokenizer
+    for question in block.questions(20, ("compare", "chain")):
+        for text in (asked(question), *block.said(question, "parallel")):
+            assert packaged.encode(text) == tokenizer().encode(text)
