@@ -63,8 +63,9 @@ tiny: $(VENV)/.run
 	$(PY) -m coterie.microworlds.tiny --micro-world persona --out src/coterie/assets/tiny-persona
 	$(PY) -m coterie.microworlds.tiny --micro-world problems --out src/coterie/assets/tiny-problems
 	$(PY) -m coterie.microworlds.tiny --micro-world acts --out src/coterie/assets/tiny-acts
+	$(PY) -m coterie.microworlds.tiny --micro-world encyclopedia --out src/coterie/assets/tiny-encyclopedia
 
-# MICRO_WORLD=exchange, persona, problems or acts rebuilds one of them.
+# MICRO_WORLD=exchange, persona, problems, acts or encyclopedia rebuilds one of them.
 tiny-check: $(VENV)/.dev
 	$(PY) -m pytest -m slow tests/test_tiny_rebuild.py -k "$(MICRO_WORLD)"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from coterie.datasets.corpus import rows_of, write_passages
+from coterie.datasets.corpus import distinct_passages, rows_of, write_passages
 from coterie.environments.workflow.environment import Workflow
 from coterie.environments.workflow.trace import Query, Trace
 from coterie.environments.workflow.written import parse_plan
@@ -39,7 +39,7 @@ WORDS = [
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gap")
-    write_passages(rows_of("2wiki", ["sample"]), folder / "passages.jsonl")
+    write_passages(distinct_passages(rows_of("2wiki", ["sample"])), folder / "passages.jsonl")
     entry = {"name": "wiki_search", "corpus": str(folder / "passages.jsonl"), "topk": 1}
     (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
     return folder / "tools.yaml"

@@ -252,7 +252,7 @@ def test_the_corpus_can_be_indexed_and_searched(tmp_path: Path) -> None:
     from coterie.tools.retrieval.passages import read_rows as read_passages
 
     out = tmp_path / "passages.jsonl"
-    count = write_passages(rows_of("musique", ["sample"]), out)
+    count = write_passages(distinct_passages(rows_of("musique", ["sample"])), out)
     found = [passage for _, passage in read_passages(out, Silent())]
     rows = [
         row for split in find("musique").splits for row in load_rows("musique", split, "sample")
@@ -264,7 +264,7 @@ def test_the_corpus_can_be_indexed_and_searched(tmp_path: Path) -> None:
 
 def test_rows_without_passages_make_no_corpus(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to search"):
-        write_passages(rows_of("nq", ["sample"]), tmp_path / "passages.jsonl")
+        write_passages(distinct_passages(rows_of("nq", ["sample"])), tmp_path / "passages.jsonl")
     assert not list(tmp_path.glob("passages*"))
 
 

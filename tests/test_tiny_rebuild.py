@@ -1,8 +1,8 @@
 """A shortened rebuild of each packaged model behaves like the packaged one, in class if not in bytes.
 
-Run by ``make tiny-check``, with ``MICRO_WORLD=exchange``, ``persona``, ``problems`` or ``acts`` for one of them. The
-rebuild has a fraction of the tokens, so it knows less; it must be of the same shape, with the same tokenizer, talk in
-form and have learned to copy, or to play.
+Run by ``make tiny-check``, with ``MICRO_WORLD=exchange``, ``persona``, ``problems``, ``acts`` or ``encyclopedia`` for
+one of them. The rebuild has a fraction of the tokens, so it knows less; it must be of the same shape, with the same
+tokenizer, talk in form and have learned to copy, or to play.
 """
 
 import json
@@ -20,7 +20,7 @@ from coterie.recipes.registry import settings
 
 ASSETS = Path(str(resources.files("coterie") / "assets"))
 MOST_TOKENS = 1_400_000
-MICRO_WORLDS = ("exchange", "persona", "problems", "acts")
+MICRO_WORLDS = ("exchange", "persona", "problems", "acts", "encyclopedia")
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +94,11 @@ def test_the_acts_model_plays(rebuilt: Callable[[str], Path]) -> None:
     from tests.test_acts import share_of_games_won
 
     assert share_of_games_won(str(rebuilt("acts"))) > 0.15
+
+
+def test_the_encyclopedia_model_searches_for_what_it_is_asked(
+    rebuilt: Callable[[str], Path],
+) -> None:
+    from tests.test_encyclopedia_rows import share_of_right_calls
+
+    assert share_of_right_calls(str(rebuilt("encyclopedia"))) > 0.5

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from coterie.datasets.corpus import rows_of, write_passages
+from coterie.datasets.corpus import distinct_passages, rows_of, write_passages
 from coterie.engines.chat_model import Answer
 from coterie.engines.messages import Utterance
 from coterie.environments.gold import gold_answer
@@ -30,7 +30,7 @@ SETS = ["dataset=2wiki", "dataset.source=sample"]
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
-    write_passages(rows_of("2wiki", ["sample"]), folder / "passages.jsonl")
+    write_passages(distinct_passages(rows_of("2wiki", ["sample"])), folder / "passages.jsonl")
     entry = {"name": "wiki_search", "corpus": str(folder / "passages.jsonl"), "topk": 1}
     (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
     return folder / "tools.yaml"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from coterie.datasets.corpus import write_passages
+from coterie.datasets.corpus import distinct_passages, write_passages
 from coterie.datasets.local import load_rows
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
@@ -84,7 +84,7 @@ def chosen() -> dict[str, QuestionRow]:
 def tool(tmp_path_factory: pytest.TempPathFactory) -> RetrieverTool:
     """BM25 over all passages of the rows that ship, as `coterie data passages` writes them."""
     folder = tmp_path_factory.mktemp("corpus")
-    write_passages(chosen().values(), folder / "passages.jsonl")
+    write_passages(distinct_passages(chosen().values()), folder / "passages.jsonl")
     build_index(folder / "passages.jsonl", folder / "index")
     return RetrieverTool(RetrieverSettings(corpus=str(folder / "index"), topk=2))
 

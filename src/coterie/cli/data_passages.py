@@ -47,9 +47,9 @@ def passages(
 
         coterie data passages musique --source musique_ans_v1.0_dev.jsonl --out passages.jsonl
     """
-    from coterie.datasets.corpus import rows_of, write_passages
+    from coterie.datasets.corpus import distinct_passages, rows_of, write_passages
 
-    count = write_passages(rows_of(name, sources or ["prepared"]), out)
+    count = write_passages(distinct_passages(rows_of(name, sources or ["prepared"])), out)
     notes().print(f"{count:,} passages")
     print(out)
 

@@ -1,4 +1,4 @@
-"""The passages of a set's rows as a corpus that can be searched, in the form of ``coterie data index``.
+"""Passages, such as those of a set's rows, as a corpus that can be searched, in the form of ``coterie data index``.
 
 A line is ``{"id": "0", "contents": "\\"TITLE\\"\\nTEXT"}``, as in the published corpora of Wikipedia.
 Which passages are gold is not in it: the corpus is what an agent may search.
@@ -38,14 +38,14 @@ def rows_of(name: str, sources: Iterable[str]) -> Iterator[QuestionRow]:
             yield from load_rows(name, split, source)
 
 
-def write_passages(rows: Iterable[QuestionRow], file: Path) -> int:
-    """Write a new JSONL file, whole or not at all; how many passages it has.
+def write_passages(passages: Iterable[tuple[str, str]], file: Path) -> int:
+    """Write titles and texts as a new JSONL file, whole or not at all; how many there are.
 
-    Raises ``UserError`` for rows without passages, and for a file that is there or can't be made.
+    Raises ``UserError`` if there are none, and for a file that is there or can't be made.
     """
     count = 0
     with whole_file(file) as part, part.open("w", encoding="utf-8", newline="\n") as opened:
-        for count, (title, text) in enumerate(distinct_passages(rows), 1):
+        for count, (title, text) in enumerate(passages, 1):
             line = {"id": str(count - 1), "contents": f'"{title}"\n{text}'}
             opened.write(json.dumps(line, ensure_ascii=False) + "\n")
         if not count:

@@ -20,6 +20,7 @@ import torch
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from coterie.microworlds.acts import ACTS
+from coterie.microworlds.encyclopedia import ENCYCLOPEDIA
 from coterie.microworlds.exchange import EXCHANGE
 from coterie.microworlds.model import MicroWorld, tiny_model
 from coterie.microworlds.persona import PERSONA
@@ -34,6 +35,7 @@ MICRO_WORLDS: dict[str, MicroWorld] = {
     "persona": PERSONA,
     "problems": PROBLEMS,
     "acts": ACTS,
+    "encyclopedia": ENCYCLOPEDIA,
 }
 HABITS_SEED, HABITS_PEAK = 50_000, 0.4
 """What is added to the seed for the second phase, and its peak rate as a share of the first one's."""

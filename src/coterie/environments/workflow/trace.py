@@ -49,12 +49,13 @@ class Trace:
 
     def messages(self, form: TraceForm) -> tuple[str, ...]:
         """The agent's messages, each to be ended by a tool's results, but the last one."""
-        rounds = (
-            self.levels
-            if form == "parallel"
-            else tuple((one,) for level in self.levels for one in level)
-        )
-        return tuple(self._messages(rounds, planned=form == "parallel"))
+        return tuple(self._messages(self.rounds(form), planned=form == "parallel"))
+
+    def rounds(self, form: TraceForm) -> tuple[tuple[Query, ...], ...]:
+        """The queries of each message but the last."""
+        if form == "parallel":
+            return self.levels
+        return tuple((one,) for level in self.levels for one in level)
 
     def _messages(self, rounds: tuple[tuple[Query, ...], ...], *, planned: bool) -> Iterator[str]:
         known: list[Query] = []

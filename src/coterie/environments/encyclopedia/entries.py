@@ -1,0 +1,129 @@
+"""The entries of an invented encyclopedia: people, towns and firms, drawn from a seed.
+
+What is disjoint between the splits: the entities. A hash of an entity's name says which split it belongs to, and facts
+relate entities of one split alone. So all that an answer depends on, its facts and the entries that are read on the
+way, belongs to the split of its question. Words of names are shared, and so is what is searched: one encyclopedia with
+the entries of all splits.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+
+from coterie.datasets.corpus import write_passages
+from coterie.environments.encyclopedia.lexicon import BY_NAME, NAMES, OF_KIND, VALUES, Kind
+from coterie.environments.micro_splits import SPLIT_SHARES, MicroSplit, split_of_key
+
+ENTRIES: Mapping[Kind, int] = MappingProxyType({"person": 2600, "town": 400, "firm": 400})
+"""How many entities of each kind an encyclopedia has."""
+SPLITS: tuple[MicroSplit, ...] = tuple(SPLIT_SHARES)
+ByKind = Mapping[tuple[MicroSplit, str], tuple[str, ...]]
+"""Names, by split and kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing that is said of an entity."""
+
+    subject: str
+    relation: str
+    """The name of a ``lexicon.Relation``."""
+    value: str
+
+    @property
+    def text(self) -> str:
+        """As its entry says it."""
+        return BY_NAME[self.relation].sentence.format(s=self.subject, v=self.value)
+
+    @property
+    def query(self) -> str:
+        """What is searched for, to find it."""
+        return BY_NAME[self.relation].query.format(s=self.subject)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the encyclopedia says of one entity."""
+
+    name: str
+    kind: Kind
+    facts: tuple[Fact, ...]
+
+    @property
+    def split(self) -> MicroSplit:
+        """The split whose questions may ask for it."""
+        return split_of_key(self.name)
+
+    @property
+    def text(self) -> str:
+        """Its sentences."""
+        return " ".join(fact.text for fact in self.facts)
+
+
+@dataclass(frozen=True)
+class Encyclopedia:
+    """All entries, in the order in which they are searched."""
+
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Entry]:
+        """The entries by the names of their entities."""
+        return {one.name: one for one in self.entries}
+
+    def fact(self, subject: str, relation: str) -> Fact:
+        """What is said of an entity."""
+        return next(fact for fact in self.by_name[subject].facts if fact.relation == relation)
+
+    @cached_property
+    def names(self) -> ByKind:
+        """The names of a split's entities of a kind."""
+        return _by_split((one.name, one.kind) for one in self.entries)
+
+    def passages(self) -> Iterator[tuple[str, str]]:
+        """Title and text of each entry."""
+        for one in self.entries:
+            yield one.name, one.text
+
+    def write(self, file: Path) -> int:
+        """Write a new JSONL file for ``coterie data index``; how many passages it has."""
+        return write_passages(self.passages(), file)
+
+
+def make_encyclopedia(
+    seed: int, counts: Mapping[Kind, int] = ENTRIES, splits: Sequence[MicroSplit] = SPLITS
+) -> Encyclopedia:
+    """The encyclopedia of a seed; ``splits`` are those whose entities it has."""
+    rng = random.Random(f"encyclopedia/{seed}/{sorted(counts.items())}/{sorted(splits)}")
+    names = [(name, kind) for kind in NAMES for name in _names(kind, counts[kind], splits, rng)]
+    known = _by_split(names)
+    entries = [Entry(name, kind, _facts(name, kind, known, rng)) for name, kind in names]
+    rng.shuffle(entries)
+    return Encyclopedia(tuple(entries))
+
+
+def _by_split(names: Iterable[tuple[str, Kind]]) -> ByKind:
+    found: dict[tuple[MicroSplit, str], list[str]] = {key: [] for key in product(SPLITS, NAMES)}
+    for name, kind in names:
+        found[split_of_key(name), kind].append(name)
+    return {key: tuple(row) for key, row in found.items()}
+
+
+def _names(
+    kind: Kind, count: int, splits: Sequence[MicroSplit], rng: random.Random
+) -> tuple[str, ...]:
+    every = [" ".join(pair) for pair in product(*NAMES[kind])]
+    return tuple(rng.sample([name for name in every if split_of_key(name) in splits], count))
+
+
+def _facts(name: str, kind: Kind, names: ByKind, rng: random.Random) -> tuple[Fact, ...]:
+    """Of an entity, whose relations lead to others of its split."""
+    split = split_of_key(name)
+    return tuple(
+        Fact(name, one.name, rng.choice(VALUES.get(one.to) or names[split, one.to]))
+        for one in OF_KIND[kind]
+    )

@@ -1,0 +1,30 @@
+"""What an expert says of a question: the plan, the queries level by level, the answer."""
+
+from coterie.environments.encyclopedia.questions import Question
+from coterie.environments.workflow.plan import Plan, Task
+from coterie.environments.workflow.trace import Query, Trace
+
+PROMPT = "Search, then answer."
+"""What the agent is told, before the question: the few words that the packaged model knows."""
+
+
+def asked(question: Question) -> str:
+    """The user's message."""
+    return f"Question: {question.text}"
+
+
+def expert_trace(question: Question) -> Trace:
+    """A comparison needs all its facts at once; a chain needs each of them for the next."""
+    ids = [f"T{number}" for number in range(1, len(question.facts) + 1)]
+    queries = [
+        Query(id_, fact.query, fact.text) for id_, fact in zip(ids, question.facts, strict=True)
+    ]
+    if question.kind == "compare":
+        tasks = [Task(query.task, query.text) for query in queries]
+        levels: tuple[tuple[Query, ...], ...] = (tuple(queries),)
+    else:
+        tasks = [Task(ids[0], queries[0].text)]
+        for before, id_, fact in zip(ids[:-1], ids[1:], question.facts[1:], strict=True):
+            tasks.append(Task(id_, f"{fact.relation} of {{{before}}}", (before,)))
+        levels = tuple((query,) for query in queries)
+    return Trace(Plan(tuple(tasks)), levels, question.answer)

@@ -1,0 +1,324 @@
+"""The tiny model of the ``encyclopedia`` micro-world: its tokenizer and the rows that it learns from.
+
+It learns to search for one entity, to read what is found, to repeat a fact and to compare values. Whole trajectories,
+in which it searches several times, are a small share of what it sees, in both forms (``workflow.trace``) equally often:
+which form to keep to, and how to go on over several searches, is left to post-training.
+
+Entries are those of small encyclopedias of the split ``corpus``, a new one for each block of rows, and are found by
+BM25 as in play.
+"""
+
+import random
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from coterie.environments.encyclopedia.entries import Encyclopedia, make_encyclopedia
+from coterie.environments.encyclopedia.expert import PROMPT, asked, expert_trace
+from coterie.environments.encyclopedia.lexicon import RELATIONS, Kind, words
+from coterie.environments.encyclopedia.questions import Question, QuestionKind, generate, rank
+from coterie.environments.workflow.trace import SEPARATOR, TraceForm
+from coterie.microworlds.model import (
+    END,
+    OPENERS,
+    MicroWorld,
+    chat_row,
+    copy_row,
+    drill_rows,
+    fast_tokenizer,
+    train_bpe,
+)
+from coterie.tools.retrieval.index import build_index
+from coterie.tools.retrieval.retriever import Retriever, open_retriever
+from coterie.tools.retrieval.settings import IndexSettings
+from coterie.tools.retrieval.tool import shown
+from coterie.tools.tags import Tag, Tags
+from coterie.trajectories.calls import ToolResult, call_id
+from coterie.trajectories.row import Row, Target
+
+TOOL = "wiki_search"
+TAGS = Tags({TOOL: Tag("query", SEPARATOR)}, inline=True)
+TOPK = 2
+"""Passages of a query."""
+COUNTS: Mapping[Kind, int] = MappingProxyType({"person": 400, "town": 80, "firm": 80})
+"""Entries of a block's encyclopedia."""
+BLOCK = 500
+"""Rows of a block."""
+WORLDS = 60
+"""Encyclopedias of drills."""
+FORMS: tuple[TraceForm, TraceForm] = ("parallel", "sequential")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of the curriculum: what share of rows is of which sort. The rest are whole trajectories."""
+
+    share: float
+    """Its share of the tokens."""
+    lookups: float
+    """Questions that take one search."""
+    given: float
+    """Comparisons of which only the end is learned, when all is found."""
+    known: float = 0.0
+    """Comparisons without a search, whose facts are known; in half of them all are put in order."""
+    compared: tuple[int, ...] = (2,)
+    """How many are compared in these two, each entry equally often drawn."""
+
+
+CURRICULUM = (Stage(0.35, 0.6, 0.2, 0.2), Stage(0.45, 0.25, 0.12, 0.5, (2, 3, 4)))
+"""First the skills, after the drills."""
+HABITS = Stage(0.2, 0.3, 0.15, 0.35, (2, 3, 4))
+"""Then more trajectories with them."""
+
+# -- pieces ----------------------------------------------------------------------------------------
+
+_FIXED = (
+    *("<think>", "</think>\n", "<plan>\n", "</plan>\n", f"<{TOOL}>", f"</{TOOL}>", "<answer>"),
+    *(
+        "</answer>",
+        "<observation>\n",
+        "\n</observation>\n",
+        SEPARATOR,
+        '")\n',
+        PROMPT,
+        "Question: ",
+    ),
+    *(". ", ".", ", ", " or ", "?", "So I know the answer.", "I search for the first fact."),
+    "I search for the next fact.",
+)
+_MADE = (
+    r'(?:\n\n)?Doc \d \(Title: "',
+    r"This takes (?:one task|\d tasks) in (?:one level|\d levels)\.",
+    r"Next: T\d(?:, T\d)*\.",
+    r"\n- Dependencies: (?:none|T\d)\n",
+    r"T\d: ",
+    r"\{T\d\}",
+)
+"""Kinds of pieces, of which each text is one."""
+
+
+def _chunks() -> list[str]:
+    """What stands around names and values in the templates, longest first."""
+    found: dict[str, None] = dict.fromkeys(_FIXED)
+    for one in RELATIONS:
+        for template in (one.sentence, one.asked, one.phrase, one.query, *one.extremes):
+            found |= dict.fromkeys(re.split(r"\{[sv]\}", template))
+    found |= {f"{one} ": None for one in found if one.endswith("people.")}
+    return sorted(filter(None, found), key=len, reverse=True)
+
+
+def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on trajectories, in which a tag, a word of a name, a value and what stands between them
+    are one piece each.
+
+    Raises ``ValueError`` if one is not.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    kinds = [
+        *_MADE,
+        *map(re.escape, _chunks()),
+        r" ?[A-Za-z]+",
+        r"\d+",
+        r" ?[^A-Za-z\d\s]+",
+        r"\s+",
+    ]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex("|".join(kinds)), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    whole = (*_chunks(), *words())
+    train_bpe(tokenizer, vocabulary, [*_texts(seed), *(one for one in whole for _ in range(200))])
+    split = [one for one in whole if len(tokenizer.encode(one).ids) != 1]
+    if split:
+        raise ValueError(
+            f"texts that are not one piece: {split}; allow more than {vocabulary} pieces"
+        )
+    return fast_tokenizer(tokenizer)
+
+
+def _texts(seed: int) -> Iterator[str]:
+    """What is said in trajectories."""
+    with tempfile.TemporaryDirectory() as folder:
+        block = Block(Path(folder), seed)
+        for question in block.questions(BLOCK, ("compare", "chain")):
+            yield asked(question)
+            for form in FORMS:
+                yield from block.said(question, form)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+class Block:
+    """A small encyclopedia of the split ``corpus`` that can be searched; its index lies in a folder."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.seed = seed
+        self.encyclopedia: Encyclopedia = make_encyclopedia(seed, COUNTS, ("corpus",))
+        self.encyclopedia.write(folder / "passages.jsonl")
+        build_index(folder / "passages.jsonl", folder / "index")
+        self._retriever: Retriever = open_retriever(IndexSettings(index=str(folder / "index")))
+
+    def questions(
+        self,
+        count: int,
+        kinds: tuple[QuestionKind, ...],
+        compared: tuple[int, ...] = (2, 3, 4),
+        hops: tuple[int, ...] = (2, 2, 2, 3),
+    ) -> list[Question]:
+        """Questions over its entries."""
+        return generate("corpus", count, self.seed, self.encyclopedia, kinds, compared, hops)
+
+    def said(self, question: Question, form: TraceForm) -> list[str]:
+        """An expert's messages, and between them what it is shown, as play shows it."""
+        trace = expert_trace(question)
+        found: list[str] = []
+        for message, queries in zip(trace.messages(form), [*trace.rounds(form), ()], strict=True):
+            found.append(message)
+            if queries:
+                found.append(self._observed([one.text for one in queries]))
+        return found
+
+    def _observed(self, queries: Sequence[str]) -> str:
+        found = self._retriever.search(queries, TOPK)
+        return TAGS.show(
+            [
+                ToolResult(call_id(place), shown([hit.passage for hit in hits]))
+                for place, hits in enumerate(found)
+            ]
+        )
+
+
+def trace_row(
+    tokenizer: PreTrainedTokenizerFast,
+    question: Question,
+    said: Sequence[str],
+    *,
+    ending: bool = False,
+) -> Row:
+    """A trajectory as an agent is shown it, in one turn: its messages as targets, or the last of them alone."""
+    row = chat_row(tokenizer, [("system", PROMPT), ("user", asked(question))], "", "")
+    ids = [*row.ids, *tokenizer.encode(OPENERS["assistant"], add_special_tokens=False)]
+    targets: list[Target] = []
+    for place, text in enumerate(said):
+        start = len(ids)
+        ids += tokenizer.encode(text, add_special_tokens=False)
+        if place % 2 == 0 and (not ending or place == len(said) - 1):
+            targets.append(Target(start, len(ids), "script:encyclopedia"))
+    ids.append(tokenizer.convert_tokens_to_ids(END))
+    last = targets.pop()
+    targets.append(Target(last.start, len(ids), last.writer))
+    return Row(tuple(ids), tuple(targets), origin=question.question_id)
+
+
+def known_row(tokenizer: PreTrainedTokenizerFast, question: Question) -> Row:
+    """A comparison whose facts are known already: the answer alone is a target."""
+    thought, tag, answer = expert_trace(question).messages("parallel")[-1].partition("<answer>")
+    said = [thought, "", f"{tag}{answer}"]
+    return trace_row(tokenizer, question, said, ending=True)
+
+
+def ranked_row(tokenizer: PreTrainedTokenizerFast, question: Question) -> Row:
+    """Facts, and all their entities in the order that is asked for, as targets."""
+    facts = sorted(question.facts, key=rank, reverse=question.greatest)
+    known = " ".join(fact.text for fact in question.facts)
+    told, ranked = (
+        tokenizer.encode(text, add_special_tokens=False)
+        for text in (f"{known} {question.beginning}?", ", ".join(fact.subject for fact in facts))
+    )
+    target = Target(len(told), len(told) + len(ranked), "script:drill")
+    return Row((*told, *ranked), (target,), origin=question.question_id)
+
+
+def stage_rows(
+    tokenizer: PreTrainedTokenizerFast, stage: Stage, tokens: float, seed: int
+) -> Iterator[Row]:
+    """Rows of ``tokens`` tokens of one stage, made in blocks."""
+    rng, left, block = random.Random(f"encyclopedia/stage/{seed}"), tokens, 0
+    while left > 0:
+        block += 1
+        with tempfile.TemporaryDirectory() as folder:
+            for row in _block_rows(tokenizer, stage, Block(Path(folder), seed + block), rng):
+                left -= len(row.ids)
+                yield row
+                if left <= 0:
+                    break
+
+
+def _block_rows(
+    tokenizer: PreTrainedTokenizerFast, stage: Stage, block: Block, rng: random.Random
+) -> Iterator[Row]:
+    lookups = iter(block.questions(BLOCK, ("chain",), hops=(1,)))
+    compared = iter(block.questions(BLOCK, ("compare",), stage.compared))
+    whole = iter(block.questions(BLOCK, ("compare", "chain")))
+    for _ in range(BLOCK):
+        drawn, form = rng.random(), rng.choice(FORMS)
+        if drawn < stage.lookups:
+            question = next(lookups)
+            yield trace_row(tokenizer, question, block.said(question, "sequential"))
+        elif drawn < stage.lookups + stage.given:
+            question = next(compared)
+            yield trace_row(tokenizer, question, block.said(question, form), ending=True)
+        elif drawn < stage.lookups + stage.given + stage.known:
+            make = rng.choice((known_row, ranked_row))
+            yield make(tokenizer, next(compared))
+        else:
+            question = next(whole)
+            yield trace_row(tokenizer, question, block.said(question, form))
+
+
+# -- drills ----------------------------------------------------------------------------------------
+
+
+def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
+    """Names and values three times over, the repeats as targets: the quickest way to copy."""
+    drawn = rng.sample(words(), rng.randint(5, 24))
+    return copy_row(tokenizer, "".join(drawn))
+
+
+def fact_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
+    """Entries, then their facts in another order, as targets: the quickest way to look one up."""
+    entries = rng.sample(_small(rng.randrange(WORLDS)).entries, rng.randint(2, 6))
+    facts = [fact.text for entry in entries for fact in entry.facts]
+    told, again = (
+        tokenizer.encode(f"{' '.join(row)} ", add_special_tokens=False)
+        for row in (facts, rng.sample(facts, len(facts)))
+    )
+    ids = (*told, *again)
+    return Row(ids, (Target(len(told), len(ids), "script:drill"),))
+
+
+@cache
+def _small(seed: int) -> Encyclopedia:
+    return make_encyclopedia(seed, COUNTS, ("corpus",))
+
+
+DRILLS = ((0.12, copy_drill), (0.08, fact_drill))
+"""What comes first: share of the tokens, and the drill."""
+
+
+def skill_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
+    """Rows of ``tokens`` tokens in all: drills, then the stages of the curriculum."""
+    rng = random.Random(f"encyclopedia/drills/{seed}")
+    for share, drill in DRILLS:
+        yield from drill_rows(tokenizer, drill, share * tokens, rng)
+    for number, stage in enumerate(CURRICULUM):
+        yield from stage_rows(tokenizer, stage, stage.share * tokens, seed + 1000 * number)
+
+
+def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
+    """Rows with whole trajectories."""
+    return stage_rows(tokenizer, HABITS, tokens, seed)
+
+
+ENCYCLOPEDIA = MicroWorld(build_tokenizer, skill_rows, _habit_rows, HABITS.share, tokens=2_600_000)
