@@ -40,6 +40,7 @@ ENVIRONMENTS = Kind(
         "information_exchange": "coterie.environments.information_exchange:InformationExchange",
         "backend_programming": "coterie.environments.colbench:BackendProgramming",
         "babyai": "coterie.environments.acting.babyai:BabyAI",
+        "encyclopedia": "coterie.environments.encyclopedia.environment:EncyclopediaQuestions",
         "mhqa": "coterie.environments.workflow.environment:Mhqa",
         "web": "coterie.environments.workflow.environment:Web",
     },
@@ -75,12 +76,14 @@ PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     "qa": {"name": "debate", "subject": "text"},
 }
 """The environment of each data set, and what it is told."""
+ENCYCLOPEDIA = "coterie.environments.encyclopedia.tool:EncyclopediaSearch"
 TOOLS: Mapping[str, Mapping[str, Any]] = {
+    "encyclopedia": {"use": [ENCYCLOPEDIA], "calls": "inline"},
     "mhqa": {"use": ["wiki_search"], "calls": "inline"},
     "web": {"use": ["web_search", "crawl_page"], "calls": "inline"},
 }
 """Environments that are played with tools, unless others are named."""
-MICRO_WORLDS = ("exchange", "persona", "problems", "shop", "sums", "babyai")
+MICRO_WORLDS = ("exchange", "persona", "problems", "shop", "sums", "babyai", "encyclopedia")
 """Environments that make their own tasks."""
 CODING = ("persona", "colbench_code")
 """Benchmarks of functions that a person wants written."""

@@ -18,7 +18,8 @@ class EnvironmentSettings(Settings):
     name: str | None = key(
         None,
         "The environment: `exchange`, `persona`, `problems`, `sums`, `debate`, `information_exchange`, "
-        "`backend_programming`, `plan_ground`, `shop`, `python_maths`, `babyai`, `mhqa`, `web`, or your own "
+        "`backend_programming`, `plan_ground`, `shop`, `python_maths`, `babyai`, `encyclopedia`, `mhqa`, `web`, or "
+        "your own "
         "(package.module:NAME, path/file.py:NAME). The default is the one that the data set is played in.",
     )
 

@@ -7,15 +7,16 @@ from coterie.recipes.gap.files.commands import export_files
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
+    from coterie.recipes.description import Gate, Reproduce
     from coterie.recipes.settings import RecipeSettings
     from coterie.reports.data import RunReport
     from coterie.runs.folder import Run
 
 
 def _settings() -> "tuple[type[RecipeSettings], ...]":
-    from coterie.recipes.gap.settings import MhqaSettings, WebSettings
+    from coterie.recipes.gap.settings import MhqaSettings, TinySettings, WebSettings
 
-    return (MhqaSettings, WebSettings)
+    return (TinySettings, MhqaSettings, WebSettings)
 
 
 def _recipe(settings: "RecipeSettings") -> "Recipe":
@@ -32,11 +33,25 @@ def _report(recipe: "Recipe", run: "Run") -> "RunReport":
     return gap_report(recipe, run)
 
 
+def _claims() -> "Reproduce":
+    from coterie.recipes.gap.claims import reproduce
+
+    return reproduce
+
+
+def _gate() -> "Gate":
+    from coterie.recipes.gap.gate import gate
+
+    return gate
+
+
 DESCRIPTION = RecipeDescription(
     name="gap",
     package=__name__.rpartition(".")[0],
     settings=_settings,
     recipe=_recipe,
     report=_report,
+    claims={"gap-sft": _claims},
+    gates={"gap-sft": _gate},
     export_files=export_files,
 )

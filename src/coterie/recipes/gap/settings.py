@@ -91,3 +91,9 @@ class WebSettings(GapSettings):
 
     dataset: DatasetSettings = DatasetSettings(name="qa")
     environment: EnvironmentSettings = EnvironmentSettings(name="web")
+
+
+class TinySettings(GapSettings):
+    """Settings of ``gap/tiny``: the packaged model in the encyclopedia that it knows."""
+
+    recipe: ClassVar[str] = "gap/tiny"

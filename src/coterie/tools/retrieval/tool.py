@@ -146,7 +146,9 @@ class RetrieverTool:
     async def _asking(self) -> AsyncIterator[Asking]:
         s = self.settings
         if s.corpus is not None:
-            async with searching(IndexSettings(index=str(_folder(expanded(s.corpus))))) as search:
+            async with searching(
+                IndexSettings(index=str(index_folder(expanded(s.corpus))))
+            ) as search:
 
                 async def here(queries: Sequence[str]) -> list[Found]:
                     hits = await search(queries, s.topk)
@@ -229,7 +231,7 @@ def _once_each(asking: Asking) -> Asking:
     return ask
 
 
-def _folder(place: Path) -> Path:
+def index_folder(place: Path) -> Path:
     """The index of a folder, or of a file, made the first time."""
     if not place.is_file():
         return place

@@ -1,0 +1,72 @@
+"""The ``encyclopedia`` micro-world: questions over invented entries, for an agent that searches them and answers."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from coterie.config.settings import MOST_SEED, key
+from coterie.datasets.catalogue import Split
+from coterie.datasets.rows import QuestionRow
+from coterie.environments.encyclopedia.entries import Encyclopedia, make_encyclopedia
+from coterie.environments.encyclopedia.expert import PROMPT, expert_trace
+from coterie.environments.encyclopedia.questions import Question, generate
+from coterie.environments.gold import secret_answers
+from coterie.environments.workflow.environment import Workflow, WorkflowSettings
+from coterie.environments.workflow.found_gold import found_gold
+from coterie.environments.workflow.trace import Trace
+from coterie.trajectories.task import Task
+
+
+class EncyclopediaSettings(WorkflowSettings):
+    """Settings of the micro-world."""
+
+    world: int = key(0, "Seed of the encyclopedia.", ge=0, le=MOST_SEED)
+
+
+class EncyclopediaQuestions(Workflow):
+    """Half of the questions compare entities, half are chains."""
+
+    settings_type = EncyclopediaSettings
+    row_types: tuple[type[QuestionRow], ...] = ()
+
+    def __init__(self, settings: EncyclopediaSettings | None = None) -> None:
+        own = settings or EncyclopediaSettings()
+        self._told(own, "encyclopedia")
+        self.world = own.world
+        self._questions: dict[str, Question] = {}
+
+    @cached_property
+    def encyclopedia(self) -> Encyclopedia:
+        """All entries."""
+        return make_encyclopedia(self.world)
+
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
+        """Tasks of one split; no entity is in both."""
+        start = sum(drawn) if split == "train" else 0
+        found = generate(split, start + count, seed, self.encyclopedia)[start:]
+        tasks = [question_task(one) for one in found]
+        self._questions |= {task.id: one for task, one in zip(tasks, found, strict=True)}
+        return tasks
+
+    @property
+    def terse(self) -> bool:
+        """The tiny model knows the form."""
+        return True
+
+    def instructions(self) -> str:
+        """The few words that the tiny model knows."""
+        return PROMPT
+
+    def trace(self, task: Task) -> Trace:
+        """What an expert says."""
+        return expert_trace(self._questions[task.id])
+
+    def grounded(self, task: Task, found: Sequence[str]) -> bool:
+        """Whether the entries of all facts are among the results."""
+        return found_gold(found, [fact.subject for fact in self._questions[task.id].facts])
+
+
+def question_task(question: Question) -> Task:
+    """The record's form of a question."""
+    row = QuestionRow(id=question.question_id, question=question.text, answer=question.answer)
+    public = {"question": row.question, "type": question.kind}
+    return Task(f"encyclopedia-{row.id}", public, secret_answers(row))

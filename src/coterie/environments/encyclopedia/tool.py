@@ -1,0 +1,76 @@
+"""The search of the invented encyclopedia: the real retriever over its entries, in this process or behind HTTP."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from coterie.config.home import home
+from coterie.config.settings import MOST_SEED, Settings, key
+from coterie.environments.encyclopedia.entries import make_encyclopedia
+from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool, index_folder
+from coterie.tools.run import Function
+from coterie.trajectories.turn import digest
+
+
+class EncyclopediaSearchSettings(Settings):
+    """Which encyclopedia is searched, and how."""
+
+    seed: int = key(0, "Seed of the encyclopedia.", ge=0, le=MOST_SEED)
+    topk: int = key(2, "Entries of a query; the packaged model is used to 2.", ge=1)
+    served: bool = key(False, "Search at a server that the run starts, over HTTP.")
+    delay: float = key(0.0, "Least seconds of a call, as of a search that is far away.", ge=0)
+
+
+class EncyclopediaSearch(RetrieverTool):
+    """A source of the tool ``wiki_search``."""
+
+    settings_type = EncyclopediaSearchSettings  # type: ignore[assignment]
+
+    def __init__(self, settings: EncyclopediaSearchSettings) -> None:
+        corpus, topk = _corpus(settings.seed), settings.topk
+        super().__init__(
+            RetrieverSettings(topk=topk, serve=str(_server(corpus)))
+            if settings.served
+            else RetrieverSettings(topk=topk, corpus=str(corpus))
+        )
+        self.delay = settings.delay
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        """See ``ToolSource``."""
+        async with super().open() as functions:
+            yield {name: self._delayed(do) for name, do in functions.items()}
+
+    def _delayed(self, do: Function) -> Function:
+        async def later(arguments: Mapping[str, Any]) -> str:
+            began = time.monotonic()
+            found = await do(arguments)
+            await asyncio.sleep(max(0.0, self.delay - (time.monotonic() - began)))
+            return found
+
+        return later
+
+
+def _corpus(seed: int) -> Path:
+    """The entries as a file, which is written once."""
+    made = make_encyclopedia(seed)
+    folder = home() / "encyclopedias"
+    file = folder / f"{digest(seed, list(made.passages()))[:16]}.jsonl"
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        made.write(file)
+    return file
+
+
+def _server(corpus: Path) -> Path:
+    """What ``coterie serve tools`` is told, as a file beside the entries."""
+    file = corpus.with_suffix(".yaml")
+    if not file.is_file():
+        entry = {"kind": "retrieve", "index": str(index_folder(corpus))}
+        file.write_text(yaml.safe_dump({"tools": [entry]}), encoding="utf-8")
+    return file

@@ -1,0 +1,161 @@
+"""``coterie reproduce gap-sft``: fine-tuning on parallel traces against sequential traces of the same questions.
+
+Claims, margins and tests are fixed here, before any run (one-sided paired bootstrap over questions and seeds, p <
+0.05; held-out questions of the invented encyclopedia, half of them comparisons, half chains):
+
+* must: parallel traces cut the rounds of calls by at least 20% (the paper: turns by 21.6% on HotpotQA);
+* must: they cut the seconds of a question by at least 25% (the paper: 32.3%), with one question in flight, a search
+  behind HTTP, and at least 200 ms a call, on 100 questions a seed;
+* must: exact match is not lower by 0.03 or more.
+
+Both methods have the same questions, and the best of the same four settings on a spare seed, 9: learning rates 5e-4,
+1e-3 and 2e-3 with 1,000 traces, and 1e-3 with 400.
+
+Nothing is trained if the gate is not passed (``gate``).
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from coterie.config.folders import make_folder
+from coterie.environments.registry import ENCYCLOPEDIA, make_environment
+from coterie.evaluation.claims import Claim, HeldOut, Results, above
+from coterie.progress import Progress
+from coterie.recipes.findings import ClaimResults, Findings, settings_for_claims
+from coterie.recipes.gap.recipe import Gap
+from coterie.recipes.gap.settings import TinySettings
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.registry import settings
+from coterie.rollout.episodes import Episode
+from coterie.runs.casting import open_cast
+from coterie.runs.folder import Run, open_run
+from coterie.runs.held_out import STAGE
+from coterie.runs.loop import run_steps
+
+BASE, PARALLEL, SEQUENTIAL = "base", "parallel", "sequential"
+FORMS = (PARALLEL, SEQUENTIAL)
+ROUNDS, SECONDS, LOST = 0.8, 0.75, 0.03
+"""At most this share of the sequential rounds, and of the seconds; less than this of exact match is lost."""
+TIMED = 100
+"""Questions whose seconds are measured."""
+DELAY = 0.2
+"""Seconds of a call, at least."""
+
+
+def reproduce(
+    folder: Path,
+    seeds: Iterable[int],
+    words: Sequence[str],
+    say: Callable[[str], None],
+    progress: Progress,
+) -> ClaimResults:
+    """Run (or resume) everything, and test the claims."""
+    make_folder(folder)
+    found = Findings()
+    rounds: dict[str, dict[int, dict[str, HeldOut]]] = {form: {} for form in FORMS}
+    seconds: dict[str, dict[int, dict[str, HeldOut]]] = {form: {} for form in FORMS}
+    for seed in seeds:
+        for form in FORMS:
+            say(f"seed {seed}: {form}")
+            own = folder / f"seed-{seed}" / form
+            recipe = recipe_for([*words, f"seed={seed}", f"traces.form={form}"])
+            recipe.check()
+            own.parent.mkdir(exist_ok=True)
+            with open_run(own, recipe.name, recipe.settings) as run:
+                run_steps(recipe, run, progress)
+                if form == PARALLEL:
+                    found.add(BASE, seed, run, 0)
+                found.add(form, seed, run, 1)
+                rounds[form][seed] = _rounds(run)
+                seconds[form][seed] = _seconds(recipe, run, words, progress)
+            recipe.close()
+    return ClaimResults(found, _claims(found, rounds, seconds))
+
+
+def _claims(
+    found: Findings,
+    rounds: Mapping[str, Mapping[int, Mapping[str, HeldOut]]],
+    seconds: Mapping[str, Mapping[int, Mapping[str, HeldOut]]],
+) -> list[Claim]:
+    right = {
+        form: {seed: tasks for (name, seed), tasks in found.tasks.items() if name == form}
+        for form in FORMS
+    }
+    lost = f"exact match is not lower by {LOST} or more"
+    return [
+        _cut("rounds", f"parallel cuts rounds by {1 - ROUNDS:.0%} or more", rounds, ROUNDS),
+        _cut("seconds", f"parallel cuts seconds by {1 - SECONDS:.0%} or more", seconds, SECONDS),
+        above("exact_match", lost, right[PARALLEL], right[SEQUENTIAL], margin=-LOST),
+    ]
+
+
+def _cut(
+    id_: str, claim: str, values: Mapping[str, Mapping[int, Mapping[str, HeldOut]]], share: float
+) -> Claim:
+    """Whether the parallel values are below a share of the sequential ones; the effect is how far below, in units."""
+    scaled = {
+        seed: {task: HeldOut(share * one.score, 0) for task, one in tasks.items()}
+        for seed, tasks in values[SEQUENTIAL].items()
+    }
+    told = f"{claim} ({_mean(values[PARALLEL]):.2f} against {_mean(values[SEQUENTIAL]):.2f})"
+    return above(id_, told, scaled, values[PARALLEL])
+
+
+def _mean(results: Results) -> float:
+    every = [one.score for tasks in results.values() for one in tasks.values()]
+    return sum(every) / len(every)
+
+
+def recipe_for(words: Sequence[str]) -> Gap:
+    """The recipe of the claims."""
+    recipe = recipe_of(settings_for_claims(TinySettings.recipe, words))
+    assert isinstance(recipe, Gap), "these are claims about plans"
+    return recipe
+
+
+def _rounds(run: Run) -> dict[str, HeldOut]:
+    """Messages that called, by held-out question; a dialogue that failed has none."""
+    found = run.store.metrics(1, STAGE)
+    return {
+        key.task: HeldOut(float(one.get("rounds", 0)), 0) for key, one in found.items() if key.task
+    }
+
+
+def _seconds(recipe: Gap, run: Run, words: Sequence[str], progress: Progress) -> dict[str, HeldOut]:
+    """How long each of some held-out questions takes, one after the other, at a search that is far away.
+
+    Measured once, and kept beside the run.
+    """
+    file = run.folder / "seconds.json"
+    if not file.is_file():
+        took = recipe.models(run).run_async(_timed(recipe, run, words, progress))
+        file.write_text(json.dumps(took))
+    return {task: HeldOut(one, 0) for task, one in json.loads(file.read_text()).items()}
+
+
+async def _timed(
+    recipe: Gap, run: Run, words: Sequence[str], progress: Progress
+) -> dict[str, float]:
+    far = run.folder / "far.yaml"
+    tool = {"name": ENCYCLOPEDIA, "served": True, "delay": DELAY}
+    far.write_text(yaml.safe_dump({"tools": [tool]}))
+    own = settings(TinySettings.recipe, [*words, f"tools.config={far}"])
+    environment = make_environment(own)
+    tasks = environment.tasks("heldout", TIMED, recipe.settings.seed)
+    sampler = await recipe.sampler(run, 1, 0.0)
+    took: dict[str, float] = {}
+    progress.start(len(tasks), "seconds of a question")
+    async with open_cast(environment, run.folder / "far", openers=recipe.openers()) as cast:
+        driver = cast.driver({recipe.agent: sampler}, recipe.settings.seed)
+        for task in tasks:
+            began = time.monotonic()
+            async with driver.play_all([Episode(task, 0, 1, "timed")]) as playing:
+                async for _ in playing:
+                    took[task.id] = time.monotonic() - began
+            progress.advance(1)
+    progress.close()
+    return took
