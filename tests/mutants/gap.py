@@ -3,6 +3,8 @@
 from tests.mutation.mutant import Mutant
 
 PLAY, RECIPE = "tests/test_workflow_environment.py::", "tests/test_gap.py::"
+WORLD = "environments/encyclopedia/environment.py"
+TINY = "tests/test_gap_tiny.py::"
 FOLDER, GAP = "environments/workflow/", "recipes/gap/"
 GRAPH = f"{PLAY}test_a_graph_is_carried_out_with_results_in_the_place_of_placeholders"
 TASKS = f"{PLAY}test_a_plan_of_tasks_is_measured_and_its_calls_are_made_as_tags"
@@ -77,4 +79,14 @@ MUTANTS = (
     _recipe("context-unchecked", "data", 'check_length("train", s.train, context, found.longest_prompt)', "pass",
             "rows that the model can't take are found out late", REFUSED),
     _recipe("form-ignored", "data", ".messages(s.form)", '.messages("parallel")', "the baseline is no baseline", FORMS),
+    Mutant("gap-splits-share", WORLD, "found = generate(split, start", 'found = generate("train", start',
+           "held-out questions are training questions",
+           (f"{TINY}test_tasks_of_a_later_draw_go_on_and_splits_share_nothing",)),
+    Mutant("gap-grounded-by-one", WORLD, "for fact in self._questions[task.id].facts]",
+           "for fact in self._questions[task.id].facts[:1]]", "one fact of many is enough",
+           (f"{TINY}test_a_task_is_a_question_whose_entries_are_found_by_the_tool",)),
+    Mutant("gap-no-delay", "environments/encyclopedia/tool.py", "max(0.0, self.delay -", "min(0.0, self.delay -",
+           "a far search is near", (f"{TINY}test_a_call_takes_its_delay",)),
+    _recipe("share-of-parallel", "claims", "HeldOut(share * one.score, 0)", "HeldOut(one.score, 0)",
+            "any cut is enough", f"{TINY}test_a_cut_is_a_share_of_the_sequential_values"),
 )  # fmt: skip
