@@ -142,8 +142,8 @@ def test_wrong_answers_and_facts_that_were_not_found_are_not_learned(
         select = run.metrics(Step(0, "select"))
         chosen = {task for task, _ in run.store.selections(0, "select")}
     recipe.close()
-    assert select["left out: the answer is not right"] == 1
-    assert int(select["left out: the facts were not found"]) >= 1
+    assert select.get("left out: the answer is not right") == 1
+    assert int(select.get("left out: the facts were not found", 0)) >= 1
     assert not {first.id, second.id} & chosen and chosen
 
 
