@@ -143,7 +143,7 @@ def test_a_letter_in_the_canonical_form_is_a_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name, change, said",
     [
-        ("2wiki", {"context": "no json"}, "context is a text, but no JSON"),
+        ("2wiki", {"context": "no json"}, "context is a text, but not JSON"),
         ("2wiki", {"supporting_facts": [["Persuasion", 0]]}, "among the paragraphs"),
         ("trivia_qa", {"answer": {"value": "", "aliases": []}}, "answer: must hold some text"),
         ("trivia_qa", {"answer": None}, "answer"),
