@@ -39,7 +39,7 @@ from tests.played import coding_in, environment_of, talk_in
 
 PLANNED = (*PLANS, *WEB, "problems", "shop")
 """Played by a planner and a grounder."""
-ACTING = ("sums", "babyai")
+ACTING = ("sums", "babyai", "encyclopedia")
 """Played by one agent that acts."""
 TALKS = tuple(name for name in NAMES if name not in (*CODING, *PLANNED, *ACTING))
 
