@@ -8,12 +8,14 @@ import pytest
 from coterie.environments.encyclopedia.environment import EncyclopediaQuestions
 from coterie.environments.encyclopedia.tool import EncyclopediaSearch, EncyclopediaSearchSettings
 from coterie.environments.gold import gold_answer
-from coterie.evaluation.claims import HeldOut
+from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.findings import ClaimResults
-from coterie.recipes.gap.claims import _cut, reproduce
+from coterie.recipes.gap.claims import Measured, _cut, _rounds, recipe_for, reproduce
 from coterie.recipes.gap.gate import gate
+from coterie.runs.folder import open_run
 from coterie.tools.retrieval.tool import titles_in
+from coterie.trajectories.item import ItemKey, Metrics
 
 FEW = [
     "traces.tasks=24", "evaluate.tasks=8", "train.epochs=1", "train.batch_rows=8", "rollout.max_tokens=96",
@@ -64,14 +66,41 @@ def test_a_call_takes_its_delay() -> None:
 
 
 def test_a_cut_is_a_share_of_the_sequential_values() -> None:
-    def values(parallel: float) -> dict[str, dict[int, dict[str, HeldOut]]]:
-        both = {"parallel": parallel, "sequential": 10.0}
-        return {
-            form: {0: {f"q{n}": HeldOut(one, 0) for n in range(40)}} for form, one in both.items()
-        }
+    assert _cut("rounds", "", measured(7.9), 0.8).holds
+    assert not _cut("rounds", "", measured(8.1), 0.8).holds
 
-    assert _cut("rounds", "", values(7.9), 0.8).holds
-    assert not _cut("rounds", "", values(8.1), 0.8).holds
+
+def measured(parallel: float, unanswered: int = 0) -> dict[str, dict[int, Measured]]:
+    """Forty questions; of the parallel ones the last are without an answer."""
+    values = {
+        "parallel": [parallel] * (40 - unanswered) + [None] * unanswered,
+        "sequential": [10.0] * 40,
+    }
+    return {
+        form: {0: {f"q{n}": one for n, one in enumerate(ones)}} for form, ones in values.items()
+    }
+
+
+def test_a_dialogue_that_failed_or_has_no_answer_is_not_a_fast_one() -> None:
+    found = _cut("rounds", "", measured(8.1, unanswered=30), 0.8)
+    assert not found.holds and found.effect == pytest.approx(-0.1)
+    assert "8.10 against 10.00, on 10 of 40 questions, which both answer" in found.claim
+    missing = {**measured(8.1), "parallel": {0: {"q1": 8.1}}}
+    assert "on 1 of 40 questions" in _cut("rounds", "", missing, 0.8).claim
+    with pytest.raises(UserError, match="no question that both policies answer"):
+        _cut("rounds", "", measured(1, unanswered=40), 0.8)
+
+
+def test_rounds_are_those_of_dialogues_with_an_answer(tmp_path: Path) -> None:
+    """The others are ``None``: one that failed has no measures, and one that was cut off has no answer."""
+    recipe = recipe_for(FEW)
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        given: dict[str, Metrics] = {
+            "a": {"rounds": 2, "well_formed": 1.0}, "b": {"rounds": 0, "well_formed": 0.0}, "c": {"tokens": 0},
+        }  # fmt: skip
+        for task, metrics in given.items():
+            run.store.finish(ItemKey(1, "evaluate", task, "0000"), metrics=metrics)
+        assert _rounds(run) == {"a": 2.0, "b": None, "c": None}
 
 
 @pytest.mark.slow

@@ -192,9 +192,9 @@ class WithTools(OthersPlay):
         if len(taken) > 1:
             raise ValueError("agents who act at the same time can't call tools here")
         (turn,) = taken
-        calls = tuple(self._allowed(held, turn.calls))
+        calls = tuple(self._allowed(held, turn))
         toolbox: Toolbox = live.toolbox if isinstance(live, Live) else live[Toolbox]
-        if recorded and not any(self._changes(call) for call in calls):
+        if recorded and not any(self.changes(call) for call in calls):
             results: tuple[ToolResult, ...] = recorded[0].results
         else:
             results = await self.results(toolbox, calls, turn)
@@ -204,7 +204,7 @@ class WithTools(OthersPlay):
             held.data,
             (*held.hidden, turn.id),
             held.asked | {_key(call) for call in ran if call.id not in failed},
-            held.calls + len(ran),
+            held.calls + min(len(ran), self.settings.max_calls),  # those beyond were not run
             held.rounds + 1,
         )
         return Transition(
@@ -217,17 +217,17 @@ class WithTools(OthersPlay):
         """What the calls of a turn give, in their order."""
         return await toolbox.run(calls, self.offered, turn.text)
 
-    def _allowed(self, held: Held, calls: Sequence[ToolCall]) -> Iterator[ToolCall]:
-        """The calls, with an error on each that is not run: repeated ones, and those over the limit."""
-        asked, count = set(held.asked), held.calls
-        for call in calls:
+    def refuses_repeats(self, turn: Turn) -> bool:
+        """Whether calls of a turn that were made before are not run."""
+        return self.settings.repeats == "refuse"
+
+    def _allowed(self, held: Held, turn: Turn) -> Iterator[ToolCall]:
+        """A turn's calls, with an error on each that is not run: repeated ones, and those over the limit."""
+        asked, count, once = set(held.asked), held.calls, self.refuses_repeats(turn)
+        for call in turn.calls:
             if call.error:
                 yield call
-            elif (
-                not self._changes(call)
-                and self.settings.repeats == "refuse"
-                and _key(call) in asked
-            ):
+            elif once and not self.changes(call) and _key(call) in asked:
                 yield replace(call, error=REPEATED)
             elif count >= self.settings.total:
                 yield replace(call, error=SPENT)
@@ -236,7 +236,7 @@ class WithTools(OthersPlay):
                 count += 1
                 yield call
 
-    def _changes(self, call: ToolCall) -> bool:
+    def changes(self, call: ToolCall) -> bool:
         """Whether it changes something, so that the same call may give something else."""
         return any(tool.alone for tool in self.offered if tool.name == call.name)
 

@@ -39,7 +39,7 @@ class ScriptedSampler:
                 f"the script of task {prompt.task.id} has {len(messages)} messages, and one more is asked for"
             )
         text = messages[place]
-        stopped = _stopped(text, prompt.stop)
+        stopped = stopped_at(text, prompt.stop)
         if stopped not in (None, len(text)):
             raise EngineError(
                 f"message {place + 1} of the script of task {prompt.task.id} goes on after {text[:stopped][-40:]!r}, "
@@ -49,6 +49,6 @@ class ScriptedSampler:
         return recorded(prompt, context, text, self.author, self.renderer, ended=ended)
 
 
-def _stopped(text: str, stops: Sequence[str]) -> int | None:
+def stopped_at(text: str, stops: Sequence[str]) -> int | None:
     """Where sampling would have stopped: after the first stop string; ``None`` if there is none."""
     return min((text.index(one) + len(one) for one in stops if one in text), default=None)

@@ -132,7 +132,7 @@ class Tags:
     def show(self, results: Sequence[ToolResult]) -> str:
         """Results as the agent is shown them, in the order of the calls."""
         tag = self.observation
-        shown = "\n".join(f"<{tag}>\n{result.text}\n</{tag}>" for result in results)
+        shown = "\n".join(f"<{tag}>\n{inside(result.text, tag)}\n</{tag}>" for result in results)
         return f"\n{shown}\n" if self.inline else shown
 
     def _pieces(self, name: str, body: str) -> list[str]:
@@ -154,6 +154,11 @@ def _example(tool: Tool) -> str:
         for name, one in properties.items()
     }
     return json.dumps(kinds, ensure_ascii=False)
+
+
+def inside(text: str, tag: str) -> str:
+    """A text that is to stand in a tag: it can neither close the tag nor open another one, ``</a>`` is ``[/a]``."""
+    return re.sub(rf"<(/?{re.escape(tag)})>", r"[\1]", text)
 
 
 def closing(text: str, stops: Sequence[str]) -> str:

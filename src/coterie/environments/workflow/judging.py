@@ -1,12 +1,12 @@
 """A model that says whether an answer is right: GAP's and AFM's judge of web agents."""
 
-import json
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coterie.config.settings import key
+from coterie.config.text import read_json
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.messages import Utterance
 from coterie.trajectories.turn import digest
@@ -67,7 +67,7 @@ def read_judgement(reply: str) -> bool | None:
     """What a reply says: JSON, also within prose or a fence, or the one word; ``None`` if it says neither."""
     for written in reversed(_OBJECT.findall(reply)):
         try:
-            word = str(json.loads(written).get("judgement")).strip().lower()
+            word = str(read_json(written).get("judgement")).strip().lower()
         except ValueError:
             continue
         if word in (*_RIGHT, *_WRONG):

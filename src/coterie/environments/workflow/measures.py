@@ -8,6 +8,7 @@ from coterie.environments.workflow.plan import BrokenPlan, Plan
 from coterie.environments.workflow.schedule import times
 from coterie.environments.workflow.segments import AgentKind, scan, violations
 from coterie.environments.workflow.written import parse_plan
+from coterie.tools.tags import OBSERVATION, inside
 from coterie.trajectories.calls import ToolResult
 from coterie.trajectories.turn import Turn
 
@@ -22,6 +23,16 @@ class Round:
     results: tuple[ToolResult, ...]
     graph: Plan | None
     """The plan that was carried out, where the message ended with one."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The last plan in the message that can be read."""
+        return next(reversed(_readable(self.turn.text)[0]), None)
+
+    @property
+    def ran(self) -> int:
+        """How many of its calls were run, whatever came of it."""
+        return sum(not one.error or one.seconds > 0 for one in self.results)
 
     @property
     def critical(self) -> float:
@@ -43,10 +54,18 @@ def graph_of(text: str) -> Plan | None:
     return parse_plan(text[text.rindex(_GRAPH) :])
 
 
+def graph_or_none(text: str) -> Plan | None:
+    """As :func:`graph_of`, but ``None`` also for a plan that can't be read."""
+    try:
+        return graph_of(text)
+    except BrokenPlan:
+        return None
+
+
 def rounds_of(turns: Sequence[Turn], actor: str) -> tuple[Round, ...]:
     """The messages of an actor that called, with their results."""
     return tuple(
-        Round(turn, after.results, _or_none(turn.text))
+        Round(turn, after.results, graph_or_none(turn.text))
         for turn, after in pairwise(turns)
         if turn.speaker.name == actor and after.results
     )
@@ -71,26 +90,35 @@ def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, fl
         "levels": shape.levels if shape else 0,
         "plan_width": shape.width if shape else 0,
         "width": max((len(one.results) for one in rounds), default=0),
-        "early_calls": early_calls(found[0], rounds) if found else 0,
+        "early_calls": early_calls(rounds),
         "violations": len(violations(text, kind)),
         "serial_seconds": round(sum(r.seconds for one in rounds for r in one.results), 6),
         "critical_seconds": round(sum(one.critical for one in rounds), 6),
     }
 
 
-def early_calls(plan: Plan, rounds: Sequence[Round]) -> int:
-    """Calls that are more than the tasks whose turn it can have been: after round r those of the first r levels.
+def early_calls(rounds: Sequence[Round]) -> int:
+    """Calls that are more than the tasks whose turn it can have been: in round r of a plan those of its first r levels.
 
-    A task that needs no call makes room for another one, so this is the least number.
+    A plan is followed from its own message to the next plan. A task that needs no call makes room for another one, and
+    calls that were not run count for nothing, so this is the least number.
     """
-    ready = list(accumulate(map(len, plan.levels)))
-    made = accumulate(len(one.results) for one in rounds if one.graph is None)
-    beyond = (
-        count - ready[min(number, len(ready) - 1)]
-        for number, count in enumerate(made)
-        if number < len(ready) - 1
-    )
-    return max(0, *beyond, 0)
+    followed: list[tuple[Plan, bool, list[int]]] = []
+    for one in rounds:
+        if (plan := one.plan) is not None:
+            followed.append((plan, one.graph is None, []))
+        if followed:
+            followed[-1][2].append(one.ran)
+    return sum(_early(plan, made) for plan, by_tags, made in followed if by_tags)
+
+
+def _early(plan: Plan, made: Sequence[int]) -> int:
+    """Of one plan; ``made`` has how many calls were made, message by message."""
+    ready = list(accumulate(map(len, plan.levels)))[
+        :-1
+    ]  # of the last level as many as the agent likes
+    beyond = (so_far - most for so_far, most in zip(accumulate(made), ready, strict=False))
+    return max(0, max(beyond, default=0))
 
 
 def plans_of(text: str) -> Iterator[str]:
@@ -101,11 +129,15 @@ def plans_of(text: str) -> Iterator[str]:
 
 
 def _plans(turns: Sequence[Turn], actor: str) -> tuple[list[Plan], int]:
+    every = [_readable(turn.text) for turn in turns if turn.speaker.name == actor]
+    return [plan for plans, _ in every for plan in plans], sum(broken for _, broken in every)
+
+
+def _readable(text: str) -> tuple[list[Plan], int]:
+    """The plans in a message, and how many more can't be read."""
     found: list[Plan] = []
     broken = 0
-    for written in (
-        one for turn in turns if turn.speaker.name == actor for one in plans_of(turn.text)
-    ):
+    for written in plans_of(text):
         try:
             found.append(parse_plan(written))
         except BrokenPlan:
@@ -113,12 +145,6 @@ def _plans(turns: Sequence[Turn], actor: str) -> tuple[list[Plan], int]:
     return found, broken
 
 
-def _or_none(text: str) -> Plan | None:
-    try:
-        return graph_of(text)
-    except BrokenPlan:
-        return None
-
-
 def _shown(turn: Turn) -> str:
-    return "".join(f"<observation>{one.text}</observation>" for one in turn.results)
+    tag = OBSERVATION
+    return "".join(f"<{tag}>{inside(one.text, tag)}</{tag}>" for one in turn.results)

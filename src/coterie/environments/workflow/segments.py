@@ -9,10 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-CALLS = ("wiki_search", "web_search", "crawl_page", "code")
+CALLS = ("wiki_search", "web_search", "crawl_page", "code", "graph")
+"""Also a graph, which is carried out: its nodes are calls."""
 NAMES = ("think", "plan", *CALLS, "reflection", "suggested_answer", "double_check", "answer",
          "observation")  # fmt: skip
-_TAG = re.compile(f"<(/?)({'|'.join(NAMES)})>")
+_TAG = re.compile(
+    f"<(/?)({'|'.join(NAMES)})>"
+)  # a graph with attributes is none that the prompt shows
 
 AgentKind = Literal["mhqa", "web", "code"]
 Fault = Literal[
@@ -83,19 +86,21 @@ def scan(text: str) -> Scan:
     return Scan(tuple(segments), tuple(stray))
 
 
-_SEARCH = ("web_search", "crawl_page")
+_SEARCH = ("web_search", "crawl_page", "graph")
 _NEXT: Mapping[AgentKind, Mapping[str, tuple[str, ...]]] = {
     "mhqa": {
-        "": ("plan", "wiki_search"),
-        "plan": ("wiki_search",),
-        "wiki_search": ("wiki_search", "reflection", "answer"),
-        "reflection": ("plan", "wiki_search"),
+        "": ("plan", "wiki_search", "graph"),
+        "plan": ("wiki_search", "graph"),
+        "wiki_search": ("wiki_search", "graph", "reflection", "answer"),
+        "graph": ("wiki_search", "graph", "reflection", "answer"),
+        "reflection": ("plan", "wiki_search", "graph"),
     },
     "web": {
         "": ("plan", *_SEARCH),
         "plan": (*_SEARCH, "suggested_answer"),
         "web_search": (*_SEARCH, "reflection", "suggested_answer"),
         "crawl_page": (*_SEARCH, "reflection", "suggested_answer"),
+        "graph": (*_SEARCH, "reflection", "suggested_answer"),
         "reflection": ("plan", *_SEARCH, "suggested_answer"),
         "suggested_answer": ("double_check",),
         "double_check": ("plan", *_SEARCH, "answer"),

@@ -23,6 +23,8 @@ from typing import Literal
 from coterie.environments.workflow.plan import Plan
 
 SEPARATOR = "|"
+SEARCH = "wiki_search"
+"""The tool that an expert calls."""
 TraceForm = Literal["parallel", "sequential"]
 
 
@@ -45,7 +47,7 @@ class Trace:
     levels: tuple[tuple[Query, ...], ...]
     """By the levels of the plan: one query for each task that needs a search."""
     answer: str
-    tool: str = "wiki_search"
+    tool: str = SEARCH
 
     def messages(self, form: TraceForm) -> tuple[str, ...]:
         """The agent's messages, each to be ended by a tool's results, but the last one."""
@@ -82,8 +84,14 @@ def think(thought: str) -> str:
 
 def call(tool: str, queries: list[str]) -> str:
     """A call, or several in one tag; a separator within a query is escaped."""
-    escaped = (one.replace(SEPARATOR, f"\\{SEPARATOR}") for one in queries)
+    escaped = (_escaped(one) for one in queries)
     return tagged(tool, SEPARATOR.join(escaped))
+
+
+def _escaped(query: str) -> str:
+    """A query in which no separator stands alone; one that ends with a backslash must not escape the one after it."""
+    found = query.replace(SEPARATOR, f"\\{SEPARATOR}")
+    return f"{found} " if found.endswith("\\") else found
 
 
 def written_plan(plan: Plan) -> str:

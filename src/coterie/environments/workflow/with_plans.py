@@ -14,7 +14,7 @@ from typing import Protocol
 from coterie.environments.protocol import Environment, Grade, State
 from coterie.environments.traits import agents_of
 from coterie.environments.with_tools import WithTools
-from coterie.environments.workflow.measures import graph_of, measures
+from coterie.environments.workflow.measures import graph_of, graph_or_none, measures
 from coterie.environments.workflow.plan import BrokenPlan, Plan, Task
 from coterie.environments.workflow.schedule import Outcome, PlanLimits, run_as_soon_as_possible
 from coterie.environments.workflow.segments import AgentKind
@@ -83,10 +83,18 @@ class WithPlans(WithTools):
         self, toolbox: Toolbox, calls: Sequence[ToolCall], turn: Turn
     ) -> tuple[ToolResult, ...]:
         """Of the graph that a message ends with, by its schedule; of other calls side by side."""
-        plan = graph_of(turn.text) if isinstance(self.syntax, PlanTags) and len(calls) > 1 else None
+        plan = self._graph(turn) if len(calls) > 1 else None
         if plan is None:
             return await super().results(toolbox, calls, turn)
         return await _carried_out(plan, calls, toolbox, self, turn)
+
+    def refuses_repeats(self, turn: Turn) -> bool:
+        """Not those of a graph: others wait for their results, and what they ask is known only when it is bound."""
+        return self._graph(turn) is None and super().refuses_repeats(turn)
+
+    def _graph(self, turn: Turn) -> Plan | None:
+        """The graph that a turn ends with; ``None`` for none, or for one that can't be read."""
+        return graph_or_none(turn.text) if isinstance(self.syntax, PlanTags) else None
 
     async def grade(self, state: State, live: object) -> Grade:
         """And what its plans and calls were like."""
@@ -99,7 +107,10 @@ class WithPlans(WithTools):
 async def _carried_out(
     plan: Plan, calls: Sequence[ToolCall], toolbox: Toolbox, environment: WithPlans, turn: Turn
 ) -> tuple[ToolResult, ...]:
-    """The results of a plan's calls, in the plan's order; each names its task."""
+    """The results of a plan's calls, in the plan's order; each names its task.
+
+    Where one of them changes something, they run one after the other.
+    """
     by_task = dict(zip((task.id for task in plan.tasks), calls, strict=True))
     ran: dict[str, ToolResult] = {}
     syntax = environment.syntax
@@ -117,7 +128,9 @@ async def _carried_out(
             raise ToolError(result.text)
         return " ".join(result.text.split())[:BOUND]
 
-    limits = PlanLimits(width=toolbox.limits.width, calls=toolbox.limits.max_calls)
+    alone = any(environment.changes(call) for call in calls)
+    width = 1 if alone else toolbox.limits.width
+    limits = PlanLimits(width=width, calls=toolbox.limits.max_calls)
     found = await run_as_soon_as_possible(plan, run, limits)
     return tuple(_result(by_task[one.id].id, one, ran.get(one.id)) for one in found)
 

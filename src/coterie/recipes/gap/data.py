@@ -4,25 +4,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 
 from coterie.config.folders import expanded
 from coterie.config.home import sha256
-from coterie.datasets.rows import question_key
 from coterie.environments.gold import question_of
 from coterie.environments.protocol import Shared
 from coterie.environments.traits import agents_of
 from coterie.environments.workflow.demonstrating import Demonstrates
 from coterie.environments.workflow.steps import NoTrace
+from coterie.environments.workflow.trace import SEARCH
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.gap.files.traces import BrokenTrace, TraceRow, read_traces
+from coterie.recipes.gap.held_out import HeldOutQuestions
 from coterie.recipes.gap.settings import EXPERT, GapSettings
-from coterie.recipes.gap.told import ToldEnvironment, task_of
+from coterie.recipes.gap.told import ToldEnvironment, task_of, unsaid
 from coterie.recipes.plan import Plan, check_length, plain_plan
 from coterie.recipes.trainings import train_role
 from coterie.rollout.driver import Driver
@@ -33,6 +34,7 @@ from coterie.runs.folder import Run
 from coterie.runs.play import play
 from coterie.runs.selected import selected
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.tags import Tags
 from coterie.training.launch import check_launch
 from coterie.training.trackers import check_tracker
 from coterie.trajectories.item import Metrics
@@ -70,6 +72,17 @@ class GapData(Recipe):
                 f"traces=expert: nobody knows how {settings.played} is done",
                 "give traces=FILE, or use an environment that has traces of its own (mhqa)",
             )
+        syntax = self.environment.syntax
+        if not isinstance(syntax, Tags):
+            raise UserError(
+                "traces are written in tags, and tools.calls=native asks for calls in the syntax of the model",
+                "use tools.calls=inline, or tags",
+            )
+        if settings.traces.source == EXPERT and SEARCH not in syntax.calls:
+            raise UserError(
+                f"traces=expert: the expert calls {SEARCH}, which is not a tool of this run",
+                f"name it in tools.use; there is {', '.join(syntax.calls)}",
+            )
 
     def openers(self) -> Openers:
         """The sandbox, for tools that run code."""
@@ -104,9 +117,9 @@ class GapData(Recipe):
         return expanded(self.settings.traces.source)
 
     @cached_property
-    def heldout_questions(self) -> frozenset[str]:
-        """Hashes of the questions that the policy is evaluated on."""
-        return frozenset(question_key(question_of(task)) for task in self.heldout_tasks())
+    def heldout_questions(self) -> HeldOutQuestions:
+        """The questions that the policy is evaluated on."""
+        return HeldOutQuestions(map(question_of, self.heldout_tasks()))
 
     async def play_traces(self, run: Run, progress: Progress) -> Metrics:
         """Play all traces into the record. Gives how many tasks have none, by the reason."""
@@ -141,18 +154,26 @@ class GapData(Recipe):
     async def _play_file(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
         """The traces of a file."""
         found = read_traces(self.file, progress)
-        rows, asked = list[TraceRow](), Counter[str]()
-        for row in found.rows:
-            key = question_key(row.question or row.prompt)
-            if key in self.heldout_questions:
+        rows, asked, broken = list[TraceRow](), Counter[str](), list(found.broken)
+        assert isinstance(self.environment.syntax, Tags), "that was checked"
+        for number, row in zip(found.numbers, found.rows, strict=True):
+            if self.heldout_questions.asked_in(row.prompt):
                 asked["ask held-out questions"] += 1
+            elif reason := unsaid(row.output, self.environment.syntax):
+                broken.append(BrokenTrace(number, reason))
             else:
                 rows.append(row)
         unique = {task_of(row).id: row for row in rows}
         asked["ask the same as another one"] += len(rows) - len(unique)
-        asked["can't be read"] += len(found.broken)
-        if found.broken:
-            progress.say(f"{self.file}: {_broken(found.broken)}")
+        asked["can't be read"] += len(broken)
+        if broken:
+            broken.sort(key=attrgetter("row"))
+            progress.say(f"{self.file}: {_broken(broken)}")
+        if not unique and broken:
+            raise UserError(
+                f"no trace of {self.file} can be trained on: row {broken[0].row} {broken[0].reason}",
+                "correct the traces, or give the tools that they call (tools.use, tools.config)",
+            )
         if not unique:
             raise UserError(
                 f"every trace of {self.file} asks a held-out question",
@@ -166,6 +187,16 @@ class GapData(Recipe):
         episodes = [Episode(task, 0, 0, "rollout") for task in told.own_tasks]
         await play(run.store, driver, episodes, progress, lambda: 0)
         return {f"{LEFT_OUT}{reason}": count for reason, count in asked.items() if count}
+
+    @property
+    def scored(self) -> bool:
+        """Whether traces have scores: a file does not say what is right."""
+        return self.settings.traces.source == EXPERT
+
+    def unscored(self, run: Run, found: Metrics) -> Metrics:
+        """A summary of traces of which none has a score, and none failed for that."""
+        failed = len([key for key, _ in run.store.failures(0) if key.stage == "rollout"])
+        return {name: told for name, told in found.items() if name != "score"} | {"failed": failed}
 
     # -- selection ------------------------------------------------------------------------------
 
@@ -245,14 +276,25 @@ class GapData(Recipe):
 
 
 def shown_row(renderer: ChatRenderer, row: Row) -> str:
-    """A row as text: what is not trained stands in double brackets."""
-    pieces = zip(row.mask, renderer.pieces(row.ids), strict=True)
+    """A row as text: what is not trained stands in double brackets. Of a long one its beginning and its end."""
+    half = MOST_SHOWN // 2
+    if (
+        len(row.ids) > MOST_SHOWN
+    ):  # what a token adds is found by decoding all before it: few are decoded
+        first, last = slice(half), slice(-half, None)
+        return (
+            f"{_bracketed(renderer, row, first)[:half]} … {_bracketed(renderer, row, last)[-half:]}"
+        )
+    text = _bracketed(renderer, row, slice(None))
+    return text if len(text) <= MOST_SHOWN else f"{text[:half]} … {text[-half:]}"
+
+
+def _bracketed(renderer: ChatRenderer, row: Row, part: slice) -> str:
+    pieces = zip(row.mask[part], renderer.pieces(row.ids[part]), strict=True)
     spans = (
         (own, "".join(text for _, text in some)) for own, some in groupby(pieces, itemgetter(0))
     )
-    text = "".join(one if own else f"[[{one}]]" for own, one in spans)
-    half = MOST_SHOWN // 2
-    return text if len(text) <= MOST_SHOWN else f"{text[:half]} … {text[-half:]}"
+    return "".join(one if own else f"[[{one}]]" for own, one in spans)
 
 
 def _broken(found: Sequence[BrokenTrace]) -> str:

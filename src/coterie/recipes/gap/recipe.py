@@ -40,7 +40,8 @@ class Gap(GapData):
     async def write(self, run: Run, i: int, progress: Progress) -> Metrics:
         """The traces, played into the record."""
         left_out = await self.play_traces(run, progress)
-        return {**summary(run.store, i, "rollout"), **left_out}
+        found = summary(run.store, i, "rollout")
+        return {**(found if self.scored else self.unscored(run, found)), **left_out}
 
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Those that are learned from."""

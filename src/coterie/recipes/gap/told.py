@@ -24,7 +24,9 @@ from coterie.environments.protocol import (
 from coterie.environments.talk import ANSWERED
 from coterie.environments.traits import agents_of
 from coterie.environments.workflow.answers import final_answer
-from coterie.recipes.gap.files.traces import TraceRow, observations
+from coterie.recipes.gap.files.traces import ANSWER, TraceRow, observations
+from coterie.rollout.scripted import stopped_at
+from coterie.tools.tags import Tags
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Message, Part, Speaker, Turn
@@ -58,6 +60,23 @@ def pieces(trace: str) -> Told:
     return Told((*said, trace[at:].rstrip()), tuple(shown))
 
 
+def unsaid(trace: str, calls: Tags) -> str:
+    """Why an agent that calls in this form could not have said a trace; empty if it could have."""
+    *before, last = pieces(trace).said
+    for text in before:
+        if not text:
+            return "has an observation before anything is said"
+        if (stopped := stopped_at(text, calls.stop)) is None or f"</{ANSWER}>" in text:
+            tools = ", ".join(calls.calls)
+            return f"has an observation that no call of a tool of this run ({tools}) comes before"
+        if stopped < len(text):
+            return f"goes on after {text[:stopped][-40:]!r}, where a message ends"
+    end = stopped_at(last, calls.stop)
+    return (
+        "" if last.endswith(f"</{ANSWER}>") and end == len(last) else "does not end with its answer"
+    )
+
+
 class ToldEnvironment:
     """Plays the traces of a file in the prompts of another environment. It opens no tools."""
 
@@ -67,7 +86,9 @@ class ToldEnvironment:
     def __init__(self, environment: Environment, traces: Sequence[TraceRow]) -> None:
         self.environment = environment
         self.name, self.version = environment.name, environment.version
+        assert isinstance(environment.syntax, Tags), "that was checked"
         self.syntax: Syntax | None = environment.syntax
+        self.role = environment.syntax.role
         self.actors: Mapping[str, ActorKind] = environment.actors
         self.limits: Mapping[str, int] = {}
         (self.agent,) = agents_of(environment)
@@ -98,7 +119,7 @@ class ToldEnvironment:
         """The environment's first prompt, then what was said and shown."""
         first = self.environment.see(replace(state, turns=(), data=None), actor)
         rest = (
-            Message("inline" if turn.speaker == FILE else "assistant", turn=turn.id)
+            Message(self.role if turn.speaker == FILE else "assistant", turn=turn.id)
             for turn in state.turns
         )
         return (*first, *rest)
