@@ -196,7 +196,7 @@ def test_a_held_out_question_is_found_wherever_it_stands_in_a_prompt(
         {"instruction": f"Do it. QUESTION: {asked.upper()}"},
         {"instruction": "Do it.", "input": f"Question: {asked}"},
         {"instruction": f"Question: {asked}\nAnswer in tags."},
-        {"instruction": "Question: " + asked.rstrip("?").replace(" ", "\u200b  ")},
+        {"instruction": "Question: " + asked.rstrip("?").replace("e", "e\u200b")},
         {"instruction": f"Question: {other}"},
     ]
     file = tmp_path / "traces.json"
@@ -205,9 +205,9 @@ def test_a_held_out_question_is_found_wherever_it_stands_in_a_prompt(
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent(), recipe.steps()[1:2])
         found = run.metrics(Step(0, "rollout"))
+        assert found.get("left out: ask held-out questions") == 5 and found["n"] == 1
         (tree,) = run.store.trees(0, "rollout")
     recipe.close()
-    assert found["left out: ask held-out questions"] == 5 and found["n"] == 1
     assert found["failed"] == 0 and "score" not in found, "a file says nothing of scores"
     assert run_question(tree) == other
 
@@ -251,6 +251,22 @@ def test_a_file_of_calls_of_other_tools_is_refused(tools: Path, tmp_path: Path) 
     ):
         run_steps(recipe, run, Silent(), recipe.steps()[1:2])
     recipe.close()
+
+
+def test_a_run_whose_file_of_traces_is_gone_is_still_a_run(tools: Path, tmp_path: Path) -> None:
+    file = file_of(tmp_path, ("Who is a?", TRACE))
+    recipe = made(tools, f"traces={file}")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent(), recipe.steps()[:3])
+        file.unlink()
+        again = made(tools, f"traces={file}")
+        write_page(run_report(again, run), run.report)
+        assert "Traces" in run.report.read_text()
+        assert export_run(again, run, tmp_path / "files").traces == 1
+    with pytest.raises(UserError, match="is not a file"):
+        again.check()
+    recipe.close()
+    again.close()
 
 
 def test_a_long_row_is_shown_by_its_beginning_and_its_end_at_once(tools: Path) -> None:

@@ -4,6 +4,7 @@ from tests.mutation.mutant import Mutant
 
 PLAY, RECIPE = "tests/test_workflow_environment.py::", "tests/test_gap.py::"
 WORLD = "environments/encyclopedia/environment.py"
+TAGS = "tests/test_tags.py::"
 TINY = "tests/test_gap_tiny.py::"
 FOLDER, GAP = "environments/workflow/", "recipes/gap/"
 GRAPH = f"{PLAY}test_a_graph_is_carried_out_with_results_in_the_place_of_placeholders"
@@ -20,6 +21,10 @@ FORMS = f"{RECIPE}test_parallel_traces_take_fewer_rounds_than_sequential_ones"
 FILE = f"{RECIPE}test_traces_of_a_file_are_learned_to_the_letter"
 PIECES = f"{RECIPE}test_a_trace_in_pieces_is_the_trace"
 LONG = f"{RECIPE}test_too_many_long_traces_are_refused_before_the_training"
+ANYWHERE = f"{RECIPE}test_a_held_out_question_is_found_wherever_it_stands_in_a_prompt"
+UNSAID = f"{RECIPE}test_a_trace_that_the_agent_could_not_have_said_is_named"
+ASKED = f"{PLAY}test_what_a_graph_asks_is_asked_though_something_like_it_was_asked_before"
+TOO_EARLY = f"{PLAY}test_only_the_calls_of_a_plan_can_be_too_early_for_it"
 REFUSED = f"{RECIPE}test_what_cannot_work_is_refused_before_the_run"
 
 
@@ -54,7 +59,7 @@ MUTANTS = (
     _play("prose-is-wrong", "environment", 'return Grade(score, metrics)', 'return Grade(score or 0.0, metrics)',
           "a judge that can't be read makes the answer wrong", PROSE),
     _play("one-judgement", "judging", "TRIES = 2", "TRIES = 1", "a judge is not asked again", PROSE),
-    _play("early-unseen", "measures", "return max(0, *beyond, 0)", "return 0",
+    _play("early-unseen", "measures", "return max(0, max(beyond, default=0))", "return 0",
           "calls before their turn are unseen", EARLY),
     _play("width-of-all", "measures", '"width": max((', '"width": min((',
           "the width is that of the narrowest message", WIDE),
@@ -62,9 +67,9 @@ MUTANTS = (
           "a plan is not missed", BROKEN),
     _play("cut-is-no-answer", "environment", "LENGTH if said.truncated else NO_ANSWER", "NO_ANSWER",
           "a message that was cut off is an end by choice", NO_ANSWER),
-    _recipe("observation-apart", "told", 'Message("inline" if', 'Message("user" if',
+    _recipe("observation-apart", "told", 'Message(self.role if', 'Message("user" if',
             "what a file shows is a turn of its own, as no policy is shown it", FILE),
-    _recipe("held-out-trained", "data", "if key in self.heldout_questions:", "if not key:",
+    _recipe("held-out-trained", "data", "if self.heldout_questions.asked_in(row.prompt):", "if not row.prompt:",
             "held-out questions are learned", FILE),
     _recipe("spaces-lost", "told", "before[len(own) :] + trace[start:after]", "trace[start:after]",
             "a trace is not what its file says", PIECES),
@@ -89,4 +94,39 @@ MUTANTS = (
            "a far search is near", (f"{TINY}test_a_call_takes_its_delay",)),
     _recipe("share-of-parallel", "claims", "HeldOut(share * one.score, 0)", "HeldOut(one.score, 0)",
             "any cut is enough", f"{TINY}test_a_cut_is_a_share_of_the_sequential_values"),
+    _recipe("held-out-line-alone", "held_out", "for place in range(len(said))", "for place in range(1)",
+            "a held-out question is learned where it does not begin the prompt", ANYWHERE),
+    _recipe("unseen-signs", "held_out", 'unicodedata.category(sign) != "Cf"', "True",
+            "a sign that nobody sees makes a held-out question another one", ANYWHERE),
+    _recipe("unsayable-learned", "told", "if not text:", "if text is None:",
+            "an empty message is learned", UNSAID),
+    _recipe("other-tools-learned", "told", "is None or f\"</{ANSWER}>\" in text:", "is None and not text:",
+            "calls of tools that are not there are learned", UNSAID),
+    _recipe("answer-in-observation", "told", 'if last.endswith(f"</{ANSWER}>") and', "if not last or",
+            "an observation's answer is the agent's", UNSAID),
+    _recipe("failed-is-fast", "claims", 'if one.get(WELL_FORMED) else None', "if WELL_FORMED in one else None",
+            "a dialogue without an answer takes few rounds",
+            f"{TINY}test_rounds_are_those_of_dialogues_with_an_answer"),
+    _play("result-forges", "measures", "{inside(one.text, tag)}", "{one.text}",
+          "what a result forges is the agent's", f"{PLAY}test_what_a_result_forges_is_no_violation_of_the_agent"),
+    _play("graph-refused", "with_plans", "return self._graph(turn) is None and super()", "return super()",
+          "a graph is not run since its texts are alike", ASKED),
+    _play("graph-is-a-fault", "segments", '"wiki_search": ("wiki_search", "graph", ', '"wiki_search": ("wiki_search", ',
+          "the form that the prompt asks for is against the rules", ASKED),
+    _play("graph-together", "with_plans", "width = 1 if alone else", "width = 2 if alone else",
+          "calls that change something run side by side",
+          f"{PLAY}test_calls_that_change_something_run_one_after_the_other_in_a_graph_too"),
+    _play("early-for-ever", "measures", "if (plan := one.plan) is not None:", "if not followed and (plan := one.plan):",
+          "calls of a second plan are too early for the first", TOO_EARLY),
+    _play("early-not-run", "measures", "not one.error or one.seconds > 0", "one is not None",
+          "calls that were refused are too early", TOO_EARLY),
+    _play("backslash-escapes", "trace", 'if found.endswith("\\\\") else', 'if found.endswith("|") else',
+          "two queries become one", f"{PLAY}test_queries_are_read_as_they_were_written"),
+    Mutant("gap-result-closes-its-tag", "tools/tags.py", "{inside(result.text, tag)}", "{result.text}",
+           "what a passage forges is exported as what the agent said",
+           (f"{TAGS}test_a_result_can_neither_close_its_tag_nor_open_another",)),
+    Mutant("gap-calls-spent-unmade", "environments/with_tools.py",
+           "held.calls + min(len(ran), self.settings.max_calls)", "held.calls + len(ran)",
+           "calls that were not run are spent",
+           (f"{PLAY}test_a_graph_spends_only_the_calls_that_it_makes",)),
 )  # fmt: skip

@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         "tools-run-again-in-replay",
         FILE,
-        "if recorded and not any(self._changes(call) for call in calls):",
+        "if recorded and not any(self.changes(call) for call in calls):",
         "if recorded and not calls:",
         "a replay runs calls that only look",
         (SESSIONS,),
@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         "tools-changes-copied-in-replay",
         FILE,
-        "if recorded and not any(self._changes(call) for call in calls):",
+        "if recorded and not any(self.changes(call) for call in calls):",
         "if recorded:",
         "a replay does not do again what changed something",
         (SESSIONS,),

@@ -261,7 +261,8 @@ def quickstart(
 @app.command()
 def reproduce(
     recipe: Annotated[
-        str, typer.Argument(metavar="CLAIMS", help="optima, optima/isft, sweet_rl, or moat.")
+        str,
+        typer.Argument(metavar="CLAIMS", help="optima, optima/isft, sweet_rl, moat, or gap-sft."),
     ],
     scale: Annotated[str, typer.Option(help="Only `tiny` so far.")] = "tiny",
     folder: Annotated[Path | None, typer.Option(help="Folder of all its runs.")] = None,
@@ -276,7 +277,7 @@ def reproduce(
 
     `optima` has all methods, ablations and self-consistency; `optima/isft` has iSFT against training
     on rows that nothing selected; `sweet_rl` has SWEET, its baselines and its ablations; `moat` has joint
-    alignment, its halves and supervised training.
+    alignment, its halves and supervised training; `gap-sft` has fine-tuning on parallel against sequential traces.
 
     Examples:
 

@@ -43,7 +43,7 @@ def plain_report(recipe: Recipe, run: Run) -> RunReport:
         grades=tuple(
             stage_grades(run, step)
             for step in done
-            if step.stage in PLAYED and run.metrics(step).get("n")
+            if step.stage in PLAYED and run.metrics(step).get("n") and "score" in run.metrics(step)
         ),
         examples=_examples(recipe, run, versions),
         failures=failures(run),

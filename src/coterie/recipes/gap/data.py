@@ -91,6 +91,10 @@ class GapData(Recipe):
     def plan(self) -> Plan:
         """What the run costs. Raises ``UserError`` for rows that the model can't take, and for a missing file."""
         s = self.settings
+        if s.traces.source != EXPERT and not self.file.is_file():
+            raise UserError(
+                f"traces.source={self.file} is not a file", "correct the path, or use traces=expert"
+            )
         found = plain_plan(s, self.environment, self.roles(), self.stages())
         _, context = load_renderer(s.model)
         check_length("train", s.train, context, found.longest_prompt)
@@ -102,14 +106,12 @@ class GapData(Recipe):
 
     @cached_property
     def file_content(self) -> str:
-        """What the file of traces is made of; empty where there is none."""
-        if self.settings.traces.source == EXPERT:
-            return ""
-        if not self.file.is_file():
-            raise UserError(
-                f"traces.source={self.file} is not a file", "correct the path, or use traces=expert"
-            )
-        return sha256(self.file)
+        """What the file of traces is made of; empty where there is none.
+
+        One that is gone is missed only by what reads it (:meth:`plan`): a run that has read it is still a run.
+        """
+        used = self.settings.traces.source != EXPERT and self.file.is_file()
+        return sha256(self.file) if used else ""
 
     @property
     def file(self) -> Path:
