@@ -1,4 +1,4 @@
-"""Programs of contests on their tests: the real sandbox, what programs may do to it, and what counts as the same output."""
+"""Programs of contests on their tests: the real sandbox, what programs do to it, and which outputs are the same."""
 
 import asyncio
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ BAD = {
 def test_a_bad_program_has_a_recorded_outcome_and_the_next_one_is_judged(program: str) -> None:
     found, after = verdicts(program, RIGHT)
     told = [one.outcome for one in found]
-    assert told == BAD[program] or told == ["too slow"] * 2 and "fork" in program, found
+    assert told == BAD[program] or (told == ["too slow"] * 2 and "fork" in program), found
     assert [one.outcome for one in after] == ["passed", "passed"]
 
 
@@ -94,8 +94,10 @@ def test_processes_that_a_program_leaves_are_ended_before_its_next_test() -> Non
 
 def test_what_is_expected_is_nowhere_in_the_jail() -> None:
     looks = (
-        "import os, re, sys\nmark = re.compile('ses' + 'ame-[0-9]+')\nfound, frame = [], sys._getframe()\n"
-        "while frame:\n    found += mark.findall(str(frame.f_locals) + str(frame.f_globals))\n    frame = frame.f_back\n"
+        "import os, re, sys\nmark = re.compile('ses' + 'ame-[0-9]+')\n"
+        "found, frame = [], sys._getframe()\n"
+        "while frame:\n    found += mark.findall(str(frame.f_locals) + str(frame.f_globals))\n"
+        "    frame = frame.f_back\n"
         "for root, _, names in os.walk('/tmp'):\n    found += names\n"
         "print(found[0] if found else 'nothing')"
     )

@@ -21,7 +21,9 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
 from coterie.tools.sandbox.settings import SandboxSettings
 
-Outcome = Literal["passed", "wrong output", "error", "too slow", "too much memory", "too much output"]
+Outcome = Literal[
+    "passed", "wrong output", "error", "too slow", "too much memory", "too much output"
+]
 ROOM = 4096
 """Bytes that a program may print beyond twice of what is expected."""
 ESCAPED = 6
@@ -82,7 +84,9 @@ async def judged(
         for test, most in zip(tests, room, strict=True)
     ]
     longest = max(len(test.input.encode(errors="replace")) for test in tests)
-    found = await sandbox.run(source, calls, limits=_limits(sandbox.settings, limits, room, longest))
+    found = await sandbox.run(
+        source, calls, limits=_limits(sandbox.settings, limits, room, longest)
+    )
     for one in found:
         if one.failed in _NOT_ITS_FAULT:
             raise EngineError(f"the sandbox failed: {one.reason}")

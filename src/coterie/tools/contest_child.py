@@ -7,6 +7,7 @@ a right program prints is not here.
 import atexit
 import builtins
 import importlib
+import io
 import json
 import os
 import signal
@@ -90,9 +91,14 @@ def _child(program: str, given: str, function: str | None, files: list[int]) -> 
         os.dup2(file, place)
     os.closerange(3, out)
     os.closerange(out + 1 if function is not None else out, 64)
-    sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    read, printed, said = (
+        io.FileIO(place, mode, closefd=False) for place, mode in enumerate("rww")
+    )
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(read), "utf-8", "replace")
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(printed), "utf-8", "replace")
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(said), "utf-8", "replace", line_buffering=True, write_through=True
+    )
     sys.argv, builtins.exit, builtins.quit = ["main.py"], sys.exit, sys.exit
     sys.setrecursionlimit(RECURSION)
     atexit._clear()
@@ -101,7 +107,9 @@ def _child(program: str, given: str, function: str | None, files: list[int]) -> 
     os._exit(status)
 
 
-def _status(program: str, main: types.ModuleType, given: str, function: str | None, out: int) -> int:
+def _status(
+    program: str, main: types.ModuleType, given: str, function: str | None, out: int
+) -> int:
     """Run it; 0 if all went well."""
     try:
         if function is not None:

@@ -34,10 +34,13 @@ class PlanTags(Tags):
 
     terse: bool = False
     """Whether prompts say nothing of the tools, to an agent that was trained on the form."""
+    graphs: bool = True
+    """Whether there are graphs."""
 
     def __post_init__(self) -> None:
         super(PlanTags, self).__post_init__()
-        object.__setattr__(self, "stop", (*self.stop, "</graph>"))
+        if self.graphs:
+            object.__setattr__(self, "stop", (*self.stop, "</graph>"))
 
     def told(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
         """Messages whose system prompt teaches the tools, where they are taught."""
@@ -45,6 +48,8 @@ class PlanTags(Tags):
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         """The calls of a message: the tasks of the graph that it ends with, or its tags."""
+        if not self.graphs:
+            return super(PlanTags, self).parse(text, finish)
         try:
             plan = graph_of(text)
         except BrokenPlan as error:
@@ -83,7 +88,8 @@ class WithPlans(WithTools):
         self, toolbox: Toolbox, calls: Sequence[ToolCall], turn: Turn
     ) -> tuple[ToolResult, ...]:
         """Of the graph that a message ends with, by its schedule; of other calls side by side."""
-        plan = graph_of(turn.text) if isinstance(self.syntax, PlanTags) and len(calls) > 1 else None
+        graphs = isinstance(self.syntax, PlanTags) and self.syntax.graphs
+        plan = graph_of(turn.text) if graphs and len(calls) > 1 else None
         if plan is None:
             return await super().results(toolbox, calls, turn)
         return await _carried_out(plan, calls, toolbox, self, turn)
