@@ -147,11 +147,7 @@ def test_all_tests_of_code_contests_count_the_generated_ones_too(tmp_path: Path)
     environment = made("code_contests", tmp_path, CODE_CONTESTS)
     (found,) = play(
         environment,
-        [
-            answer(
-                f"if 1:\n    s = input()\n    print({{'0 0': 1}}.get(s, {{'1 2': 3}}.get(s, 42)))"
-            )
-        ],
+        [answer("if 1:\n    s = input()\n    print({'0 0': 1}.get(s, {'1 2': 3}.get(s, 42)))")],
     )
     assert (outcome(found).score, found.metrics["tests"]) == (0.0, 3)
     assert found.metrics["fraction"] == pytest.approx(2 / 3)

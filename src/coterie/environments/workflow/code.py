@@ -73,7 +73,7 @@ class Code(WorkflowAgent):
 
     def asked(self, task: Task) -> str:
         """The problem, and how a solution begins where that is given."""
-        starter = str(task.public["starter"])
+        starter = str(task.public.get("starter", ""))  # the questions of a file of traces have none
         given = f"\n\n{STARTER.format(starter=starter)}" if starter.strip() else ""
         return f"{super().asked(task)}{given}"
 

@@ -62,23 +62,24 @@ class GapData(Recipe):
         if len(self.environment.actors) != 1 or len(agents) != 1:
             raise UserError(
                 f"{self.name} trains one agent, and {settings.played} has {', '.join(self.environment.actors)}",
-                "use environment=mhqa or web",
+                "use environment=mhqa, web, code or code_maths",
             )
         (self.agent,) = agents
         if settings.traces.source == EXPERT and not isinstance(self.environment, Demonstrates):
             raise UserError(
                 f"traces=expert: nobody knows how {settings.played} is done",
-                "give traces=FILE, or use an environment that has traces of its own (mhqa)",
+                "give traces=FILE, with trajectories of an agent that can do it; mhqa alone has an expert",
             )
 
     def openers(self) -> Openers:
-        """The sandbox, for tools that run code."""
+        """The sandbox, for grading and for tools that run code."""
         return {Sandbox: Sandbox}
 
     def plan(self) -> Plan:
         """What the run costs. Raises ``UserError`` for rows that the model can't take, and for a missing file."""
         s = self.settings
-        found = plain_plan(s, self.environment, self.roles(), self.stages())
+        own = s.traces.source == EXPERT
+        found = plain_plan(s, self.environment, self.roles(), self.stages(), trains_on_tasks=own)
         _, context = load_renderer(s.model)
         check_length("train", s.train, context, found.longest_prompt)
         check_launch(s.train, s.engine.device_name, "train")
