@@ -61,7 +61,6 @@ def made(folder: Path, *words: str, source: str = "", traces: str = "") -> Gap:
 
 def test_a_policy_learns_the_traces_of_a_file_and_its_programs_are_run(tmp_path: Path) -> None:
     recipe = made(tmp_path)
-    recipe.check()
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent())
         rollout, select = (run.metrics(Step(0, name)) for name in ("rollout", "select"))
@@ -81,6 +80,14 @@ def test_a_policy_learns_the_traces_of_a_file_and_its_programs_are_run(tmp_path:
     assert (done.traces, done.prompts, len(done.files)) == (1, 0, 2), "it has no training questions"
     (trace,) = json.loads((tmp_path / "files/sft.json").read_text())
     assert trace["output"].count("<observation>") == 1 and QUESTION in trace["instruction"]
+
+
+def test_a_set_for_evaluation_alone_can_be_planned(tmp_path: Path) -> None:
+    try:
+        told = dict(made(tmp_path).plan().lines())
+    except UserError as error:
+        told = {"refused": error.what}
+    assert told.get("held-out tasks") == "1", told
 
 
 def test_nobody_writes_traces_of_programs(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Agents that write programs and do mathematics: trajectories through the real driver, tool and sandbox."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,6 +22,7 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.toolbox import Toolbox
 from coterie.trajectories.tree import Outcome
+from tests.conftest import Cli
 from tests.row_files import jsonl
 from tests.row_programs import CODE_CONTESTS, EXAMS, LIVE, METHOD, RIGHT
 
@@ -226,8 +228,39 @@ def test_a_box_outside_of_the_tag_counts_for_those_that_do_not_know_the_form(
     assert (outcome(strict).score, outcome(lenient).score) == (0.0, 1.0)
 
 
+def test_an_answer_is_recorded_without_its_box(tmp_path: Path) -> None:
+    environment = made("aime24", tmp_path, EXAMS["aime24"])
+    (found,) = play(environment, [r"<answer>So it is \boxed{204}.</answer>"])
+    assert (outcome(found).answer, outcome(found).score) == ("204", 1.0)
+
+
+def test_a_graph_in_a_program_is_text(tmp_path: Path) -> None:
+    environment = made("livecodebench", tmp_path, LIVE)
+    assert environment.syntax is not None and environment.syntax.stop == ("</code>", "</answer>")
+    (found,) = play(environment, ["<think>x</think><graph><node id='a'>code(1)</node></graph>"])
+    assert (outcome(found).ending.reason, found.metrics["calls"]) == ("no answer", 0)
+
+
 def test_programs_are_asked_of_rows_with_tests_alone() -> None:
     with pytest.raises(UserError, match="rows of the type ContestRow"):
         benchmark_settings(BenchmarkSettings, "code", ["dataset=aime24"])
     with pytest.raises(UserError, match="rows of the type MathRow"):
         benchmark_settings(BenchmarkSettings, "code_maths", ["dataset=livecodebench"])
+
+
+def test_two_data_sets_are_refused_and_an_environment_is_named() -> None:
+    with pytest.raises(UserError, match="math is a data set, and dataset=aime24 is another one"):
+        benchmark_settings(BenchmarkSettings, "math", ["dataset=aime24"])
+
+
+def test_the_command_shows_coverage_and_average_over_samples(cli: Cli, tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "test.jsonl", LIVE, METHOD)
+    words = ["environment.prompt=short", "max_tokens=16", "samples=2", "temperature=1"]
+    found = cli(
+        "evaluate", "code", "dataset=livecodebench", f"dataset.source={file}", "policy=tiny-exchange", *words
+    )  # fmt: skip
+    assert found.code == 0, found.err
+    last = json.loads(found.out.splitlines()[-1])["rows"][-1]
+    assert (last["k"], last["n"], last["failed"]) == (2, 2, 0)
+    assert (last["coverage"], last["average"], last["fraction"]) == (0.0, 0.0, 0.0)
+    assert last["of_all"]["tests"] == 2.0
