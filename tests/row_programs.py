@@ -40,3 +40,13 @@ RIGHT = {
     "math500": r"\boxed{\frac{1}{2}}", "olympiadbench": r"\boxed{2, 1}",
 }  # fmt: skip
 """An answer to each of the exams."""
+PROGRAM_TRACES = [
+    {
+        "instruction": "Write a program.\n\nQuestion: Print the number that you read, and one.", "input": "",
+        "output": "<plan>T1: try</plan>" + "".join(
+            f"<think>{n}</think><code>print({n})</code><observation>\n{n}\n</observation>\n\n<reflection>so</reflection>"
+            for n in range(5)
+        ) + "<think>done</think><answer>\n```py\nprint(int(input()) + 1)\n```\n</answer>",
+    }
+]  # fmt: skip
+"""A file of traces in GAP's form, with as many calls as a trace has at least."""
