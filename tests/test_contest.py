@@ -12,7 +12,8 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 
 ADD = (ContestTest(input="1 2\n", output="3\n"), ContestTest(input="4 5\n", output="9"))
-SHORT = ContestLimits(seconds=0.5, total_seconds=20.0, memory_mib=256)
+ROOMY = ContestLimits(seconds=5.0, total_seconds=60.0, memory_mib=256)
+SHORT = ContestLimits(seconds=0.25, total_seconds=20.0, memory_mib=256)
 RIGHT = "a, b = map(int, input().split())\nprint(a + b)"
 
 
@@ -20,7 +21,7 @@ def verdicts(
     *programs: str,
     tests: Sequence[ContestTest] = ADD,
     function: str = "",
-    limits: ContestLimits = SHORT,
+    limits: ContestLimits = ROOMY,
 ) -> list[tuple[Verdict, ...]]:
     async def work() -> list[tuple[Verdict, ...]]:
         async with Sandbox(SandboxSettings(workers=1)) as sandbox:
@@ -77,9 +78,9 @@ BAD = {
 
 @pytest.mark.parametrize("program", BAD)
 def test_a_bad_program_has_a_recorded_outcome_and_the_next_one_is_judged(program: str) -> None:
-    found, after = verdicts(program, RIGHT)
-    told = [one.outcome for one in found]
-    assert told == BAD[program] or (told == ["too slow"] * 2 and "fork" in program), found
+    limits = SHORT if BAD[program][0] == "too slow" else ROOMY
+    found, after = verdicts(program, RIGHT, limits=limits)
+    assert [one.outcome for one in found] == BAD[program], found
     assert [one.outcome for one in after] == ["passed", "passed"]
 
 
@@ -131,9 +132,9 @@ def test_functions_and_methods_are_called_with_lines_of_json() -> None:
 def test_all_tests_together_have_a_time_limit() -> None:
     many = [ContestTest(input="1 2", output="3")] * 30
     limits = ContestLimits(seconds=1.0, total_seconds=2.0)
-    (found,) = verdicts("import time\ntime.sleep(0.4)\nprint(3)", tests=many, limits=limits)
+    (found,) = verdicts("import time\ntime.sleep(0.3)\nprint(3)", tests=many, limits=limits)
     told = [one.outcome for one in found]
-    assert told[:3] == ["passed"] * 3 and told[-1] == "too slow" and len(told) == 30
+    assert (told[0], told[-1], len(told)) == ("passed", "too slow", 30)
 
 
 def test_without_tests_nothing_is_judged() -> None:

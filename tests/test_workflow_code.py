@@ -110,7 +110,7 @@ ENDS: dict[str, tuple[str, float | None, float, float]] = {
 
 
 def test_every_way_to_end_has_a_recorded_outcome_and_hinders_no_other(tmp_path: Path) -> None:
-    words = ["environment.limits.seconds=0.5", "environment.limits.total_seconds=5"]
+    words = ["environment.limits.seconds=1", "environment.limits.total_seconds=20"]
     environment = made("livecodebench", tmp_path, LIVE, words=words)
     for (reason, (_, score, fraction, well)), found in zip(
         ENDS.items(), play(environment, *([said] for said, *_ in ENDS.values())), strict=True

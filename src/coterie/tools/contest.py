@@ -28,8 +28,9 @@ ROOM = 4096
 """Bytes that a program may print beyond twice of what is expected."""
 ESCAPED = 6
 """Bytes of JSON for one that is printed, at most."""
-WAITING = 2
-"""By the clock a program may take so many times its seconds of a processor, for what it waits."""
+WAITING = 4
+"""By the clock a program may take so many times its seconds of a processor, where others are busy and for what it
+waits."""
 MAX_WHY = 200
 """Characters."""
 _FAILED: dict[str, Outcome] = {

@@ -51,8 +51,8 @@ def run(program: str, given: str, function: str | None, most: int) -> list[str]:
     printed, said = os.pread(files[1], most, 0), os.pread(files[2], ERRORS, max(0, err - ERRORS))
     for file in files:
         os.close(file)
-    told = [ended if out <= most else TOO_MUCH, printed, said]
-    return [one if isinstance(one, str) else one.decode(errors="replace") for one in told]
+    told = (one.decode(errors="replace") for one in (printed, said))
+    return [ended if out <= most else TOO_MUCH, *told]
 
 
 def _file(content: bytes = b"") -> int:
@@ -99,7 +99,8 @@ def _child(program: str, given: str, function: str | None, files: list[int]) -> 
     sys.stderr = io.TextIOWrapper(
         io.BufferedWriter(said), "utf-8", "replace", line_buffering=True, write_through=True
     )
-    sys.argv, builtins.exit, builtins.quit = ["main.py"], sys.exit, sys.exit
+    sys.argv = ["main.py"]
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
     sys.setrecursionlimit(RECURSION)
     atexit._clear()
     main = sys.modules["__main__"] = types.ModuleType("__main__")

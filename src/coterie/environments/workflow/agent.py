@@ -14,7 +14,7 @@ from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.finding import Rows
 from coterie.datasets.rows import QuestionRow
-from coterie.environments.protocol import ActorKind, Environment, State, Transition
+from coterie.environments.protocol import ActorKind, Environment, Grade, State, Transition
 from coterie.environments.pure import Pure
 from coterie.environments.rows import draw
 from coterie.environments.settings import EnvironmentSettings
@@ -57,6 +57,8 @@ class WorkflowAgent(Pure, ABC):
     """By which rules the order of its tags is judged."""
     graphs = True
     """Whether a graph that it writes is carried out."""
+    name: str
+    metric: str
     settings: AgentSettings
     actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
     limits: Mapping[str, int] = MappingProxyType({"turns": 1})
@@ -79,6 +81,10 @@ class WorkflowAgent(Pure, ABC):
     @abstractmethod
     def read(self, text: str) -> str | None:
         """The answer that a message gives; ``None`` if it gives none."""
+
+    @abstractmethod
+    async def grade(self, state: State, live: Any) -> Grade:
+        """What a path that has ended is worth."""
 
     def asked(self, task: Task) -> str:
         """What the agent is asked."""
