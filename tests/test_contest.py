@@ -55,6 +55,7 @@ def test_every_test_is_judged_by_itself() -> None:
     found = outcomes("import sys\nx = input()\nif x[0] == '1':\n    sys.exit(3)\nprint(9)")
     assert found == ["error", "passed"]
     assert outcomes("print(3)") == ["passed", "wrong output"]
+    assert outcomes("print(3)\nraise SystemExit(3)") == ["error", "error"], "printed, and failed"
     spoils = "import builtins\na, b = map(int, input().split())\nprint(a + b)\nbuiltins.print = builtins.input = None"
     assert outcomes(spoils) == ["passed", "passed"]
 
@@ -143,7 +144,8 @@ def test_without_tests_nothing_is_judged() -> None:
 
 
 @pytest.mark.parametrize(("expected", "printed", "same"), [
-    ("1 2\n3\n", " 1  2 \n3", True), ("1 2\n3", "1 2 3", False), ("1\n\n2", "1\n2", False), ("YES", "yes", False),
+    ("1 2\n3\n", " 1  2 \n3", True), ("1 2\n3", "1 2 3", False), ("1\n\n2", "1\n2", False), ("1\n2", "1", False),
+    ("1", "1\n2", False), ("YES", "yes", False),
     ("0.5", "0.5000000001", True), ("0.5", "0.51", False), ("0.5", "1e0", False), ("3", "3.0", True),
     ("1000000000", "1000000001", False), ("3", "3.0000001", False), ("0.5", "nan", False), ("10", "1_0", False),
     ("1e300", "inf", False), ("a 1.0", "a 1", True), ("1.0", "9" * 1000, False), ("x", "", False),

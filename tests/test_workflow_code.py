@@ -58,8 +58,9 @@ def play(environment: Environment, *scripts: Sequence[str]) -> list[Finished]:
         async with AsyncExitStack() as stack:
             opened = environment.openers(Path())[Toolbox]()  # type: ignore[attr-defined]
             toolbox = await stack.enter_async_context(opened)
-            sandbox = await stack.enter_async_context(Sandbox(SandboxSettings(workers=2)))
-            shared = Shared(toolbox, sandbox)
+            needed = Sandbox in environment.needs
+            own = [Sandbox(SandboxSettings(workers=2))] if needed else []
+            shared = Shared(toolbox, *[await stack.enter_async_context(one) for one in own])
             for at, script in enumerate(scripts):
                 sampler = ScriptedSampler(renderer, lambda _, said=script: said, "script")  # type: ignore[misc]
                 driver = Driver(environment, {"agent": sampler}, seed=0, shared=shared)
