@@ -102,6 +102,8 @@ ENDS: dict[str, tuple[str, float | None, float, float]] = {
     "too slow": (answer("while True: pass"), 0.0, 0.0, 1.0),
     "too much output": (answer("print('x' * 100_000_000)"), 0.0, 0.0, 1.0),
     "error": (answer("import os\nprint(open(os.listdir('/tmp')[0]).read())"), 0.0, 0.0, 1.0),
+}  # fmt: skip
+FORMS: dict[str, tuple[str, float | None, float, float]] = {
     "no program between fences": (f"<answer>{ADD}</answer>", 0.0, 0.0, 0.0),
     "more than one program": (
         f"<answer>{FENCE}py\nprint(3)\n{FENCE}\n{FENCE}py\n{ADD}\n{FENCE}</answer>", 0.0, 0.0, 0.0,
@@ -112,9 +114,18 @@ ENDS: dict[str, tuple[str, float | None, float, float]] = {
 
 def test_every_way_to_end_has_a_recorded_outcome_and_hinders_no_other(tmp_path: Path) -> None:
     words = ["environment.limits.seconds=1", "environment.limits.total_seconds=20"]
-    environment = made("livecodebench", tmp_path, LIVE, words=words)
+    ends_as_told(made("livecodebench", tmp_path, LIVE, words=words), ENDS)
+
+
+def test_an_answer_that_gives_no_program_says_why(tmp_path: Path) -> None:
+    ends_as_told(made("livecodebench", tmp_path, LIVE), FORMS)
+
+
+def ends_as_told(
+    environment: Environment, ends: dict[str, tuple[str, float | None, float, float]]
+) -> None:
     for (reason, (_, score, fraction, well)), found in zip(
-        ENDS.items(), play(environment, *([said] for said, *_ in ENDS.values())), strict=True
+        ends.items(), play(environment, *([said] for said, *_ in ends.values())), strict=True
     ):
         m = found.metrics
         told = (m["outcome"], outcome(found).score, m["fraction"], m["well_formed"])
@@ -124,7 +135,7 @@ def test_every_way_to_end_has_a_recorded_outcome_and_hinders_no_other(tmp_path: 
 
 def test_lenient_takes_the_last_program_and_code_without_fences(tmp_path: Path) -> None:
     environment = made("livecodebench", tmp_path, LIVE, words=["environment.lenient=true"])
-    bare, several, without = (ENDS[name][0] for name in (
+    bare, several, without = (FORMS[name][0] for name in (
         "no program between fences", "more than one program", "no answer",
     ))  # fmt: skip
     for found in play(environment, [bare], [several], [without]):

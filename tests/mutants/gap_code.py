@@ -16,7 +16,7 @@ CALLED = f"{RUN}test_functions_and_methods_are_called_with_lines_of_json"
 TOTAL = f"{RUN}test_all_tests_together_have_a_time_limit"
 OUTPUTS = f"{RUN}test_outputs_are_compared_by_lines_and_words"
 VALUES = f"{RUN}test_values_are_compared_as_json"
-ENDS = f"{PLAY}test_every_way_to_end_has_a_recorded_outcome_and_hinders_no_other"
+FORMS = f"{PLAY}test_an_answer_that_gives_no_program_says_why"
 LENIENT = f"{PLAY}test_lenient_takes_the_last_program_and_code_without_fences"
 METHOD = f"{PLAY}test_a_method_is_asked_for_with_its_beginning_and_its_tests_call_it"
 ALL = f"{PLAY}test_all_tests_of_code_contests_count_the_generated_ones_too"
@@ -84,13 +84,13 @@ MUTANTS = (
     _output("values-exact", "return same(wanted, found, TOLERANCE)", "return wanted == found",
             "a float is right to the last bit only", VALUES),
     _code("any-test", "Grade(float(all(one.passed for one in found))", "Grade(float(any(one.passed for one in found))",
-          "one test of many is enough", ENDS),
+          "one test of many is enough", METHOD),
     _code("several-programs", "if len(blocks) == 1 or (blocks and self.settings.lenient):", "if blocks:",
-          "of two programs the last one counts unasked", ENDS),
+          "of two programs the last one counts unasked", FORMS),
     _code("first-program", "            return blocks[-1], \"\"\n", "            return blocks[0], \"\"\n",
           "a draft counts", LENIENT),
     _code("bare-code", 'return (code_of(answer), "") if self.settings.lenient else ("", NO_PROGRAM)',
-          'return code_of(answer), ""', "code without fences counts unasked", ENDS),
+          'return code_of(answer), ""', "code without fences counts unasked", FORMS),
     _code("no-starter", 'if starter.strip() else ""', 'if not starter.strip() else ""',
           "nobody is told how a solution begins", METHOD),
     _code("tests-shown", 'public = {"question": row.question, "starter"',
