@@ -7,6 +7,7 @@ of its README; DensePolicy, its released scripts and the configuration of its tr
 """
 
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,22 @@ GAP_WEB: Table = {
 }  # fmt: skip
 """AFM's web agent: 25 turns; one row, 16 accumulations, 2 x 8 GPUs."""
 
+GAP_CODE: Table = {
+    "model": "Qwen/Qwen2.5-Coder-7B-Instruct", "method": "sft", "environment.name": "code", "tools.use": ("code",),
+    "tools.calls": "inline", "tools.rounds": 7, "tools.max_characters": 1536, "traces.tasks": 59929,
+    "traces.min_calls": 5, "train.method": "full", "train.learning_rate": 3e-5, "train.schedule": "cosine",
+    "train.warmup_ratio": 0.1, "train.epochs": 2, "train.batch_rows": 32, "train.max_length": 32768,
+    "train.tokens_per_microbatch": 32768, "rollout.max_tokens": 16384, "evaluate.temperature": 0.6,
+    "evaluate.tasks": 1000, "environment.limits.seconds": 6.0, "environment.limits.total_seconds": 300.0,
+}  # fmt: skip
+"""AFM's code agent, 7B: 8 turns in training; one row, 4 accumulations, 8 GPUs; 512 tokens of a result are 1536
+characters."""
+GAP_CODE_32B: Table = {
+    "model": "Qwen/Qwen2.5-Coder-32B-Instruct", "train.learning_rate": 1.4e-5, "train.batch_rows": 64,
+    "train.epochs": 2, "train.max_length": 32768,
+}  # fmt: skip
+"""One row, 4 accumulations, 2 x 8 GPUs."""
+
 
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Nested values by their keys in full."""
@@ -308,6 +325,27 @@ def test_presets_of_gap_have_the_values_of_the_released_scripts(
 
 def test_presets_of_gaps_web_agent_have_the_values_of_the_released_scripts() -> None:
     compare("gap/web", "qa", GAP_WEB)
+
+
+@pytest.mark.parametrize("name", ["livecodebench", "code_contests"])
+def test_presets_of_gaps_code_agent_have_the_values_of_the_released_scripts(name: str) -> None:
+    compare("gap/code", name, GAP_CODE)
+
+
+def test_the_larger_code_agent_is_three_words_away() -> None:
+    words = ["train.learning_rate=1.4e-5", "train.batch_rows=64"]
+    found = settings("gap/code", ["model=Qwen/Qwen2.5-Coder-32B-Instruct", *words])
+    assert {key: flat(found.model_dump())[key] for key in GAP_CODE_32B} == GAP_CODE_32B
+    text = files("coterie.recipes.gap").joinpath("presets", "code.yaml").read_text()
+    assert all(word in text for word in words), "the preset says so"
+
+
+@pytest.mark.parametrize("name", ["math500", "aime24", "aime25", "amc23", "olympiadbench"])
+def test_gaps_code_agent_is_tested_on_mathematics_by_the_same_values(name: str) -> None:
+    found = flat(settings("gap/code", [f"dataset={name}"]).model_dump())
+    own = {key: value for key, value in GAP_CODE.items() if not key.startswith("environment.")}
+    assert {key: found[key] for key in own} == own
+    assert found["environment.name"] == "code_maths"
 
 
 def test_every_data_set_of_moats_word_problems_has_its_sizes() -> None:

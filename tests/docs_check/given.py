@@ -26,6 +26,7 @@ from tests.docs_check.pages import ROOT
 from tests.docs_check.rules import MOAT, SMALL, SWEET
 from tests.docs_check.terminal import HOME, typed
 from tests.hub import Hub, serve
+from tests.row_programs import EXAMS, LIVE, METHOD, PROGRAM_TRACES
 from tests.serving import started
 from tests.sweet.known import ROWS
 from tests.templates import model
@@ -184,6 +185,8 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     },
     "docs/recipes/gap.md": {
         "tools.yaml": text("tools:\n  - name: wiki_search\n    corpus: passages.jsonl\n    topk: 2\n"),
+        "livecodebench.jsonl": lines(LIVE, METHOD), "aime24.jsonl": lines(EXAMS["aime24"]),
+        "traces.json": text(json.dumps(PROGRAM_TRACES)),
     },
     "docs/howto/first-hour.md": {"letters.py": copied(ROOT / "examples/letters.py")},
     "docs/howto/original-files.md": {

@@ -19,6 +19,10 @@ from coterie.datasets.rows import Frozen
 
 MOST_TESTS = 256 * 2**20
 """Bytes of private tests, unpacked, that a row may have."""
+NO_TESTS = "has no tests that can be read"
+NO_OUTPUT = "has a test without an expected output"
+NO_FUNCTION = "has tests that call a function, and does not name it"
+NOT_JSON = "has a test that calls a function with what is not JSON"
 SEALED = "private tests are a pickle, which is not read (it could run code): only the public ones are there"
 
 
@@ -31,6 +35,19 @@ class ContestTest(Frozen):
     """``functional``: a line of JSON for each argument, and the value as JSON."""
     public: bool = False
     """Whether the problem shows it."""
+
+    @property
+    def flaw(self) -> str:
+        """Why no program can be tested by it; empty if one can be."""
+        if not self.output.strip():
+            return NO_OUTPUT
+        if self.kind == "functional":
+            try:
+                for text in (*filter(str.strip, self.input.splitlines()), self.output):
+                    read_json(text)
+            except ValueError:
+                return NOT_JSON
+        return ""
 
 
 class ContestRow(AnswerRow):
@@ -52,8 +69,12 @@ class ContestRow(AnswerRow):
 
     @property
     def flaw(self) -> str:
-        """A program is graded by tests."""
-        return "" if self.tests else "has no tests that can be read"
+        """A program is graded by all tests."""
+        if not self.tests:
+            return NO_TESTS
+        if not self.function and any(test.kind == "functional" for test in self.tests):
+            return NO_FUNCTION
+        return next(filter(None, (test.flaw for test in self.tests)), "")
 
     @property
     def lack(self) -> str:

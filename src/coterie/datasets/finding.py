@@ -46,13 +46,13 @@ class Rows:
         self._found = find(DATASETS, settings.name)
         self._set: RowSet = construct(self._found, DatasetSettings, settings)
         self.row = row_type(settings.name)
-        self._known: tuple[Split, ...] = getattr(self._set, "splits", SPLITS)
+        self.splits: tuple[Split, ...] = getattr(self._set, "splits", SPLITS)
         self._splits: dict[Split, list[QuestionRow]] | None = None
 
     def split(self, split: Split) -> list[QuestionRow]:
         """The rows of a split. Raises ``UserError`` for missing or broken data, and for rows of both splits."""
         if self._splits is None:
-            found = {one: self._rows(one) for one in self._known}
+            found = {one: self._rows(one) for one in self.splits}
             if len(found) == len(SPLITS):
                 check_disjoint_rows(self.name, found)
             self._splits = found
@@ -67,7 +67,7 @@ class Rows:
         """A hash of what its rows are, wherever they lie."""
         if hasattr(self._set, "content"):
             return str(self._set.content())
-        lines = (row.model_dump_json() for split in self._known for row in self.split(split))
+        lines = (row.model_dump_json() for split in self.splits for row in self.split(split))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def _rows(self, split: Split) -> list[QuestionRow]:

@@ -6,6 +6,7 @@ only outside of the strings, docstrings and comments of the code.
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 MARKER = "I WANT TO ANSWER:"
@@ -97,6 +98,16 @@ def code_of(answer: str) -> str:
     fence = next((one for one in fences if one.language in _PYTHON), fences[0])
     ends = [mark.start for mark in marks if mark.kind == "closing" and mark.start >= fence.end]
     return answer[fence.end : ends[0] if ends else len(answer)].strip()
+
+
+def python_blocks(text: str) -> list[str]:
+    """The closed blocks between fences that are of Python, or of no named language, in their order."""
+    marks = list(_marks(text, code=False))
+    return [
+        text[one.end : other.start].strip()
+        for one, other in pairwise(mark for mark in marks if mark.kind in ("opening", "closing"))
+        if (one.kind, other.kind) == ("opening", "closing") and one.language in ("", *_PYTHON)
+    ]
 
 
 def legacy_code_of(answer: str) -> str:

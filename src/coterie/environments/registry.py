@@ -43,6 +43,8 @@ ENVIRONMENTS = Kind(
         "encyclopedia": "coterie.environments.encyclopedia.environment:EncyclopediaQuestions",
         "mhqa": "coterie.environments.workflow.environment:Mhqa",
         "web": "coterie.environments.workflow.environment:Web",
+        "code": "coterie.environments.workflow.code:Code",
+        "code_maths": "coterie.environments.workflow.code_maths:CodeMaths",
     },
 )
 EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
@@ -65,9 +67,15 @@ HOPS = ("nq", "popqa", "musique", "bamboogle")
 """Data sets of questions without a context, for an agent that searches an encyclopedia."""
 SEARCHES = ("webwalkerqa", "gaia", "hle", "browsecomp")
 """Data sets of questions for an agent that searches the web."""
+CONTESTS = ("livecodebench", "code_contests")
+"""Data sets of programming contests, for an agent that writes programs."""
+EXAMS = ("math500", "aime24", "aime25", "amc23", "olympiadbench")
+"""Data sets of mathematics for evaluation alone, for an agent that runs programs."""
 PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     **{name: {"name": "mhqa"} for name in HOPS},
     **{name: {"name": "web"} for name in SEARCHES},
+    **{name: {"name": "code"} for name in CONTESTS},
+    **{name: {"name": "code_maths"} for name in EXAMS},
     **{name: {"name": "information_exchange"} for name in EXCHANGES},
     **{name: {"name": "debate", "subject": subject} for name, subject in SUBJECTS.items()},
     **{name: {"name": "plan_ground"} for name in PLANS},
@@ -77,17 +85,21 @@ PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
 }
 """The environment of each data set, and what it is told."""
 ENCYCLOPEDIA = "coterie.environments.encyclopedia.tool:EncyclopediaSearch"
+PROGRAMS = {"use": ["code"], "calls": "inline", "rounds": 11, "max_characters": 1536}
+"""AFM's evaluation of code agents: 12 turns, 512 tokens of a result."""
 TOOLS: Mapping[str, Mapping[str, Any]] = {
     "encyclopedia": {"use": [ENCYCLOPEDIA], "calls": "inline"},
     "mhqa": {"use": ["wiki_search"], "calls": "inline"},
     "web": {"use": ["web_search", "crawl_page"], "calls": "inline"},
+    "code": PROGRAMS,
+    "code_maths": PROGRAMS,
 }
 """Environments that are played with tools, unless others are named."""
 MICRO_WORLDS = ("exchange", "persona", "problems", "shop", "sums", "babyai", "encyclopedia")
 """Environments that make their own tasks."""
 CODING = ("persona", "colbench_code")
 """Benchmarks of functions that a person wants written."""
-OPEN = ("qa", "mind2web", *HOPS, *SEARCHES)
+OPEN = ("qa", "mind2web", *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
 """Data sets of anybody's rows, or for tools of anybody's: any method may be played on them, and none has values for
 them."""
 NAMES = (*MICRO_WORLDS, *(name for name in PLAYED_IN if name not in OPEN))

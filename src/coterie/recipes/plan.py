@@ -62,9 +62,12 @@ def plain_plan(
     environment: Environment,
     roles: Sequence[Role],
     stages: Sequence[Stage],
+    *,
+    trains_on_tasks: bool = True,
 ) -> PlainPlan:
     """Check what every recipe has, and say what is known of its cost.
 
+    ``trains_on_tasks`` is false where nothing is learned from the environment's training tasks, which it may not have.
     Raises ``UserError`` for stages out of order, tasks in both splits, a person whom nobody plays, prompts that a
     model has no room for, and more memory than there is.
     """
@@ -74,7 +77,7 @@ def plain_plan(
         check_script(environment.script if isinstance(environment, Scripted) else None)
     count, seed = settings.evaluate.tasks, settings.seed
     heldout = drawn(environment, "heldout", count, seed)
-    train = drawn(environment, "train", count, seed)
+    train = drawn(environment, "train", count, seed) if trains_on_tasks else []
     check_disjoint(train, heldout)
     longest = 0
     for role in roles:

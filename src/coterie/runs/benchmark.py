@@ -124,11 +124,21 @@ def benchmark_settings(
     if environments or benchmark in (*ENVIRONMENTS.built_in, *installed(ENVIRONMENTS)):
         asked = replace(asked, environment=settled(benchmark))
     else:
+        _check_one_set(benchmark, asked.dataset)
         asked = replace(asked, dataset=settled(benchmark))
     choice = asked.over(Choice())
     own = [word for word in words if not is_name_word(word)]
     values = [choice.values(), *layers, choice.names()]
     return resolve(played_type(base, choice), values, own, where=where)
+
+
+def _check_one_set(benchmark: str, asked: str | None) -> None:
+    """Refuse two data sets, of which one would not be played."""
+    if asked is not None and asked != settled(benchmark):
+        raise UserError(
+            f"{benchmark} is a data set, and dataset={asked} is another one",
+            f"name one of them, or in the place of {benchmark} an environment, such as code_maths",
+        )
 
 
 @dataclass(frozen=True, slots=True)

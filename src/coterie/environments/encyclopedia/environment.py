@@ -25,6 +25,7 @@ class EncyclopediaSettings(WorkflowSettings):
 class EncyclopediaQuestions(Workflow):
     """Half of the questions compare entities, half are chains."""
 
+    kind = "mhqa"
     settings_type = EncyclopediaSettings
     row_types: tuple[type[QuestionRow], ...] = ()
 

@@ -7,16 +7,14 @@ run (``tools=``); results go on within the agent's message. An answer is compare
 judge it besides.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
 from coterie.config.settings import key
 from coterie.datasets.answer_rows import AnswerRow
-from coterie.datasets.catalogue import Split
 from coterie.datasets.context_rows import TriviaRow
 from coterie.datasets.finding import Rows
 from coterie.datasets.rows import QuestionRow
@@ -24,42 +22,25 @@ from coterie.environments.answers import f1, normalize_answer
 from coterie.environments.gold import gold_answers, secret_answers
 from coterie.environments.protocol import (
     WELL_FORMED,
-    ActorKind,
-    Environment,
     Grade,
     State,
-    Transition,
 )
-from coterie.environments.pure import Pure
-from coterie.environments.rows import draw
-from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.solo import solo_prompt
-from coterie.environments.talk import ANSWERED
 from coterie.environments.traits import Openers
-from coterie.environments.with_tools import with_tools
+from coterie.environments.workflow.agent import ANSWER, AgentSettings, WorkflowAgent
 from coterie.environments.workflow.answers import Several, final_answer, matches, overlap
 from coterie.environments.workflow.expert import trace_of
 from coterie.environments.workflow.found_gold import found_gold, gold_titles
 from coterie.environments.workflow.judging import AnswerJudge, JudgeSettings, open_judge
 from coterie.environments.workflow.prompts import SHORT, PlanForm, instructions
 from coterie.environments.workflow.trace import Trace
-from coterie.environments.workflow.with_plans import PlanTags, WithPlans
-from coterie.tools.native import NativeCalls
-from coterie.tools.source import ToolSource
-from coterie.tools.tags import Tags
-from coterie.tools.toolbox import ToolsSettings
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import LENGTH, Ending
-from coterie.trajectories.turn import Message, Part, Turn
+from coterie.trajectories.turn import Part
 
-AGENT = "agent"
-NO_ANSWER = Ending("no answer")
-ANSWER = "answer"
-"""The tag of an answer."""
 Score = Literal["em", "f1", "judge"]
 
 
-class WorkflowSettings(EnvironmentSettings):
+class WorkflowSettings(AgentSettings):
     """How questions are asked, and answers read."""
 
     plans: PlanForm = key(
@@ -78,15 +59,6 @@ class WorkflowSettings(EnvironmentSettings):
         "Of answers divided by |, which must be right: `all`, or the `first`.",
         source="GAP's code: all in training, first in evaluation",
     )
-    lenient: bool = key(
-        False,
-        "Take an answer outside of its tag too, for models that were not trained on the form.",
-    )
-    prompt: Literal["full", "short"] = key(
-        "full",
-        "How much the prompt says: all of the form and of the tools, or, for a model that is trained on the form, one "
-        "line.",
-    )
     shots: int = key(0, "Example trajectories that the prompt shows.", ge=0, le=1)
     judge: JudgeSettings = JudgeSettings()
 
@@ -97,15 +69,12 @@ class WorkflowSettings(EnvironmentSettings):
         return self
 
 
-class Workflow(Pure):
+class Workflow(WorkflowAgent):
     """One agent, a question, tools. Subclasses say what kind of agent it is."""
 
-    kind: Literal["mhqa", "web"] = "mhqa"
     settings_type = WorkflowSettings
     row_types: tuple[type[QuestionRow], ...] = (QuestionRow,)
-    actors: Mapping[str, ActorKind] = MappingProxyType({AGENT: "agent"})
-    limits: Mapping[str, int] = MappingProxyType({"turns": 1})
-    """Of answers; messages that call come besides."""
+    settings: WorkflowSettings
 
     def __init__(self, settings: WorkflowSettings, rows: Rows) -> None:
         self.rows = rows
@@ -120,11 +89,8 @@ class Workflow(Pure):
 
     # -- tasks ----------------------------------------------------------------------------------
 
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split of the data set, as many as it has at most."""
-        return [self._task(row) for row in draw(self.rows, split, count, seed, drawn)]
-
-    def _task(self, row: QuestionRow) -> Task:
+    def task_of(self, row: QuestionRow) -> Task:
+        """A question, its type and its secret answers."""
         aliases = row.aliases if isinstance(row, AnswerRow | TriviaRow) else ()
         public = {"question": row.question, "type": str(getattr(row, "type", ""))}
         return Task(f"{self.name}-{row.id}", public, secret_answers(row, aliases))
@@ -136,39 +102,15 @@ class Workflow(Pure):
 
     # -- how it goes ----------------------------------------------------------------------------
 
-    def acting(self, state: State) -> tuple[str, ...]:
-        """The agent."""
-        return (AGENT,)
-
-    @property
-    def terse(self) -> bool:
-        """Whether the prompt leaves out what is said of the form and of the tools."""
-        return self.settings.prompt == "short"
-
     def instructions(self) -> str:
         """The system prompt, to which the tools are added where it is not terse."""
         if self.terse:
             return SHORT[self.kind]
         return instructions(self.kind, self.settings.plans, example=self.settings.shots > 0)
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Instructions and the question."""
-        asked = Part(f"Question: {state.task.public['question']}", source="task")
-        return (
-            Message("system", (Part(self.instructions(), source="task"),)),
-            Message("user", (asked,)),
-            *(Message("assistant", turn=turn.id) for turn in state.turns),
-        )
-
-    async def act(
-        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
-    ) -> Transition:
-        """Over: with an answer, without one, or in the middle of a sentence."""
-        said = taken[-1]
-        answer = final_answer(said.text, lenient=self.settings.lenient)
-        if answer is None:
-            return Transition(end=LENGTH if said.truncated else NO_ANSWER)
-        return Transition(answer=answer, end=ANSWERED)
+    def read(self, text: str) -> str | None:
+        """What stands in its tag."""
+        return final_answer(text, lenient=self.settings.lenient)
 
     async def grade(self, state: State, live: Any) -> Grade:
         """Exact match and F1, and what the judge says."""
@@ -189,10 +131,6 @@ class Workflow(Pure):
         return Grade(score, metrics)
 
     # -- answers, for votes and baselines -------------------------------------------------------
-
-    def answer_to(self, task: Task, text: str) -> str | None:
-        """The answer that a message gives."""
-        return final_answer(text, lenient=self.settings.lenient)
 
     def same(self, first: str, second: str) -> bool:
         """Whether they are equal but for case, articles and punctuation."""
@@ -223,7 +161,7 @@ class Workflow(Pure):
     def row(self, task: Task) -> QuestionRow:
         """The row that a training task is made of."""
         if not self._train:
-            self._train = {self._task(row).id: row for row in self.rows.split("train")}
+            self._train = {self.task_of(row).id: row for row in self.rows.split("train")}
         return self._train[task.id]
 
     def trace(self, task: Task) -> Trace:
@@ -233,18 +171,6 @@ class Workflow(Pure):
     def grounded(self, task: Task, found: Sequence[str]) -> bool:
         """Whether the gold passages of a training task are among the results."""
         return found_gold(found, gold_titles(self.row(task)))
-
-    # -- tools ----------------------------------------------------------------------------------
-
-    def given(
-        self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
-    ) -> Environment:
-        """This environment with tools, and with graphs that are carried out."""
-        if isinstance(syntax, Tags):
-            syntax = PlanTags(
-                syntax.calls, ANSWER, syntax.observation, syntax.inline, terse=self.terse
-            )
-        return with_tools(self, sources, settings, syntax, WithPlans)
 
 
 class Mhqa(Workflow):

@@ -1,18 +1,19 @@
-"""What an agent of GAP is told. The tools are described after it, by the syntax of their calls."""
+"""What an agent of GAP that searches is told. The tools are described after it, by the syntax of their calls."""
 
 from collections.abc import Mapping
 from typing import Literal
 
 from coterie.environments.workflow.plan import Plan, Task
+from coterie.environments.workflow.segments import AgentKind
 from coterie.environments.workflow.trace import Query, Trace
 
 PlanForm = Literal["tasks", "graph", "none"]
 
-_BEGINNING = {
+_BEGINNING: Mapping[AgentKind, str] = {
     "mhqa": "You answer questions by searching an encyclopedia. Search even where you think that you know the answer.",
     "web": "You answer questions by searching the web and reading pages.",
 }
-SHORT = {
+SHORT: Mapping[AgentKind, str] = {
     "mhqa": "Plan, search the encyclopedia, and answer the question.",
     "web": "Plan, search the web, read pages, and answer the question.",
 }
@@ -42,7 +43,7 @@ _PLANS: Mapping[PlanForm, str] = {
     ),
     "none": "",
 }
-_REFLECTIONS = {
+_REFLECTIONS: Mapping[AgentKind, str] = {
     "mhqa": "- <reflection>...</reflection>: only when the results show that your plan is wrong. Then plan anew.\n",
     "web": (
         "- <reflection>...</reflection>: whether the results agree with each other, whether the tools help, and "
@@ -84,7 +85,7 @@ def _example() -> str:
     return f"Question: {_ASKED}\n{said}\n{found}\n{answered}"
 
 
-def instructions(agent: Literal["mhqa", "web"], plans: PlanForm, *, example: bool = False) -> str:
+def instructions(agent: AgentKind, plans: PlanForm, *, example: bool = False) -> str:
     """The system prompt, without the tools; ``example`` adds a trajectory with a list of tasks."""
     work = _TAGS.format(plan=_PLANS[plans], reflection=_REFLECTIONS[agent])
     rule = "Answer with as few words as possible; several answers are divided by |."

@@ -34,10 +34,13 @@ class PlanTags(Tags):
 
     terse: bool = False
     """Whether prompts say nothing of the tools, to an agent that was trained on the form."""
+    graphs: bool = True
+    """Whether there are graphs."""
 
     def __post_init__(self) -> None:
         super(PlanTags, self).__post_init__()
-        object.__setattr__(self, "stop", (*self.stop, "</graph>"))
+        if self.graphs:
+            object.__setattr__(self, "stop", (*self.stop, "</graph>"))
 
     def told(self, shown: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
         """Messages whose system prompt teaches the tools, where they are taught."""
@@ -45,6 +48,8 @@ class PlanTags(Tags):
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
         """The calls of a message: the tasks of the graph that it ends with, or its tags."""
+        if not self.graphs:
+            return super(PlanTags, self).parse(text, finish)
         try:
             plan = graph_of(text)
         except BrokenPlan as error:
@@ -94,7 +99,8 @@ class WithPlans(WithTools):
 
     def _graph(self, turn: Turn) -> Plan | None:
         """The graph that a turn ends with; ``None`` for none, or for one that can't be read."""
-        return graph_or_none(turn.text) if isinstance(self.syntax, PlanTags) else None
+        graphs = isinstance(self.syntax, PlanTags) and self.syntax.graphs
+        return graph_or_none(turn.text) if graphs else None
 
     async def grade(self, state: State, live: object) -> Grade:
         """And what its plans and calls were like."""

@@ -64,13 +64,13 @@ class GapData(Recipe):
         if len(self.environment.actors) != 1 or len(agents) != 1:
             raise UserError(
                 f"{self.name} trains one agent, and {settings.played} has {', '.join(self.environment.actors)}",
-                "use environment=mhqa or web",
+                "use environment=mhqa, web, code or code_maths",
             )
         (self.agent,) = agents
         if settings.traces.source == EXPERT and not isinstance(self.environment, Demonstrates):
             raise UserError(
                 f"traces=expert: nobody knows how {settings.played} is done",
-                "give traces=FILE, or use an environment that has traces of its own (mhqa)",
+                "give traces=FILE, with trajectories of an agent that can do it; mhqa alone has an expert",
             )
         syntax = self.environment.syntax
         if not isinstance(syntax, Tags):
@@ -85,7 +85,7 @@ class GapData(Recipe):
             )
 
     def openers(self) -> Openers:
-        """The sandbox, for tools that run code."""
+        """The sandbox, for grading and for tools that run code."""
         return {Sandbox: Sandbox}
 
     def plan(self) -> Plan:
@@ -95,7 +95,8 @@ class GapData(Recipe):
             raise UserError(
                 f"traces.source={self.file} is not a file", "correct the path, or use traces=expert"
             )
-        found = plain_plan(s, self.environment, self.roles(), self.stages())
+        own = s.traces.source == EXPERT
+        found = plain_plan(s, self.environment, self.roles(), self.stages(), trains_on_tasks=own)
         _, context = load_renderer(s.model)
         check_length("train", s.train, context, found.longest_prompt)
         check_launch(s.train, s.engine.device_name, "train")

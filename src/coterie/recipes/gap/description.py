@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 
 
 def _settings() -> "tuple[type[RecipeSettings], ...]":
-    from coterie.recipes.gap.settings import MhqaSettings, TinySettings, WebSettings
+    from coterie.recipes.gap.settings import (
+        CodeSettings,
+        MhqaSettings,
+        TinySettings,
+        WebSettings,
+    )
 
-    return (TinySettings, MhqaSettings, WebSettings)
+    return (TinySettings, MhqaSettings, WebSettings, CodeSettings)
 
 
 def _recipe(settings: "RecipeSettings") -> "Recipe":

@@ -1,4 +1,4 @@
-"""Every setting of the methods of ``gap``: ``mhqa``, ``web`` and ``tiny``."""
+"""Every setting of the methods of ``gap``: ``mhqa``, ``web``, ``code`` and ``tiny``."""
 
 from typing import ClassVar, Literal
 
@@ -91,6 +91,15 @@ class WebSettings(GapSettings):
 
     dataset: DatasetSettings = DatasetSettings(name="qa")
     environment: EnvironmentSettings = EnvironmentSettings(name="web")
+
+
+class CodeSettings(GapSettings):
+    """Settings of ``gap/code``. Nobody writes traces for it: they come from a file."""
+
+    recipe: ClassVar[str] = "gap/code"
+
+    dataset: DatasetSettings = DatasetSettings(name="livecodebench")
+    environment: EnvironmentSettings = EnvironmentSettings(name="code")
 
 
 class TinySettings(GapSettings):

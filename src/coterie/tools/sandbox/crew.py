@@ -30,20 +30,27 @@ class Crew:
         self._closed = False
 
     async def run(
-        self, source: str, calls: Sequence[str], *, legacy: bool
+        self,
+        source: str,
+        calls: Sequence[str],
+        *,
+        legacy: bool,
+        limits: SandboxSettings | None = None,
     ) -> list[JobRecord] | None:
-        """A record for each call; ``None`` if the worker was lost each time."""
+        """A record for each call; ``None`` if the worker was lost each time. ``limits`` are others than the crew's."""
         for _ in range(TRIES):
             try:
-                return await self._run(source, list(calls), legacy)
+                return await self._run(source, list(calls), legacy, limits or self.settings)
             except WorkerLost:
                 continue
         return None
 
-    async def _run(self, source: str, calls: list[str], legacy: bool) -> list[JobRecord]:
+    async def _run(
+        self, source: str, calls: list[str], legacy: bool, limits: SandboxSettings
+    ) -> list[JobRecord]:
         worker = await self.take()
         try:
-            records = await worker.run(job_of(self.settings, source, calls, legacy, worker.user))
+            records = await worker.run(job_of(limits, source, calls, legacy, worker.user))
         except BaseException:
             await self.drop(worker)
             raise

@@ -51,13 +51,19 @@ class Sandbox:
                 await self.sessions.crew.close()
 
     async def run(
-        self, source: str, calls: Sequence[str], *, mode: Mode = "module"
+        self,
+        source: str,
+        calls: Sequence[str],
+        *,
+        mode: Mode = "module",
+        limits: SandboxSettings | None = None,
     ) -> list[CallResult]:
         """What each call gives after ``source`` has been run, in the order of the calls.
 
-        ``calls`` are expressions. Each sees definitions of its own, so none can spoil another.
+        ``calls`` are expressions. Each sees definitions of its own, so none can spoil another. ``limits`` are those of
+        this answer (seconds, memory, processes, files, results), in the place of the sandbox's own.
         """
-        return await _results(self.answers, source, calls, mode)
+        return await _results(self.answers, source, calls, mode, limits)
 
     def session(self, seed: int) -> AbstractAsyncContextManager[PythonSession]:
         """A session, whose cells share one state (``session``); ``seed`` is that of ``random`` in it."""
@@ -122,10 +128,16 @@ class Sandbox:
             )
 
 
-async def _results(crew: Crew, source: str, calls: Sequence[str], mode: Mode) -> list[CallResult]:
+async def _results(
+    crew: Crew,
+    source: str,
+    calls: Sequence[str],
+    mode: Mode,
+    limits: SandboxSettings | None = None,
+) -> list[CallResult]:
     if not calls:
         return []
-    records = await crew.run(source, calls, legacy=mode == "legacy")
+    records = await crew.run(source, calls, legacy=mode == "legacy", limits=limits)
     return await asyncio.to_thread(_read, calls, records)
 
 

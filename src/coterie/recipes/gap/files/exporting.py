@@ -2,7 +2,8 @@
 
 sft.json           the traces that the run learns from, whole, with their observations
 dataset_info.json  what LLaMA-Factory asks about it (the data set ``gap``; ``--ignore_observation`` masks there)
-prompts.parquet    the training questions for reinforcement learning, each a group of its own
+prompts.parquet    the training questions for reinforcement learning, each a group of its own; of a set for evaluation
+                   alone there are none
 """
 
 import json
@@ -11,10 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.config.folders import check_new_file
+from coterie.datasets.finding import Rows
 from coterie.environments.gold import gold_answers, question_of
 from coterie.environments.protocol import Environment, State
+from coterie.environments.workflow.code import TESTS, tests_of
 from coterie.errors import UserError
-from coterie.recipes.gap.files.prompts import Answers, PromptRow, Said, write_prompts
+from coterie.recipes.gap.files.prompts import (
+    Answers,
+    Programme,
+    PromptRow,
+    Said,
+    write_prompts,
+)
 from coterie.recipes.gap.files.traces import TraceRow, write_traces
 from coterie.recipes.gap.recipe import Gap
 from coterie.rollout.opening import first_prompts
@@ -52,11 +61,33 @@ def export_run(recipe: Gap, run: Run, out: Path) -> ExportedTraces:
     columns = {"prompt": "instruction", "query": "input", "response": "output"}
     info = {"gap": {"file_name": TRACES, "columns": columns}}
     files[1].write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
-    environment, count = recipe.environment, recipe.settings.traces.tasks
-    tasks = environment.tasks("train", count, recipe.settings.seed)
-    prompts = [_prompt(environment, recipe.agent, task) for task in tasks]
-    write_prompts(files[2], prompts)
-    return ExportedTraces(files, traces, len(prompts))
+    prompts = [
+        _prompt(recipe.environment, recipe.agent, task, gold)
+        for task in _training_tasks(recipe)
+        if (gold := _gold(task)) is not None
+    ]
+    if prompts:
+        write_prompts(files[2], prompts)
+    return ExportedTraces(files if prompts else files[:2], traces, len(prompts))
+
+
+def _training_tasks(recipe: Gap) -> list[Task]:
+    """None where the data set is for evaluation alone."""
+    s = recipe.settings
+    if s.dataset.name is not None and "train" not in Rows(s.dataset).splits:
+        return []
+    return recipe.environment.tasks("train", s.traces.tasks, s.seed)
+
+
+def _gold(task: Task) -> Answers | Programme | None:
+    """Right answers, or tests of programs; ``None`` for tests that call a function: the file has no place for these."""
+    if TESTS not in task.secrets:
+        return Answers(target=tuple(gold_answers(task)), question=question_of(task))
+    tests = tests_of(task)
+    if any(test.kind == "functional" for test in tests):
+        return None
+    stdin, wanted = (test.input for test in tests), (test.output for test in tests)
+    return Programme(stdin=tuple(stdin), expected_output=tuple(wanted), question_id=task.id)
 
 
 def _trace(recipe: Gap, tree: Tree, leaf: str) -> TraceRow:
@@ -76,13 +107,16 @@ def _said(environment: Environment, turn: Turn) -> str:
     return environment.syntax.show(turn.results)
 
 
-def _prompt(environment: Environment, agent: str, task: Task) -> PromptRow:
+def _prompt(
+    environment: Environment, agent: str, task: Task, gold: Answers | Programme
+) -> PromptRow:
     shown = first_prompts(environment, task)[agent].messages
     return PromptRow(
         index=task.id,
         data_source=environment.name,
         prompt=(Said(role="user", content=_text(shown)),),
-        gold=Answers(target=tuple(gold_answers(task)), question=question_of(task)),
+        gold=gold,
+        ability="coding" if isinstance(gold, Programme) else "",
         question=question_of(task),
         tools=tuple(tool.name for tool in environment.tools(State(task, 0), agent)),
     )

@@ -1,0 +1,163 @@
+"""Programs of contests on their tests: the real sandbox, what programs do to it, and which outputs are the same."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from coterie.datasets.contest_rows import ContestTest
+from coterie.tools.contest import ContestLimits, Verdict, judged
+from coterie.tools.contest_output import same_output, same_value
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.settings import SandboxSettings
+
+ADD = (ContestTest(input="1 2\n", output="3\n"), ContestTest(input="4 5\n", output="9"))
+ROOMY = ContestLimits(seconds=5.0, total_seconds=60.0, memory_mib=256)
+SHORT = ContestLimits(seconds=0.25, total_seconds=20.0, memory_mib=256)
+RIGHT = "a, b = map(int, input().split())\nprint(a + b)"
+
+
+def verdicts(
+    *programs: str,
+    tests: Sequence[ContestTest] = ADD,
+    function: str = "",
+    limits: ContestLimits = ROOMY,
+) -> list[tuple[Verdict, ...]]:
+    async def work() -> list[tuple[Verdict, ...]]:
+        async with Sandbox(SandboxSettings(workers=1)) as sandbox:
+            return [await judged(sandbox, one, tests, function, limits) for one in programs]
+
+    return asyncio.run(work())
+
+
+def outcomes(program: str, **keys: object) -> list[str]:
+    (found,) = verdicts(program, **keys)  # type: ignore[arg-type]
+    return [one.outcome for one in found]
+
+
+def test_a_program_is_run_as_a_process_with_its_own_input_and_output() -> None:
+    ways = (
+        RIGHT,
+        "import sys\nprint(sum(map(int, sys.stdin.read().split())))",
+        "print(sum(map(int, open(0).read().split())))\nimport sys\nsys.exit(0)",
+        "import os, io\ninput = io.BytesIO(os.read(0, os.fstat(0).st_size)).readline\n"
+        "os.write(1, b'%d' % sum(map(int, input().split())))\nos._exit(0)",
+        "import threading\ndef main():\n    print(sum(map(int, input().split())))\n"
+        "threading.Thread(target=main).start()",
+        "import atexit\natexit.register(lambda: print(sum(map(int, input().split()))))",
+        "if __name__ == '__main__':\n    exit(print(sum(map(int, input().split()))))",
+    )
+    for way, found in zip(ways, verdicts(*ways), strict=True):
+        assert [one.outcome for one in found] == ["passed", "passed"], (way, found)
+
+
+def test_every_test_is_judged_by_itself() -> None:
+    found = outcomes("import sys\nx = input()\nif x[0] == '1':\n    sys.exit(3)\nprint(9)")
+    assert found == ["error", "passed"]
+    assert outcomes("print(3)") == ["passed", "wrong output"]
+    assert outcomes("print(3)\nraise SystemExit(3)") == ["error", "error"], "printed, and failed"
+    spoils = "import builtins\na, b = map(int, input().split())\nprint(a + b)\nbuiltins.print = builtins.input = None"
+    assert outcomes(spoils) == ["passed", "passed"]
+
+
+BAD = {
+    "import sys\nsys.exit(0)": ["wrong output"] * 2,
+    "raise SystemExit('no')": ["error"] * 2,
+    "print(": ["error"] * 2,
+    "while True: pass": ["too slow"] * 2,
+    "import time\ntime.sleep(60)": ["too slow"] * 2,
+    "while True: print('x' * 1000)": ["too much output"] * 2,
+    "print('x' * 100_000_000)": ["too much output"] * 2,
+    "x = [0] * 10**10": ["error"] * 2,
+    "import os\nwhile True: os.fork()": ["error"] * 2,
+    "import os\nos.kill(os.getppid(), 9)": ["wrong output"] * 2,
+    "import os\nos.write(3, b'x')": ["error"] * 2,
+    "import ctypes\nctypes.string_at(0)": ["error"] * 2,
+    "open('tests.json').read()": ["error"] * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", BAD)
+def test_a_bad_program_has_a_recorded_outcome_and_the_next_one_is_judged(program: str) -> None:
+    limits = SHORT if BAD[program][0] == "too slow" else ROOMY
+    found, after = verdicts(program, RIGHT, limits=limits)
+    assert [one.outcome for one in found] == BAD[program], found
+    assert [one.outcome for one in after] == ["passed", "passed"]
+
+
+def test_processes_that_a_program_leaves_are_ended_before_its_next_test() -> None:
+    leaves = (
+        "import os, time\na, b = map(int, input().split())\nif os.fork() == 0:\n    os.setsid()\n"
+        "    time.sleep(60)\n    os._exit(0)\nprint(a + b)"
+    )
+    many = [ContestTest(input="1 2", output="3")] * 24
+    assert outcomes(leaves, tests=many) == ["passed"] * 24
+
+
+def test_what_is_expected_is_nowhere_in_the_jail() -> None:
+    looks = (
+        "import os, re, sys\nmark = re.compile('ses' + 'ame-[0-9]+')\n"
+        "found, frame = [], sys._getframe()\n"
+        "while frame:\n    found += mark.findall(str(frame.f_locals) + str(frame.f_globals))\n"
+        "    frame = frame.f_back\n"
+        "for root, _, names in os.walk('/tmp'):\n    found += names\n"
+        "print(found[0] if found else 'nothing')"
+    )
+    assert outcomes(looks, tests=[ContestTest(input="1", output="sesame-4711")]) == ["wrong output"]
+    assert outcomes(looks, tests=[ContestTest(input="sesame-4711", output="sesame-4711")]) == [
+        "passed"
+    ], "what it is given it can find"
+
+
+def test_functions_and_methods_are_called_with_lines_of_json() -> None:
+    tests = [
+        ContestTest(input='[1, 2]\n"ab"', output='["ab", 3]', kind="functional"),
+        ContestTest(input='[]\n""', output='["", 0]', kind="functional"),
+    ]
+    method = (
+        "class Solution:\n    def join(self, xs: List[int], s: str):\n        print('noise')\n"
+        "        return (s, sum(xs))"
+    )
+    plain = "def join(xs, s):\n    return [s, float(sum(xs))]"
+    assert outcomes(method, tests=tests, function="join") == ["passed", "passed"]
+    assert outcomes(plain, tests=tests, function="join") == ["passed", "passed"]
+    other = "def join(xs, s):\n    return {s}"
+    assert outcomes(other, tests=tests, function="join") == ["error", "error"]
+    assert outcomes("x = 1", tests=tests, function="join") == ["error", "error"]
+    assert outcomes("print('[\"ab\", 3]')\ndef join(xs, s): return 0", tests=tests, function="join") == [
+        "wrong output",
+        "wrong output",
+    ]  # fmt: skip
+
+
+def test_all_tests_together_have_a_time_limit() -> None:
+    many = [ContestTest(input="1 2", output="3")] * 30
+    limits = ContestLimits(seconds=1.0, total_seconds=2.0)
+    (found,) = verdicts("import time\ntime.sleep(0.3)\nprint(3)", tests=many, limits=limits)
+    told = [one.outcome for one in found]
+    assert (told[0], told[-1], len(told)) == ("passed", "too slow", 30)
+
+
+def test_without_tests_nothing_is_judged() -> None:
+    with pytest.raises(ValueError, match="without tests"):
+        verdicts(RIGHT, tests=())
+
+
+@pytest.mark.parametrize(("expected", "printed", "same"), [
+    ("1 2\n3\n", " 1  2 \n3", True), ("1 2\n3", "1 2 3", False), ("1\n\n2", "1\n2", False), ("1\n2", "1", False),
+    ("1", "1\n2", False), ("YES", "yes", False),
+    ("0.5", "0.5000000001", True), ("0.5", "0.51", False), ("0.5", "1e0", False), ("3", "3.0", True),
+    ("1000000000", "1000000001", False), ("3", "3.0000001", False), ("0.5", "nan", False), ("10", "1_0", False),
+    ("1e300", "inf", False), ("a 1.0", "a 1", True), ("1.0", "9" * 1000, False), ("x", "", False),
+])  # fmt: skip
+def test_outputs_are_compared_by_lines_and_words(expected: str, printed: str, same: bool) -> None:
+    assert same_output(expected, printed) is same
+
+
+@pytest.mark.parametrize(("expected", "given", "same"), [
+    ("[1, 2]", "[1,2]", True), ("[1, 2]", "[2, 1]", False), ("0.1", "0.10000000001", True), ("true", "1", True),
+    ('"1"', "1", False), ("null", "null", True), ("1", "", False), ("[1", "[1", False), ("1", "[" * 100_000, False),
+    ("1", "9" * 100_000, False),
+])  # fmt: skip
+def test_values_are_compared_as_json(expected: str, given: str, same: bool) -> None:
+    assert same_value(expected, given) is same

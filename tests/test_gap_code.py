@@ -1,0 +1,133 @@
+"""The recipe ``gap/code``: traces of a file, what is trained of them, held-out programs in the sandbox, exports."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coterie.environments.workflow.code import tests_of as all_tests_of
+from coterie.errors import UserError
+from coterie.models.loading import load_renderer
+from coterie.progress import Silent
+from coterie.recipes.gap.data import shown_row
+from coterie.recipes.gap.files.exporting import export_run
+from coterie.recipes.gap.files.prompts import Programme, read_prompts
+from coterie.recipes.gap.recipe import Gap
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.registry import settings
+from coterie.runs.folder import Step, open_run
+from coterie.runs.loop import run_steps
+from coterie.trajectories.row import rows
+from coterie.trajectories.view import view
+from tests.row_files import jsonl
+from tests.row_programs import EXAMS, LIVE
+
+pytestmark = pytest.mark.usefixtures("own_home")
+FENCE = "```"
+PROGRAM = f"{FENCE}py\na, b = map(int, input().split())\nprint(a * b)\n{FENCE}"
+TRACE = (
+    f"<plan>T1: multiply\n- Dependencies: none</plan><think>Try.</think>\n<code>\n{PROGRAM}\n{FENCE}sh\n6 7\n{FENCE}\n"
+    "</code>\n\n<observation>\n[EXECUTED] Code exited with status 0.\n[STDOUT:BEGIN]\n42\n[STDOUT:END]\n"
+    f"</observation>\n\n<reflection>Right.</reflection><think>Done.</think><answer>\n{PROGRAM}\n</answer>"
+)
+QUESTION = "Read two numbers. Print their product."
+WORDS = [
+    "model=tiny-exchange", "traces.min_calls=1", "evaluate.tasks=1", "rollout.max_tokens=16",
+    "environment.prompt=short", "train.max_length=1024", "traces.max_truncated=1", "train.epochs=1",
+    "train.max_steps=1", "train.batch_rows=2", "train.tokens_per_microbatch=2048",
+]  # fmt: skip
+
+
+def made(folder: Path, *words: str, source: str = "", traces: str = "") -> Gap:
+    source = source or str(jsonl(folder / "test.jsonl", LIVE))
+    if not traces:
+        asked = (
+            (QUESTION, TRACE),
+            (LIVE["question_content"], TRACE),
+            ("Nothing to run.", "<answer>x</answer>"),
+        )
+        given = [
+            {"instruction": f"Code.\n\nQuestion: {q}", "input": "", "output": out}
+            for q, out in asked
+        ]
+        (folder / "traces.json").write_text(json.dumps(given))
+        traces = str(folder / "traces.json")
+    found = recipe_of(
+        settings("gap/code", [*WORDS, f"dataset.source={source}", f"traces={traces}", *words])
+    )
+    assert isinstance(found, Gap)
+    return found
+
+
+def test_a_policy_learns_the_traces_of_a_file_and_its_programs_are_run(tmp_path: Path) -> None:
+    recipe = made(tmp_path)
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent())
+        rollout, select = (run.metrics(Step(0, name)) for name in ("rollout", "select"))
+        assert (rollout["n"], rollout["left out: ask held-out questions"]) == (2, 1)
+        assert (select["selected"], select["left out: too few calls"]) == (1, 1)
+        assert run.metrics(Step(0, "train"))["steps"] == 1
+        after = run.metrics(Step(1, "evaluate"))
+        assert (after["n"], after["failed"], after["score"]) == (1, 0, 0.0)
+        renderer, _ = load_renderer(recipe.settings.model)
+        task, one = next(iter(run.store.selections(0, "select")))
+        (row,) = rows(view(run.store.tree(0, "rollout", task), one.leaf, one.agent))
+        text = shown_row(renderer, row)
+        own = "".join(part.partition("]]")[2] for part in text.split("[["))
+        assert "<code>" in own and "<answer>" in own and "42" not in own
+        done = export_run(recipe, run, tmp_path / "files")
+    recipe.close()
+    assert (done.traces, done.prompts, len(done.files)) == (1, 0, 2), "it has no training questions"
+    (trace,) = json.loads((tmp_path / "files/sft.json").read_text())
+    assert trace["output"].count("<observation>") == 1 and QUESTION in trace["instruction"]
+
+
+def test_a_set_for_evaluation_alone_can_be_planned(tmp_path: Path) -> None:
+    try:
+        told = dict(made(tmp_path).plan().lines())
+    except UserError as error:
+        told = {"refused": error.what}
+    assert told.get("held-out tasks") == "1", told
+
+
+def test_nobody_writes_traces_of_programs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nobody knows how livecodebench is done"):
+        made(tmp_path, traces="expert")
+    source = str(jsonl(tmp_path / "aime.jsonl", EXAMS["aime24"]))
+    with pytest.raises(UserError, match="nobody knows how aime24 is done"):
+        made(tmp_path, "dataset=aime24", source=source, traces="expert")
+
+
+PLUGIN = """
+from coterie.datasets.contest_rows import CodeContestsRow
+
+class Mine:
+    row = CodeContestsRow
+    environment = "code"
+
+    def rows(self, split):
+        tests = [{"input": "1 2", "output": "3"}]
+        called = [{"input": "[1]", "output": "1", "kind": "functional"}]
+        row = CodeContestsRow(id=split, question=f"Add {split}.", tests=tests)
+        other = CodeContestsRow(id=f"{split}2", question=f"Call {split}.", tests=called, function="f")
+        return [row, other]
+"""
+
+
+def test_own_problems_with_a_training_split_are_exported_with_their_tests(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    asked = {"instruction": f"Code.\n\nQuestion: {QUESTION}", "input": "", "output": TRACE}
+    (tmp_path / "traces.json").write_text(json.dumps([asked]))
+    words = [*WORDS, f"dataset={tmp_path / 'mine.py'}:Mine", f"traces={tmp_path / 'traces.json'}"]
+    recipe = recipe_of(settings("gap/code", words))
+    assert isinstance(recipe, Gap)
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent(), recipe.steps()[1:3])
+        done = export_run(recipe, run, tmp_path / "files")
+    recipe.close()
+    assert done.prompts == 1, "tests that call a function have no place in the file"
+    (prompt,) = read_prompts(tmp_path / "files/prompts.parquet")
+    assert isinstance(prompt.gold, Programme) and prompt.gold.expected_output == ("3",)
+    assert (prompt.ability, prompt.tools) == ("coding", ("code",))
+    tasks = recipe.environment.tasks("train", 2, 0)
+    assert sorted(all_tests_of(task)[0].output for task in tasks) == ["1", "3"]
