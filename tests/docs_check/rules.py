@@ -96,6 +96,7 @@ RULES = (
     Rule("coterie run dense_tree/gsm8k", "--dry-run"),
     Rule("coterie run gap/tiny", f"{EVALUATED} traces.tasks=16 train.epochs=1"),
     Rule("coterie reproduce gap-sft", "traces.tasks=16 evaluate.tasks=40"),
+    Rule("coterie run gap/mhqa", f"{EVALUATED} {TRACES} train.target_tokens=8", has="form=closed"),
     Rule("coterie run gap/mhqa", f"{EVALUATED} {TRACES}"),
     Rule("coterie sweep dense_tree/tiny", "--dry-run"),
     Rule("coterie sweep moat/maths", "model=smollm2 dataset.source=sample --dry-run"),

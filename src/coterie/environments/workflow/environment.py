@@ -41,9 +41,10 @@ from coterie.environments.workflow.answers import Several, final_answer, matches
 from coterie.environments.workflow.expert import trace_of
 from coterie.environments.workflow.found_gold import found_gold, gold_titles
 from coterie.environments.workflow.judging import AnswerJudge, JudgeSettings, open_judge
-from coterie.environments.workflow.prompts import SHORT, PlanForm, instructions
+from coterie.environments.workflow.prompts import CLOSED, SHORT, PlanForm, instructions
 from coterie.environments.workflow.trace import Trace
 from coterie.environments.workflow.with_plans import PlanTags, WithPlans
+from coterie.errors import UserError
 from coterie.tools.native import NativeCalls
 from coterie.tools.source import ToolSource
 from coterie.tools.tags import Tags
@@ -82,10 +83,10 @@ class WorkflowSettings(EnvironmentSettings):
         False,
         "Take an answer outside of its tag too, for models that were not trained on the form.",
     )
-    prompt: Literal["full", "short"] = key(
+    prompt: Literal["full", "short", "closed"] = key(
         "full",
-        "How much the prompt says: all of the form and of the tools, or, for a model that is trained on the form, one "
-        "line.",
+        "How much the prompt says: all of the form and of the tools; for a model that is trained on the form, one "
+        "line (`short`); or, for an agent without tools, that it is to answer from memory (`closed`, with tools=[]).",
     )
     shots: int = key(0, "Example trajectories that the prompt shows.", ge=0, le=1)
     judge: JudgeSettings = JudgeSettings()
@@ -143,10 +144,12 @@ class Workflow(Pure):
     @property
     def terse(self) -> bool:
         """Whether the prompt leaves out what is said of the form and of the tools."""
-        return self.settings.prompt == "short"
+        return self.settings.prompt != "full"
 
     def instructions(self) -> str:
         """The system prompt, to which the tools are added where it is not terse."""
+        if self.settings.prompt == "closed":
+            return CLOSED
         if self.terse:
             return SHORT[self.kind]
         return instructions(self.kind, self.settings.plans, example=self.settings.shots > 0)
@@ -239,7 +242,15 @@ class Workflow(Pure):
     def given(
         self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
     ) -> Environment:
-        """This environment with tools, and with graphs that are carried out."""
+        """This environment with tools, and with graphs that are carried out.
+
+        Raises ``UserError`` where the prompt is for an agent without tools.
+        """
+        if self.settings.prompt == "closed":
+            raise UserError(
+                f"environment.prompt=closed asks for answers from memory, and there are tools: {list(settings.use)}",
+                "add tools=[], or use environment.prompt=short",
+            )
         if isinstance(syntax, Tags):
             syntax = PlanTags(
                 syntax.calls, ANSWER, syntax.observation, syntax.inline, terse=self.terse

@@ -14,10 +14,11 @@ from coterie.environments.gold import question_of
 from coterie.environments.protocol import Shared
 from coterie.environments.traits import agents_of
 from coterie.environments.workflow.demonstrating import Demonstrates
+from coterie.environments.workflow.environment import WorkflowSettings
 from coterie.environments.workflow.steps import NoTrace
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import load_renderer
+from coterie.models.loading import LoadedModel, load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.gap.files.traces import BrokenTrace, TraceRow, read_traces
@@ -33,7 +34,9 @@ from coterie.runs.folder import Run
 from coterie.runs.play import play
 from coterie.runs.selected import selected
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.training.amount import steps_for_targets
 from coterie.training.launch import check_launch
+from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import check_tracker
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.row import Row, rows
@@ -70,6 +73,23 @@ class GapData(Recipe):
                 f"traces=expert: nobody knows how {settings.played} is done",
                 "give traces=FILE, or use an environment that has traces of its own (mhqa)",
             )
+        self._check_form()
+
+    def _check_form(self) -> None:
+        """Answers alone are learned without tools (the environment refuses some), and only so."""
+        own = self.settings.environment
+        closed = isinstance(own, WorkflowSettings) and own.prompt == "closed"
+        if closed != self.closed:
+            raise UserError(
+                f"traces.form={self.settings.traces.form} with environment.prompt={getattr(own, 'prompt', None)}",
+                "for a control without tools give traces.form=closed environment.prompt=closed tools=[], or none of "
+                "the three",
+            )
+
+    @property
+    def closed(self) -> bool:
+        """Whether it learns answers alone."""
+        return self.settings.traces.form == "closed"
 
     def openers(self) -> Openers:
         """The sandbox, for tools that run code."""
@@ -158,9 +178,8 @@ class GapData(Recipe):
                 f"every trace of {self.file} asks a held-out question",
                 "give traces of other questions: those that are evaluated on are not learned",
             )
-        told = ToldEnvironment(
-            self.environment, list(unique.values())[: self.settings.traces.tasks]
-        )
+        few = list(unique.values())[: self.settings.traces.tasks]
+        told = ToldEnvironment(self.environment, few, closed=self.closed)
         speaks = ScriptedSampler(renderer, told.script, self.file.name)
         driver = Driver(told, {self.agent: speaks}, seed=self.settings.seed, shared=Shared())
         episodes = [Episode(task, 0, 0, "rollout") for task in told.own_tasks]
@@ -189,6 +208,8 @@ class GapData(Recipe):
 
     def _flaw(self, tree: Tree, leaf: str, score: float | None, task: Task | None) -> str:
         """Why a trace is not learned from; empty if it is."""
+        if self.closed:
+            return "the answer is not right" if task and not score else ""
         path = tree.path(leaf)
         calls = sum(len(turn.calls) for turn in path)
         if calls < self.settings.traces.min_calls:
@@ -222,11 +243,22 @@ class GapData(Recipe):
         progress.say(
             f"one row, with what is not trained in brackets:\n{shown_row(model.renderer, found[0])}"
         )
-        own = self.seeded(self.settings.train, iteration)
+        own = self._as_long(found, model, self.seeded(self.settings.train.plain, iteration))
         targets = sum(row.target_count for row in found)
+        progress.say(f"targets: {targets:,} tokens in {len(found)} rows")
         return train_role(
             run, iteration, model, found, own, progress, targets=targets, role=self.leading
         )
+
+    def _as_long(
+        self, found: Sequence[Row], model: LoadedModel, own: TrainingSettings
+    ) -> TrainingSettings:
+        """With so many steps as the settings ask for by tokens."""
+        tokens = self.settings.train.target_tokens
+        if tokens is None:
+            return own
+        steps, epochs = steps_for_targets(model.model, found, own, tokens)
+        return own.model_copy(update={"max_steps": steps, "epochs": epochs})
 
     def checked_lengths(self, found: Sequence[Row]) -> str:
         """Quantiles of the rows' lengths. Raises ``UserError`` if too many are longer than they may be."""

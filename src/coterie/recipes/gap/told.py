@@ -24,6 +24,7 @@ from coterie.environments.protocol import (
 from coterie.environments.talk import ANSWERED
 from coterie.environments.traits import agents_of
 from coterie.environments.workflow.answers import final_answer
+from coterie.environments.workflow.trace import tagged
 from coterie.recipes.gap.files.traces import TraceRow, observations
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task
@@ -58,20 +59,31 @@ def pieces(trace: str) -> Told:
     return Told((*said, trace[at:].rstrip()), tuple(shown))
 
 
+def answer_alone(trace: str) -> Told:
+    """The answer of a trace, as the only message."""
+    answer = final_answer(trace)
+    assert answer is not None, "traces without an answer are not read"
+    return Told((tagged("answer", answer),), ())
+
+
 class ToldEnvironment:
     """Plays the traces of a file in the prompts of another environment. It opens no tools."""
 
     metric = "none"
     pure, max_sessions, needs = True, 1, ()
 
-    def __init__(self, environment: Environment, traces: Sequence[TraceRow]) -> None:
+    def __init__(
+        self, environment: Environment, traces: Sequence[TraceRow], *, closed: bool = False
+    ) -> None:
+        """``closed`` plays the answers alone."""
         self.environment = environment
         self.name, self.version = environment.name, environment.version
         self.syntax: Syntax | None = environment.syntax
         self.actors: Mapping[str, ActorKind] = environment.actors
         self.limits: Mapping[str, int] = {}
         (self.agent,) = agents_of(environment)
-        self.by_task = {task_of(row).id: pieces(row.output) for row in traces}
+        read = answer_alone if closed else pieces
+        self.by_task = {task_of(row).id: read(row.output) for row in traces}
         self.own_tasks = [task_of(row) for row in traces]
 
     def script(self, task: Task) -> Sequence[str]:
