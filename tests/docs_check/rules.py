@@ -127,6 +127,7 @@ RULES = (
     Rule("coterie data generate", "--count=3", has="--excerpts"),
     Rule("coterie data generate", "--count=2"),
     Rule("coterie data prompt-pool", "--count=2"),
+    Rule("coterie data filter", "tasks=2 samples=2 max_tokens=8 --least=0 --most=1"),
     Rule("coterie data"),
     Rule(".venv/bin/python bench/prompts.py", "--tasks=1 --max-tokens=4 --seconds=20"),
     Rule("curl"),

@@ -16,6 +16,7 @@ from coterie.config.folders import make_folder
 from coterie.config.plugins import installed, is_spec, settled
 from coterie.config.resolve import RECIPE_KEYS, resolve
 from coterie.config.settings import MOST_SEED, key
+from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import Sampling
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.protocol import Environment
@@ -158,10 +159,12 @@ async def evaluate(
     sampled_tokens: Callable[[], int],
     *,
     again: bool = False,
+    split: Split = "heldout",
 ) -> Evaluation | Consistency:
     """Play the benchmark into the store at ``path``, or the rest of it; ``samplers`` has one for each agent.
 
-    ``again`` plays it anew if it is done there, as for a server whose weights may have changed.
+    Tasks are those of ``split``; each split has a store of its own. ``again`` plays it anew if it is done there, as
+    for a server whose weights may have changed.
     Raises ``UserError`` for missing data, or if every dialogue fails.
     """
     environment = settings.made()
@@ -172,7 +175,7 @@ async def evaluate(
         )
     make_folder(path.parent)
     with Store.open(path) as store:
-        tasks = environment.tasks("heldout", settings.tasks, settings.seed)
+        tasks = environment.tasks(split, settings.tasks, settings.seed)
         attempt = 0
         episodes = _episodes(tasks, settings.samples, attempt)
         while again and _keys(episodes) <= store.finished_keys(attempt, STAGE):
@@ -202,7 +205,7 @@ def _keys(episodes: Sequence[Episode]) -> set[tuple[str, str]]:
     return {(episode.key.task, episode.key.sample) for episode in episodes}
 
 
-async def store_name(settings: BenchmarkSettings, policy: str) -> str:
+async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "heldout") -> str:
     """A file name for the store of a policy (its weights' hash, or an endpoint's model).
 
     It is the same for any number of samples: a store holds those that were played so far. Other
@@ -211,9 +214,11 @@ async def store_name(settings: BenchmarkSettings, policy: str) -> str:
     rows = content(settings, make_environment(settings))
     same = settings.model_copy(update={"samples": 1})
     environment = settings.made()
-    (task,) = environment.tasks("heldout", 1, settings.seed)
+    (task,) = environment.tasks(split, 1, settings.seed)
     shown = await opening(environment, task)
     prompts = [
         part.text for agent in agents_of(environment) for part in shown[agent].messages[0].parts
     ]
-    return f"{settings.played}-{digest(policy, same.fingerprint(), rows, *prompts)[:12]}.sqlite"
+    beside = "" if split == "heldout" else f"-{split}"
+    known = digest(policy, same.fingerprint(), rows, *prompts)[:12]
+    return f"{settings.played}-{known}{beside}.sqlite"
