@@ -83,8 +83,13 @@ def early_calls(plan: Plan, rounds: Sequence[Round]) -> int:
 
     A task that needs no call makes room for another one, so this is the least number.
     """
+    return calls_before_their_turn(plan, [len(one.results) for one in rounds if one.graph is None])
+
+
+def calls_before_their_turn(plan: Plan, calls: Sequence[int]) -> int:
+    """As :func:`early_calls`, by the numbers of calls of the rounds."""
     ready = list(accumulate(map(len, plan.levels)))
-    made = accumulate(len(one.results) for one in rounds if one.graph is None)
+    made = accumulate(calls)
     beyond = (
         count - ready[min(number, len(ready) - 1)]
         for number, count in enumerate(made)
