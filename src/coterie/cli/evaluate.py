@@ -15,6 +15,7 @@ from pydantic import model_validator
 from rich.console import Console
 
 from coterie.cli.candidates import FOLDER, ONE, Candidate, Player, candidates, cast_of, of_agents
+from coterie.cli.evaluated import EvaluatedSettings, check_evaluated, figures_of
 from coterie.cli.figures import Figures, show
 from coterie.config.folders import make_folder
 from coterie.config.settings import key
@@ -54,7 +55,7 @@ from coterie.trajectories.turn import Turn
 KEYS = "docs/howto/evaluate.md has the keys; `coterie evaluate --help` has examples"
 
 
-class ModelSettings(BenchmarkSettings):
+class ModelSettings(EvaluatedSettings):
     """A benchmark and a policy whose weights we have."""
 
     policy: str | None = key(
@@ -84,7 +85,7 @@ class ModelSettings(BenchmarkSettings):
         return self
 
 
-class ServerSettings(BenchmarkSettings):
+class ServerSettings(EvaluatedSettings):
     """A benchmark and a policy that is only talked to."""
 
     policy: str = key(..., "The URL of an OpenAI-compatible server.")
@@ -127,8 +128,9 @@ def played(
     return model.played, model, _by_models(model, named, every, console, split), None
 
 
-def _check(settings: BenchmarkSettings, split: Split) -> None:
-    """Refuse data and a person that can't be had before a policy is loaded."""
+def _check(settings: EvaluatedSettings, split: Split) -> None:
+    """Refuse data, a judge and a person that can't be had before a policy is loaded."""
+    check_evaluated(settings)
     environment = settings.made()
     check_graded(environment)
     drawn(environment, split, 1, settings.seed)
@@ -178,7 +180,7 @@ async def _by_engines(
         )
     if not any(n.requests for n in stats):
         console.print(f"{one.label}: done before, read from {path}")
-    return Figures(one.label, one.version, found, path)
+    return await figures_of(settings, Figures(one.label, one.version, found, path))
 
 
 def _all_speakers(players: Sequence[Player], said: Sequence[str]) -> str:
@@ -214,7 +216,9 @@ async def _by_endpoint(
             again=True,
             split=split,
         )
-        return Figures(server.model, 0, found, path), str(endpoint.usage)
+        cost = endpoint.usage.cost if found.fresh else None
+        figures = await figures_of(settings, Figures(server.model, 0, found, path, cost))
+        return figures, str(endpoint.usage)
 
 
 @asynccontextmanager

@@ -144,6 +144,8 @@ class Consistency:
     """For 1, 2, ... dialogues a task."""
     means: Mapping[str, float]
     """Over all dialogues, of what else the environment's grades say, such as turns and leaks."""
+    fresh: bool = False
+    """Whether all of it was played just now."""
 
 
 def everybody(settings: BenchmarkSettings, sampler: Sampler) -> dict[str, Sampler]:
@@ -181,19 +183,20 @@ async def evaluate(
         while again and _keys(episodes) <= store.finished_keys(attempt, STAGE):
             attempt += 1
             episodes = _episodes(tasks, settings.samples, attempt)
+        fresh = not store.finished_keys(attempt, STAGE)
         openers: Openers = {Sandbox: partial(Sandbox, settings.sandbox)}
         logs = path.with_suffix("")
         async with open_cast(environment, logs, settings.user_simulator, openers) as cast:
             driver = cast.driver(samplers, settings.seed)
             await play(store, driver, episodes, progress, sampled_tokens)
         if settings.samples == 1:
-            return evaluation(store, attempt)
+            return replace(evaluation(store, attempt), fresh=fresh)
         draws = held_out_draws(store, attempt, settings.samples)
         failed = sum(draw.failed for some in draws.values() for draw in some)
         assert isinstance(environment, Votes), "that was checked"
         points = tuple(scaling(draws, environment.similarity))
         means = grade_means(store, attempt, STAGE, settings.samples)
-        return Consistency(len(draws), failed, points, means)
+        return Consistency(len(draws), failed, points, means, fresh)
 
 
 def _episodes(tasks: Sequence[Task], samples: int, attempt: int) -> list[Episode]:
