@@ -404,3 +404,66 @@ def trained_rows(run: Run) -> set[tuple[tuple[int, ...], tuple[bool, ...]]]:
         tree = run.store.tree(0, "rollout", task)
         found |= {(row.ids, tuple(row.mask)) for row in rows(view(tree, one.leaf, one.agent))}
     return found
+
+
+CLOSED = ["traces.form=closed", "environment.prompt=closed", "tools=[]"]
+
+
+def closed(*words: str) -> Gap:
+    """The control without tools."""
+    found = recipe_of(
+        settings(
+            "gap/mhqa",
+            [*WORDS[:-4], *CLOSED, "train.batch_rows=2", "traces.max_truncated=1", *words],
+        )
+    )
+    assert isinstance(found, Gap)
+    return found
+
+
+def test_a_control_learns_the_answers_alone_of_the_same_questions_on_as_many_tokens(
+    played: tuple[Gap, Run], tmp_path: Path
+) -> None:
+    recipe, run = played
+    export_run(recipe, run, tmp_path / "files")
+    asked = run.metrics(Step(0, "select"))["selected"]
+    own = closed(f"traces={tmp_path / 'files/sft.json'}", "train.target_tokens=400")
+    with open_run(tmp_path / "run", own.name, own.settings) as control:
+        run_steps(own, control, Silent())
+        select, train = (control.metrics(Step(0, name)) for name in ("select", "train"))
+        each, found = dict[str, int](), trained_rows(control)
+        renderer, _ = load_renderer(own.settings.model)
+        for ids, mask in found:
+            said = renderer.decode([i for i, target in zip(ids, mask, strict=True) if target])
+            seen = renderer.decode([i for i, target in zip(ids, mask, strict=True) if not target])
+            assert said.startswith("<answer>") and "</answer>" in said and "<think>" not in said
+            assert "observation" not in seen and "from what you know" in seen
+            each[said] = sum(mask)
+    own.close()
+    assert select["selected"] == asked == len(found)
+    most = max(each.values())
+    assert abs(int(train["trained_tokens"]) - 400) <= 2 * most
+    assert int(train["steps"]) > asked / 2, "answers are short: they are seen several times"
+
+
+def test_an_expert_that_knows_answers_alone_says_them(tmp_path: Path) -> None:
+    own = closed("train.epochs=1", "train.max_steps=1")
+    with open_run(tmp_path / "run", own.name, own.settings) as run:
+        run_steps(own, run, Silent(), own.steps()[1:4])
+        rollout, select, train = (
+            run.metrics(Step(0, name)) for name in ("rollout", "select", "train")
+        )
+        assert rollout["score"] == 1.0 and select["selected"] == rollout["n"] == 8
+        targets = sum(sum(mask) for _, mask in trained_rows(run))
+        assert train["trained_tokens"] == round(targets * 2 / 8), "one step of two rows"
+        for tree in run.store.trees(0, "rollout"):
+            for _, path in tree.trajectories():
+                assert len(path) == 1 and path[0].text.startswith("<answer>")
+    own.close()
+
+
+@pytest.mark.parametrize("left_out", CLOSED)
+def test_a_control_with_tools_or_in_another_prompt_is_refused(left_out: str, tools: Path) -> None:
+    words = [*WORDS[:-4], f"tools.config={tools}", *(one for one in CLOSED if one != left_out)]
+    with pytest.raises(UserError, match=r"closed"):
+        recipe_of(settings("gap/mhqa", words))

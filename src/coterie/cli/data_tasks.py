@@ -111,3 +111,58 @@ def draw(
     from coterie.cli.code_tasks import draw as write
 
     print(write(out, train, heldout, level.value, seed, notes()))
+
+
+class Divided(StrEnum):
+    """Which rows are filtered."""
+
+    train = "train"
+    heldout = "heldout"
+
+
+def filter_(
+    benchmark: Annotated[
+        str, typer.Argument(metavar="BENCHMARK", help="As for `coterie evaluate`, such as gsm8k.")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to make, for `dataset.source`.")],
+    words: Words = None,
+    least: Annotated[float, typer.Option(help="Lowest rate that is kept.", min=0, max=1)] = 0.125,
+    most: Annotated[float, typer.Option(help="Highest rate that is kept.", min=0, max=1)] = 0.875,
+    passing: Annotated[float, typer.Option(help="A dialogue passes with this score.")] = 1.0,
+    split: Annotated[Divided, typer.Option(help="Which rows are filtered.")] = Divided.train,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="Dialogues that were played before: the store of an evaluation, or a run's store.sqlite. Then nothing "
+            "is played."
+        ),
+    ] = None,
+    stage: Annotated[str, typer.Option(help="Of --store: which dialogues.")] = "evaluate",
+    iteration: Annotated[
+        int | None, typer.Option(help="Of --store: of which iteration; by default the last.")
+    ] = None,
+) -> None:
+    """Keep the rows that a policy solves neither always nor never, by `samples` dialogues of each.
+
+    Words are those of `coterie evaluate`; `tasks` says how many rows are played. It resumes as an evaluation does. The
+    folder has `train.jsonl` and `heldout.jsonl` for `dataset.source`, of which one is filtered, and the rows that are
+    left out as `too_easy.jsonl` and `too_hard.jsonl`. Rows that were not played, or of which no dialogue could be
+    graded, are left out and counted.
+
+    Examples:
+
+        coterie data filter gsm8k --out worth policy=smollm2 samples=8 temperature=1 tasks=1000
+
+        coterie data filter mhqa --out hard --least 0 --most 0.3 dataset=2wiki tools.config=tools.yaml
+        policy=runs/gap samples=32 temperature=1
+
+        coterie data filter gsm8k --out worth --split heldout --store runs/evaluations/gsm8k-0123.sqlite
+
+        coterie data filter hotpot_qa --out worth --store runs/optima/store.sqlite --stage rollout
+    """
+    from coterie.cli.data_filter import Stored, filter_rows
+    from coterie.datasets.filtering import RateRule
+
+    known = None if store is None else Stored(store, stage, iteration)
+    rule = RateRule(least, most)
+    print(filter_rows(benchmark, words or [], out, rule, passing, split.value, known, notes()))

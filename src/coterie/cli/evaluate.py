@@ -15,9 +15,11 @@ from pydantic import model_validator
 from rich.console import Console
 
 from coterie.cli.candidates import FOLDER, ONE, Candidate, Player, candidates, cast_of, of_agents
+from coterie.cli.evaluated import EvaluatedSettings, check_evaluated, figures_of
 from coterie.cli.figures import Figures, show
 from coterie.config.folders import make_folder
 from coterie.config.settings import key
+from coterie.datasets.catalogue import Split
 from coterie.engines.chat_model import check_chat
 from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.run_engines import RunEngines, Speaking
@@ -53,7 +55,7 @@ from coterie.trajectories.turn import Turn
 KEYS = "docs/howto/evaluate.md has the keys; `coterie evaluate --help` has examples"
 
 
-class ModelSettings(BenchmarkSettings):
+class ModelSettings(EvaluatedSettings):
     """A benchmark and a policy whose weights we have."""
 
     policy: str | None = key(
@@ -83,7 +85,7 @@ class ModelSettings(BenchmarkSettings):
         return self
 
 
-class ServerSettings(BenchmarkSettings):
+class ServerSettings(EvaluatedSettings):
     """A benchmark and a policy that is only talked to."""
 
     policy: str = key(..., "The URL of an OpenAI-compatible server.")
@@ -94,32 +96,44 @@ def evaluate_benchmark(
     benchmark: str, words: Sequence[str], *, every: bool, console: Console
 ) -> None:
     """Evaluate, print the table, and one JSON object as the last line."""
+    show(*played(benchmark, words, every=every, console=console))
+
+
+def played(
+    benchmark: str,
+    words: Sequence[str],
+    *,
+    every: bool,
+    console: Console,
+    split: Split = "heldout",
+) -> tuple[str, BenchmarkSettings, list[Figures], str | None]:
+    """Play the tasks of a split: what is played, how, what each policy came to, and what a server was used for."""
     preset, (own, words) = _preset(words), of_agents(words)
     if urls := _urls(words, own):
         if every:
             raise UserError("--checkpoints all: a server has none", "give a run folder as policy=")
         layers = [preset, {"endpoint": {"url": urls[-1]}}]
         server = benchmark_settings(ServerSettings, benchmark, words, layers, where=KEYS)
-        _check(server)
-        found, usage = asyncio.run(_by_endpoint(server, console))
-        show(server.played, server, [found], usage)
-    else:
-        model = benchmark_settings(ModelSettings, benchmark, words, [preset], where=KEYS)
-        if model.critic and not isinstance(make_environment(model), Coding):
-            raise UserError(
-                f"critic={model.critic} judges functions, which {model.played} does not ask for",
-                f"use one of: {', '.join(CODING)}",
-            )
-        named = cast_of(model, model.policy, own)
-        _check(model)
-        show(model.played, model, _by_models(model, named, every, console), None)
+        _check(server, split)
+        found, usage = asyncio.run(_by_endpoint(server, console, split))
+        return server.played, server, [found], usage
+    model = benchmark_settings(ModelSettings, benchmark, words, [preset], where=KEYS)
+    if model.critic and not isinstance(make_environment(model), Coding):
+        raise UserError(
+            f"critic={model.critic} judges functions, which {model.played} does not ask for",
+            f"use one of: {', '.join(CODING)}",
+        )
+    named = cast_of(model, model.policy, own)
+    _check(model, split)
+    return model.played, model, _by_models(model, named, every, console, split), None
 
 
-def _check(settings: BenchmarkSettings) -> None:
-    """Refuse data and a person that can't be had before a policy is loaded."""
+def _check(settings: EvaluatedSettings, split: Split) -> None:
+    """Refuse data, a judge and a person that can't be had before a policy is loaded."""
+    check_evaluated(settings)
     environment = settings.made()
     check_graded(environment)
-    drawn(environment, "heldout", 1, settings.seed)
+    drawn(environment, split, 1, settings.seed)
     if isinstance(environment, Scripted):
         check_chat("user_simulator", settings.user_simulator, SCRIPT)
         if settings.user_simulator.url is None and settings.user_simulator.model == SCRIPT:
@@ -127,21 +141,21 @@ def _check(settings: BenchmarkSettings) -> None:
 
 
 def _by_models(
-    settings: ModelSettings, named: Mapping[str, str], every: bool, console: Console
+    settings: ModelSettings, named: Mapping[str, str], every: bool, console: Console, split: Split
 ) -> list[Figures]:
     found = []
     for one in candidates(named, settings.engine, every=every):
         make_folder(one.folder)
         engines = RunEngines(settings.engine, one.players[0].base, one.folder / "servers")
         try:
-            found.append(engines.run(_by_engines(settings, one, engines, console)))
+            found.append(engines.run(_by_engines(settings, one, engines, console, split)))
         finally:
             engines.close()
     return found
 
 
 async def _by_engines(
-    settings: ModelSettings, one: Candidate, engines: RunEngines, console: Console
+    settings: ModelSettings, one: Candidate, engines: RunEngines, console: Console, split: Split
 ) -> Figures:
     speaking, said = {}, []
     for player in one.players:
@@ -149,7 +163,7 @@ async def _by_engines(
             player.version, player.path, player.load, role=one.role(player), base=player.base
         )
         said.append(_speaker(settings, player, speaking[player.agents]))
-    path = one.folder / await store_name(_plain(settings), _all_speakers(one.players, said))
+    path = one.folder / await store_name(_plain(settings), _all_speakers(one.players, said), split)
     sampling, progress = settings.sampling(settings.engine.timeout), ConsoleProgress(console)
     samplers: dict[str, Sampler] = {}
     stats = [of.engine.stats for of in speaking.values()]
@@ -157,14 +171,16 @@ async def _by_engines(
         for agents, of in speaking.items():
             renderer, context = of.renderer, of.context_length
             sampler = TokenSampler(of.engine, renderer.render, sampling, context, renderer.calls)
-            best = await stack.enter_async_context(_best(settings, sampler, of.renderer))
+            best = await stack.enter_async_context(_best(settings, sampler, of.renderer, split))
             samplers |= dict.fromkeys(agents, best)
         found = await evaluate(
-            *(settings, samplers, path, progress), lambda: sum(n.sampled_tokens for n in stats)
+            *(settings, samplers, path, progress),
+            lambda: sum(n.sampled_tokens for n in stats),
+            split=split,
         )
     if not any(n.requests for n in stats):
         console.print(f"{one.label}: done before, read from {path}")
-    return Figures(one.label, one.version, found, path)
+    return await figures_of(settings, Figures(one.label, one.version, found, path))
 
 
 def _all_speakers(players: Sequence[Player], said: Sequence[str]) -> str:
@@ -184,11 +200,13 @@ def _speaker(settings: ModelSettings, player: Player, of: Speaking) -> str:
     return speaker + (f" on {template.day}" if template.has_clock else "")
 
 
-async def _by_endpoint(settings: ServerSettings, console: Console) -> tuple[Figures, str]:
+async def _by_endpoint(
+    settings: ServerSettings, console: Console, split: Split
+) -> tuple[Figures, str]:
     server = settings.endpoint
     make_folder(FOLDER)
     async with Endpoint(server) as endpoint:
-        path = FOLDER / await store_name(_plain(settings), f"{server.url} {server.model}")
+        path = FOLDER / await store_name(_plain(settings), f"{server.url} {server.model}", split)
         found = await evaluate(
             settings,
             everybody(settings, TextSampler(endpoint, settings.sampling(server.timeout))),
@@ -196,20 +214,23 @@ async def _by_endpoint(settings: ServerSettings, console: Console) -> tuple[Figu
             ConsoleProgress(console),
             lambda: endpoint.usage.completion_tokens,
             again=True,
+            split=split,
         )
-        return Figures(server.model, 0, found, path), str(endpoint.usage)
+        cost = endpoint.usage.cost if found.fresh else None
+        figures = await figures_of(settings, Figures(server.model, 0, found, path, cost))
+        return figures, str(endpoint.usage)
 
 
 @asynccontextmanager
 async def _best(
-    settings: ModelSettings, sampler: TokenSampler, renderer: ChatRenderer
+    settings: ModelSettings, sampler: TokenSampler, renderer: ChatRenderer, split: Split
 ) -> AsyncIterator[Sampler]:
     """The sampler, or one that says the best of several candidates by a run's critic."""
     if settings.critic is None:
         yield sampler
         return
     with _critic_run(Path(settings.critic)) as (own, run):
-        tasks = {task.id: task for task in _tasks(settings)}
+        tasks = {task.id: task for task in _tasks(settings, split)}
         async with own.open(run) as critic:
             if critic.renderer is not None:
                 _check_words(settings, critic.renderer, renderer)
@@ -229,8 +250,8 @@ def _check_words(settings: ModelSettings, critic: ChatRenderer, policy: ChatRend
         )
 
 
-def _tasks(settings: ModelSettings) -> list[Task]:
-    return settings.made().tasks("heldout", settings.tasks, settings.seed)
+def _tasks(settings: ModelSettings, split: Split) -> list[Task]:
+    return settings.made().tasks(split, settings.tasks, settings.seed)
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 With one dialogue a task, the last line printed is {"benchmark", "rows": [{"policy", "version",
 "method", "n", "failed", "score", "score_ci", "tokens", "tokens_per_score", "well_formed", "cut_off"}]}; with more, rows
 are by their number k: {"policy", "version", "method", "k", "n", "failed", "coverage",
-"coverage_ci", "majority", "majority_ci", "average", "tokens", "of_all": {"well_formed", "cut_off"}}, the intervals
-at powers of two and at the last k, else null. For an endpoint there is also ``"usage"``.
+"coverage_ci", "majority", "majority_ci", "average", "spread", "tokens", "tokens_per_score", "of_all": {"well_formed",
+"cut_off"}}, the intervals at powers of two and at the last k, else null. The last row also has ``"picked"`` (best of n
+by a judge), and ``"cost"`` and ``"cost_of_pass"`` where prices are given. For an endpoint there is also ``"usage"``.
 """
 
 import json
@@ -20,6 +21,7 @@ from coterie.evaluation.self_consistency import Estimate
 from coterie.reports.scaling import ScalingReport, write_scaling_page
 from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings, Consistency
+from coterie.runs.best_picked import Picked
 from coterie.runs.held_out import Evaluation
 from coterie.terminal.console import results
 from coterie.terminal.means import beside, in_words, means_table, share
@@ -37,6 +39,10 @@ class Figures:
     found: Evaluation | Consistency
     store: Path
     """Where its dialogues are; a page of plots is written beside it."""
+    cost: float | None = None
+    """Of all its dialogues, in the currency of the prices; ``None`` without prices, or if some were played before."""
+    picked: Picked | None = None
+    """Best of n by a judge, if there is one."""
 
 
 def show(
@@ -55,6 +61,8 @@ def show(
             page = one.store.with_suffix(".html")
             write_scaling_page(_report(benchmark, settings, one, one.found), page)
             console.print(f"{one.label}: plot in {page}", soft_wrap=True)
+        if one.picked is not None:
+            console.print(_picked_line(one.label, one.picked), soft_wrap=True)
     rows = [{"method": settings.method, **row} for one in figures for row in _rows(one)]
     result = {"benchmark": benchmark, "rows": rows}
     print(json.dumps(result | ({} if usage is None else {"usage": usage})))
@@ -68,11 +76,12 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
             "score": round(found.score, 4),
             "score_ci": [round(found.low, 4), round(found.high, 4)],
             "tokens": round(found.tokens, 2),
-            "tokens_per_score": round(found.tokens / found.score, 2) if found.score > 0 else None,
+            "tokens_per_score": _ratio(found.tokens, found.score),
+            **_cost_of_pass(one.cost, found.score * found.n),
             **{name: round(value, 4) for name, value in found.means.items()},
         }
         return [common | score]
-    return [
+    rows = [
         common
         | {
             "k": point.k,
@@ -81,12 +90,50 @@ def _rows(one: Figures) -> list[dict[str, Any]]:
             "majority": round(point.majority.mean, 4),
             "majority_ci": _rounded(point.majority),
             "average": round(point.average, 4),
+            "spread": point.spread and round(point.spread, 4),
             "tokens": round(point.tokens, 2),
+            "tokens_per_score": _ratio(point.tokens / point.k, point.average),
             **({} if point.fraction is None else {"fraction": round(point.fraction, 4)}),
             "of_all": {name: round(value, 4) for name, value in found.means.items()},
         }
         for point in found.points
     ]
+    last = found.points[-1]
+    rows[-1] |= _cost_of_pass(one.cost, last.average * last.k * found.n) | _picked_row(one.picked)
+    return rows
+
+
+def _ratio(cost: float, gain: float) -> float | None:
+    """What one costs; ``None`` if there is none."""
+    return round(cost / gain, 2) if gain > 0 else None
+
+
+def _cost_of_pass(cost: float | None, passes: float) -> dict[str, float | None]:
+    """What all dialogues cost, and what each that passed did."""
+    if cost is None:
+        return {}
+    each = round(cost / passes, 6) if passes > 0 else None
+    return {"cost": round(cost, 6), "cost_of_pass": each}
+
+
+def _picked_row(picked: Picked | None) -> dict[str, Any]:
+    if picked is None:
+        return {}
+    interval = [round(end, 4) for end in picked.interval]
+    return {
+        "picked": round(picked.score, 4),
+        "picked_ci": interval,
+        "picked_by": picked.judge,
+        "unreadable_picks": picked.unreadable,
+    }
+
+
+def _picked_line(label: str, picked: Picked) -> str:
+    low, high = picked.interval
+    text = f"{label}: {picked.score:.3f} ({low:.3f} to {high:.3f}) best of {picked.n} by {picked.judge}"
+    return text + f"; {picked.unreadable} tasks without a reply that can be read" * bool(
+        picked.unreadable
+    )
 
 
 def _rounded(estimate: Estimate) -> list[float] | None:
@@ -119,7 +166,7 @@ def _curves(title: str, figures: Sequence[Figures]) -> Table:
     found = [(one.label, one.found) for one in figures if isinstance(one.found, Consistency)]
     tested = any(point.fraction is not None for _, some in found for point in some.points)
     names = (
-        *("k", "coverage", "95%", "majority", "95%", "average", "tokens"),
+        *("k", "coverage", "95%", "majority", "95%", "average", "spread", "tokens"),
         *(["best fraction"] if tested else []),
         *("failed", *map(in_words, shares)),
     )
@@ -136,6 +183,7 @@ def _curves(title: str, figures: Sequence[Figures]) -> Table:
                     f"{point.majority.mean:.3f}",
                     "{:.3f}-{:.3f}".format(*point.majority.interval),
                     f"{point.average:.3f}",
+                    "" if point.spread is None else f"{point.spread:.3f}",
                     f"{point.tokens:.1f}",
                     *([fraction] if tested else []),
                     f"{some.failed}",

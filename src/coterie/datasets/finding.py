@@ -63,6 +63,10 @@ class Rows:
             )
         return self._splits[split]
 
+    def has(self, split: Split) -> bool:
+        """Whether there are rows of a split."""
+        return split in self._known
+
     def content(self) -> str:
         """A hash of what its rows are, wherever they lie."""
         if hasattr(self._set, "content"):

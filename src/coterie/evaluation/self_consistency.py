@@ -6,7 +6,8 @@ dialogues of each task,
 * *coverage* is the best score, as if somebody could tell which one is right; so is *fraction*, of shares of tests
   (ColBench's best-of-k);
 * *majority* is the score of the answer that most of them give;
-* *average* is their mean score (avg@k);
+* *average* is their mean score (avg@k), and *spread* the standard deviation of the scores of the k rounds, if a
+  round is the i-th dialogue of every task (AFM's five rounds on the web);
 * *tokens* are those of all k.
 
 Each is a mean over tasks, for k = 1, 2, ..., K. How answers are grouped is in
@@ -65,6 +66,8 @@ class Point:
     tokens: float
     fraction: float | None
     average: float
+    spread: float | None = None
+    """Sample standard deviation of the rounds' scores; ``None`` of one round."""
 
 
 def task_curve(draws: Sequence[Draw], similarity: Similarity) -> list[TaskPoint]:
@@ -99,6 +102,9 @@ def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list
     curves = [task_curve(draws, similarity) for draws in tasks.values()]
     max_samples = sizes.pop()
     shown = set(marks(max_samples))
+    rounds = [
+        float(np.mean([some[i].score for some in tasks.values()])) for i in range(max_samples)
+    ]
     return [
         Point(
             k,
@@ -107,6 +113,7 @@ def scaling(tasks: Mapping[str, Sequence[Draw]], similarity: Similarity) -> list
             float(np.mean([curve[k - 1].tokens for curve in curves])),
             _mean_of_known([curve[k - 1].fraction for curve in curves]),
             float(np.mean([curve[k - 1].average for curve in curves])),
+            float(np.std(rounds[:k], ddof=1)) if k > 1 else None,
         )
         for k in range(1, max_samples + 1)
     ]

@@ -40,7 +40,10 @@ def train_role(
     objective: Objective[Any] | None = None,
     role: str,
 ) -> Metrics:
-    """Train a role's model on items that have ``targets`` tokens as targets; SFT on rows by default."""
+    """Train a role's model on items that have ``targets`` tokens as targets; SFT on rows by default.
+
+    ``trained_tokens`` of the metrics is in proportion where items are too long, or the last epoch is cut.
+    """
     folder, tracker = run.training_folder(iteration, role), run.tracking.of(role)
     if launches(settings):
         report = train_on_ranks(
@@ -53,7 +56,7 @@ def train_role(
             progress=progress,
             tracker=tracker,
         )
-    return trained_metrics(report, len(items), targets * settings.epochs)
+    return trained_metrics(report, len(items), round(targets * report.rows / len(items)))
 
 
 def imitate(

@@ -16,6 +16,7 @@ from coterie.config.folders import make_folder
 from coterie.config.plugins import installed, is_spec, settled
 from coterie.config.resolve import RECIPE_KEYS, resolve
 from coterie.config.settings import MOST_SEED, key
+from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import Sampling
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.protocol import Environment
@@ -153,6 +154,8 @@ class Consistency:
     """For 1, 2, ... dialogues a task."""
     means: Mapping[str, float]
     """Over all dialogues, of what else the environment's grades say, such as turns and leaks."""
+    fresh: bool = False
+    """Whether all of it was played just now."""
 
 
 def everybody(settings: BenchmarkSettings, sampler: Sampler) -> dict[str, Sampler]:
@@ -168,10 +171,12 @@ async def evaluate(
     sampled_tokens: Callable[[], int],
     *,
     again: bool = False,
+    split: Split = "heldout",
 ) -> Evaluation | Consistency:
     """Play the benchmark into the store at ``path``, or the rest of it; ``samplers`` has one for each agent.
 
-    ``again`` plays it anew if it is done there, as for a server whose weights may have changed.
+    Tasks are those of ``split``; each split has a store of its own. ``again`` plays it anew if it is done there, as
+    for a server whose weights may have changed.
     Raises ``UserError`` for missing data, or if every dialogue fails.
     """
     environment = settings.made()
@@ -182,25 +187,26 @@ async def evaluate(
         )
     make_folder(path.parent)
     with Store.open(path) as store:
-        tasks = environment.tasks("heldout", settings.tasks, settings.seed)
+        tasks = environment.tasks(split, settings.tasks, settings.seed)
         attempt = 0
         episodes = _episodes(tasks, settings.samples, attempt)
         while again and _keys(episodes) <= store.finished_keys(attempt, STAGE):
             attempt += 1
             episodes = _episodes(tasks, settings.samples, attempt)
+        fresh = not store.finished_keys(attempt, STAGE)
         openers: Openers = {Sandbox: partial(Sandbox, settings.sandbox)}
         logs = path.with_suffix("")
         async with open_cast(environment, logs, settings.user_simulator, openers) as cast:
             driver = cast.driver(samplers, settings.seed)
             await play(store, driver, episodes, progress, sampled_tokens)
         if settings.samples == 1:
-            return evaluation(store, attempt)
+            return replace(evaluation(store, attempt), fresh=fresh)
         draws = held_out_draws(store, attempt, settings.samples)
         failed = sum(draw.failed for some in draws.values() for draw in some)
         assert isinstance(environment, Votes), "that was checked"
         points = tuple(scaling(draws, environment.similarity))
         means = grade_means(store, attempt, STAGE, settings.samples)
-        return Consistency(len(draws), failed, points, means)
+        return Consistency(len(draws), failed, points, means, fresh)
 
 
 def _episodes(tasks: Sequence[Task], samples: int, attempt: int) -> list[Episode]:
@@ -212,7 +218,7 @@ def _keys(episodes: Sequence[Episode]) -> set[tuple[str, str]]:
     return {(episode.key.task, episode.key.sample) for episode in episodes}
 
 
-async def store_name(settings: BenchmarkSettings, policy: str) -> str:
+async def store_name(settings: BenchmarkSettings, policy: str, split: Split = "heldout") -> str:
     """A file name for the store of a policy (its weights' hash, or an endpoint's model).
 
     It is the same for any number of samples: a store holds those that were played so far. Other
@@ -221,9 +227,11 @@ async def store_name(settings: BenchmarkSettings, policy: str) -> str:
     rows = content(settings, make_environment(settings))
     same = settings.model_copy(update={"samples": 1})
     environment = settings.made()
-    (task,) = environment.tasks("heldout", 1, settings.seed)
+    (task,) = environment.tasks(split, 1, settings.seed)
     shown = await opening(environment, task)
     prompts = [
         part.text for agent in agents_of(environment) for part in shown[agent].messages[0].parts
     ]
-    return f"{settings.played}-{digest(policy, same.fingerprint(), rows, *prompts)[:12]}.sqlite"
+    beside = "" if split == "heldout" else f"-{split}"
+    known = digest(policy, same.fingerprint(), rows, *prompts)[:12]
+    return f"{settings.played}-{known}{beside}.sqlite"

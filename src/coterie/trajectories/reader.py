@@ -58,6 +58,12 @@ def task_ids(db: sqlite3.Connection) -> list[str]:
     return [id_ for (id_,) in db.execute("SELECT id FROM task ORDER BY id")]
 
 
+def iterations(db: sqlite3.Connection, stage: str) -> list[int]:
+    """The iterations in which an item of a stage is finished, sorted."""
+    find = "SELECT DISTINCT iteration FROM item WHERE stage = ? ORDER BY iteration"
+    return [iteration for (iteration,) in db.execute(find, (stage,))]
+
+
 def tasks_of(db: sqlite3.Connection, iteration: int, stage: str) -> list[str]:
     """Ids of the tasks on which items of a stage are finished, sorted."""
     find = "SELECT DISTINCT task FROM item WHERE (iteration, stage) = (?, ?) AND task != '' ORDER BY task"

@@ -192,6 +192,11 @@ class Store:
         with explained(self.path):
             return reader.item_keys(self._db, iteration, stage)
 
+    def iterations(self, stage: str) -> list[int]:
+        """The iterations in which an item of a stage is finished, sorted."""
+        with explained(self.path):
+            return reader.iterations(self._db, stage)
+
     def tasks_of(self, iteration: int, stage: str) -> list[str]:
         """Ids of the tasks on which items of a stage are finished, sorted."""
         with explained(self.path):

@@ -22,6 +22,7 @@ from coterie.environments.talk import ANSWERED
 from coterie.environments.with_tools import with_tools
 from coterie.environments.workflow.segments import AgentKind
 from coterie.environments.workflow.with_plans import PlanTags, WithPlans
+from coterie.errors import UserError
 from coterie.tools.native import NativeCalls
 from coterie.tools.source import ToolSource
 from coterie.tools.tags import Tags
@@ -43,10 +44,10 @@ class AgentSettings(EnvironmentSettings):
         False,
         "Take an answer outside of its tag too, for models that were not trained on the form.",
     )
-    prompt: Literal["full", "short"] = key(
+    prompt: Literal["full", "short", "closed"] = key(
         "full",
-        "How much the prompt says: all of the form and of the tools, or, for a model that is trained on the form, one "
-        "line.",
+        "How much the prompt says: all of the form and of the tools; for a model that is trained on the form, one "
+        "line (`short`); or, for an agent without tools, that it is to answer from memory (`closed`, with tools=[]).",
     )
 
 
@@ -93,7 +94,7 @@ class WorkflowAgent(Pure, ABC):
     @property
     def terse(self) -> bool:
         """Whether the prompt leaves out what is said of the form and of the tools."""
-        return self.settings.prompt == "short"
+        return self.settings.prompt != "full"
 
     def acting(self, state: State) -> tuple[str, ...]:
         """The agent."""
@@ -124,7 +125,15 @@ class WorkflowAgent(Pure, ABC):
     def given(
         self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
     ) -> Environment:
-        """This environment with tools, and with graphs that are carried out."""
+        """This environment with tools, and with graphs that are carried out.
+
+        Raises ``UserError`` where the prompt is for an agent without tools.
+        """
+        if self.settings.prompt == "closed":
+            raise UserError(
+                f"environment.prompt=closed asks for answers from memory, and there are tools: {list(settings.use)}",
+                "add tools=[], or use environment.prompt=short",
+            )
         if isinstance(syntax, Tags):
             syntax = PlanTags(
                 syntax.calls,

@@ -32,7 +32,7 @@ from coterie.environments.workflow.answers import Several, final_answer, matches
 from coterie.environments.workflow.expert import trace_of
 from coterie.environments.workflow.found_gold import found_gold, gold_titles
 from coterie.environments.workflow.judging import AnswerJudge, JudgeSettings, open_judge
-from coterie.environments.workflow.prompts import SHORT, PlanForm, instructions
+from coterie.environments.workflow.prompts import CLOSED, SHORT, PlanForm, instructions
 from coterie.environments.workflow.trace import Trace
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Part
@@ -104,6 +104,8 @@ class Workflow(WorkflowAgent):
 
     def instructions(self) -> str:
         """The system prompt, to which the tools are added where it is not terse."""
+        if self.settings.prompt == "closed":
+            return CLOSED
         if self.terse:
             return SHORT[self.kind]
         return instructions(self.kind, self.settings.plans, example=self.settings.shots > 0)

@@ -109,11 +109,11 @@ def early_calls(rounds: Sequence[Round]) -> int:
             followed.append((plan, one.graph is None, []))
         if followed:
             followed[-1][2].append(one.ran)
-    return sum(_early(plan, made) for plan, by_tags, made in followed if by_tags)
+    return sum(calls_before_their_turn(plan, made) for plan, by_tags, made in followed if by_tags)
 
 
-def _early(plan: Plan, made: Sequence[int]) -> int:
-    """Of one plan; ``made`` has how many calls were made, message by message."""
+def calls_before_their_turn(plan: Plan, made: Sequence[int]) -> int:
+    """As :func:`early_calls`, of one plan; ``made`` has how many calls were made, message by message."""
     ready = list(accumulate(map(len, plan.levels)))[
         :-1
     ]  # of the last level as many as the agent likes

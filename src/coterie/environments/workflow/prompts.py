@@ -18,6 +18,11 @@ SHORT: Mapping[AgentKind, str] = {
     "web": "Plan, search the web, read pages, and answer the question.",
 }
 """For agents that were trained on the form."""
+CLOSED = (
+    "Answer the question from what you know, in as few words as possible, and write nothing else: "
+    "<answer>your answer</answer>"
+)
+"""For agents without tools, which neither plan nor think."""
 _TAGS = (
     "Write your work in these tags, and nothing outside of them:\n"
     "- <think>...</think>: your thoughts. Think before each of the other tags.\n"

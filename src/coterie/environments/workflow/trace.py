@@ -13,7 +13,7 @@
     <answer>Oslo</answer>
 
 An expert that knows the gold writes traces like this, with a plan and a level of it in each call (parallel), or one
-query after the other without a plan (sequential).
+query after the other without a plan (sequential). A control says the answer alone (closed).
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from coterie.environments.workflow.plan import Plan
 SEPARATOR = "|"
 SEARCH = "wiki_search"
 """The tool that an expert calls."""
-TraceForm = Literal["parallel", "sequential"]
+TraceForm = Literal["parallel", "sequential", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,14 @@ class Trace:
 
     def messages(self, form: TraceForm) -> tuple[str, ...]:
         """The agent's messages, each to be ended by a tool's results, but the last one."""
+        if form == "closed":
+            return (tagged("answer", self.answer),)
         return tuple(self._messages(self.rounds(form), planned=form == "parallel"))
 
     def rounds(self, form: TraceForm) -> tuple[tuple[Query, ...], ...]:
         """The queries of each message but the last."""
+        if form == "closed":
+            return ()
         if form == "parallel":
             return self.levels
         return tuple((one,) for level in self.levels for one in level)

@@ -12,12 +12,13 @@ from coterie.config.home import sha256
 from coterie.environments.gold import question_of
 from coterie.environments.protocol import Shared
 from coterie.environments.traits import agents_of
+from coterie.environments.workflow.agent import AgentSettings
 from coterie.environments.workflow.demonstrating import Demonstrates
 from coterie.environments.workflow.steps import NoTrace
 from coterie.environments.workflow.trace import SEARCH
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import load_renderer
+from coterie.models.loading import LoadedModel, load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.gap.files.traces import BrokenTrace, TraceRow, read_traces
@@ -35,7 +36,9 @@ from coterie.runs.play import play
 from coterie.runs.selected import selected
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.tags import Tags
+from coterie.training.amount import steps_for_targets
 from coterie.training.launch import check_launch
+from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import check_tracker
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.row import Row, rows
@@ -72,17 +75,39 @@ class GapData(Recipe):
                 f"traces=expert: nobody knows how {settings.played} is done",
                 "give traces=FILE, with trajectories of an agent that can do it; mhqa alone has an expert",
             )
+        self._check_form()
+        if not self.closed:
+            self._check_calls()
+
+    def _check_calls(self) -> None:
+        """Traces call tools by tags."""
         syntax = self.environment.syntax
         if not isinstance(syntax, Tags):
             raise UserError(
                 "traces are written in tags, and tools.calls=native asks for calls in the syntax of the model",
                 "use tools.calls=inline, or tags",
             )
-        if settings.traces.source == EXPERT and SEARCH not in syntax.calls:
+        if self.settings.traces.source == EXPERT and SEARCH not in syntax.calls:
             raise UserError(
                 f"traces=expert: the expert calls {SEARCH}, which is not a tool of this run",
                 f"name it in tools.use; there is {', '.join(syntax.calls)}",
             )
+
+    def _check_form(self) -> None:
+        """Answers alone are learned without tools (the environment refuses some), and only so."""
+        own = self.settings.environment
+        closed = isinstance(own, AgentSettings) and own.prompt == "closed"
+        if closed != self.closed:
+            raise UserError(
+                f"traces.form={self.settings.traces.form} with environment.prompt={getattr(own, 'prompt', None)}",
+                "for a control without tools give traces.form=closed environment.prompt=closed tools=[], or none of "
+                "the three",
+            )
+
+    @property
+    def closed(self) -> bool:
+        """Whether it learns answers alone."""
+        return self.settings.traces.form == "closed"
 
     def openers(self) -> Openers:
         """The sandbox, for grading and for tools that run code."""
@@ -158,11 +183,10 @@ class GapData(Recipe):
         """The traces of a file."""
         found = read_traces(self.file, progress)
         rows, asked, broken = list[TraceRow](), Counter[str](), list(found.broken)
-        assert isinstance(self.environment.syntax, Tags), "that was checked"
         for number, row in zip(found.numbers, found.rows, strict=True):
             if self.heldout_questions.asked_in(row.prompt):
                 asked["ask held-out questions"] += 1
-            elif reason := unsaid(row.output, self.environment.syntax):
+            elif reason := self._unsaid(row):
                 broken.append(BrokenTrace(number, reason))
             else:
                 rows.append(row)
@@ -182,14 +206,20 @@ class GapData(Recipe):
                 f"every trace of {self.file} asks a held-out question",
                 "give traces of other questions: those that are evaluated on are not learned",
             )
-        told = ToldEnvironment(
-            self.environment, list(unique.values())[: self.settings.traces.tasks]
-        )
+        few = list(unique.values())[: self.settings.traces.tasks]
+        told = ToldEnvironment(self.environment, few, closed=self.closed)
         speaks = ScriptedSampler(renderer, told.script, self.file.name)
         driver = Driver(told, {self.agent: speaks}, seed=self.settings.seed, shared=Shared())
         episodes = [Episode(task, 0, 0, "rollout") for task in told.own_tasks]
         await play(run.store, driver, episodes, progress, lambda: 0)
         return {f"{LEFT_OUT}{reason}": count for reason, count in asked.items() if count}
+
+    def _unsaid(self, row: TraceRow) -> str:
+        """Why the agent could not have said a trace; answers alone it can always say."""
+        if self.closed:
+            return ""
+        assert isinstance(self.environment.syntax, Tags), "that was checked"
+        return unsaid(row.output, self.environment.syntax)
 
     @property
     def scored(self) -> bool:
@@ -223,6 +253,8 @@ class GapData(Recipe):
 
     def _flaw(self, tree: Tree, leaf: str, score: float | None, task: Task | None) -> str:
         """Why a trace is not learned from; empty if it is."""
+        if self.closed:
+            return "the answer is not right" if task and not score else ""
         path = tree.path(leaf)
         calls = sum(len(turn.calls) for turn in path)
         if calls < self.settings.traces.min_calls:
@@ -256,11 +288,22 @@ class GapData(Recipe):
         progress.say(
             f"one row, with what is not trained in brackets:\n{shown_row(model.renderer, found[0])}"
         )
-        own = self.seeded(self.settings.train, iteration)
+        own = self._as_long(found, model, self.seeded(self.settings.train.plain, iteration))
         targets = sum(row.target_count for row in found)
+        progress.say(f"targets: {targets:,} tokens in {len(found)} rows")
         return train_role(
             run, iteration, model, found, own, progress, targets=targets, role=self.leading
         )
+
+    def _as_long(
+        self, found: Sequence[Row], model: LoadedModel, own: TrainingSettings
+    ) -> TrainingSettings:
+        """With so many steps as the settings ask for by tokens."""
+        tokens = self.settings.train.target_tokens
+        if tokens is None:
+            return own
+        steps, epochs = steps_for_targets(model.model, found, own, tokens)
+        return own.model_copy(update={"max_steps": steps, "epochs": epochs})
 
     def checked_lengths(self, found: Sequence[Row]) -> str:
         """Quantiles of the rows' lengths. Raises ``UserError`` if too many are longer than they may be."""

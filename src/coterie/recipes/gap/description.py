@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from coterie.recipes.description import RecipeDescription
-from coterie.recipes.gap.files.commands import export_files
+from coterie.recipes.gap.files.commands import export_files, import_files
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
@@ -59,4 +59,5 @@ DESCRIPTION = RecipeDescription(
     claims={"gap-sft": _claims},
     gates={"gap-sft": _gate},
     export_files=export_files,
+    import_files=import_files,
 )

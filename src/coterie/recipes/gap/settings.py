@@ -8,6 +8,7 @@ from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.workflow.trace import TraceForm
 from coterie.recipes.settings import RecipeSettings
 from coterie.training.settings import TrainingSettings
+from coterie.trajectories.turn import digest
 
 EXPERT = "expert"
 
@@ -25,8 +26,9 @@ class TracesSettings(Settings):
     )
     form: TraceForm = key(
         "parallel",
-        "How the expert works: by a plan, all calls that are ready in one message (`parallel`), or one call after the "
-        "other without a plan (`sequential`, the baseline).",
+        "How the expert works: by a plan, all calls that are ready in one message (`parallel`); one call after the "
+        "other without a plan (`sequential`, the baseline); or not at all: only answers are learned, also those of a "
+        "file (`closed`, a control without tools, with environment.prompt=closed tools=[]).",
     )
     tasks: int = key(
         7000, "Training tasks, or rows of the file, at most.", source="GAP: 7000", ge=1
@@ -56,6 +58,22 @@ class ImitationSettings(TrainingSettings):
     tokens_per_microbatch: int = key(
         8192, "padded tokens of one forward and backward pass; changes memory, not results", ge=2
     )
+    target_tokens: int | None = key(
+        None,
+        "instead of `epochs`: as many steps as bring the targets that are trained closest to this number of tokens, "
+        "for controls that are trained on as much",
+        ge=1,
+    )
+
+    @property
+    def plain(self) -> TrainingSettings:
+        """What a training is told."""
+        return TrainingSettings.model_validate(self.model_dump(exclude={"target_tokens"}))
+
+    def identity(self) -> str:
+        """As of the plain settings, where these say how long the training is."""
+        own = self.plain.identity()
+        return own if self.target_tokens is None else digest(own, self.target_tokens)
 
 
 class GapSettings(RecipeSettings):

@@ -24,12 +24,13 @@ from coterie.environments.protocol import (
 from coterie.environments.talk import ANSWERED
 from coterie.environments.traits import agents_of
 from coterie.environments.workflow.answers import final_answer
+from coterie.environments.workflow.trace import tagged
 from coterie.recipes.gap.files.traces import ANSWER, TraceRow, observations
 from coterie.rollout.scripted import stopped_at
 from coterie.tools.tags import Tags
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task
-from coterie.trajectories.turn import Message, Part, Speaker, Turn
+from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn
 
 FILE = Speaker("tool", "file")
 
@@ -77,22 +78,33 @@ def unsaid(trace: str, calls: Tags) -> str:
     )
 
 
+def answer_alone(trace: str) -> Told:
+    """The answer of a trace, as the only message."""
+    answer = final_answer(trace)
+    assert answer is not None, "traces without an answer are not read"
+    return Told((tagged("answer", answer),), ())
+
+
 class ToldEnvironment:
     """Plays the traces of a file in the prompts of another environment. It opens no tools."""
 
     metric = "none"
     pure, max_sessions, needs = True, 1, ()
 
-    def __init__(self, environment: Environment, traces: Sequence[TraceRow]) -> None:
+    def __init__(
+        self, environment: Environment, traces: Sequence[TraceRow], *, closed: bool = False
+    ) -> None:
+        """``closed`` plays the answers alone."""
         self.environment = environment
         self.name, self.version = environment.name, environment.version
-        assert isinstance(environment.syntax, Tags), "that was checked"
         self.syntax: Syntax | None = environment.syntax
-        self.role = environment.syntax.role
+        syntax = environment.syntax
+        self.role: Role = syntax.role if isinstance(syntax, Tags) else "tool"
         self.actors: Mapping[str, ActorKind] = environment.actors
         self.limits: Mapping[str, int] = {}
         (self.agent,) = agents_of(environment)
-        self.by_task = {task_of(row).id: pieces(row.output) for row in traces}
+        read = answer_alone if closed else pieces
+        self.by_task = {task_of(row).id: read(row.output) for row in traces}
         self.own_tasks = [task_of(row) for row in traces]
 
     def script(self, task: Task) -> Sequence[str]:

@@ -7,7 +7,6 @@ prompts.parquet    the training questions for reinforcement learning, each a gro
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +26,11 @@ from coterie.recipes.gap.files.prompts import (
 from coterie.recipes.gap.files.traces import TraceRow, write_traces
 from coterie.recipes.gap.recipe import Gap
 from coterie.rollout.opening import first_prompts
+from coterie.runs.dumped import prompt_text, said
 from coterie.runs.folder import Run, Step
 from coterie.runs.selected import selected
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Message, Turn
 
 TRACES, INFO, PROMPTS = "sft.json", "dataset_info.json", "prompts.parquet"
 
@@ -95,16 +94,8 @@ def _trace(recipe: Gap, tree: Tree, leaf: str) -> TraceRow:
     path = tree.path(leaf)
     first = next(turn for turn in path if turn.prompt)
     request = tree.requests[first.prompt or ""]
-    said = "".join(_said(recipe.environment, turn) for turn in path)
-    return TraceRow(instruction=_text(tree.messages(request)), output=said)
-
-
-def _said(environment: Environment, turn: Turn) -> str:
-    """A turn as the agent is shown it."""
-    if turn.text or not turn.results:
-        return turn.text
-    assert environment.syntax is not None, "results answer calls"
-    return environment.syntax.show(turn.results)
+    output = "".join(said(recipe.environment, turn) for turn in path)
+    return TraceRow(instruction=prompt_text(tree.messages(request)), output=output)
 
 
 def _prompt(
@@ -114,14 +105,9 @@ def _prompt(
     return PromptRow(
         index=task.id,
         data_source=environment.name,
-        prompt=(Said(role="user", content=_text(shown)),),
+        prompt=(Said(role="user", content=prompt_text(shown)),),
         gold=gold,
         ability="coding" if isinstance(gold, Programme) else "",
         question=question_of(task),
         tools=tuple(tool.name for tool in environment.tools(State(task, 0), agent)),
     )
-
-
-def _text(messages: Sequence[Message]) -> str:
-    """All that is said before the agent, in the user's message as the original has it."""
-    return "\n\n".join("".join(part.text for part in one.parts) for one in messages)

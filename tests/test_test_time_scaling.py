@@ -1,0 +1,176 @@
+"""More dialogues a task: a judge's choice among them, rounds and their spread, what a right answer costs, and dialogues
+as rows. A scripted service stands for paid models.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import pytest
+
+from coterie.environments.gold import gold_answer
+from coterie.evaluation.picking import PickerSettings, read_pick
+from coterie.evaluation.self_consistency import Draw, scaling
+from coterie.progress import Silent
+from coterie.runs.benchmark import BenchmarkSettings, Consistency, benchmark_settings, evaluate
+from coterie.runs.best_picked import Picked, best_picked
+from coterie.trajectories.store import Store
+from tests.conftest import Cli
+from tests.test_data_filter import CLOSED, SAMPLES, Graduated
+from tests.test_endpoint import Answer, Service, says, service
+
+TASKS = 5
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five held-out questions, answered rightly in 0, 1, 2, 3 and 4 of 4 dialogues."""
+    file = tmp_path_factory.mktemp("store") / "evaluation.sqlite"
+    words = [*CLOSED, f"tasks={TASKS}", f"samples={SAMPLES}", "temperature=1"]
+    settings = benchmark_settings(BenchmarkSettings, "mhqa", words)
+    tasks = [task.id for task in settings.made().tasks("heldout", TASKS, 0)]
+
+    def play() -> Consistency:
+        work = evaluate(settings, {"agent": Graduated(tasks)}, file, Silent(), lambda: 0)
+        found = asyncio.run(work)
+        assert isinstance(found, Consistency)
+        return found
+
+    assert play().fresh and not play().fresh, "the second one is only read"
+    return file
+
+
+@pytest.mark.parametrize(("reply", "best"), [
+    ('{"reason": "it rests on the page", "best": 2}', 2),
+    ('Sure.\n```json\n{"best": "3"}\n```', 3),
+    ("2.", 2),
+    ('{"best": 1} or rather {"best": 3}', 3),
+    ('{"best": 4}', None),
+    ('{"best": 0}', None),
+    ("the second one", None),
+    ('{"best": [1]}', None),
+    ("", None),
+])  # fmt: skip
+def test_a_choice_is_read_from_json_or_a_number_alone(reply: str, best: int | None) -> None:
+    assert read_pick(reply, 3) == best
+
+
+def judge(choose: Callable[[list[str]], str]) -> Answer:
+    """Replies by what the students' answers are."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        server = handler.server
+        assert isinstance(server, Service)
+        shown = server.bodies[-1]["messages"][-1]["content"]
+        reply = choose(re.findall(r"^Answer: (.*)$", shown, re.MULTILINE))
+        says(200, {"choices": [{"message": {"content": reply}, "finish_reason": "stop"}]})(handler)
+
+    return answer
+
+
+def by_judge(
+    store: Path, file: Path, samples: int, choose: Callable[[list[str]], str], times: int = 1
+) -> tuple[Picked, list[dict[str, Any]]]:
+    async def work(url: str) -> Picked:
+        settings = PickerSettings(model="paid", url=url, concurrency=1)
+        with Store.open(store, read_only=True) as opened:
+            return await best_picked(opened, 0, "evaluate", TASKS, samples, settings, file)
+
+    with service(judge(choose)) as server:
+        *_, found = [asyncio.run(work(server.url)) for _ in range(times)]
+    return found, server.bodies
+
+
+def knowing(answers: list[str]) -> str:
+    """The first answer that says something."""
+    place = next(place for place, one in enumerate(answers, 1) if one != "no idea")
+    return json.dumps({"best": place})
+
+
+def test_a_judge_picks_one_of_several_dialogues(store: Path, tmp_path: Path) -> None:
+    found, asked = by_judge(store, tmp_path / "picks.jsonl", SAMPLES, knowing)
+    assert found.score == 4 / 5 and found.n == SAMPLES and found.unreadable == 0
+    assert len(asked) == 3, "where all answers are equal nobody is asked"
+    low, high = found.interval
+    assert low < found.score <= high
+    texts = [body["messages"][-1]["content"] for body in asked]
+    assert all(text.count("Student ") == SAMPLES and "Task: " in text for text in texts)
+
+
+def test_a_choice_is_remembered(store: Path, tmp_path: Path) -> None:
+    def wrong(answers: list[str]) -> str:
+        return str(answers.index("no idea") + 1)
+
+    found, asked = by_judge(store, tmp_path / "picks.jsonl", SAMPLES, wrong, times=2)
+    assert found.score == 1 / 5 and len(asked) == 3
+    assert len((tmp_path / "picks.jsonl").read_text().splitlines()) == 3
+    _, of_another = by_judge(store, tmp_path / "picks.jsonl", SAMPLES, knowing)
+    assert len(of_another) == 3, "another server is another judge"
+
+
+def test_a_judge_that_says_nothing_of_use_is_asked_twice_and_counted(
+    store: Path, tmp_path: Path
+) -> None:
+    found, asked = by_judge(store, tmp_path / "picks.jsonl", SAMPLES, lambda _: "hard to say")
+    assert found.unreadable == 3 and len(asked) == 6
+    assert 1 / 5 <= found.score <= 4 / 5
+
+
+def test_only_so_many_dialogues_are_picked_from(store: Path, tmp_path: Path) -> None:
+    _, asked = by_judge(store, tmp_path / "picks.jsonl", 2, knowing)
+    assert all(body["messages"][-1]["content"].count("Student ") == 2 for body in asked)
+
+
+def test_the_spread_is_that_of_the_rounds() -> None:
+    tasks = {
+        "a": [Draw("x", 1.0, 5), Draw("y", 0.0, 5), Draw("x", 1.0, 5)],
+        "b": [Draw("x", 1.0, 5), Draw("y", 0.0, 5), Draw("y", 0.0, 5)],
+    }
+    one, two, three = scaling(tasks, lambda a, b: float(a == b))
+    assert one.spread is None
+    assert two.spread == pytest.approx(stdev([1.0, 0.0]))
+    assert three.spread == pytest.approx(stdev([1.0, 0.0, 0.5])) and three.average == 0.5
+
+
+def paid(text: str) -> Answer:
+    usage = {"prompt_tokens": 1000, "completion_tokens": 100}
+    choice = {"message": {"content": text}, "finish_reason": "stop", "index": 0}
+    return says(200, {"choices": [choice], "usage": usage})
+
+
+def heldout_answers(count: int) -> list[str]:
+    settings = benchmark_settings(BenchmarkSettings, "mhqa", CLOSED)
+    return [gold_answer(task) for task in settings.made().tasks("heldout", count, 0)]
+
+
+def test_the_cost_of_a_right_answer_and_the_dialogues_as_rows(cli: Cli) -> None:
+    first, *_ = heldout_answers(4)
+    right = sum(one == first for one in heldout_answers(4))
+    with service(paid(f"<answer>{first}</answer>")) as server:
+        words = ["evaluate", "mhqa", *CLOSED, f"policy={server.url}", "endpoint.model=paid", "tasks=4",
+                 "endpoint.prompt_price=1", "endpoint.completion_price=10", "dump=said"]  # fmt: skip
+        said = cli(*words)
+        again = cli(*words)
+    assert said.code == 0, said.err
+    (row,) = json.loads(said.out.splitlines()[-1])["rows"]
+    assert row["cost"] == pytest.approx(4 * (1000 * 1 + 100 * 10) / 1e6)
+    assert row["cost_of_pass"] == pytest.approx(row["cost"] / right)
+    assert row["tokens_per_score"] == pytest.approx(100 / row["score"])
+    dumped = [json.loads(line) for line in Path("said_step_0.jsonl").read_text().splitlines()]
+    assert len(dumped) == 4 and sum(one["score"] for one in dumped) == right
+    for one in dumped:
+        assert list(one) == ["step", "data_source", "ground_truth", "input", "output", "score"]
+        assert one["step"] == 0 and one["data_source"] == "2wiki"
+        assert one["output"] == f"<answer>{first}</answer>" and "Question: " in one["input"]
+        assert (first in one["ground_truth"]) == bool(one["score"])
+    assert again.code == 2 and "said_step_0.jsonl" in again.err, "nothing is asked"
+
+
+def test_a_judge_without_a_choice_is_refused(cli: Cli) -> None:
+    said = cli("evaluate", "mhqa", *CLOSED, "policy=tiny-exchange", "picker=tiny-exchange")
+    assert said.code == 2 and "samples=3" in said.err
