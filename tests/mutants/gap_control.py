@@ -20,7 +20,7 @@ MUTANTS = (
     Mutant("gap-control-expert-thinks", "environments/workflow/trace.py",
            'return (tagged("answer", self.answer),)', 'return (think("So.") + tagged("answer", self.answer),)',
            "an expert without tools thinks", (EXPERT,)),
-    Mutant("gap-control-with-tools", "environments/workflow/environment.py",
+    Mutant("gap-control-with-tools", "environments/workflow/agent.py",
            '        if self.settings.prompt == "closed":\n            raise',
            "        if False:\n            raise", "a control has tools that its prompt hides", (REFUSED,)),
     Mutant("gap-control-other-prompt", DATA, "        if closed != self.closed:",
