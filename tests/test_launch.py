@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
 from coterie.training import launch
 from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.forward import row_logprobs, row_values
+from coterie.training.forward import read_rows, row_logprobs
 from coterie.training.launch import check_launch, train_on_ranks
 from coterie.training.loop import train
 from coterie.training.regression import Regression
@@ -109,7 +110,8 @@ def test_a_value_head_goes_on_ranks_and_comes_back(saved, tmp_path):
     train(saved.model, some_pairs(), TWO, tmp_path / "one", objective=Regression())
     both = load(report.final).model, saved.model
     load_head(both[0], report.final)
-    found, right = (held_out(model, row_values) for model in both)
+    values = partial(read_rows, reads="values")
+    found, right = (held_out(model, values) for model in both)
     assert (found - right).abs().max() < 1e-4
 
 
