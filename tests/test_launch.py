@@ -16,7 +16,7 @@ import torch
 
 from coterie.config.plugins import at_place
 from coterie.errors import UserError
-from coterie.models.adapters import load_adapter
+from coterie.models.adapters import add_lora, load_adapter
 from coterie.models.heads import add_head, load_head
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
@@ -102,13 +102,21 @@ def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind
 
 
 @pytest.mark.ranks
-def test_a_value_head_goes_on_ranks_and_comes_back(saved, tmp_path):
+@pytest.mark.parametrize("settings", [TWO, LORA], ids=["full", "lora"])
+def test_a_value_head_goes_on_ranks_and_comes_back(saved, tmp_path, settings):
     torch.nn.init.normal_(add_head(saved.model).weight)
+    if settings is LORA:
+        wrapped = add_lora(saved.model, r=4, alpha=8)
+        saved = replace(saved, model=wrapped)
     report = train_on_ranks(
-        saved, some_pairs(), TWO, tmp_path / "two", Regression(), Silent(), NoTracker()
+        saved, some_pairs(), settings, tmp_path / "two", Regression(), Silent(), NoTracker()
     )
-    train(saved.model, some_pairs(), TWO, tmp_path / "one", objective=Regression())
-    both = load(report.final).model, saved.model
+    train(saved.model, some_pairs(), settings, tmp_path / "one", objective=Regression())
+    if settings is LORA:
+        loaded = load_adapter(load(tmp_path / "model").model, report.final)
+    else:
+        loaded = load(report.final).model
+    both = loaded, saved.model
     load_head(both[0], report.final)
     values = partial(read_rows, reads="values")
     found, right = (held_out(model, values) for model in both)
