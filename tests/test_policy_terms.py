@@ -13,17 +13,20 @@ from pydantic import ValidationError
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.errors import UserError
+from coterie.models.logprobs import entropies
 from coterie.models.packed import sequence_entropies
 from coterie.models.packing import CostRule
 from coterie.training.batches import usable
 from coterie.training.divergence import divergence
 from coterie.training.forward import LossModule, places, row_logprobs
+from coterie.training.means import row_count
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
 from coterie.training.recomputed import with_old, with_row_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
 from coterie.trajectories.row import Row, Target, rows
-from coterie.trajectories.view import view
+from coterie.trajectories.turn import Part, Sample, Speaker, make_turn
+from coterie.trajectories.view import Piece, Segment, View, view
 from tests.dialogue import AGENTS, play
 from tests.templates import model as templated
 from tests.training_models import SETTINGS, some_rows, tiny_llama
@@ -143,14 +146,17 @@ def test_a_row_of_no_path_has_no_mean_over_paths():
     assert objective().count(one_row(3, path_tokens=None)) == 3
 
 
-def test_segments_of_a_recorded_path_know_the_path():
-    loaded = templated("chatml")
-    game = play(InProcessEngine(loaded), lambda _: Sampling(max_tokens=20), turns=6)
-    for agent in AGENTS:
-        made = list(rows(view(game.tree, game.leaf, agent)))
-        total = sum(row.target_count for row in made)
-        assert [row.path_tokens for row in made] == [total] * len(made)
-        assert sum(objective(mean="sequence").count(row) for row in made) == pytest.approx(1)
+def test_segments_of_a_recorded_path_know_the_path_and_how_it_was_sampled():
+    segments = []
+    for ids in ((1, 2, 3), (4,)):
+        sample = Sample("r", ids, (-1.0,) * len(ids), "end", "p", "0", 0, 0.7, 0.9)
+        turn = make_turn("", Speaker("agent", "x"), [Part("said")], sample=sample)
+        segments.append(Segment([Piece((8, 9)), Piece(ids, turn)]))
+    made = list(rows(View("x", "leaf", tuple(segments))))
+    assert [row.path_tokens for row in made] == [4, 4]
+    assert [(t.temperature, t.top_p) for row in made for t in row.targets] == [(0.7, 0.9)] * 2
+    counts = [row_count(row, "sequence") for row in made]
+    assert counts == [0.75, 0.25], "together one path"
 
 
 @pytest.mark.parametrize("mean", ["token", "sequence", "constant"])
@@ -245,10 +251,10 @@ def test_entropies_are_those_of_the_models_own_distributions(temperature, rule):
         model, [row.ids for row in items], [places(row) for row in items], rule,
         temperature=temperature, gradient=True,
     )  # fmt: skip
-    for row, (logprobs, entropies) in zip(items, (one.unbind(-1) for one in found), strict=True):
+    for row, (logprobs, exact) in zip(items, (one.unbind(-1) for one in found), strict=True):
         own = (model(torch.tensor([row.ids])).logits[0] / temperature).log_softmax(-1)
         own = own[[place - 1 for place in places(row)]]
-        torch.testing.assert_close(entropies, torch.distributions.Categorical(logits=own).entropy())
+        torch.testing.assert_close(exact, torch.distributions.Categorical(logits=own).entropy())
         chosen = own[range(len(own)), [row.ids[place] for place in places(row)]]
         torch.testing.assert_close(logprobs, chosen, atol=1e-5, rtol=1e-5)
 
@@ -273,10 +279,8 @@ def test_entropy_has_the_gradient_of_entropy_only_where_it_is_in_the_loss():
 
 
 def test_what_a_model_rules_out_adds_nothing_to_an_entropy():
-    from coterie.models.logprobs import _entropy
-
     logits = torch.tensor([[1.0, 2.0, -math.inf]], requires_grad=True)
-    entropy = _entropy(logits.log_softmax(-1))
+    entropy = entropies(logits.log_softmax(-1))
     two = torch.distributions.Categorical(logits=logits.detach()[:, :2]).entropy()
     torch.testing.assert_close(entropy, two)
 

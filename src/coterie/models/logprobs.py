@@ -161,17 +161,17 @@ def _chunk(model: Any, hidden: Tensor, tokens: Tensor, temperature: float) -> Te
 
 def _chunk_with_entropy(model: Any, hidden: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     logprobs_NV = _all_logprobs(model, hidden, temperature)
-    return torch.stack([logprobs_NV.gather(1, tokens[:, None])[:, 0], _entropy(logprobs_NV)], -1)
+    return torch.stack([logprobs_NV.gather(1, tokens[:, None])[:, 0], entropies(logprobs_NV)], -1)
 
 
 def _chunk_with_shown_entropy(
     model: Any, hidden: Tensor, tokens: Tensor, temperature: float
 ) -> Tensor:
     logprobs_NV = _all_logprobs(model, hidden, temperature)
-    entropies_N = _entropy(logprobs_NV.detach())
+    entropies_N = entropies(logprobs_NV.detach())
     return torch.stack([logprobs_NV.gather(1, tokens[:, None])[:, 0], entropies_N], -1)
 
 
-def _entropy(logprobs_NV: Tensor) -> Tensor:
-    # What a model rules out has a log-prob of -inf, and adds nothing.
+def entropies(logprobs_NV: Tensor) -> Tensor:
+    """Entropy (nats) of each distribution over a vocabulary; ``[N]``. What is ruled out (-inf) adds nothing."""
     return -(logprobs_NV.exp() * logprobs_NV.clamp(min=LEAST_LOGPROB)).sum(-1)
