@@ -1,7 +1,7 @@
-"""On equal rows TRL and we take the same steps: losses and weights within 1e-5 in float32.
+"""On equal rows TRL and we take the same steps: losses, first gradients and weights within 1e-5 in float32.
 
-SFT, DPO, its length-normalised form and with the NLL term, on one rank and on two (gloo), all
-started by ``accelerate launch``.
+SFT, DPO, its length-normalised form and with the NLL term, GRPO, DAPO and Dr. GRPO on paths of one turn and of several,
+on one rank and on two (gloo), all started by ``accelerate launch``.
 """
 
 import json
@@ -34,5 +34,11 @@ def test_five_steps_are_those_of_trl(kind, trained):
     for name, weight in theirs.items():
         assert float((weight - ours[name]).abs().max()) < 1e-5, name
         assert float((weight - start[name]).abs().max()) > 1e-4, f"{name} was not trained"
+    ours, theirs = (
+        load_file(trained / s / kind / "gradients.safetensors") for s in ("ours", "trl")
+    )
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        assert float((gradient - ours[name]).abs().max()) < 1e-5, name
     losses = [json.loads((trained / s / kind / "losses.json").read_text()) for s in ("ours", "trl")]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)

@@ -257,8 +257,8 @@ MUTANTS = (
     Mutant(
         "optima-adapters-begin-anew",
         "runs/roles.py",
-        "return replace(loaded, model=load_adapter(loaded.model, Path(path), trainable=True))",
-        "return loaded",
+        "loaded = replace(loaded, model=model)",
+        "loaded = load(role.model, device=device)",
         "each training of an adapter starts from the base, though from_initial is off",
         (ADAPTERS,),
     ),

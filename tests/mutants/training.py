@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         "checkpoint-head-not-saved",
         "training/checkpoint.py",
-        "            if of_head:\n                save_file(of_head, temporary / HEAD_FILE)\n",
+        "        if of_head:\n            save_file(of_head, temporary / HEAD_FILE)\n",
         "",
         "a trained value head is lost",
         (f"{RESUMED}[True-regression]",),

@@ -123,9 +123,16 @@ class Record:
         self._saved_at = time.monotonic()
 
     def add(
-        self, *, loss: float, grad_norm: float, learning_rate: float, seconds: float
+        self,
+        *,
+        loss: float,
+        grad_norm: float,
+        learning_rate: float,
+        seconds: float,
+        measures: Mapping[str, float],
     ) -> dict[str, float]:
-        """Note a step that was taken. Gives its metrics, which are in ``metrics.jsonl`` too."""
+        """Note a step that was taken. Gives its metrics, which are in ``metrics.jsonl`` too; ``measures`` are the
+        objective's own."""
         self._losses.append(loss)
         self._seconds += seconds
         counts = self.counts
@@ -137,6 +144,7 @@ class Record:
             "learning_rate": learning_rate,
             "tokens_per_second": speed,
             "rows_dropped": counts.too_long + counts.empty,
+            **measures,
         }
         if self.total is not None:
             left = self.total - self.done

@@ -130,14 +130,16 @@ class Trainer(Generic[Item]):
             set_rate(self._optimizer, rate)
             try:
                 loss, norm = self._gradient(batch, splitter, families)
+                measures = self._tally.result()
                 self._torn = True
                 self._stepper.step()
             finally:
                 self._stepper.zero_grad()
+                self._tally.parts.clear()
             self._count(batch, families)
             seconds = time.monotonic() - began
             metrics = self._record.add(
-                loss=loss, grad_norm=norm, learning_rate=rate, seconds=seconds
+                loss=loss, grad_norm=norm, learning_rate=rate, seconds=seconds, measures=measures
             )
             self._torn = False
             if self.is_main:
@@ -205,6 +207,7 @@ class Trainer(Generic[Item]):
         if self.report is not None:
             return
         module = LossModule(self.model, self.objective, self._rule)
+        self._tally = module.tally
         self._optimizer = make_optimizer(self._trained(), self.settings)
         self._wrapped, self._stepper = self._accelerator.prepare(module, self._optimizer)
         self._weights = self._trained()  # sharding has put others in their places
@@ -243,7 +246,7 @@ class Trainer(Generic[Item]):
         for number, part in enumerate(parts, start=1):
             items = [batch.items[i] for i in part or [0]]
             with nullcontext() if number == len(parts) else accelerator.no_sync(module):
-                losses = module(items)
+                losses = module(items, counts=bool(part))
                 accelerator.backward(losses.sum() * (ranks / count if part else 0.0))
             found += zip(part, losses.detach(), strict=False)
         total = sum((loss for _, loss in found), torch.zeros((), device=accelerator.device))
