@@ -96,11 +96,14 @@ def token_values(
     sequences: Sequence[Ids],
     places: Sequence[Sequence[int]],
     rule: CostRule | None = None,
+    *,
+    before: bool = False,
 ) -> list[Tensor]:
     """What the model's head says at each of ``places[i]`` (none of them 0) of each sequence; float32.
 
-    A value at a token has seen that token and all before it. Beginnings that sequences share run once,
-    where there is a ``rule``. Raises :class:`UserError` if the model has no head.
+    A value at a token has seen that token and all before it; one ``before`` it has not seen the token.
+    Beginnings that sequences share run once, where there is a ``rule``. Raises :class:`UserError` if the
+    model has no head.
     """
     head = find_head(model)
     if head is None:
@@ -111,5 +114,5 @@ def token_values(
     batch = model_batch(model, sequences, places, rule)
     inputs = {"attention_mask": batch.mask, "position_ids": batch.positions}
     hidden = hidden_states(model, batch.ids, **inputs).flatten(0, 1)
-    values_N = head(hidden.index_select(0, batch.nodes))
+    values_N = head(hidden.index_select(0, batch.at if before else batch.nodes))
     return [values_N.index_select(0, row) for row in batch.rows]

@@ -7,7 +7,7 @@ Training under a wrapper with its own ``forward`` (DDP, FSDP) must call this fro
 that the wrapper wraps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 CHUNK_ELEMENTS = 1 << 24
 """Most logits that exist at once: positions are projected to the vocabulary in chunks of so many."""
+LEAST_LOGPROB = -1e4
+"""Of a token that has no probability, where entropies are computed."""
 
 
 def token_logprobs(
@@ -38,19 +40,27 @@ def token_logprobs(
     additive 4D, or ``None`` for causal (right padding then needs no mask). Gradients flow where
     they are enabled, with each chunk's logits computed again in the backward pass.
     """
-    hidden = hidden_states(model, ids, attention_mask=attention_mask, position_ids=position_ids)
-    # Not hidden[at]: siblings share a parent, and on CPU its gradient is then summed in any order.
-    wanted = hidden.flatten(0, 1).index_select(0, at)
-    chunk = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
-    pieces = []
-    for start in range(0, len(at), chunk):
-        inputs = (wanted[start : start + chunk], tokens[start : start + chunk])
-        if torch.is_grad_enabled():
-            piece = checkpoint(_chunk, model, *inputs, temperature, use_reentrant=False)
-        else:
-            piece = _chunk(model, *inputs, temperature)
-        pieces.append(piece)
-    return torch.cat(pieces) if pieces else hidden.new_zeros(0, dtype=torch.float32)
+    inputs = {"attention_mask": attention_mask, "position_ids": position_ids}
+    return _in_chunks(_chunk, model, ids, at, tokens, temperature, **inputs)
+
+
+def token_entropies(
+    model: Any,
+    ids: Tensor,
+    at: Tensor,
+    tokens: Tensor,
+    *,
+    attention_mask: Tensor | BlockMask | None = None,
+    position_ids: Tensor | None = None,
+    temperature: float = 1.0,
+    gradient: bool = False,
+) -> Tensor:
+    """What :func:`token_logprobs` gives and, of the same logits, the entropy of the distribution there (nats, exact
+    over the vocabulary). Shape ``[N, 2]``. Entropies have a gradient only where it is asked for.
+    """
+    inputs = {"attention_mask": attention_mask, "position_ids": position_ids}
+    one = _chunk_with_entropy if gradient else _chunk_with_shown_entropy
+    return _in_chunks(one, model, ids, at, tokens, temperature, **inputs)
 
 
 def targets(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,6 +124,52 @@ def _answering(module: Any, output: Any) -> Iterator[None]:
             module.forward = own
 
 
+def _in_chunks(
+    one: Callable[..., Tensor],
+    model: Any,
+    ids: Tensor,
+    at: Tensor,
+    tokens: Tensor,
+    temperature: float,
+    **inputs: Any,
+) -> Tensor:
+    hidden = hidden_states(model, ids, **inputs)
+    # Not hidden[at]: siblings share a parent, and on CPU its gradient is then summed in any order.
+    wanted = hidden.flatten(0, 1).index_select(0, at)
+    chunk = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
+    pieces = []
+    for start in range(0, max(1, len(at)), chunk):
+        part = (wanted[start : start + chunk], tokens[start : start + chunk])
+        if torch.is_grad_enabled():
+            piece = checkpoint(one, model, *part, temperature, use_reentrant=False)
+        else:
+            piece = one(model, *part, temperature)
+        pieces.append(piece)
+    return torch.cat(pieces)
+
+
+def _all_logprobs(model: Any, hidden: Tensor, temperature: float) -> Tensor:
+    return torch.log_softmax(vocabulary_logits(model, hidden) / temperature, -1)
+
+
 def _chunk(model: Any, hidden: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    logits = vocabulary_logits(model, hidden) / temperature
-    return torch.log_softmax(logits, -1).gather(1, tokens[:, None]).squeeze(1)
+    logprobs_NV = _all_logprobs(model, hidden, temperature)
+    return logprobs_NV.gather(1, tokens[:, None]).squeeze(1)
+
+
+def _chunk_with_entropy(model: Any, hidden: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    logprobs_NV = _all_logprobs(model, hidden, temperature)
+    return torch.stack([logprobs_NV.gather(1, tokens[:, None])[:, 0], _entropy(logprobs_NV)], -1)
+
+
+def _chunk_with_shown_entropy(
+    model: Any, hidden: Tensor, tokens: Tensor, temperature: float
+) -> Tensor:
+    logprobs_NV = _all_logprobs(model, hidden, temperature)
+    entropies_N = _entropy(logprobs_NV.detach())
+    return torch.stack([logprobs_NV.gather(1, tokens[:, None])[:, 0], entropies_N], -1)
+
+
+def _entropy(logprobs_NV: Tensor) -> Tensor:
+    # What a model rules out has a log-prob of -inf, and adds nothing.
+    return -(logprobs_NV.exp() * logprobs_NV.clamp(min=LEAST_LOGPROB)).sum(-1)

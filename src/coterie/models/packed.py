@@ -3,7 +3,7 @@
 Used by training, by reference log-probs and by engines, so that all three compute the same thing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from coterie.models.logprobs import token_logprobs
+from coterie.models.logprobs import token_entropies, token_logprobs
 from coterie.models.packing import CostRule, Pack, pack
 from coterie.models.trie import Ids
 
@@ -100,18 +100,43 @@ def sequence_logprobs(
     sequences: Sequence[Ids],
     places: Sequence[Sequence[int]],
     rule: CostRule | None = None,
+    *,
+    temperature: float = 1.0,
 ) -> list[Tensor]:
     """Log-probs (nats, float32) of the tokens at ``places[i]`` (none of them 0) of each sequence."""
+    return _read(token_logprobs, model, sequences, places, rule, temperature=temperature)
+
+
+def sequence_entropies(
+    model: Any,
+    sequences: Sequence[Ids],
+    places: Sequence[Sequence[int]],
+    rule: CostRule | None = None,
+    *,
+    temperature: float = 1.0,
+    gradient: bool = False,
+) -> list[Tensor]:
+    """Log-probs of these tokens, and entropies (nats) of the distributions that they are of; each ``[places, 2]``.
+
+    Entropies have a gradient only where it is asked for.
+    """
+    options = {"temperature": temperature, "gradient": gradient}
+    return _read(token_entropies, model, sequences, places, rule, **options)
+
+
+def _read(
+    tokens: Callable[..., Tensor],
+    model: Any,
+    sequences: Sequence[Ids],
+    places: Sequence[Sequence[int]],
+    rule: CostRule | None,
+    **options: Any,
+) -> list[Tensor]:
+    """What ``tokens`` gives for each wanted token, dealt to the sequences."""
     batch = model_batch(model, sequences, places, rule)
-    logprobs_N = token_logprobs(
-        model,
-        batch.ids,
-        batch.at,
-        batch.labels,
-        attention_mask=batch.mask,
-        position_ids=batch.positions,
-    )
-    return [logprobs_N.index_select(0, row) for row in batch.rows]
+    inputs = {"attention_mask": batch.mask, "position_ids": batch.positions, **options}
+    found_N = tokens(model, batch.ids, batch.at, batch.labels, **inputs)
+    return [found_N.index_select(0, row) for row in batch.rows]
 
 
 def _mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> Tensor:

@@ -4,7 +4,7 @@ What a step does is in :mod:`coterie.runs.reinforce`; a recipe composes it by :f
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Self
 
 from pydantic import model_validator
 

@@ -69,7 +69,11 @@ class PathRewardSettings(Settings):
             raise ValueError("overlong needs overlong_limit and overlong_buffer; give both")
         if not self.overlong and limits != (None, None):
             raise ValueError("overlong_limit and overlong_buffer mean nothing without overlong")
-        if self.overlong_limit and self.overlong_buffer and self.overlong_buffer > self.overlong_limit:
+        if (
+            self.overlong_limit
+            and self.overlong_buffer
+            and self.overlong_buffer > self.overlong_limit
+        ):
             raise ValueError(
                 f"overlong_buffer={self.overlong_buffer} is more than overlong_limit={self.overlong_limit}"
             )
@@ -155,4 +159,6 @@ class PathReward:
         tokens = sum(len(turn.ids) for turn in graded.path)
         dialogue = Dialogue(graded.outcome, tokens, loss=0.0, path=graded.path)
         weights = self.settings.terms.values()
-        return sum(w * value(term, dialogue) for w, term in zip(weights, self._own.values(), strict=True))
+        return sum(
+            w * value(term, dialogue) for w, term in zip(weights, self._own.values(), strict=True)
+        )

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from coterie.models.heads import token_values
-from coterie.models.packed import sequence_logprobs
+from coterie.models.packed import sequence_entropies, sequence_logprobs
 from coterie.models.packing import CostRule
-from coterie.training.objective import Item, Objective
+from coterie.training.measures import Tally
+from coterie.training.objective import OF_A_HEAD, Item, Measured, Objective, Reads, Tempered
 from coterie.trajectories.row import Row
 
 
@@ -30,26 +31,46 @@ class LossModule(nn.Module, Generic[Item]):
         self.rule = rule
         self._no_split_modules = getattr(model, "_no_split_modules", None)
         """What FSDP shards as one: the model's layers."""
+        self.tally = Tally()
+        """What the objective measured since it was last emptied."""
 
-    def forward(self, items: Sequence[Item]) -> torch.Tensor:
-        """Summed loss of each item, shape ``(items,)``."""
-        groups = [self.objective.rows(item) for item in items]
+    def forward(self, items: Sequence[Item], *, counts: bool = True) -> torch.Tensor:
+        """Summed loss of each item, shape ``(items,)``. What does not count is not measured."""
+        objective = self.objective
+        groups = [objective.rows(item) for item in items]
         rows = [row for group in groups for row in group]
-        read = row_logprobs if self.objective.reads == "logprobs" else row_values
-        found = iter(read(self.model, rows, self.rule))
-        return self.objective.losses(items, [[next(found) for _ in group] for group in groups])
+        temperature = objective.temperature if isinstance(objective, Tempered) else 1.0
+        found = iter(read_rows(self.model, rows, objective.reads, self.rule, temperature))
+        read = [[next(found) for _ in group] for group in groups]
+        if counts and isinstance(objective, Measured):
+            with torch.no_grad():
+                shown = [[tensor.detach() for tensor in group] for group in read]
+                self.tally.add(objective.measures(items, shown))
+        return objective.losses(items, read)
+
+
+def read_rows(
+    model: Any,
+    rows: Sequence[Row],
+    reads: Reads,
+    rule: CostRule | None = None,
+    temperature: float = 1.0,
+) -> list[torch.Tensor]:
+    """What an objective reads of the targets of each row, in order; nothing at a first token."""
+    ids, at = [row.ids for row in rows], [places(row) for row in rows]
+    if reads in OF_A_HEAD:
+        return token_values(model, ids, at, rule, before=reads == "states")
+    if reads == "logprobs":
+        return sequence_logprobs(model, ids, at, rule, temperature=temperature)
+    gradient = reads == "entropies"
+    return sequence_entropies(model, ids, at, rule, temperature=temperature, gradient=gradient)
 
 
 def row_logprobs(
-    model: Any, rows: Sequence[Row], rule: CostRule | None = None
+    model: Any, rows: Sequence[Row], rule: CostRule | None = None, temperature: float = 1.0
 ) -> list[torch.Tensor]:
     """Log-probs (nats, float32) of the targets of each row, in order; none for a first token."""
-    return sequence_logprobs(model, [row.ids for row in rows], [places(row) for row in rows], rule)
-
-
-def row_values(model: Any, rows: Sequence[Row], rule: CostRule | None = None) -> list[torch.Tensor]:
-    """Values (float32) of the model's head at the targets of each row, in order; none at a first token."""
-    return token_values(model, [row.ids for row in rows], [places(row) for row in rows], rule)
+    return read_rows(model, rows, "logprobs", rule, temperature)
 
 
 def places(row: Row) -> list[int]:

@@ -9,20 +9,26 @@ over the whole optimiser step. The denominator is one number for all micro-batch
 a step is split changes nothing.
 """
 
-from collections.abc import Sequence
-from typing import Literal, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from coterie.training.measures import Measure
 from coterie.trajectories.row import Row
 
-Reads = Literal["logprobs", "values", "differences"]
-"""What an objective is given of each target token: its log-prob, or what a value head says at it.
+Reads = Literal["logprobs", "entropies", "shown entropies", "values", "differences", "states"]
+"""What an objective is given of each target token.
 
-Of values only ``differences`` may count. The head's bias then cancels, and is not trained: its gradient
-is nothing but rounding, which Adam would make steps of.
+* ``logprobs``: its log-prob, shape ``(targets,)``. ``entropies``: that and the entropy of the distribution that it is
+  of, ``(targets, 2)``; ``shown entropies`` have no gradient.
+* ``values``: what a value head says at it, with the token seen; ``states``: what it says before it, of the state in
+  which the token was chosen. Of ``differences`` of values the head's bias cancels, and is not trained: its gradient
+  is nothing but rounding, which Adam would make steps of.
 """
-TargetValue = Literal["logprobs", "advantages", "reference", "values"]
+OF_A_HEAD: tuple[Reads, ...] = ("values", "differences", "states")
+"""What only a model with a value head can say."""
+TargetValue = Literal["logprobs", "advantages", "reference", "values", "returns", "old"]
 """What rows may carry for each target besides its id; fields of :class:`~coterie.trajectories.row.Row`."""
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
@@ -57,7 +63,28 @@ class Objective(Protocol[Item_contra]):
     ) -> torch.Tensor:
         """Summed loss of each item, shape ``(items,)``, float32, in nats.
 
-        ``read[i][j]`` are the log-probs or values of the targets of row ``j`` of item ``i``, in order.
-        A target at a row's first token has none, for nothing comes before it.
+        ``read[i][j]`` is what it reads of the targets of row ``j`` of item ``i``, in order.
+        A target at a row's first token has nothing, for nothing comes before it.
         """
+        ...
+
+
+@runtime_checkable
+class Tempered(Protocol):
+    """An objective on tokens that were sampled: it reads the distribution that they were sampled from."""
+
+    @property
+    def temperature(self) -> float:
+        """Logits are divided by it."""
+        ...
+
+
+@runtime_checkable
+class Measured(Protocol[Item_contra]):
+    """An objective that tells more of a step than its loss."""
+
+    def measures(
+        self, items: Sequence[Item_contra], read: Sequence[Sequence[torch.Tensor]], /
+    ) -> Mapping[str, Measure]:
+        """Numbers of the trained tokens of these items, by name; ``read`` as for ``losses``, without gradients."""
         ...

@@ -14,7 +14,7 @@ from coterie.errors import UserError
 from coterie.models.adapters import activate, add_lora, using
 from coterie.models.context import context_length
 from coterie.models.heads import find_head
-from coterie.training.objective import Reads
+from coterie.training.objective import OF_A_HEAD, Reads
 from coterie.training.settings import TrainingSettings
 
 RANDOM = ("dropout", "layerdrop", "jitter")
@@ -119,7 +119,7 @@ def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None)
 def _check_head(model: Any, settings: TrainingSettings, reads: Reads) -> None:
     """Refuse an objective on values for a model without a head, and a head beside an adapter."""
     head = find_head(model)
-    if reads != "logprobs" and head is None:
+    if reads in OF_A_HEAD and head is None:
         raise UserError(
             "this objective trains a value head, and the model has none",
             "give it one first: coterie.models.heads.add_head",
@@ -136,7 +136,7 @@ def _freeze_unread(model: Any, reads: Reads) -> None:
     head = find_head(model)
     if head is None:
         return
-    if reads == "logprobs":
+    if reads not in OF_A_HEAD:
         head.requires_grad_(False)
         return
     output = model.get_output_embeddings()

@@ -12,7 +12,9 @@ MEANINGS: dict[TargetValue, str] = {
     "logprobs": "the log-probs with which they were sampled (a changed context has none)",
     "advantages": "advantages",
     "reference": "log-probs under the reference",
-    "values": "values as they were when the row was made",
+    "values": "values of the states before them, as they were when the row was made",
+    "returns": "returns",
+    "old": "log-probs that the trainer computed under the weights that sampled them",
 }
 """What each of them is, for messages."""
 
@@ -30,8 +32,7 @@ def check_targets(groups: Iterable[Sequence[Row]], objective: Objective[Item]) -
 def at_predicted(row: Row, name: TargetValue, like: torch.Tensor) -> torch.Tensor:
     """A row's values at those of its targets that have log-probs (``Row.predicted``), as a tensor like ``like``."""
     values = getattr(row, name)
-    first = 1 if row.targets and row.targets[0].start == 0 else 0
-    return torch.tensor(values[first:], dtype=like.dtype, device=like.device)
+    return torch.tensor(values[row.unpredicted :], dtype=like.dtype, device=like.device)
 
 
 def _check(row: Row, name: TargetValue, objective: str) -> None:

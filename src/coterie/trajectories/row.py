@@ -1,9 +1,13 @@
 """A training row: tokens, exactly which of them are targets, and who wrote each target."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from coterie.trajectories.turn import Turn
 from coterie.trajectories.view import View
+
+UNPREDICTED = 0.0
+"""What stands for a target that nothing predicts (a row's first token) among numbers of targets. It is not trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,10 @@ class Target:
     """``POLICY@VERSION`` of the model that sampled it, or the author of unsampled text."""
     turn: str = ""
     """Id of the turn it is, where it is one."""
+    temperature: float = 1.0
+    """At which it was sampled."""
+    top_p: float = 1.0
+    """Share of the probability that it was sampled from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,13 @@ class Row:
     reference: tuple[float, ...] | None = None
     """Log-probs of the targets under a reference model, in order."""
     values: tuple[float, ...] | None = None
-    """What a value head said at the targets when the row was made, in order."""
+    """What a value head said of the state before each target when the row was made, in order."""
+    returns: tuple[float, ...] | None = None
+    """What a value head should say of the state before each target, in order."""
+    old: tuple[float, ...] | None = None
+    """Log-probs of the targets as the trainer computed them under the weights that sampled, in order."""
+    path_tokens: int | None = None
+    """How many predicted targets all rows of its agent's path have; ``None`` where it is of no path."""
 
     def __post_init__(self) -> None:
         position = 0
@@ -67,6 +81,11 @@ class Row:
         return [turn for turn in places if turn]
 
     @property
+    def unpredicted(self) -> int:
+        """How many targets have nothing before them: 1 where the row's first token is one."""
+        return int(bool(self.targets) and self.targets[0].start == 0)
+
+    @property
     def target_count(self) -> int:
         """Number of trained tokens."""
         return sum(target.stop - target.start for target in self.targets)
@@ -74,23 +93,36 @@ class Row:
 
 def rows(view: View, weight: float = 1.0) -> Iterator[Row]:
     """The rows of a view: one per segment, the agent's own turns as targets."""
-    for index, segment in enumerate(view.segments):
-        targets: list[Target] = []
-        logprobs: list[float] = []
-        sampled = view.context is None
-        position = 0
-        for piece in segment.pieces:
-            stop = position + len(piece.ids)
-            if piece.turn is not None and piece.ids:
-                targets.append(Target(position, stop, piece.turn.writer, piece.turn.id))
-                logprobs.extend(piece.turn.sample.logprobs if piece.turn.sample else ())
-                sampled = sampled and piece.turn.sample is not None
-            position = stop
-        yield Row(
-            segment.ids,
-            tuple(targets),
-            tuple(logprobs) if sampled else None,
-            weight,
-            view.context,
-            f"{view.leaf}/{view.agent}/{index}",
-        )
+    made = [_row(view, index, weight) for index in range(len(view.segments))]
+    total = sum(len(turn) for row in made for turn in row.predicted)
+    for row in made:
+        yield replace(row, path_tokens=total)
+
+
+def _row(view: View, index: int, weight: float) -> Row:
+    segment = view.segments[index]
+    targets: list[Target] = []
+    logprobs: list[float] = []
+    sampled = view.context is None
+    position = 0
+    for piece in segment.pieces:
+        stop = position + len(piece.ids)
+        if piece.turn is not None and piece.ids:
+            targets.append(_target(position, stop, piece.turn))
+            logprobs.extend(piece.turn.sample.logprobs if piece.turn.sample else ())
+            sampled = sampled and piece.turn.sample is not None
+        position = stop
+    return Row(
+        segment.ids,
+        tuple(targets),
+        tuple(logprobs) if sampled else None,
+        weight,
+        view.context,
+        f"{view.leaf}/{view.agent}/{index}",
+    )
+
+
+def _target(start: int, stop: int, turn: Turn) -> Target:
+    if turn.sample is None:
+        return Target(start, stop, turn.writer, turn.id)
+    return Target(start, stop, turn.writer, turn.id, turn.sample.temperature, turn.sample.top_p)

@@ -35,10 +35,10 @@ class GrpoSettings(ReinforceSettings, RecipeSettings):
             raise ValueError(
                 "policies=each has no critic for each policy; use advantage.baseline=mean, or policies=one"
             )
-        if self.has_critic is False and self.rollout.samples < 2:
+        if not self.has_critic and self.rollout.samples < 2:
             raise ValueError(
-                f"rollout.samples={self.rollout.samples}: a path is compared with the others of its task; use 2 or more, "
-                "or advantage.baseline=values"
+                f"rollout.samples={self.rollout.samples}: a path is compared with the others of its task; use 2 "
+                "or more, or advantage.baseline=values"
             )
         return self
 

@@ -21,6 +21,7 @@ from coterie.models.loading import LoadedModel
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.folder import Run
 from coterie.runs.roles import Roles
+from coterie.training import checkpoint
 from coterie.training.objective import Objective
 from coterie.training.recomputed import with_row_reference
 from coterie.training.settings import TrainingSettings
@@ -135,8 +136,8 @@ def learner(
     ) as trainer:
         fresh = what.settings.method == "lora" and not isinstance(loaded.model, PeftModel)
         yield Learner(models, what, replace(loaded, model=trainer.model), trainer, fresh)
-    for folder in folder.glob(f"{SERVED}*"):
-        shutil.rmtree(folder)
+    for served in folder.glob(f"{SERVED}*"):
+        shutil.rmtree(served)
 
 
 def saved_updates(folder: Path) -> set[int]:

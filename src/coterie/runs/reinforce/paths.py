@@ -1,4 +1,4 @@
-"""The paths of a step as its agents took them: what each of them was rewarded with, and the rows that it is trained on."""
+"""The paths of a step as its agents took them: what each was rewarded with, and the rows that it is trained on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from coterie.rewards.advantages import Sampled
 from coterie.rewards.path_reward import Graded, PathReward
 from coterie.rewards.placing import turn_ends
 from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
-from coterie.trajectories.row import Row, rows
 from coterie.trajectories.item import Metrics
+from coterie.trajectories.row import Row, rows
 from coterie.trajectories.store import Store
 from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import Turn

@@ -1,6 +1,6 @@
 """From what a step sampled to what it is trained on: the right paths, their advantages, and what the loss reads."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from coterie.rewards.advantages import group_advantages, kl_rewards
@@ -45,7 +45,9 @@ def prepare(
     fresh = _fresh(paths, policies)
     stale = len(paths) - len(fresh)
     if rules.reference or rules.kl:
-        fresh = _by_role(fresh, policies, lambda one, rows: one.with_reference(rows, groups.temperature))
+        fresh = _by_role(
+            fresh, policies, lambda one, rows: one.with_reference(rows, groups.temperature)
+        )
     if rules.kl:
         fresh = [_costly(path, rules.kl) for path in fresh]
     if critic is not None:
@@ -56,7 +58,9 @@ def prepare(
     chosen = [path for path in judged.paths if not _masked(path, rules.advantage)]
     masked = len(judged.paths) - len(chosen)
     if rules.recomputed:
-        chosen = _by_role(chosen, policies, lambda one, rows: _with_old(one, rows, groups.temperature))
+        chosen = _by_role(
+            chosen, policies, lambda one, rows: _with_old(one, rows, groups.temperature)
+        )
     counts = {**judged.counts, "paths_stale": stale, "paths_masked": masked}
     return Judged(tuple(chosen), judged.telling, counts)
 

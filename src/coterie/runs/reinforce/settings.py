@@ -45,8 +45,8 @@ class GroupSettings(Settings):
             )
         if self.draw is not None and self.rounds == 1 and self.draw != self.tasks:
             raise ValueError(
-                f"draw={self.draw} and tasks={self.tasks}: with rounds=1 all that is drawn is trained on; leave out draw, "
-                "or raise rounds"
+                f"draw={self.draw} and tasks={self.tasks}: with rounds=1 all that is drawn is trained on; leave out "
+                "draw, or raise rounds"
             )
         if self.rounds > 1 and self.samples < 2:
             raise ValueError(
@@ -90,9 +90,14 @@ class AdvantageSettings(Settings):
 class StepSettings(Settings):
     """How many steps there are, and what each makes of its paths."""
 
-    count: int = key(50, "Steps: each samples anew from the newest policy.", source="GAP: 200", ge=1)
+    count: int = key(
+        50, "Steps: each samples anew from the newest policy.", source="GAP: 200", ge=1
+    )
     minibatches: int = key(
-        1, "Optimiser steps in which a step's groups are trained on, once each.", source="GAP: 1", ge=1
+        1,
+        "Optimiser steps in which a step's groups are trained on, once each.",
+        source="GAP: 1",
+        ge=1,
     )
     epochs: int = key(1, "How often a step's groups are trained on.", source="GAP: 1", ge=1)
     patience: int = key(
