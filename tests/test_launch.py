@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,13 @@ import torch
 
 from coterie.config.plugins import at_place
 from coterie.errors import UserError
-from coterie.models.adapters import load_adapter
+from coterie.models.adapters import add_lora, load_adapter
 from coterie.models.heads import add_head, load_head
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
 from coterie.training import launch
 from coterie.training.dpo import DPO, DPOSettings
-from coterie.training.forward import row_logprobs, row_values
+from coterie.training.forward import read_rows, row_logprobs
 from coterie.training.launch import check_launch, train_on_ranks
 from coterie.training.loop import train
 from coterie.training.regression import Regression
@@ -101,15 +102,24 @@ def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind
 
 
 @pytest.mark.ranks
-def test_a_value_head_goes_on_ranks_and_comes_back(saved, tmp_path):
+@pytest.mark.parametrize("settings", [TWO, LORA], ids=["full", "lora"])
+def test_a_value_head_goes_on_ranks_and_comes_back(saved, tmp_path, settings):
     torch.nn.init.normal_(add_head(saved.model).weight)
+    if settings is LORA:
+        wrapped = add_lora(saved.model, r=4, alpha=8)
+        saved = replace(saved, model=wrapped)
     report = train_on_ranks(
-        saved, some_pairs(), TWO, tmp_path / "two", Regression(), Silent(), NoTracker()
+        saved, some_pairs(), settings, tmp_path / "two", Regression(), Silent(), NoTracker()
     )
-    train(saved.model, some_pairs(), TWO, tmp_path / "one", objective=Regression())
-    both = load(report.final).model, saved.model
+    train(saved.model, some_pairs(), settings, tmp_path / "one", objective=Regression())
+    if settings is LORA:
+        loaded = load_adapter(load(tmp_path / "model").model, report.final)
+    else:
+        loaded = load(report.final).model
+    both = loaded, saved.model
     load_head(both[0], report.final)
-    found, right = (held_out(model, row_values) for model in both)
+    values = partial(read_rows, reads="values")
+    found, right = (held_out(model, values) for model in both)
     assert (found - right).abs().max() < 1e-4
 
 

@@ -68,7 +68,7 @@ def test_the_loss_is_that_of_the_formula(kl):
             clipped += ratio * a > near * a
             away = reference - p
             total -= min(ratio * a, near * a)
-            total += kl * (torch.tensor(away).exp().item() - away - 1)
+            total += kl * ratio * (torch.tensor(away).exp().item() - away - 1)
         assert loss.item() == pytest.approx(row.weight * total, rel=1e-4, abs=1e-5)
     assert clipped > 5
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from coterie.errors import UserError
-from coterie.models.adapters import add_lora
-from coterie.models.heads import HEAD_FILE, add_head, load_head, token_values
+from coterie.models.adapters import add_lora, load_adapter
+from coterie.models.heads import HEAD_FILE, add_head, find_head, load_head, token_values
 from coterie.models.packing import CostRule
 from coterie.training.checkpoint import weight_hash
 from coterie.training.classifier import Classifier
@@ -213,13 +213,47 @@ def test_training_on_logprobs_leaves_a_head_as_it_was(tmp_path):
     assert torch.equal(load_file(report.final / HEAD_FILE)["value_head.weight"], before)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_is_trained_beside_an_adapter_and_saved_with_it(kind, tmp_path):
+    objective, make, _ = KINDS[kind]
+    settings = LORA.model_copy(update={"save_every_steps": 1, "epochs": 4})
+    model = with_head()
+    before = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+    whole = train(model, make(), settings, tmp_path / "whole", objective=objective)
+    after = model.state_dict()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items()), "as found"
+    with pytest.raises(Stop):
+        train(with_head(), make(), settings, tmp_path / "cut", objective=objective,
+              progress=Halted(3))  # fmt: skip
+    report = train(with_head(), make(), settings, tmp_path / "cut", objective=objective)
+    assert weight_hash(report.final) == weight_hash(whole.final)
+    head = load_file(whole.final / HEAD_FILE)
+    assert not torch.equal(head["value_head.weight"], before["value_head.weight"])
+    loaded = load_adapter(tiny_llama(), whole.final)
+    load_head(loaded, whole.final)
+    assert weight_hash(loaded) == weight_hash(whole.final)
+    train(loaded, make(), settings, tmp_path / "on", objective=objective)
+    with torch.no_grad():
+        losses = [float(in_microbatches(m, objective, make(), 100, None)) for m in (model, loaded)]
+    assert losses[1] < 0.8 * losses[0], "both went on from where they were"
+
+
+def test_an_adapter_without_its_head_values_otherwise():
+    model = with_head()
+    (row,) = some_rows(1)
+    (plain,) = token_values(model, [row.ids], [places(row)])
+    wrapped = add_lora(model, r=2, alpha=4)
+    assert find_head(wrapped) is model.value_head
+    for name, weight in wrapped.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_()
+    (with_adapter,) = token_values(wrapped, [row.ids], [places(row)])
+    assert float((with_adapter - plain).abs().max()) > 1e-3
+
+
 def test_what_cannot_be_trained_with_a_head_is_refused(tmp_path):
     with pytest.raises(UserError, match="the model has none"):
         train(tiny_llama(), some_pairs(), SETTINGS, tmp_path, objective=Regression())
-    with pytest.raises(UserError, match="an adapter does not hold"):
-        train(with_head(), some_pairs(), LORA, tmp_path, objective=Regression())
-    with pytest.raises(UserError, match="LoRA"):
-        add_head(add_lora(tiny_llama(), r=2, alpha=4))
     with pytest.raises(UserError, match="without a value head"):
         token_values(tiny_llama(), [(1, 2)], [[1]])
     with pytest.raises(UserError, match=f"no {HEAD_FILE}"):

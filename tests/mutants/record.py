@@ -225,8 +225,8 @@ MUTANTS = (
     Mutant(
         "row-trains-its-prompt",
         "trajectories/row.py",
-        "Target(position, stop, piece.turn.writer",
-        "Target(0, stop, piece.turn.writer",
+        "_target(position, stop, piece.turn)",
+        "_target(0, stop, piece.turn)",
         "prompts are trained with what was said",
         (f"{VIEWS}test_what_nobody_sampled_is_a_target_by_its_author_without_logprobs",),
     ),

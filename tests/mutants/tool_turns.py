@@ -117,8 +117,8 @@ MUTANTS = (
     Mutant(
         "row-trains-the-end-of-a-prompt",
         "trajectories/row.py",
-        "targets.append(Target(position, stop,",
-        "targets.append(Target(position - 1, stop,",
+        "targets.append(_target(position, stop,",
+        "targets.append(_target(position - 1, stop,",
         "the last token of what the agent is shown is trained",
         ("tests/contract/test_03_observations.py::test_no_observation_is_a_target",),
     ),

@@ -137,8 +137,8 @@ MUTANTS = (
     Mutant(
         "packed-without-positions",
         "models/packed.py",
-        "        position_ids=batch.positions,\n",
-        "        position_ids=None,\n",
+        '"position_ids": batch.positions',
+        '"position_ids": None',
         "the model counts positions along the packed row",
         (EQUAL_FLAT,),
     ),
@@ -284,8 +284,8 @@ MUTANTS = (
     Mutant(
         "head-reads-the-parent",
         "models/heads.py",
-        "hidden.index_select(0, batch.nodes)",
-        "hidden.index_select(0, batch.at)",
+        "batch.at if before else batch.nodes",
+        "batch.at",
         "a value is that of the token before",
         (f"{HEADS}test_loss_and_gradients_are_the_naive_ones_for_any_micro_batch[4-regression]",),
     ),

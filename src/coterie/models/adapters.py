@@ -19,14 +19,14 @@ from safetensors.torch import load_file
 
 from coterie.errors import UserError
 from coterie.models.checksums import checksums
+from coterie.models.heads import HEAD
+from coterie.models.logprobs import PEFT_PREFIX
 from coterie.models.saved import check_whole, reading
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 DEFAULT = "default"
 BASE_FILE = "base.json"
 """Beside a saved adapter: what the base is that it was trained on."""
-PEFT_PREFIX = "base_model.model."
-"""What PEFT puts before the names of the base's weights."""
 
 
 def add_lora(
@@ -175,7 +175,8 @@ def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = No
     """A hash of the base under a model's adapters: names, shapes, and all values of each weight.
 
     Values are rounded to bfloat16, so that a base has one fingerprint in float32 and in bfloat16;
-    two bases that differ by less than that rounding have one too. ``weights`` stands in for the
+    two bases that differ by less than that rounding have one too. A value head, which is trained beside an
+    adapter, does not count. ``weights`` stands in for the
     model's own, where those are sharded.
     """
     digest = hashlib.sha256()
@@ -185,6 +186,8 @@ def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = No
         if ".lora_" not in name
     }
     for name, weight in sorted(found.items()):
+        if name.startswith(f"{HEAD}."):
+            continue
         (total,) = checksums([weight.detach().to(torch.bfloat16)])
         digest.update(f"{name} {list(weight.shape)} {total}\n".encode())
     return digest.hexdigest()

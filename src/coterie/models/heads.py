@@ -5,19 +5,19 @@
     values = token_values(loaded.model, sequences, places)
 
 The head is a part of the model that the model's own forward pass does not use: it is trained, hashed
-and put into checkpoints as the other weights are, and saved in a file of its own beside them.
+and put into checkpoints as the other weights are, and saved in a file of its own beside them. Of a model
+with LoRA adapters it is a part of the base, trained whole beside the adapter and saved with it.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from coterie.errors import UserError
-from coterie.models.logprobs import hidden_states
+from coterie.models.logprobs import PEFT_PREFIX, causal, hidden_states
 from coterie.models.packed import model_batch
 from coterie.models.packing import CostRule
 from coterie.models.saved import reading
@@ -43,24 +43,16 @@ class ValueHead(nn.Linear):
 
 
 def add_head(model: Any) -> ValueHead:
-    """Give a model a fresh value head, in place; an earlier one is replaced.
-
-    Raises :class:`UserError` for a model with adapters: these are saved without the head.
-    """
-    if isinstance(model, PeftModel):
-        raise UserError(
-            "a value head can't be put on a model with LoRA adapters",
-            "merge the adapter first (merge_and_unload), and train all weights (method=full)",
-        )
+    """Give a model (the base, of one with adapters) a fresh value head, in place; an earlier one is replaced."""
     embedding = model.get_input_embeddings().weight
     head = ValueHead(model.config.hidden_size).to(embedding.device)
-    setattr(model, HEAD, head)
+    setattr(causal(model), HEAD, head)
     return head
 
 
 def find_head(model: Any) -> ValueHead | None:
     """The head of a model, if it has one."""
-    head = getattr(model, HEAD, None)
+    head = getattr(causal(model), HEAD, None)
     return head if isinstance(head, ValueHead) else None
 
 
@@ -86,9 +78,14 @@ def load_head(model: Any, folder: Path) -> ValueHead:
 
 
 def split_head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A model's weights without those of its head, and those of its head (none: it has no head)."""
-    of_head = {name: w for name, w in weights.items() if name.startswith(f"{HEAD}.")}
-    return {name: w for name, w in weights.items() if name not in of_head}, of_head
+    """A model's weights without those of its head, and those of its head (none: it has no head).
+
+    The head's are called the same whether the model has adapters or not.
+    """
+    own = {name: name.removeprefix(PEFT_PREFIX) for name in weights}
+    of_head = {name for name, plain in own.items() if plain.startswith(f"{HEAD}.")}
+    rest = {name: w for name, w in weights.items() if name not in of_head}
+    return rest, {own[name]: weights[name] for name in of_head}
 
 
 def token_values(

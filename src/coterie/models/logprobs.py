@@ -19,6 +19,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 CHUNK_ELEMENTS = 1 << 24
 """Most logits that exist at once: positions are projected to the vocabulary in chunks of so many."""
+PEFT_PREFIX = "base_model.model."
+"""What PEFT puts before the names of the base's weights."""
 LEAST_LOGPROB = -1e4
 """Of a token that has no probability, where entropies are computed."""
 

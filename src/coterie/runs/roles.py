@@ -99,27 +99,27 @@ class Roles:
     def load(self, name: str, version: int) -> LoadedModel:
         """A version of a role, to sample from and to score with; an adapter is merged."""
         role, path, device = self.known[name], self.path(name, version), self.settings.device_name
-        if not is_adapter(path):
-            loaded = load(path, device=device)
-            if role.head and version:
-                load_head(loaded.model, Path(path))
-            return loaded
-        loaded = load(role.model, device=device)
-        reload(loaded, path)
+        adapter = is_adapter(path)
+        loaded = load(role.model if adapter else path, device=device)
+        if adapter:
+            reload(loaded, path)
+        if role.head and version:
+            load_head(loaded.model, Path(path))
         return loaded
 
     def load_to_train(self, name: str, version: int) -> LoadedModel:
         """A version of a role, to be trained on: an adapter is beside its base, and goes on."""
         role, path, device = self.known[name], self.path(name, version), self.settings.device_name
-        if not is_adapter(path):
-            loaded = load(path, device=device)
-            if role.head and version:
-                load_head(loaded.model, Path(path))
-            elif role.head:
-                add_head(loaded.model)
-            return loaded
-        loaded = load(role.model, device=device)
-        return replace(loaded, model=load_adapter(loaded.model, Path(path), trainable=True))
+        adapter = is_adapter(path)
+        loaded = load(role.model if adapter else path, device=device)
+        if adapter:
+            model = load_adapter(loaded.model, Path(path), trainable=True)
+            loaded = replace(loaded, model=model)
+        if role.head and version:
+            load_head(loaded.model, Path(path))
+        elif role.head:
+            add_head(loaded.model)
+        return loaded
 
     # -- the engines that sample from them -------------------------------------------------------
 

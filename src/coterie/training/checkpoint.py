@@ -26,7 +26,7 @@ from transformers.utils import logging
 from coterie.config.folders import whole_folder
 from coterie.errors import UserError
 from coterie.models.adapters import adapter_weights, save_adapter
-from coterie.models.heads import HEAD_FILE, split_head
+from coterie.models.heads import HEAD_FILE, load_head, split_head
 from coterie.models.loading import TOKENIZER_FILES
 from coterie.models.saved import check_whole, reading, with_weights, writing
 
@@ -148,14 +148,14 @@ def save_final(
             for pattern in TOKENIZER_FILES:
                 for path in sorted(tokenizer_from.glob(pattern)):
                     shutil.copy2(path, temporary)
+        weights, of_head = split_head(weights)
         if isinstance(model, PeftModel):
             save_adapter(model, temporary, model.active_adapter, weights)
         else:
-            weights, of_head = split_head(weights)
             with _without_bar():
                 model.save_pretrained(temporary, state_dict=weights)
-            if of_head:
-                save_file(of_head, temporary / HEAD_FILE)
+        if of_head:
+            save_file(of_head, temporary / HEAD_FILE)
         (temporary / "training.json").write_text(json.dumps(facts, indent=1))
 
 
@@ -167,6 +167,8 @@ def load_final(model: Any, folder: Path) -> None:
             tensors = load_file(file)
         check_whole(file, adapter_weights(model, model.active_adapter) - tensors.keys())
         set_peft_model_state_dict(model, tensors, adapter_name=model.active_adapter)
+        if (folder / HEAD_FILE).is_file():
+            load_head(model, folder)
     else:
         with _without_bar(), reading(folder):
             saved = with_weights(type(model), folder, dtype=model.dtype)
@@ -201,13 +203,14 @@ def weight_hash(model: Path | nn.Module) -> str:
     """SHA-256 over tensor names in order, dtypes, shapes and bytes.
 
     A saved folder and the model it was saved from have one hash: a tied weight counts once, and of a
-    model with an adapter only the adapter counts, as only it is saved.
+    model with an adapter only the adapter counts (and a value head), as only it is saved.
     """
     if isinstance(model, Path):
         return hash_tensors(_saved_tensors(model))
     if isinstance(model, PeftModel):
         adapter = get_peft_model_state_dict(model, adapter_name=model.active_adapter)
-        return hash_tensors(adapter.items())
+        head = split_head(dict(model.named_parameters()))[1]
+        return hash_tensors({**adapter, **head}.items())
     saved = set(model.state_dict())
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
     return hash_tensors([*model.named_parameters(), *buffers])

@@ -13,7 +13,7 @@ from torch import nn
 from coterie.errors import UserError
 from coterie.models.adapters import activate, add_lora, using
 from coterie.models.context import context_length
-from coterie.models.heads import find_head
+from coterie.models.heads import ValueHead, find_head
 from coterie.training.objective import OF_A_HEAD, Reads
 from coterie.training.settings import TrainingSettings
 
@@ -64,14 +64,16 @@ def prepared(
     """The model (with an adapter, for lora) and what of it is trained; afterwards it is as it was found.
 
     ``adapter`` is the one of several that is trained. A fresh adapter is taken off again: its weights
-    are in the training's ``final`` folder. ``reads`` is what the objective does.
+    are in the training's ``final`` folder, with those of a value head, which is then as it was found too.
+    ``reads`` is what the objective does.
     """
-    _check_head(model, settings, reads)
+    _check_head(model, reads)
     frozen = {name: not weight.requires_grad for name, weight in model.named_parameters()}
     base, active = model, model.active_adapter if isinstance(model, PeftModel) else None
+    head = _copied(find_head(model))
     model = _with_trainable(model, settings, adapter)
     try:
-        _freeze_unread(model, reads)
+        _read_only(model, reads)
         _refuse_dropout(model)
         _refuse_low_precision(model)
         trained = model.active_adapter if isinstance(model, PeftModel) else None
@@ -83,7 +85,13 @@ def prepared(
     finally:
         if model is not base:
             base = model.unload()
+            if head:
+                find_head(base).load_state_dict(head)
         _put_back(base, active, frozen)
+
+
+def _copied(head: ValueHead | None) -> dict[str, torch.Tensor]:
+    return {name: w.clone() for name, w in head.state_dict().items()} if head else {}
 
 
 def _put_back(model: Any, active: str | None, frozen: Mapping[str, bool]) -> None:
@@ -116,28 +124,25 @@ def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None)
     )
 
 
-def _check_head(model: Any, settings: TrainingSettings, reads: Reads) -> None:
-    """Refuse an objective on values for a model without a head, and a head beside an adapter."""
-    head = find_head(model)
-    if reads in OF_A_HEAD and head is None:
+def _check_head(model: Any, reads: Reads) -> None:
+    """Refuse an objective on values for a model without a head."""
+    if reads in OF_A_HEAD and find_head(model) is None:
         raise UserError(
             "this objective trains a value head, and the model has none",
             "give it one first: coterie.models.heads.add_head",
         )
-    if head is not None and settings.method == "lora":
-        raise UserError(
-            "method=lora was asked for a model with a value head, which an adapter does not hold",
-            "use method=full, or a model without a head",
-        )
 
 
-def _freeze_unread(model: Any, reads: Reads) -> None:
-    """Freeze what the objective does not read: it would get no gradient, and ranks would wait for one."""
+def _read_only(model: Any, reads: Reads) -> None:
+    """Freeze what the objective does not read: it would get no gradient, and ranks would wait for one.
+
+    A head that it reads is trained, beside an adapter too.
+    """
     head = find_head(model)
     if head is None:
         return
+    head.requires_grad_(reads in OF_A_HEAD)
     if reads not in OF_A_HEAD:
-        head.requires_grad_(False)
         return
     output = model.get_output_embeddings()
     if output.weight is not model.get_input_embeddings().weight:

@@ -67,7 +67,7 @@ def model_of(folder: Path, job: Job, device: torch.device) -> Any:
     """The model with its adapter or its head."""
     model = load(job.model, device=device).model
     if job.adapter is not None:
-        return load_adapter(model, folder / ADAPTER, name=job.adapter, trainable=True)
+        model = load_adapter(model, folder / ADAPTER, name=job.adapter, trainable=True)
     if job.head:
         load_head(model, folder)
     return model

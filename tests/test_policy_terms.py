@@ -1,0 +1,414 @@
+"""The parts of the policy gradient: means over paths, clips, divergences and their gradients, entropy, the engine.
+
+Against numbers worked out by hand, or by sums over a whole small vocabulary.
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from coterie.engines.inprocess import InProcessEngine
+from coterie.engines.protocol import Sampling
+from coterie.errors import UserError
+from coterie.models.packed import sequence_entropies
+from coterie.models.packing import CostRule
+from coterie.training.batches import usable
+from coterie.training.divergence import divergence
+from coterie.training.forward import LossModule, places, row_logprobs
+from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
+from coterie.training.recomputed import with_old, with_row_reference
+from coterie.training.settings import TrainingSettings
+from coterie.training.trainer import Trainer
+from coterie.trajectories.row import Row, Target, rows
+from coterie.trajectories.view import view
+from tests.dialogue import AGENTS, play
+from tests.templates import model as templated
+from tests.training_models import SETTINGS, some_rows, tiny_llama
+
+ONE = TrainingSettings(
+    **{**SETTINGS.model_dump(), "schedule": "constant", "warmup_ratio": 0, "epochs": 1}
+)
+
+LONG = ONE.model_copy(update={"max_length": 512, "tokens_per_microbatch": 512})
+
+
+def objective(**settings: object) -> PolicyGradient:
+    return PolicyGradient(PolicyGradientSettings(**settings))
+
+
+def one_row(tokens: int, **fields: object) -> Row:
+    """A row of some trained tokens after one of a prompt, whose old log-probs are 0."""
+    zeros = (0.0,) * tokens
+    row = Row((0,) * (tokens + 1), (Target(1, tokens + 1, "p@0"),), logprobs=zeros, old=zeros,
+              advantages=(1.0,) * tokens, reference=zeros, path_tokens=tokens)  # fmt: skip
+    return replace(row, **fields)
+
+
+def read(*ratios: float) -> torch.Tensor:
+    """What an objective reads where the ratios to log-probs of 0 are these; entropies of 1."""
+    return torch.stack([torch.tensor(ratios).log(), torch.ones(len(ratios))], -1)
+
+
+def step_loss(found: PolicyGradient, items: list[Row], values: list[torch.Tensor]) -> float:
+    losses = found.losses(items, [[one] for one in values]).detach()
+    return float(losses.sum()) / sum(found.count(item) for item in items)
+
+
+# -- the clips ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "expected"),
+    [
+        (1, 1.25, -1.25), (1, 2, -1.28), (1, 0.5, -0.5),
+        (-1, 0.5, 0.8), (-1, 2, 2.0), (-1, 3, 3.0), (-1, 10, 3.0), (-2, 10, 6.0),
+    ],
+)  # fmt: skip
+def test_each_side_has_its_clip_and_bad_tokens_a_second_one(advantage, ratio, expected):
+    clipped = objective(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    row = one_row(1, advantages=(float(advantage),))
+    assert step_loss(clipped, [row], [read(ratio)]) == pytest.approx(expected)
+
+
+def test_ratios_that_would_overflow_are_held_and_finite():
+    row = one_row(2, advantages=(-1.0, -1.0), reference=(300.0, -300.0))
+    values = torch.tensor([[500.0, 1.0], [-500.0, 1.0]], requires_grad=True)
+    for kind in ("k2", "k3", "k3_forward"):
+        loss = objective(kl=0.1, divergence=kind).losses([row], [[values]])
+        assert loss.isfinite().all()
+        (gradient,) = torch.autograd.grad(loss.sum(), values)
+        assert gradient.isfinite().all()
+    assert step_loss(objective(), [one_row(1, advantages=(-1.0,))], [values[:1]]) == pytest.approx(
+        math.exp(20)
+    )
+
+
+def test_settings_that_cannot_work_are_refused():
+    for wrong in (
+        {"importance": "truncate"}, {"mean": "constant"}, {"constant": 5},
+        {"dual_clip": 1.1}, {"divergence": "k1", "kl": 0.1}, {"temperature": 0},
+    ):  # fmt: skip
+        with pytest.raises(ValidationError):
+            PolicyGradientSettings(**wrong)
+
+
+# -- the means ---------------------------------------------------------------------------------------
+
+
+def paths_of_rows() -> tuple[list[Row], list[torch.Tensor]]:
+    """A path of two rows (1 and 3 tokens) and one of a single row (2 tokens), each with a loss of its own."""
+    rows_ = [
+        one_row(1, advantages=(1.0,), path_tokens=4, origin="a/x/0"),
+        one_row(3, advantages=(2.0,) * 3, path_tokens=4, origin="a/x/1"),
+        one_row(2, advantages=(4.0,) * 2, path_tokens=2, origin="b/x/0"),
+    ]
+    return rows_, [read(*[1.0] * row.target_count) for row in rows_]
+
+
+@pytest.mark.parametrize(
+    ("mean", "constant", "expected"),
+    [
+        ("token", None, -(1 + 6 + 8) / 6),
+        ("sequence", None, -((1 + 6) / 4 + 8 / 2) / 2),
+        ("constant", 10, -((1 + 6) / 10 + 8 / 10) / 2),
+    ],
+)
+def test_means_are_of_tokens_or_of_paths_and_never_of_rows(mean, constant, expected):
+    items, values = paths_of_rows()
+    named = objective(mean=mean, constant=constant)
+    assert step_loss(named, items, values) == pytest.approx(expected)
+    assert sum(map(named.count, items)) == pytest.approx(6 if mean == "token" else 2)
+
+
+@pytest.mark.parametrize(
+    ("mean", "constant"), [("token", None), ("sequence", None), ("constant", 9)]
+)
+def test_a_path_that_is_left_out_is_in_neither_numerator_nor_denominator(mean, constant):
+    """Overlong paths: weight 0, as if they were not there."""
+    items, values = paths_of_rows()
+    named = objective(mean=mean, constant=constant)
+    without = step_loss(named, items[:2], values[:2])
+    items[2] = replace(items[2], weight=0.0)
+    assert step_loss(named, items, values) == pytest.approx(without)
+    assert len(usable(items, named, 100).items) == 2
+
+
+def test_a_row_of_no_path_has_no_mean_over_paths():
+    for wrong in (None, 2):
+        with pytest.raises(UserError, match="its path has"):
+            objective(mean="sequence").count(one_row(3, path_tokens=wrong))
+    assert objective().count(one_row(3, path_tokens=None)) == 3
+
+
+def test_segments_of_a_recorded_path_know_the_path():
+    loaded = templated("chatml")
+    game = play(InProcessEngine(loaded), lambda _: Sampling(max_tokens=20), turns=6)
+    for agent in AGENTS:
+        made = list(rows(view(game.tree, game.leaf, agent)))
+        total = sum(row.target_count for row in made)
+        assert [row.path_tokens for row in made] == [total] * len(made)
+        assert sum(objective(mean="sequence").count(row) for row in made) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("mean", ["token", "sequence", "constant"])
+def test_a_step_is_the_same_however_it_is_split(mean, tmp_path):
+    settings = {
+        "mean": mean,
+        "constant": 8 if mean == "constant" else None,
+        "kl": 0.1,
+        "entropy": 0.01,
+    }
+    weights = []
+    for budget in (64, 2000):
+        model = tiny_llama()
+        items = [
+            replace(
+                row,
+                logprobs=(-3.0,) * 7, advantages=(1.0 - index % 3,) * 7, reference=(-3.4,) * 7,
+                path_tokens=7 * (1 + index % 2),
+            )
+            for index, row in enumerate(some_rows(8))
+        ]  # fmt: skip
+        few = ONE.model_copy(update={"tokens_per_microbatch": budget})
+        with Trainer(model, objective(**settings), few, tmp_path / str(budget)) as trainer:
+            metrics = [trainer.step(items) for _ in range(2)][-1]
+        weights.append((torch.cat([w.detach().flatten() for w in model.parameters()]), metrics))
+    (one, metrics), (other, others) = weights
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+    for name in (
+        "loss",
+        "ratio",
+        "ratio_min",
+        "ratio_max",
+        "clip_share",
+        "entropy",
+        "reference_kl",
+    ):
+        assert metrics[name] == pytest.approx(others[name], abs=1e-4), name
+    assert metrics["ratio_min"] < metrics["ratio"] < metrics["ratio_max"]
+
+
+# -- divergences -------------------------------------------------------------------------------------
+
+VOCABULARY = 6
+
+
+def logits_of(seed: int) -> torch.Tensor:
+    return torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def exact_gradient(direction: str) -> torch.Tensor:
+    """Of the divergence itself, by sums over the vocabulary."""
+    logits = logits_of(1).requires_grad_()
+    p, q = logits.log_softmax(-1), logits_of(2).log_softmax(-1)
+    value = (p.exp() * (p - q)).sum() if direction == "reverse" else (q.exp() * (q - p)).sum()
+    return torch.autograd.grad(value, logits)[0]
+
+
+def expected_gradient(kind: str, sampler: torch.Tensor) -> torch.Tensor:
+    """The mean gradient of the estimate of tokens drawn by ``sampler``: each token at its probability."""
+    logits = logits_of(1).requires_grad_()
+    p, old = logits.log_softmax(-1), sampler.log_softmax(-1)
+    terms = divergence(kind, p, logits_of(2).log_softmax(-1), (p - old).exp())
+    return torch.autograd.grad((old.exp() * terms).sum(), logits)[0]
+
+
+def test_estimates_have_the_gradients_that_their_names_promise():
+    on_policy, off_policy = logits_of(1), logits_of(3)
+    close = {"atol": 1e-9, "rtol": 1e-9}
+    reverse, forward = exact_gradient("reverse"), exact_gradient("forward")
+    assert (reverse - forward).abs().max() > 1e-2
+    torch.testing.assert_close(expected_gradient("k3", on_policy), reverse, **close)
+    torch.testing.assert_close(expected_gradient("k3", off_policy), reverse, **close)
+    torch.testing.assert_close(expected_gradient("k2", on_policy), reverse, **close)
+    torch.testing.assert_close(expected_gradient("k3_forward", on_policy), forward, **close)
+
+
+def test_the_divergence_counts_where_there_is_no_advantage():
+    row = one_row(2, advantages=(0.0, 0.0), reference=(-1.0, -2.0))
+    found = step_loss(objective(kl=0.5, divergence="k3_forward"), [row], [read(1.0, 1.0)])
+    by_hand = [math.exp(-1) - 1 + 1, math.exp(-2) - 1 + 2]
+    assert found == pytest.approx(0.5 * sum(by_hand) / 2)
+
+
+# -- entropy and temperature -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("rule", [None, CostRule(0.0)], ids=["flat", "packed"])
+def test_entropies_are_those_of_the_models_own_distributions(temperature, rule):
+    model, items = tiny_llama(), some_rows(5)
+    found = sequence_entropies(
+        model, [row.ids for row in items], [places(row) for row in items], rule,
+        temperature=temperature, gradient=True,
+    )  # fmt: skip
+    for row, (logprobs, entropies) in zip(items, (one.unbind(-1) for one in found), strict=True):
+        own = (model(torch.tensor([row.ids])).logits[0] / temperature).log_softmax(-1)
+        own = own[[place - 1 for place in places(row)]]
+        torch.testing.assert_close(entropies, torch.distributions.Categorical(logits=own).entropy())
+        chosen = own[range(len(own)), [row.ids[place] for place in places(row)]]
+        torch.testing.assert_close(logprobs, chosen, atol=1e-5, rtol=1e-5)
+
+
+def test_entropy_has_the_gradient_of_entropy_only_where_it_is_in_the_loss():
+    model, items = (
+        tiny_llama(),
+        [replace(some_rows(1)[0], logprobs=(-3.0,) * 7, advantages=(0.0,) * 7)],
+    )
+    LossModule(model, objective(entropy=0.5))(items).sum().backward()
+    found = model.lm_head.weight.grad.clone()
+    model.zero_grad()
+    (row,) = items
+    own = model(torch.tensor([row.ids])).logits[0].log_softmax(-1)
+    own = own[[place - 1 for place in places(row)]]
+    (0.5 * row.weight * (own.exp() * own).sum()).backward()
+    torch.testing.assert_close(found, model.lm_head.weight.grad, atol=1e-5, rtol=1e-4)
+    assert found.abs().max() > 1e-3
+    model.zero_grad()
+    LossModule(model, objective())(items).sum().backward()
+    assert model.lm_head.weight.grad.abs().max() == 0
+
+
+def test_what_a_model_rules_out_adds_nothing_to_an_entropy():
+    from coterie.models.logprobs import _entropy
+
+    logits = torch.tensor([[1.0, 2.0, -math.inf]], requires_grad=True)
+    entropy = _entropy(logits.log_softmax(-1))
+    two = torch.distributions.Categorical(logits=logits.detach()[:, :2]).entropy()
+    torch.testing.assert_close(entropy, two)
+
+
+def sampled(temperature: float = 1.0, top_p: float = 1.0) -> list[Row]:
+    loaded = templated("chatml")
+    sampling = Sampling(max_tokens=30, temperature=temperature, top_p=top_p)
+    game = play(InProcessEngine(loaded), lambda _: sampling, turns=4)
+    made = [row for agent in AGENTS for row in rows(view(game.tree, game.leaf, agent))]
+    return [replace(row, advantages=(1.0,) * row.target_count) for row in made]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_ratios_are_one_before_the_first_update_at_the_temperature_of_sampling(
+    temperature, tmp_path
+):
+    """Contract 8, by the loss itself: the engine's log-probs, from its compiled loops, against the trainer's."""
+    found = objective(temperature=temperature)
+    with Trainer(templated("chatml").model, found, LONG, tmp_path) as trainer:
+        metrics = trainer.step(sampled(temperature))
+    for name in ("ratio", "ratio_min", "ratio_max"):
+        assert metrics[name] == pytest.approx(1, abs=1e-4)
+    assert metrics["clip_share"] == 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_ratios_to_recomputed_log_probs_are_exactly_one(temperature, tmp_path):
+    found = objective(temperature=temperature, old="recomputed", importance="truncate", kl=0.1)
+    loaded = templated("chatml")
+    items = sampled(temperature)
+    with Trainer(loaded.model, found, LONG, tmp_path) as trainer:
+        items = with_old(trainer.model, items, LONG, temperature=temperature)
+        items = with_row_reference(trainer.model, items, LONG, temperature=temperature)
+        metrics = trainer.step(items)
+        moved = trainer.step(items)
+    assert metrics["ratio"] == metrics["ratio_min"] == metrics["ratio_max"] == 1.0
+    assert metrics["reference_kl"] == metrics["policy_kl"] == 0.0
+    assert metrics["engine_ratio_max"] == pytest.approx(1, abs=1e-4)
+    assert moved["ratio_max"] > 1.0 > moved["ratio_min"]
+    assert moved["policy_kl"] > 0
+
+
+def test_rows_of_another_distribution_are_refused():
+    rows_ = sampled(temperature=0.7)
+    with pytest.raises(UserError, match=r"sampled at temperature 0\.7"):
+        usable(rows_, objective(), 1000)
+    with pytest.raises(UserError, match=r"top_p=0\.8"):
+        usable(sampled(top_p=0.8), objective(), 1000)
+    assert usable(rows_, objective(temperature=0.7), 1000).items
+
+
+def test_exactly_the_ids_that_were_returned_are_trained():
+    """A stop token that was sampled is trained, and one that a template writes is not."""
+    loaded = templated("chatml")
+    game = play(InProcessEngine(loaded), lambda _: Sampling(max_tokens=40), turns=4)
+    said = {turn.id: turn.sample.ids for turn in game.tree.turns.values() if turn.sample}
+    for agent in AGENTS:
+        for row in rows(view(game.tree, game.leaf, agent)):
+            for target in row.targets:
+                assert row.ids[target.start : target.stop] == said[target.turn]
+
+
+# -- the engine's log-probs and the trainer's --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("importance", "weights"),
+    [("off", [1, 1, 1]), ("truncate", [0.5, 2, 2]), ("mask", [0.5, 2, 0])],
+)
+def test_tokens_weigh_what_the_trainer_says_they_were_likelier_than_the_engine_said(
+    importance, weights
+):
+    """Old log-probs are 0, so the engine's are minus the logs of the raw ratios 0.5, 2 and 8."""
+    row = one_row(3, logprobs=tuple(-math.log(one) for one in (0.5, 2.0, 8.0)))
+    found = objective(old="recomputed", importance=importance, importance_cap=2.0)
+    values = read(1.0, 1.1, 1.05)
+    expected = -sum(w * r for w, r in zip(weights, (1.0, 1.1, 1.05), strict=True)) / 3
+    assert step_loss(found, [row], [values]) == pytest.approx(expected)
+    measured = found.measures([row], [[values]])
+    raw = measured["engine_ratio"]
+    assert raw.extremes, "raw, before anything is cut"
+    assert raw.values.tolist() == pytest.approx([0.5, 2, 8])
+    if importance != "off":
+        assert measured["engine_cut_share"].values.tolist() == [0, 0, 1]
+
+
+def test_the_engines_share_has_no_part_in_divergence_or_entropy():
+    row = one_row(1, advantages=(0.0,), logprobs=(-math.log(2.0),), reference=(-1.0,))
+    settings = {"old": "recomputed", "kl": 0.5, "entropy": 0.25}
+    plain = step_loss(objective(**settings), [row], [read(1.0)])
+    assert step_loss(objective(**settings, importance="mask"), [row], [read(1.0)]) == plain
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [
+        ({}, "logprobs"), ({"old": "recomputed"}, "old"), ({"kl": 0.1}, "reference"),
+        ({"old": "recomputed", "importance": "mask"}, "logprobs"),
+    ],
+)  # fmt: skip
+def test_what_a_loss_needs_is_asked_for(settings, missing):
+    found = objective(**settings)
+    assert usable([one_row(2)], found, 100).items
+    with pytest.raises(UserError, match=f"has no {missing}"):
+        usable([one_row(2, **{missing: None})], found, 100)
+
+
+def test_the_trainers_own_log_probs_are_not_asked_of_the_engine():
+    assert usable([one_row(2, logprobs=None)], objective(old="recomputed"), 100).items
+
+
+def test_recomputed_log_probs_are_the_models_and_leave_first_tokens_out():
+    model = tiny_llama()
+    rows_ = some_rows(6)
+    rows_[0] = replace(rows_[0], targets=(Target(0, 2, "p@0"), *rows_[0].targets))
+    rows_[1] = replace(rows_[1], weight=0.0)
+    found = with_old(model, rows_, ONE, temperature=0.5)
+    assert found[1].old is None
+    assert found[0].old[0] == 0.0
+    assert len(found[0].old) == rows_[0].target_count
+    for row in (found[0], *found[2:]):
+        (own,) = row_logprobs(model, [row], None, 0.5)
+        assert row.old[row.unpredicted :] == pytest.approx(own.tolist(), abs=1e-4)
+
+
+# -- what is measured --------------------------------------------------------------------------------
+
+
+def test_clips_are_counted_where_they_keep_a_token_from_moving():
+    row = one_row(6, advantages=(1.0, 1.0, 1.0, -1.0, -1.0, -1.0))
+    values = read(2.0, 0.5, 1.0, 2.0, 0.5, 20.0)
+    measured = objective(dual_clip=10.0).measures([row], [[values]])
+    assert measured["clip_share"].values.tolist() == [1, 0, 0, 0, 1, 1]
+    assert measured["policy_kl"].values[2] == 0
+    assert measured["entropy"].values.tolist() == [1] * 6
