@@ -1,6 +1,5 @@
 """What a run's page shows of a reinforcement learning: its steps as a table, and the reward from step to step."""
 
-
 from coterie.recipes.reinforcing import STAGE
 from coterie.reports.sections import Level, Section
 from coterie.runs.folder import Run
