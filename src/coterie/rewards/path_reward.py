@@ -146,7 +146,7 @@ class PathReward:
         last = graded.own[-1].sample if graded.own else None
         return overlong_penalty(
             sum(len(turn.ids) for turn in graded.own),
-            last.finish if last else "stop",
+            last.finish if last else "end",
             graded.outcome.ending,
             limit=s.overlong_limit,
             buffer=s.overlong_buffer,

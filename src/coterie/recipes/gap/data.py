@@ -24,6 +24,7 @@ from coterie.recipes.gap.files.traces import BrokenTrace, TraceRow, read_traces
 from coterie.recipes.gap.settings import EXPERT, GapSettings
 from coterie.recipes.gap.told import ToldEnvironment, task_of
 from coterie.recipes.plan import Plan, check_length, plain_plan
+from coterie.recipes.reinforcing import CRITIC, check_reinforce
 from coterie.recipes.trainings import train_role
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
@@ -31,6 +32,7 @@ from coterie.rollout.scripted import ScriptedSampler
 from coterie.runs.casting import Openers
 from coterie.runs.folder import Run
 from coterie.runs.play import play
+from coterie.runs.roles import Role
 from coterie.runs.selected import selected
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.launch import check_launch
@@ -65,11 +67,18 @@ class GapData(Recipe):
                 "use environment=mhqa or web",
             )
         (self.agent,) = agents
-        if settings.traces.source == EXPERT and not isinstance(self.environment, Demonstrates):
+        expert = settings.imitates and settings.traces.source == EXPERT
+        if expert and not isinstance(self.environment, Demonstrates):
             raise UserError(
                 f"traces=expert: nobody knows how {settings.played} is done",
                 "give traces=FILE, or use an environment that has traces of its own (mhqa)",
             )
+
+    def roles(self) -> tuple[Role, ...]:
+        """The policy; and the critic, where values say what is to be expected."""
+        critic = self.settings.reinforces and self.settings.rl.has_critic
+        own = super().roles()
+        return (*own, Role(CRITIC, self.settings.model, head=True)) if critic else own
 
     def openers(self) -> Openers:
         """The sandbox, for tools that run code."""
@@ -82,6 +91,9 @@ class GapData(Recipe):
         _, context = load_renderer(s.model)
         check_length("train", s.train, context, found.longest_prompt)
         check_launch(s.train, s.engine.device_name, "train")
+        if s.reinforces:
+            check_reinforce(s.rl)
+            check_length("rl.update", s.rl.update, context, found.longest_prompt)
         check_tracker(s.tracker)
         return found
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from coterie.recipes.base import Recipe
 from coterie.recipes.gap.data import LEFT_OUT, WITHOUT
 from coterie.recipes.plain_report import plain_report
+from coterie.recipes.reinforce_report import steps_section
 from coterie.reports.data import RunReport
 from coterie.reports.sections import Section
 from coterie.runs.folder import Run, Step
@@ -14,7 +15,9 @@ def gap_report(recipe: Recipe, run: Run) -> RunReport:
     """All that the page shows of a run, finished or not."""
     report = plain_report(recipe, run)
     traces = _traces(run)
-    return replace(report, sections=(*report.sections, traces)) if traces.rows else report
+    own = [traces] if traces.rows else []
+    own += [found for i in (0, 1) if (found := steps_section(run, i))]
+    return replace(report, sections=(*report.sections, *own))
 
 
 def _traces(run: Run) -> Section:

@@ -15,7 +15,7 @@ class GroupSettings(Settings):
     samples: int = key(8, "Paths of each task (the group).", source="GAP: 8", ge=1)
     draw: int | None = key(
         None,
-        "Tasks that are played at a time; default: as many as a step has.",
+        "Tasks of one round of dynamic sampling; default: as many as a step has.",
         source="GAP, DAPO: twice the tasks of a step",
         ge=1,
     )
@@ -43,11 +43,6 @@ class GroupSettings(Settings):
                 f"top_p={self.top_p} samples from a part of the distribution, and ratios would be to all of it; "
                 "use top_p=1"
             )
-        if self.draw is not None and self.rounds == 1 and self.draw != self.tasks:
-            raise ValueError(
-                f"draw={self.draw} and tasks={self.tasks}: with rounds=1 all that is drawn is trained on; leave out "
-                "draw, or raise rounds"
-            )
         if self.rounds > 1 and self.samples < 2:
             raise ValueError(
                 f"rounds={self.rounds} looks for groups of different rewards, and samples={self.samples} gives each "
@@ -57,8 +52,8 @@ class GroupSettings(Settings):
 
     @property
     def drawn(self) -> int:
-        """Tasks of one draw."""
-        return self.draw or self.tasks
+        """Tasks of one round."""
+        return self.draw or self.tasks if self.rounds > 1 else self.tasks
 
 
 class AdvantageSettings(Settings):
