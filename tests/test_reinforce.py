@@ -13,19 +13,22 @@ from coterie.progress import Silent
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
-from coterie.recipes.reinforcing import STAGE
+from coterie.recipes.reinforcing import STAGE, UpdateSettings
 from coterie.recipes.rl.recipe import Reinforce
 from coterie.rewards.advantages import Sampled
 from coterie.rewards.path_reward import Graded, PathReward, PathRewardSettings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
+from coterie.runs.reinforce.learner import Learning
 from coterie.runs.reinforce.loop import step_records
 from coterie.runs.reinforce.paths import Path as AgentPath
 from coterie.runs.reinforce.paths import paths_of
-from coterie.runs.reinforce.preparing import telling
-from coterie.runs.reinforce.settings import StepSettings
+from coterie.runs.reinforce.preparing import Rules, prepare, telling
+from coterie.runs.reinforce.sampling import Drawn
+from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, StepSettings
 from coterie.runs.reinforce.updating import minibatches
 from coterie.training.checkpoint import weight_hash
+from coterie.training.sft import SFT
 from coterie.training.trainer import Trainer
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
@@ -355,3 +358,73 @@ def test_a_task_tells_something_if_one_of_its_agents_groups_does() -> None:
         path("c", "Ann", "5", 1.0), path("c", "Ann", "6", None),
     ]  # fmt: skip
     assert telling(paths) == ["a"]
+
+
+def test_observations_change_no_reward_of_length() -> None:
+    graded = _graded(1.0, {}, "a")
+    shown = make_turn(
+        graded.path[-1].id,
+        Speaker("environment", "game"),
+        [Part("x", source="g")],
+        ids=tuple(range(99)),
+    )
+    longer = replace(graded, path=(*graded.path, shown))
+    rule = PathReward(
+        PathRewardSettings(overlong=1.0, overlong_limit=12, overlong_buffer=4, repeats=1.0)
+    )
+    assert rule.of(longer) == rule.of(graded) == 0.5
+
+
+def _sampled(recipe: Recipe, run: Run) -> list[AgentPath]:
+    """All paths of the first step."""
+    stage = f"{STAGE}/00000"
+    reward = PathReward(PathRewardSettings())
+    return paths_of(
+        run.store, 0, stage, run.store.tree_tasks(0, stage), list(recipe.players()), reward
+    )
+
+
+class Policy:
+    """What preparing reads of a learner: which weights it has."""
+
+    def __init__(self, agents: Sequence[str], version: str) -> None:
+        self.role, self.version = "policy", version
+        self.what = Learning("policy", 0, tuple(agents), SFT(), UpdateSettings(), 1)
+
+
+def test_paths_of_other_weights_are_dropped_and_counted(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    recipe = made("rl/grpo", [*words, "steps.count=1"])
+    run_whole(recipe, tmp_path / "run")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        paths = _sampled(recipe, run)
+    drawn = Drawn(1, paths=paths)
+    for version, stale in (("0", 0), ("0.1", len(paths))):
+        policy: Any = Policy([*recipe.players()], version)
+        found = prepare(drawn, [policy], None, Rules(AdvantageSettings()), GroupSettings())
+        assert found.counts["paths_stale"] == stale
+        assert len(found.paths) == len(paths) - stale
+
+
+def test_a_path_that_was_cut_off_is_compared_and_not_trained_on(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    recipe = made("rl/grpo", [*words, "steps.count=1"])
+    run_whole(recipe, tmp_path / "run")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        paths = _sampled(recipe, run)
+    cut = replace(paths[0].outcome, ending=LENGTH)
+    mine = replace(paths[0], outcome=cut, sampled=replace(paths[0].sampled, reward=-9.0))
+    policy: Any = Policy([*recipe.players()], "0")
+    kept = {}
+    for truncated in ("train", "mask"):
+        rules = Rules(AdvantageSettings(truncated=truncated))
+        found = prepare(Drawn(1, paths=[mine, *paths[1:]]), [policy], None, rules, GroupSettings())
+        kept[truncated] = {
+            (path.agent, path.outcome.leaf): path.rows[0].advantages for path in found.paths
+        }
+        assert found.counts["paths_masked"] == (truncated == "mask")
+    gone = kept["train"].keys() - kept["mask"].keys()
+    assert gone == {(mine.agent, mine.outcome.leaf)}
+    assert all(kept["train"][one] == kept["mask"][one] for one in kept["mask"])
