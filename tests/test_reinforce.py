@@ -111,7 +111,8 @@ def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
             assert records[step]["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
             assert records[step]["policy/grad_norm"] > 0
         report = run_report(recipe, run)
-        assert [section.title for section in report.sections] == ["Reinforcement learning"]
+        titles = [section.title for section in report.sections]
+        assert titles == ["Reinforcement learning", "Rollouts"]
         assert len(report.sections[0].rows) == 3
     assert final(tmp_path / "run") != weight_hash(load("tiny-exchange").model)
 

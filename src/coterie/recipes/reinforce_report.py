@@ -5,9 +5,12 @@ from coterie.reports.sections import Level, Section
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.loop import step_records
 from coterie.trajectories.item import Metrics
+from coterie.trajectories.tree import Tree
 
 ROWS, POINTS = 40, 100
 """At most so many steps are in the table, and in the chart: evenly spaced ones, the last one always."""
+SHOWN = 1500
+"""Characters of a path that are shown."""
 COLUMNS = (
     ("reward", "reward"),
     ("score", "score"),
@@ -24,6 +27,12 @@ COLUMNS = (
     ("gradient", "/grad_norm"),
 )
 """What the table shows, and the number that it is; ``/`` before one: of the first role that has it."""
+
+
+def reinforce_sections(run: Run, iteration: int) -> list[Section]:
+    """What is shown of an iteration; nothing if no step was taken in it."""
+    found = (steps_section(run, iteration), rollouts_section(run, iteration))
+    return [section for section in found if section is not None]
 
 
 def steps_section(run: Run, iteration: int) -> Section | None:
@@ -48,6 +57,37 @@ def steps_section(run: Run, iteration: int) -> Section | None:
             for n in _spaced(numbers, POINTS)
         ),
     )
+
+
+def rollouts_section(run: Run, iteration: int) -> Section | None:
+    """The best and the worst path of a task of the first, the middle and the last step; ``None`` if there are none."""
+    numbers = sorted(step_records(run.store, iteration, STAGE))
+    rows: list[tuple[str, ...]] = []
+    for number in dict.fromkeys(numbers[place] for place in (0, len(numbers) // 2, -1) if numbers):
+        tree = _telling(run, iteration, f"{STAGE}/{number:05d}")
+        if tree is not None:
+            graded = sorted(tree.graded(), key=lambda one: one[0].score or 0.0)
+            for outcome, path in (graded[-1], graded[0]):
+                text = "\n".join(f"{turn.speaker.name}: {turn.text}" for turn in path)
+                shown = text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
+                rows.append((str(number + 1), tree.task, f"{outcome.score:g}", shown))
+    if not rows:
+        return None
+    intro = "The best and the worst path of one task, in the first, the middle and the last step."
+    heads = ("step", "task", "score", "what was said")
+    return Section(f"rollouts-{iteration}", "Rollouts", intro, heads, tuple(rows))
+
+
+def _telling(run: Run, iteration: int, stage: str) -> Tree | None:
+    """The first task of a step whose paths have different scores; else any that was graded."""
+    found = None
+    for task in run.store.tree_tasks(iteration, stage):
+        tree = run.store.tree(iteration, stage, task)
+        scores = {outcome.score for outcome, _ in tree.graded()}
+        if len(scores) > 1:
+            return tree
+        found = found or (tree if scores else None)
+    return found
 
 
 def _of(record: Metrics, what: str) -> str:

@@ -24,13 +24,14 @@ from coterie.recipes.gap.files.traces import BrokenTrace, TraceRow, read_traces
 from coterie.recipes.gap.settings import EXPERT, GapSettings
 from coterie.recipes.gap.told import ToldEnvironment, task_of
 from coterie.recipes.plan import Plan, check_length, plain_plan
-from coterie.recipes.reinforcing import CRITIC, check_reinforce
+from coterie.recipes.reinforcing import CRITIC, STAGE, check_reinforce
 from coterie.recipes.trainings import train_role
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.scripted import ScriptedSampler
 from coterie.runs.casting import Openers
-from coterie.runs.folder import Run
+from coterie.runs.folder import Run, Step
+from coterie.runs.place import EVALUATION
 from coterie.runs.play import play
 from coterie.runs.roles import Role
 from coterie.runs.selected import selected
@@ -96,6 +97,22 @@ class GapData(Recipe):
             check_length("rl.update", s.rl.update, context, found.longest_prompt)
         check_tracker(s.tracker)
         return found
+
+    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
+        """Of a run on few traces, with one step of one round."""
+        sizes = {**super().trial_sizes(tasks), "traces.tasks": tasks}
+        if self.settings.reinforces:
+            sizes |= {"rl.rollout.tasks": tasks, "rl.rollout.rounds": 1, "rl.steps.count": 1}
+        return sizes
+
+    def amount(self, step: Step) -> int:
+        """How many groups a stage has, or traces, or tasks."""
+        if step.stage == EVALUATION:
+            return super().amount(step)
+        rl = self.settings.rl
+        return (
+            rl.rollout.tasks * rl.steps.count if step.stage == STAGE else self.settings.traces.tasks
+        )
 
     # -- traces ---------------------------------------------------------------------------------
 

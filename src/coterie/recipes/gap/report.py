@@ -5,7 +5,7 @@ from dataclasses import replace
 from coterie.recipes.base import Recipe
 from coterie.recipes.gap.data import LEFT_OUT, WITHOUT
 from coterie.recipes.plain_report import plain_report
-from coterie.recipes.reinforce_report import steps_section
+from coterie.recipes.reinforce_report import reinforce_sections
 from coterie.reports.data import RunReport
 from coterie.reports.sections import Section
 from coterie.runs.folder import Run, Step
@@ -16,7 +16,7 @@ def gap_report(recipe: Recipe, run: Run) -> RunReport:
     report = plain_report(recipe, run)
     traces = _traces(run)
     own = [traces] if traces.rows else []
-    own += [found for i in (0, 1) if (found := steps_section(run, i))]
+    own += [section for i in (0, 1) for section in reinforce_sections(run, i)]
     return replace(report, sections=(*report.sections, *own))
 
 

@@ -14,6 +14,8 @@ path's tokens, a divergence from the reference in the loss. DAPO: a wider clip u
 divergence, tasks drawn anew until enough groups tell something, a soft penalty for length. PPO: a critic.
 """
 
+from collections.abc import Mapping
+
 from coterie.engines.run_engines import POLICY
 from coterie.environments.traits import agents_of
 from coterie.progress import Progress
@@ -27,7 +29,7 @@ from coterie.recipes.reinforcing import (
     reinforce,
 )
 from coterie.recipes.rl.settings import GrpoSettings
-from coterie.runs.folder import Run
+from coterie.runs.folder import Run, Step
 from coterie.runs.roles import Role
 from coterie.runs.stage import Stage
 from coterie.trajectories.item import Metrics
@@ -67,6 +69,17 @@ class Reinforce(Recipe):
         """What the run costs."""
         check_reinforce(self.settings)
         return plain_plan(self.settings, self.environment, self.roles(), self.stages())
+
+    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
+        """Of a run with one step, of one round."""
+        sizes = {"rollout.tasks": tasks, "rollout.rounds": 1, "steps.count": 1}
+        return {**super().trial_sizes(tasks), **sizes}
+
+    def amount(self, step: Step) -> int:
+        """How many groups a stage has, or tasks."""
+        if step.stage != STAGE:
+            return super().amount(step)
+        return self.settings.rollout.tasks * self.settings.steps.count
 
     async def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
         """The steps."""

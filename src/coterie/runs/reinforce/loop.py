@@ -84,6 +84,7 @@ class Reinforcement:
         }
         if not self.run.store.finished(self._key(step)):
             self.run.store.finish(self._key(step), metrics=metrics)
+        self.run.tracking.step(self.groups.stage, metrics, policies[0].trainer.done)
         progress.say(told(step + 1, self.steps.count, metrics))
         return metrics
 
@@ -142,17 +143,12 @@ class Reinforcement:
         last = [records[n] for n in range(max(0, step + 1 - self.steps.patience), step + 1)]
         if len(last) < self.steps.patience or any(one["groups_telling"] for one in last):
             return
-        mean = sum(float(one["reward"]) for one in last) / len(last)
-        raise UserError(
-            f"in the last {len(last)} steps all paths of each task had the same reward ({mean:.3f} in the mean), so "
-            "there was nothing to learn",
-            "look at some of them (coterie report); a mean near the best or the least reward means that the tasks are "
-            "too easy or too hard for this policy: choose others, raise rollout.samples or rollout.temperature, or "
-            "fine-tune it first",
-        )
+        raise _hopeless(last)
 
     def _finish(self, learners: Sequence[Learner], records: Mapping[int, Metrics]) -> Metrics:
-        """Publish the final weights of all roles."""
+        """Publish the final weights of all roles. Refuses a run in which nothing was ever learned."""
+        if any(one.trainer.report is None and not one.trainer.done for one in learners):
+            raise _hopeless(list(records.values()))
         for one in learners:
             if one.trainer.report is None:
                 one.trainer.save()
@@ -166,6 +162,18 @@ class Reinforcement:
             "reward": sum(float(one["reward"]) for one in last) / len(last),
             "weights": weight_hash(reports[0].final),
         }
+
+
+def _hopeless(last: Sequence[Metrics]) -> UserError:
+    """Why nothing can be learned, and what to do."""
+    mean = sum(float(one["reward"]) for one in last) / len(last)
+    return UserError(
+        f"in the last {len(last)} steps all paths of each task had the same reward ({mean:.3f} in the mean), so there "
+        "was nothing to learn",
+        "look at some of them (coterie report); a mean near the best or the least reward means that the tasks are too "
+        "easy or too hard for this policy: choose others, raise rollout.samples or rollout.temperature, or fine-tune "
+        "it first",
+    )
 
 
 def step_records(store: Store, iteration: int, stage: str) -> dict[int, Metrics]:
