@@ -1,6 +1,9 @@
 """What a run's page shows of a reinforcement learning: its steps as a table, and the reward from step to step."""
 
+from dataclasses import replace
+
 from coterie.recipes.reinforcing import STAGE
+from coterie.reports.data import RunReport
 from coterie.reports.sections import Level, Section
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.loop import step_records
@@ -29,10 +32,17 @@ COLUMNS = (
 """What the table shows, and the number that it is; ``/`` before one: of the first role that has it."""
 
 
-def reinforce_sections(run: Run, iteration: int) -> list[Section]:
-    """What is shown of an iteration; nothing if no step was taken in it."""
+def with_steps(report: RunReport, run: Run, iteration: int) -> RunReport:
+    """A report with what is shown of the steps of an iteration, if any was taken."""
+    records = step_records(run.store, iteration, STAGE).values()
     found = (steps_section(run, iteration), rollouts_section(run, iteration))
-    return [section for section in found if section is not None]
+    counts = replace(
+        report.counts,
+        tasks=report.counts.tasks + sum(int(one["tasks"]) for one in records),
+        samples=report.counts.samples + sum(int(one["samples"]) for one in records),
+    )
+    sections = (*report.sections, *(section for section in found if section is not None))
+    return replace(report, counts=counts, sections=sections)
 
 
 def steps_section(run: Run, iteration: int) -> Section | None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from coterie.recipes.base import Recipe
 from coterie.recipes.gap.data import LEFT_OUT, WITHOUT
 from coterie.recipes.plain_report import plain_report
-from coterie.recipes.reinforce_report import reinforce_sections
+from coterie.recipes.reinforce_report import with_steps
 from coterie.reports.data import RunReport
 from coterie.reports.sections import Section
 from coterie.runs.folder import Run, Step
@@ -15,9 +15,11 @@ def gap_report(recipe: Recipe, run: Run) -> RunReport:
     """All that the page shows of a run, finished or not."""
     report = plain_report(recipe, run)
     traces = _traces(run)
-    own = [traces] if traces.rows else []
-    own += [section for i in (0, 1) for section in reinforce_sections(run, i)]
-    return replace(report, sections=(*report.sections, *own))
+    own = (traces,) if traces.rows else ()
+    report = replace(report, sections=(*report.sections, *own))
+    for iteration in (0, 1):
+        report = with_steps(report, run, iteration)
+    return report
 
 
 def _traces(run: Run) -> Section:

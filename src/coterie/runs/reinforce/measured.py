@@ -32,6 +32,7 @@ def step_metrics(
         "groups_telling": len(judged.telling),
         **judged.counts,
         "paths": len(judged.paths),
+        "tasks": len(drawn.tasks),
         "samples": drawn.played,
         "samples_failed": drawn.played - len(outcomes),
         "rounds": drawn.rounds,
