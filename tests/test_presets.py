@@ -219,7 +219,7 @@ DENSE_SETS: Mapping[tuple[str, str], Table] = {
 
 
 GAP: Table = {
-    "model": "Qwen/Qwen2.5-3B-Instruct", "method": "sft", "environment.name": "mhqa", "environment.plans": "tasks",
+    "model": "Qwen/Qwen2.5-3B-Instruct", "method": "sft_rl", "environment.name": "mhqa", "environment.plans": "tasks",
     "environment.score": "em", "tools.use": ("wiki_search",), "tools.calls": "inline", "tools.rounds": 7,
     "traces.source": "expert", "traces.form": "parallel", "traces.tasks": 7000, "traces.min_calls": 3,
     "rollout.max_tokens": 1024, "train.method": "full", "train.learning_rate": 1e-5, "train.schedule": "cosine",
@@ -230,11 +230,43 @@ GAP: Table = {
 GAP_SETS = {"hotpot_qa": 7405, "2wiki": 12576, "musique": 2417}
 GAP_WEB: Table = {
     "model": "Qwen/Qwen2.5-32B-Instruct", "environment.name": "web", "tools.use": ("web_search", "crawl_page"),
-    "method": "sft", "tools.rounds": 24, "traces.tasks": 7607, "traces.min_calls": 5, "train.learning_rate": 1.4e-5,
+    "method": "sft_rl", "tools.rounds": 24, "traces.tasks": 7607, "traces.min_calls": 5, "train.learning_rate": 1.4e-5,
     "train.schedule": "cosine", "train.warmup_ratio": 0.1, "train.epochs": 4, "train.batch_rows": 256,
     "train.max_length": 32768, "train.tokens_per_microbatch": 32768, "rollout.max_tokens": 4096,
 }  # fmt: skip
 """AFM's web agent: 25 turns; one row, 16 accumulations, 2 x 8 GPUs."""
+SCRIPTS: Table = {
+    "rollout.temperature": 1, "rollout.top_p": 1, "advantage.baseline": "mean_std", "steps.epochs": 1,
+    "loss.clip_low": 0.2, "loss.mean": "token", "loss.entropy": 0, "update.learning_rate": 1e-6,
+    "update.schedule": "constant", "update.max_grad_norm": 1,
+}  # fmt: skip
+"""What all scripts of GAP's and AFM's reinforcement learning have."""
+DYNAMIC: Table = {
+    **SCRIPTS, "rollout.samples": 8, "steps.minibatches": 1, "loss.clip_high": 0.28, "loss.dual_clip": 10,
+    "loss.kl": 0, "update.weight_decay": 0.1,
+}  # fmt: skip
+GAP_RL: Table = {
+    **DYNAMIC, "rollout.tasks": 32, "rollout.draw": 64, "steps.count": 200, "update.warmup_ratio": 3 / 200,
+    "update.max_length": 2048 + 8192,
+}  # fmt: skip
+WEB_RL: Table = {
+    **DYNAMIC, "rollout.tasks": 64, "rollout.draw": 128, "steps.count": 60, "update.warmup_ratio": 3 / 60,
+    "update.max_length": 2048 + 30720,
+}  # fmt: skip
+GRPO: Table = {
+    **SCRIPTS, "rollout.samples": 8, "rollout.tasks": 64, "rollout.rounds": 1, "steps.count": 60,
+    "steps.minibatches": 1,
+    "loss.clip_high": 0.2, "loss.dual_clip": 3, "loss.kl": 0.001, "loss.divergence": "k3_forward",
+    "update.warmup_ratio": 0.285, "update.weight_decay": 0.01,
+}  # fmt: skip
+PPO: Table = {
+    **SCRIPTS, "advantage.baseline": "values", "advantage.gamma": 1, "advantage.lam": 1, "rollout.samples": 1,
+    "rollout.tasks": 512, "rollout.rounds": 1, "steps.count": 1005, "steps.minibatches": 2, "loss.clip_high": 0.2,
+    "loss.dual_clip": 3, "loss.kl": 0.001, "loss.divergence": "k3_forward", "update.warmup_ratio": 0.285,
+    "update.weight_decay": 0.01, "critic.train.learning_rate": 1e-5, "critic.train.warmup_ratio": 0.05,
+    "critic.loss.clip": 0.5,
+}  # fmt: skip
+"""Mini-batches of 256 tasks of 512."""
 
 GAP_CODE: Table = {
     "model": "Qwen/Qwen2.5-Coder-7B-Instruct", "method": "sft", "environment.name": "code", "tools.use": ("code",),
@@ -314,7 +346,8 @@ def test_presets_of_dense_tree_have_the_values_of_the_released_scripts(
 def test_presets_of_gap_have_the_values_of_the_released_scripts(
     name: str, large: Path, tmp_path: Path
 ) -> None:
-    compare("gap/mhqa", name, {**GAP, "evaluate.tasks": GAP_SETS[name]})
+    learnt = {f"rl.{key}": value for key, value in GAP_RL.items()}
+    compare("gap/mhqa", name, {**GAP, **learnt, "evaluate.tasks": GAP_SETS[name]})
     (tmp_path / "passages.jsonl").write_text('{"title": "Oslo", "text": "A town in Norway."}\n')
     (tmp_path / "tools.yaml").write_text(
         f"tools: [{{name: wiki_search, corpus: {tmp_path / 'passages.jsonl'}}}]"
@@ -324,7 +357,28 @@ def test_presets_of_gap_have_the_values_of_the_released_scripts(
 
 
 def test_presets_of_gaps_web_agent_have_the_values_of_the_released_scripts() -> None:
-    compare("gap/web", "qa", GAP_WEB)
+    learnt = {f"rl.{key}": value for key, value in WEB_RL.items()}
+    compare("gap/web", "qa", {**GAP_WEB, **learnt})
+
+
+@pytest.mark.parametrize(
+    ("method", "table"), [("rl/grpo", GRPO), ("rl/dapo", GAP_RL), ("rl/ppo", PPO)]
+)
+def test_what_has_no_values_of_its_own_has_those_of_the_released_scripts(
+    method: str, table: Table, large: Path
+) -> None:
+    own = settings(method, ["dataset=gsm8k", f"model={large}", "dataset.source=sample"])
+    found = flat(own.model_dump())
+    assert {key: found[key] for key in table} == dict(table)
+    recipe_of(own).plan()
+
+
+@pytest.mark.parametrize("method", ["rl/grpo", "rl/dapo", "rl/ppo"])
+@pytest.mark.parametrize("world", ["exchange", "persona"])
+def test_micro_worlds_have_values_of_their_own(method: str, world: str) -> None:
+    own = settings(method, [f"environment={world}"])
+    assert own.model == f"tiny-{world}" and own.evaluate.tasks == 500
+    recipe_of(own).plan()
 
 
 @pytest.mark.parametrize("name", ["livecodebench", "code_contests"])

@@ -20,6 +20,10 @@ PLUGINS = (
     f"{EXAMPLES}/recipe.py:BestOfN", f"environment={EXAMPLES}/environment.py:Guess", "model=tiny-exchange",
     "tasks=3", "evaluate.tasks=3", "train.batch_rows=2", "train.save_every_steps=1", "engine.device=cpu",
 )  # fmt: skip
+REINFORCED = (
+    "rollout.tasks=2", "rollout.samples=3", "rollout.max_tokens=96", "evaluate.tasks=2", "steps.count=4",
+    "steps.save_every=2", "update.learning_rate=1e-3", "engine.device=cpu",
+)  # fmt: skip
 ZYGOTE = Path(__file__).parent / "zygote.py"
 
 
@@ -89,6 +93,22 @@ def test_a_recipe_and_an_environment_of_files_resume_to_the_same_end(tmp_path: P
             resumed = zygote.run(folder)
             assert resumed["digest"] == undisturbed["digest"], kill_at
             assert int(str(resumed["boundary"])) < int(str(undisturbed["boundary"])), kill_at
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["rl/grpo", "rl/ppo"])
+def test_reinforcement_learning_killed_within_a_step_resumes_to_the_same_weights(
+    tmp_path: Path, method: str
+) -> None:
+    (tmp_path / "own.py").write_text("def short(dialogue):\n    return -dialogue.tokens / 100\n")
+    term = f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}"
+    with closing(Zygote(method, *REINFORCED, term)) as zygote:
+        undisturbed = zygote.run(tmp_path / "whole")
+        generator = random.Random(0)
+        for n in range(8):
+            folder, kill_at = tmp_path / f"run-{n}", f"reinforce:{generator.randint(1, 40)}"
+            assert zygote.run(folder, kill_at)["killed"], kill_at
+            assert zygote.run(folder)["digest"] == undisturbed["digest"], kill_at
 
 
 @pytest.mark.slow

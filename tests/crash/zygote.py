@@ -105,7 +105,7 @@ def digest(recipe: Recipe, run: Run) -> str:
     found: list[object] = []
     for stage in recipe.stages():
         i = stage.step.iteration
-        if stage.trains is not None:
+        if stage.trains:
             found += [sorted(trained_on(recipe, run, i)), run.metrics(stage.step)["weights"]]
         for tree in run.store.trees(i, "evaluate") if stage.step.stage == "evaluate" else ():
             found.append(

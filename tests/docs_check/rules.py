@@ -94,6 +94,7 @@ RULES = (
     Rule("coterie run sweet_rl/backend", SWEET),
     Rule("coterie run moat/maths", "--dry-run"),
     Rule("coterie run dense_tree/gsm8k", "--dry-run"),
+    Rule("coterie run rl/", "rollout.tasks=2 rollout.samples=2 steps.count=1 evaluate.tasks=2"),
     Rule("coterie run gap/tiny", f"{EVALUATED} traces.tasks=16 train.epochs=1"),
     Rule("coterie reproduce gap-sft", "traces.tasks=16 evaluate.tasks=40"),
     Rule("coterie run gap/code", f"{EVALUATED} {TRACES}"),

@@ -79,8 +79,8 @@ MUTANTS = (
     Mutant(
         "stages-fork-without-trainings",
         "runs/loop.py",
-        "if role is not None and (",
-        'if role == "policy" and (',
+        "                if (trained := old",
+        '                if role == "policy" and (trained := old',
         "a fork forgets the trainings of all roles but one",
         (FORKED,),
     ),

@@ -219,8 +219,8 @@ MUTANTS = (
     Mutant(
         "checkpoint-removes-the-new-one",
         "training/checkpoint.py",
-        "_checkpoints(folder)[:-1]",
-        "_checkpoints(folder)[1:]",
+        "_checkpoints(folder)[:-kept]",
+        "_checkpoints(folder)[kept:]",
         "the newest checkpoints are removed, and work is lost",
         (INTERRUPTED,),
     ),

@@ -65,7 +65,7 @@ class RunEngines:
 
     async def speak(
         self,
-        version: int,
+        version: int | str,
         path: Path | str,
         load: Callable[[], LoadedModel],
         *,
@@ -89,7 +89,7 @@ class RunEngines:
     def embedded(
         self,
         loaded: LoadedModel,
-        version: int,
+        version: int | str,
         *,
         role: str = POLICY,
         adapter: str | None = None,
@@ -111,7 +111,7 @@ class RunEngines:
             self._runner.run(self.end())
 
     async def _served(
-        self, role: str, base: str, version: int, path: Path | str, renderer: ChatRenderer
+        self, role: str, base: str, version: int | str, path: Path | str, renderer: ChatRenderer
     ) -> ServerPool:
         adapter = is_adapter(path)
         if role not in self._pools:

@@ -117,22 +117,24 @@ class Recipe(ABC):
         after: Sequence[Stage] = (),
         depends: Sequence[object] = (),
         *,
-        trains: str | None = None,
+        trains: str | Sequence[str] = (),
         alone: bool = False,
     ) -> Stage:
         """A stage, ``after`` others. One that trains, or is ``alone``, finds no servers on the devices."""
 
+        trained = (trains,) if isinstance(trains, str) else tuple(trains)
+
         def done(run: Run, iteration: int, progress: Progress) -> Metrics:
             models = self.models(run)
-            if alone or trains is not None:
+            if alone or trained:
                 models.make_room()
             found = do(run, iteration, progress)
             measured = models.run_async(_awaited(found)) if inspect.isawaitable(found) else found
             return measured or {}
 
         needed = tuple(stage.step for stage in after)
-        kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {trains}"
-        return Stage(Step(iteration, name), done, needed, tuple(depends), trains, kind)
+        kind = f"{name} {getattr(getattr(do, 'func', do), '__name__', '')} {' '.join(trained)}"
+        return Stage(Step(iteration, name), done, needed, tuple(depends), trained, kind)
 
     # -- what the loop asks -------------------------------------------------------------------
 
@@ -195,7 +197,7 @@ class Recipe(ABC):
     def versions(self, run: Run, role: str | None = None) -> list[int]:
         """The versions that a role has: as it began, and what each finished training left."""
         name = role or self.leading
-        trained = [s.step for s in self.stages() if s.trains == name and run.is_finished(s.step)]
+        trained = [s.step for s in self.stages() if name in s.trains and run.is_finished(s.step)]
         return [0, *(step.iteration + 1 for step in trained)]
 
     def policy_path(self, run: Run, version: int, role: str | None = None) -> Path | str:

@@ -2,6 +2,7 @@
 
 common:                     what all data sets below have, and plug-ins
 datasets: {NAME: {...}}     what each has of its own, laid over the common values
+open: true                  the common values are for whatever has none of its own, micro-worlds too
 micro_world: {...}          the values of the micro-world, if there is one, whole: nothing is laid under them
 """
 
@@ -23,6 +24,9 @@ class Presets:
     values: Mapping[str, Mapping[str, Any]]
     """The micro-world comes first, if there is one, then the data sets by name."""
 
+    open: bool = False
+    """Whether the common values are for whatever has none of its own."""
+
     def of(self, name: str) -> dict[str, Any]:
         """A copy of the values for what is played; ``KeyError`` if there are none."""
         return overlaid(self.values[name])
@@ -36,7 +40,7 @@ def read_presets(file: Traversable) -> Presets:
     """The table that a file holds."""
     table: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     common, rows = table.pop("common", {}), table.pop("datasets", {})
-    micro_world = table.pop("micro_world", None)
+    micro_world, is_open = table.pop("micro_world", None), table.pop("open", False)
     assert not table, f"{file} has parts that mean nothing: {', '.join(table)}"
     return Presets(
         common,
@@ -44,4 +48,5 @@ def read_presets(file: Traversable) -> Presets:
             **({micro_world["environment"]["name"]: micro_world} if micro_world else {}),
             **{name: overlaid(common, rows[name]) for name in sorted(rows)},
         },
+        is_open,
     )

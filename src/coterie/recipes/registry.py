@@ -200,7 +200,8 @@ def _values(name: str, choice: "Choice") -> dict[str, Any]:
     from coterie.environments.registry import NAMES
 
     presets, played = _presets(name), choice.dataset or choice.environment or ""
-    if presets.values and (played in presets.values or played in NAMES):
+    closed = bool(presets.values) and not presets.open
+    if played in presets.values or (closed and played in NAMES):
         return _packaged(presets, played, name)
     return dict(presets.common)
 

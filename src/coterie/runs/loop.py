@@ -120,9 +120,9 @@ def fork(recipe: Staged, source: Path, target: Path, settings: Settings) -> list
         kept = _kept(recipe, old)
         copy(old.store, new.store, {(step.iteration, step.stage) for step in kept})
         for step in kept:
-            role = recipe.at(step).trains
-            if role is not None and (trained := old.training_folder(step.iteration, role)).exists():
-                shutil.copytree(trained, new.training_folder(step.iteration, role))
+            for role in recipe.at(step).trains:
+                if (trained := old.training_folder(step.iteration, role)).exists():
+                    shutil.copytree(trained, new.training_folder(step.iteration, role))
     return kept
 
 

@@ -1,4 +1,4 @@
-"""A stage of a recipe as an object: what it does, after which others, what it depends on, and which role it trains."""
+"""A stage of a recipe as an object: what it does, after which others, what it depends on, and which roles it trains."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class Stage:
     """The steps whose results it reads."""
     depends: tuple[object, ...] = ()
     """The settings that its results depend on, besides those of the whole recipe."""
-    trains: str | None = None
-    """The role that it trains, if it trains one."""
+    trains: tuple[str, ...] = ()
+    """The roles that it trains."""
     kind: str = ""
     """What it does. Stages of one kind do the same in other iterations: how long one took tells of the next."""
 

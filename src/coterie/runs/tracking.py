@@ -42,6 +42,12 @@ class Tracking:
             named = {f"{name}/{what}": n for what, n in metrics.items() if not isinstance(n, str)}
             self.log(named, self._steps())
 
+    def step(self, name: str, metrics: Metrics, updates: int) -> None:
+        """What was measured of a step of a stage, after so many optimiser steps of its own."""
+        if self._name != "none":
+            named = {f"{name}/{what}": n for what, n in metrics.items() if not isinstance(n, str)}
+            self.log(named, self._steps() + updates)
+
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Metrics under their full names, after so many steps of the run."""
         if self._tracker is None:

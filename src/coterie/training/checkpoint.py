@@ -46,8 +46,9 @@ def save_checkpoint(
     facts: Mapping[str, Any],
     *,
     write: bool = True,
+    kept: int = 1,
 ) -> None:
-    """Write ``checkpoint-STEP`` into ``folder`` and remove older ones.
+    """Write ``checkpoint-STEP`` into ``folder`` and remove older ones, but for the ``kept`` newest.
 
     Every rank calls this; the one with ``write`` writes.
     """
@@ -65,8 +66,24 @@ def save_checkpoint(
     with published(folder / f"checkpoint-{step:08d}") as temporary:
         save_file(tensors, temporary / "state.safetensors")
         (temporary / "state.json").write_text(json.dumps({"step": step, **facts}, indent=1))
-    for old in _checkpoints(folder)[:-1]:
+    for old in _checkpoints(folder)[:-kept]:
         shutil.rmtree(old)
+
+
+def steps_kept(folder: Path) -> list[int]:
+    """Optimiser steps after which a training in ``folder`` can be gone on with, or is finished."""
+    final = folder / "final" / "training.json"
+    if final.is_file():
+        with reading(final, f"remove {folder}: the training then begins again"):
+            return [int(json.loads(final.read_text())["report"]["steps"])]
+    return [int(found.name.rpartition("-")[2]) for found in _checkpoints(folder)]
+
+
+def go_back(folder: Path, step: int) -> None:
+    """Forget what came after so many optimiser steps."""
+    for found in _checkpoints(folder):
+        if int(found.name.rpartition("-")[2]) > step:
+            shutil.rmtree(found)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -73,8 +73,10 @@ class Record:
         accelerator: Accelerator,
         total: int | None,
         identity: Mapping[str, str],
+        kept: int = 1,
     ) -> None:
         self.total = total
+        self._kept = kept
         self.settings = settings
         self._model, self._folder, self._accelerator = model, folder, accelerator
         self._identity = identity
@@ -172,7 +174,9 @@ class Record:
             "counts": asdict(self.counts),
             "seconds": self._seconds,
         }
-        checkpoint.save_checkpoint(self._folder, self.done, weights, optimizer, facts, write=write)
+        checkpoint.save_checkpoint(
+            *(self._folder, self.done, weights, optimizer, facts), write=write, kept=self._kept
+        )
         self._saved_at = time.monotonic()
 
     def finish(self) -> TrainingReport:
@@ -235,11 +239,16 @@ def _agreed(due: bool, accelerator: Accelerator) -> bool:
     return said[0]
 
 
-def open_folder(folder: Path, accelerator: Accelerator, *, resume: bool) -> None:
-    """Make the folder, and clear what a kill left half-written (all, where not to be resumed)."""
+def open_folder(
+    folder: Path, accelerator: Accelerator, *, resume: bool, at: int | None = None
+) -> None:
+    """Make the folder, and clear what a kill left half-written (all, where not to be resumed; what came after ``at``
+    optimiser steps, where these are given)."""
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint.remove_partial(folder)
         if not resume:
             checkpoint.remove_training(folder)
+        if at is not None:
+            checkpoint.go_back(folder, at)
     accelerator.wait_for_everyone()

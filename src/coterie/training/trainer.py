@@ -48,7 +48,8 @@ class Trainer(Generic[Item]):
     to be constant from the first step. With ``method=lora`` a model without adapter gets a fresh one, which is taken
     off again at the end and lives in ``folder/final``; of a model with adapters the one named, or the active one, is
     trained. ``identity`` is what else must be the same for a training to be gone on with. ``tracker`` is told
-    of every step, and left open.
+    of every step, and left open. ``kept`` checkpoints are kept; ``at`` goes back to the one after so many optimiser
+    steps (0: to the beginning), or to the newest before it.
 
     Raises :class:`UserError` for what can't be trained: a folder with another training, dropout, an objective on values
     without a head.
@@ -66,6 +67,8 @@ class Trainer(Generic[Item]):
         resume: bool = True,
         tracker: Tracker | None = None,
         identity: Mapping[str, str] | None = None,
+        kept: int = 1,
+        at: int | None = None,
     ) -> None:
         check_schedule(settings, steps)
         self.objective = objective
@@ -87,9 +90,9 @@ class Trainer(Generic[Item]):
                 refuse_sharded_head(self._accelerator)
             self._rule = check(self.model).packing(settings.packing)
             self._max_length = max_row_length(self.model, settings)
-            open_folder(folder, self._accelerator, resume=resume)
+            open_folder(folder, self._accelerator, resume=resume, at=at)
             with self._prepared.training():
-                self._open(steps, identity or {})
+                self._open(steps, identity or {}, kept)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "Trainer[Item]":
@@ -188,7 +191,7 @@ class Trainer(Generic[Item]):
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _open(self, steps: int | None, identity: Mapping[str, str]) -> None:
+    def _open(self, steps: int | None, identity: Mapping[str, str], kept: int) -> None:
         """Wrap the model, and go on from what the folder holds."""
         own = getattr(self.objective, "settings", None)
         numbers = own.fingerprint() if isinstance(own, Settings) else ""
@@ -201,7 +204,7 @@ class Trainer(Generic[Item]):
             **identity,
         }
         self._record = Record(
-            self.model, self.folder, self.settings, self._accelerator, steps, identity
+            *(self.model, self.folder, self.settings, self._accelerator, steps, identity), kept
         )
         self.report = self._record.finished()
         if self.report is not None:

@@ -115,10 +115,15 @@ def import_(source: Path | str, target: Path | str, *, tokenize: Tokenize | None
 def copy(source: Store, target: Store, steps: Collection[tuple[int, str]]) -> None:
     """Copy the record of some (iteration, stage) from one store to another, secrets included.
 
-    All or nothing. Raises ``ValueError`` if the target holds some of it already.
+    What a stage stores under names that begin with its own (``STAGE/00001``) belongs to it. All or nothing. Raises
+    ``ValueError`` if the target holds some of it already.
     """
+
+    def wanted(iteration: int, stage: str) -> bool:
+        return (iteration, stage.partition("/")[0]) in steps
+
     with source.snapshot() as old, target.transaction() as new:
-        for number, line in enumerate(_lines(old, lambda *step: step in steps, secrets=True)):
+        for number, line in enumerate(_lines(old, wanted, secrets=True)):
             _add(new, line, number, None)
 
 

@@ -26,13 +26,16 @@ from coterie.recipes.gap.held_out import HeldOutQuestions
 from coterie.recipes.gap.settings import EXPERT, GapSettings
 from coterie.recipes.gap.told import ToldEnvironment, task_of, unsaid
 from coterie.recipes.plan import Plan, check_length, plain_plan
+from coterie.recipes.reinforcing import CRITIC, STAGE, check_reinforce
 from coterie.recipes.trainings import train_role
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.scripted import ScriptedSampler
 from coterie.runs.casting import Openers
-from coterie.runs.folder import Run
+from coterie.runs.folder import Run, Step
+from coterie.runs.place import EVALUATION
 from coterie.runs.play import play
+from coterie.runs.roles import Role
 from coterie.runs.selected import selected
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.tags import Tags
@@ -70,13 +73,14 @@ class GapData(Recipe):
                 "use environment=mhqa, web, code or code_maths",
             )
         (self.agent,) = agents
-        if settings.traces.source == EXPERT and not isinstance(self.environment, Demonstrates):
+        expert = settings.imitates and settings.traces.source == EXPERT
+        if expert and not isinstance(self.environment, Demonstrates):
             raise UserError(
                 f"traces=expert: nobody knows how {settings.played} is done",
                 "give traces=FILE, with trajectories of an agent that can do it; mhqa alone has an expert",
             )
         self._check_form()
-        if not self.closed:
+        if settings.imitates and not self.closed:
             self._check_calls()
 
     def _check_calls(self) -> None:
@@ -109,6 +113,12 @@ class GapData(Recipe):
         """Whether it learns answers alone."""
         return self.settings.traces.form == "closed"
 
+    def roles(self) -> tuple[Role, ...]:
+        """The policy; and the critic, where values say what is to be expected."""
+        critic = self.settings.reinforces and self.settings.rl.has_critic
+        own = super().roles()
+        return (*own, Role(CRITIC, self.settings.model, head=True)) if critic else own
+
     def openers(self) -> Openers:
         """The sandbox, for grading and for tools that run code."""
         return {Sandbox: Sandbox}
@@ -116,17 +126,36 @@ class GapData(Recipe):
     def plan(self) -> Plan:
         """What the run costs. Raises ``UserError`` for rows that the model can't take, and for a missing file."""
         s = self.settings
-        if s.traces.source != EXPERT and not self.file.is_file():
+        if s.imitates and s.traces.source != EXPERT and not self.file.is_file():
             raise UserError(
                 f"traces.source={self.file} is not a file", "correct the path, or use traces=expert"
             )
-        own = s.traces.source == EXPERT
+        own = s.reinforces or s.traces.source == EXPERT
         found = plain_plan(s, self.environment, self.roles(), self.stages(), trains_on_tasks=own)
         _, context = load_renderer(s.model)
         check_length("train", s.train, context, found.longest_prompt)
         check_launch(s.train, s.engine.device_name, "train")
+        if s.reinforces:
+            check_reinforce(s.rl)
+            check_length("rl.update", s.rl.update, context, found.longest_prompt)
         check_tracker(s.tracker)
         return found
+
+    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
+        """Of a run on few traces, with one step of one round."""
+        sizes = {**super().trial_sizes(tasks), "traces.tasks": tasks}
+        if self.settings.reinforces:
+            sizes |= {"rl.rollout.tasks": tasks, "rl.rollout.rounds": 1, "rl.steps.count": 1}
+        return sizes
+
+    def amount(self, step: Step) -> int:
+        """How many groups a stage has, or traces, or tasks."""
+        if step.stage == EVALUATION:
+            return super().amount(step)
+        rl = self.settings.rl
+        return (
+            rl.rollout.tasks * rl.steps.count if step.stage == STAGE else self.settings.traces.tasks
+        )
 
     # -- traces ---------------------------------------------------------------------------------
 

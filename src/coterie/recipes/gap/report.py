@@ -5,6 +5,7 @@ from dataclasses import replace
 from coterie.recipes.base import Recipe
 from coterie.recipes.gap.data import LEFT_OUT, WITHOUT
 from coterie.recipes.plain_report import plain_report
+from coterie.recipes.reinforce_report import with_steps
 from coterie.reports.data import RunReport
 from coterie.reports.sections import Section
 from coterie.runs.folder import Run, Step
@@ -14,7 +15,11 @@ def gap_report(recipe: Recipe, run: Run) -> RunReport:
     """All that the page shows of a run, finished or not."""
     report = plain_report(recipe, run)
     traces = _traces(run)
-    return replace(report, sections=(*report.sections, traces)) if traces.rows else report
+    own = (traces,) if traces.rows else ()
+    report = replace(report, sections=(*report.sections, *own))
+    for iteration in (0, 1):
+        report = with_steps(report, run, iteration)
+    return report
 
 
 def _traces(run: Run) -> Section:

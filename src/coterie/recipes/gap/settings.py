@@ -1,11 +1,14 @@
 """Every setting of the methods of ``gap``: ``mhqa``, ``web``, ``code`` and ``tiny``."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
 from coterie.datasets.settings import DatasetSettings
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.workflow.trace import TraceForm
+from coterie.recipes.reinforcing import ReinforceSettings
 from coterie.recipes.settings import RecipeSettings
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.turn import digest
@@ -82,10 +85,39 @@ class GapSettings(RecipeSettings):
     model: str = key(
         "smollm2", "Packaged checkpoint, folder, run folder (its last policy) or Hugging Face name."
     )
-    method: Literal["sft"] = key("sft", "`sft`: supervised fine-tuning on traces.")
+    method: Literal["sft", "rl", "sft_rl"] = key(
+        "sft",
+        "`sft`: supervised fine-tuning on traces. `rl`: reinforcement learning from the model as it is. `sft_rl`: the "
+        "one, then the other.",
+    )
     traces: TracesSettings = TracesSettings()
     rollout: MessageSettings = MessageSettings()
     train: ImitationSettings = ImitationSettings()
+    rl: ReinforceSettings = ReinforceSettings()
+
+    @property
+    def imitates(self) -> bool:
+        """Whether there is supervised fine-tuning."""
+        return self.method != "rl"
+
+    @property
+    def reinforces(self) -> bool:
+        """Whether there is reinforcement learning."""
+        return self.method != "sft"
+
+    @property
+    def rounds(self) -> int:
+        """How many trainings there are."""
+        return self.imitates + self.reinforces
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        if self.method == "sft_rl" and self.train.method != self.rl.update.method:
+            raise ValueError(
+                f"train.method={self.train.method} and rl.update.method={self.rl.update.method}: reinforcement "
+                "learning goes on from what fine-tuning left; give both the same method"
+            )
+        return self
 
     @property
     def max_tokens(self) -> int:

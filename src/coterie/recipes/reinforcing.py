@@ -1,0 +1,153 @@
+"""Reinforcement learning as a stage of a recipe: its settings, whom it trains, what its results depend on.
+
+What a step does is in :mod:`coterie.runs.reinforce`; a recipe composes it by :func:`reinforce`.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+from pydantic import model_validator
+
+from coterie.config.settings import Settings, key
+from coterie.errors import UserError
+from coterie.progress import Progress
+from coterie.recipes.base import Recipe
+from coterie.rewards.path_reward import PathReward, PathRewardSettings
+from coterie.runs.folder import Run
+from coterie.runs.reinforce.learner import Learning
+from coterie.runs.reinforce.loop import Reinforcement
+from coterie.runs.reinforce.preparing import Rules
+from coterie.runs.reinforce.sampling import Groups, sampling_of
+from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, StepSettings
+from coterie.training.launch import launches
+from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
+from coterie.training.settings import Schedule, TrainingSettings
+from coterie.training.value_loss import ValueLoss, ValueLossSettings
+from coterie.trajectories.item import Metrics
+
+CRITIC = "critic"
+"""The role that says what is to be expected."""
+STAGE = "reinforce"
+UNUSED = (
+    *("epochs", "max_steps", "target_tokens", "batch_rows"),
+    *("save_every_seconds", "save_every_steps"),
+)
+"""Keys of trainings on rows that are all there."""
+
+
+class UpdateSettings(TrainingSettings):
+    """How weights are changed in an optimiser step; how many there are is said by ``steps``."""
+
+    learning_rate: float = key(1e-6, "peak learning rate", source="GAP: 1e-6", gt=0)
+    schedule: Schedule = key(
+        "constant", "how the learning rate goes from its peak to zero, or stays", source="GAP"
+    )
+    warmup_ratio: float = key(0.0, "share of the steps in which the rate climbs", ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _refuse_unused(self) -> Self:
+        fields = type(self).model_fields
+        if changed := [name for name in UNUSED if getattr(self, name) != fields[name].default]:
+            raise ValueError(
+                f"{', '.join(changed)} mean nothing in reinforcement learning; steps.minibatches, steps.epochs and "
+                "steps.save_every say how often what is trained on and kept"
+            )
+        return self
+
+
+class CriticSettings(Settings):
+    """The critic of advantage.baseline=values; it begins as the policy, with a fresh value head."""
+
+    train: UpdateSettings = UpdateSettings(learning_rate=1e-5, warmup_ratio=0.05)
+    loss: ValueLossSettings = ValueLossSettings()
+
+
+class ReinforceSettings(Settings):
+    """All of a reinforcement learning. A mixin: recipes derive their settings from it beside their own."""
+
+    rollout: GroupSettings = GroupSettings()
+    reward: PathRewardSettings = PathRewardSettings()
+    advantage: AdvantageSettings = AdvantageSettings()
+    steps: StepSettings = StepSettings()
+    loss: PolicyGradientSettings = PolicyGradientSettings()
+    update: UpdateSettings = UpdateSettings()
+    critic: CriticSettings = CriticSettings()
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic says what is to be expected."""
+        return self.advantage.baseline == "values"
+
+
+def depends(s: ReinforceSettings) -> tuple[object, ...]:
+    """What the results of the stage depend on."""
+    own: list[object] = [
+        *(s.rollout.fingerprint(), s.reward.identity(), s.advantage.fingerprint()),
+        *(s.steps.identity(), s.loss.fingerprint(), s.update.identity()),
+    ]
+    if s.has_critic:
+        own += [s.critic.train.identity(), s.critic.loss.fingerprint()]
+    return tuple(own)
+
+
+def check_reinforce(s: ReinforceSettings) -> None:
+    """Refuse (``UserError``) what can't work, before anything is sampled."""
+    PathReward(s.reward)
+    for name, training in (("update", s.update), ("critic.train", s.critic.train)):
+        if launches(training):
+            raise UserError(
+                f"{name}.processes and {name}.launch start ranks for a training whose rows are all there; here the "
+                "engine and the trainer share a model",
+                f"leave out {name}.processes and {name}.launch",
+            )
+
+
+async def reinforce(
+    recipe: Recipe,
+    s: ReinforceSettings,
+    run: Run,
+    iteration: int,
+    progress: Progress,
+    *,
+    roles: Sequence[str],
+) -> Metrics:
+    """Take the steps of the stage, training ``roles``; each begins as its newest version."""
+    models, players = recipe.models(run), recipe.players()
+    policies = [
+        Learning(
+            role,
+            recipe.newest(run, role, iteration),
+            tuple(agent for agent, player in players.items() if player == role),
+            PolicyGradient(s.loss),
+            recipe.seeded(s.update, iteration),
+            s.steps.updates,
+        )
+        for role in roles
+    ]
+    agents = [agent for one in policies for agent in one.agents]
+    critic = None
+    if s.has_critic:
+        training = recipe.seeded(s.critic.train, iteration)
+        (like,) = policies
+        critic = Learning(
+            *(CRITIC, like.version, tuple(agents), ValueLoss(s.critic.loss), training),
+            updates=s.steps.updates,
+            like=like.role,
+        )
+    async with recipe.cast(run) as cast:
+        groups = Groups(
+            *(run, iteration, STAGE, recipe.environment, cast, s.rollout),
+            reward=PathReward(s.reward),
+            agents=agents,
+            seed=recipe.settings.seed,
+        )
+        sampling = sampling_of(s.rollout, recipe.settings.engine.timeout)
+        rules = Rules(
+            s.advantage,
+            recomputed=s.loss.old == "recomputed",
+            reference=bool(s.loss.kl),
+            kl=s.reward.kl,
+            always=bool(s.loss.kl or s.loss.entropy),
+        )
+        work = Reinforcement(run, models, groups, s.steps, rules, sampling, policies, critic)
+        return await work.learn(progress)

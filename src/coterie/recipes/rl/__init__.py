@@ -1,0 +1,1 @@
+"""Reinforcement learning of any agent in any environment: GRPO, DAPO, PPO."""

@@ -1,0 +1,55 @@
+"""Every setting of the methods of ``rl``: ``grpo``, ``dapo`` and ``ppo``, which are presets of the same keys."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from coterie.config.settings import key
+from coterie.recipes.reinforcing import ReinforceSettings
+from coterie.recipes.settings import RecipeSettings
+
+
+class GrpoSettings(ReinforceSettings, RecipeSettings):
+    """Settings of ``rl/grpo``."""
+
+    recipe: ClassVar[str] = "rl/grpo"
+
+    model: str = key(
+        "tiny-exchange",
+        "Packaged checkpoint, folder, run folder (its last policy) or Hugging Face name.",
+    )
+    policies: Literal["one", "each"] = key(
+        "one",
+        "Whether one policy plays all agents of the environment, or each agent has a policy of its own, trained on its "
+        "own turns.",
+    )
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of one turn."""
+        return self.rollout.max_tokens
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        if self.policies == "each" and self.has_critic:
+            raise ValueError(
+                "policies=each has no critic for each policy; use advantage.baseline=mean, or policies=one"
+            )
+        if not self.has_critic and self.rollout.samples < 2:
+            raise ValueError(
+                f"rollout.samples={self.rollout.samples}: a path is compared with the others of its task; use 2 "
+                "or more, or advantage.baseline=values"
+            )
+        return self
+
+
+class DapoSettings(GrpoSettings):
+    """Settings of ``rl/dapo``."""
+
+    recipe: ClassVar[str] = "rl/dapo"
+
+
+class PpoSettings(GrpoSettings):
+    """Settings of ``rl/ppo``."""
+
+    recipe: ClassVar[str] = "rl/ppo"

@@ -1,0 +1,164 @@
+"""The reward of one agent's path in reinforcement learning: what its environment gave it, and what a run adds to it.
+
+    R = given + sum of weight * measure - repeats - overlong + own terms
+
+``given`` is what the environment gave the agent; an environment that gives nothing has its score. A path that was not
+graded has no reward, which is not 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from pydantic import field_validator, model_validator
+
+from coterie.config.plugins import Found, settled
+from coterie.config.settings import Settings, key
+from coterie.rewards.combined import Sampled as Dialogue
+from coterie.rewards.conduct import repeats
+from coterie.rewards.overlong import overlong_penalty
+from coterie.rewards.own import found_terms, sources, value
+from coterie.trajectories.tree import Outcome
+from coterie.trajectories.turn import Turn, digest
+
+
+class PathRewardSettings(Settings):
+    """What is added to the reward that the environment gives."""
+
+    measures: dict[str, float] = key(
+        {},
+        "Weights of what the environment measures of a path, such as {rounds: -0.05}; see its page for the names.",
+    )
+    gated: bool = key(
+        True,
+        "Measures count only where the score is above 0, so that nobody gets better by being wrong in few rounds.",
+    )
+    repeats: float = key(
+        0.0, "Taken off for each message of the agent that repeats an earlier one.", ge=0
+    )
+    overlong: float = key(
+        0.0,
+        "Taken off at most for a path that is too long, by the tokens that were sampled (DAPO's soft penalty).",
+        source="DAPO: 1",
+        ge=0,
+    )
+    overlong_limit: int | None = key(
+        None, "Sampled tokens of a path from which all of it is taken off.", ge=1
+    )
+    overlong_buffer: int | None = key(
+        None, "Tokens below the limit over which the penalty grows.", source="GAP: an eighth", ge=1
+    )
+    kl: float = key(
+        0.0, "Weight of the divergence from the reference as a cost of each token (k1).", ge=0
+    )
+    terms: dict[str, float] = key(
+        {},
+        "Terms of your own, each with its weight: {path/file.py:NAME: 0.5}. A term is a function that gives a number "
+        "for a dialogue (`coterie.rewards.combined.Sampled`).",
+    )
+
+    @field_validator("terms")
+    @classmethod
+    def _settled(cls, terms: dict[str, float]) -> dict[str, float]:
+        return {settled(name): weight for name, weight in terms.items()}
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        limits = (self.overlong_limit, self.overlong_buffer)
+        if self.overlong and None in limits:
+            raise ValueError("overlong needs overlong_limit and overlong_buffer; give both")
+        if not self.overlong and limits != (None, None):
+            raise ValueError("overlong_limit and overlong_buffer mean nothing without overlong")
+        if (
+            self.overlong_limit
+            and self.overlong_buffer
+            and self.overlong_buffer > self.overlong_limit
+        ):
+            raise ValueError(
+                f"overlong_buffer={self.overlong_buffer} is more than overlong_limit={self.overlong_limit}"
+            )
+        return self
+
+    def own(self) -> dict[str, Found]:
+        """The functions of the run's own terms, by what these are called. Raises ``UserError`` for broken ones."""
+        return found_terms(tuple(self.terms), ())
+
+    def identity(self) -> str:
+        """What rewards depend on: the weights, and the content of the run's own terms."""
+        return digest(self.model_dump_json(exclude={"terms"}), sources(self.terms))
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """What is known of one agent's path when it has ended."""
+
+    outcome: Outcome
+    path: tuple[Turn, ...]
+    """All turns, everybody's."""
+    agent: str
+    given: float | None
+    """What the environment gave the agent for the path as a whole; ``None`` where it could not be graded."""
+    measures: Mapping[str, float | int | str]
+    """What the environment measured of the path."""
+
+    @property
+    def own(self) -> tuple[Turn, ...]:
+        """The agent's turns."""
+        return tuple(turn for turn in self.path if turn.speaker.name == self.agent and turn.ids)
+
+
+class PathReward:
+    """The rule under given settings. Raises ``UserError`` for terms that are not found."""
+
+    def __init__(self, settings: PathRewardSettings) -> None:
+        self.settings = settings
+        self._own = settings.own()
+
+    def of(self, graded: Graded) -> float | None:
+        """R, without the costs of single tokens; ``None`` of a path that was not graded.
+
+        Raises ``UserError`` for a measure that the environment does not have, and for an own term that fails.
+        """
+        if graded.given is None or graded.outcome.score is None:
+            return None
+        return (
+            graded.given
+            + self._measures(graded)
+            - self.settings.repeats * repeats(graded.own)
+            + self._overlong(graded)
+            + self._terms(graded)
+        )
+
+    def _measures(self, graded: Graded) -> float:
+        if self.settings.gated and not (graded.outcome.score or 0.0) > 0:
+            return 0.0
+        # One that a path does not have, such as that of a plan that was not made, is 0.
+        return sum(
+            weight * float(graded.measures.get(name, 0.0))
+            for name, weight in self.settings.measures.items()
+        )
+
+    def _overlong(self, graded: Graded) -> float:
+        s = self.settings
+        if not s.overlong:
+            return 0.0
+        assert s.overlong_limit is not None and s.overlong_buffer is not None, "that was checked"
+        last = graded.own[-1].sample if graded.own else None
+        return overlong_penalty(
+            sum(len(turn.ids) for turn in graded.own),
+            last.finish if last else "end",
+            graded.outcome.ending,
+            limit=s.overlong_limit,
+            buffer=s.overlong_buffer,
+            weight=s.overlong,
+        )
+
+    def _terms(self, graded: Graded) -> float:
+        if not self._own:
+            return 0.0
+        tokens = sum(len(turn.ids) for turn in graded.path)
+        dialogue = Dialogue(graded.outcome, tokens, loss=0.0, path=graded.path)
+        weights = self.settings.terms.values()
+        return sum(
+            w * value(term, dialogue) for w, term in zip(weights, self._own.values(), strict=True)
+        )

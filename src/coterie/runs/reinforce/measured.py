@@ -1,0 +1,64 @@
+"""What a step of a reinforcement learning was like, in numbers and in a line for a person."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+
+from coterie.runs.reinforce.advantages import Judged
+from coterie.runs.reinforce.sampling import Drawn
+from coterie.runs.reinforce.updating import Updated
+from coterie.trajectories.item import Metrics
+
+
+def step_metrics(
+    drawn: Drawn, judged: Judged, updated: Updated, seconds: tuple[float, float]
+) -> dict[str, float | int | str]:
+    """All numbers of a step; ``seconds`` are those of sampling and of training.
+
+    ``reward`` and ``score`` are means over all paths that were graded, those that are not trained on included.
+    """
+    paths = drawn.paths
+    rewards = [total for path in paths if (total := path.sampled.total) is not None]
+    outcomes = {path.outcome.leaf: path.outcome for path in paths}.values()
+    scores = [outcome.score for outcome in outcomes if outcome.score is not None]
+    tokens = sum(path.tokens for path in paths)
+    sampling, training = seconds
+    return {
+        "reward": _mean(rewards),
+        "reward_error": stdev(rewards) / len(rewards) ** 0.5 if len(rewards) > 1 else 0.0,
+        "score": _mean(scores),
+        "tokens": _mean([float(path.tokens) for path in paths]),
+        "turns": _mean([float(path.turns) for path in paths]),
+        "truncated": _mean([float(outcome.ending.truncated) for outcome in outcomes]),
+        "groups_telling": len(judged.telling),
+        **judged.counts,
+        "paths": len(judged.paths),
+        "tasks": len(drawn.tasks),
+        "samples": drawn.played,
+        "samples_failed": drawn.played - len(outcomes),
+        "rounds": drawn.rounds,
+        "sampling_seconds": round(sampling, 3),
+        "training_seconds": round(training, 3),
+        "sampled_tokens_per_second": round(tokens / sampling, 1) if sampling else 0.0,
+        **updated.means(),
+    }
+
+
+def told(step: int, steps: int, metrics: Metrics) -> str:
+    """A step in a line."""
+    reward, score, tokens = (float(metrics[name]) for name in ("reward", "score", "tokens"))
+    parts = [
+        f"step {step} of {steps}: reward {reward:.3f}",
+        f"score {score:.3f}",
+        f"{tokens:.0f} tokens",
+        f"{metrics['groups_telling']} groups with an advantage",
+    ]
+    known: Mapping[str, str] = {"entropy": "entropy", "policy_kl": "KL", "grad_norm": "gradient"}
+    for name, value in metrics.items():
+        short = known.get(name.rpartition("/")[2])
+        if short and not isinstance(value, str) and not name.startswith("critic/"):
+            parts.append(f"{short} {value:.3g}")
+    return ", ".join(parts)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0

@@ -1,0 +1,112 @@
+"""How the steps of a reinforcement learning are made up; refused when they are read if they can't work."""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from coterie.config.settings import Settings, key
+from coterie.rewards.advantages import Baseline
+
+
+class GroupSettings(Settings):
+    """What a step samples: groups of paths, each of one task."""
+
+    tasks: int = key(32, "Tasks of a step: so many groups.", source="GAP: 32", ge=1)
+    samples: int = key(8, "Paths of each task (the group).", source="GAP: 8", ge=1)
+    draw: int | None = key(
+        None,
+        "Tasks of one round of dynamic sampling; default: as many as a step has.",
+        source="GAP, DAPO: twice the tasks of a step",
+        ge=1,
+    )
+    rounds: int = key(
+        1,
+        "Dynamic sampling: further tasks are drawn, at most so many times in all, until enough groups have paths of "
+        "different rewards; only these are trained on. 1: all groups of one draw are trained on.",
+        source="DAPO section 3.2, where it has no bound",
+        ge=1,
+    )
+    temperature: float = key(1.0, "Sampling temperature.", source="GAP: 1", gt=0, le=2)
+    top_p: float = key(
+        1.0,
+        "Nucleus sampling. Below 1 it is refused: log-probs of what was left out of a draw are not those that the "
+        "trainer computes.",
+        gt=0,
+        le=1,
+    )
+    max_tokens: int = key(256, "Most tokens of one turn.", ge=1)
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        if self.top_p < 1:
+            raise ValueError(
+                f"top_p={self.top_p} samples from a part of the distribution, and ratios would be to all of it; "
+                "use top_p=1"
+            )
+        if self.rounds > 1 and self.samples < 2:
+            raise ValueError(
+                f"rounds={self.rounds} looks for groups of different rewards, and samples={self.samples} gives each "
+                "task one path; raise samples, or use rounds=1"
+            )
+        return self
+
+    @property
+    def drawn(self) -> int:
+        """Tasks of one round."""
+        return self.draw or self.tasks if self.rounds > 1 else self.tasks
+
+
+class AdvantageSettings(Settings):
+    """How much better than expected a path, or a token of it, was."""
+
+    baseline: Baseline | Literal["values"] = key(
+        "mean",
+        "What is expected: the mean of the group (`mean`; `mean_std` divides by its standard deviation; "
+        "`leave_one_out` is the mean of the others), or what a critic says before each token (`values`, PPO).",
+    )
+    gamma: float = key(1.0, "Discount of a token (baseline=values).", source="GAP: 1", gt=0, le=1)
+    lam: float = key(
+        1.0,
+        "Weight of later tokens in the estimate (baseline=values).",
+        source="GAP: 1",
+        ge=0,
+        le=1,
+    )
+    whiten: bool = key(
+        True, "Advantages of all tokens of a step get mean 0 and deviation 1 (baseline=values)."
+    )
+    truncated: Literal["train", "mask"] = key(
+        "train",
+        "Whether a path that a limit cut off is trained on; it is compared with the others either way.",
+        source="DAPO section 3.4: mask, or punish its length",
+    )
+
+
+class StepSettings(Settings):
+    """How many steps there are, and what each makes of its paths."""
+
+    count: int = key(
+        50, "Steps: each samples anew from the newest policy.", source="GAP: 200", ge=1
+    )
+    minibatches: int = key(
+        1,
+        "Optimiser steps in which a step's groups are trained on, once each.",
+        source="GAP: 1",
+        ge=1,
+    )
+    epochs: int = key(1, "How often a step's groups are trained on.", source="GAP: 1", ge=1)
+    patience: int = key(
+        10, "After so many steps in a row in which no group has an advantage the run stops.", ge=1
+    )
+    save_every: int = key(5, "Steps between checkpoints.", ge=1)
+
+    @property
+    def updates(self) -> int:
+        """Optimiser steps of all steps together, at most."""
+        return self.count * self.minibatches * self.epochs
+
+    def identity(self) -> str:
+        """Hash of all that changes results."""
+        fields = type(self).model_fields
+        same = {name: fields[name].default for name in ("patience", "save_every")}
+        return self.model_copy(update=same).fingerprint()

@@ -1,0 +1,62 @@
+"""A step's updates: its groups in random order, cut into minibatches, each one optimiser step of every role."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coterie.runs.reinforce.learner import Learner
+from coterie.runs.reinforce.paths import Path
+from coterie.runs.reinforce.settings import StepSettings
+from coterie.trajectories.row import Row
+
+SUMMED = frozenset({"seconds_left", "step", "rows_dropped"})
+"""Of a training, not of a step: no mean is taken of them."""
+
+
+@dataclass(slots=True)
+class Updated:
+    """What the optimiser steps of one step were like: of each role the mean of each number."""
+
+    sums: dict[str, list[float]] = field(default_factory=dict)
+    updates: int = 0
+
+    def add(self, role: str, metrics: Mapping[str, float]) -> None:
+        """One optimiser step of a role."""
+        for name, value in metrics.items():
+            if name not in SUMMED:
+                self.sums.setdefault(f"{role}/{name}", []).append(value)
+
+    def means(self) -> dict[str, float]:
+        """By ``ROLE/NUMBER``."""
+        return {name: sum(values) / len(values) for name, values in self.sums.items()}
+
+
+def minibatches(
+    tasks: Sequence[str], settings: StepSettings, seed: str
+) -> Iterator[frozenset[str]]:
+    """The tasks of each optimiser step of a step. An epoch sees each once; sizes differ by one at most."""
+    for epoch in range(settings.epochs):
+        order = sorted(set(tasks))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        parts = min(settings.minibatches, len(order))
+        for part in range(parts):
+            yield frozenset(order[part::parts])
+
+
+def update(
+    paths: Sequence[Path], learners: Sequence[Learner], settings: StepSettings, seed: str
+) -> Updated:
+    """Train each role on the paths of its agents."""
+    found = Updated()
+    for tasks in minibatches([path.task for path in paths], settings, seed):
+        for learner in learners:
+            rows = _rows(paths, learner.what.agents, tasks)
+            if rows:
+                found.add(learner.role, learner.trainer.step(rows))
+                found.updates += 1
+    return found
+
+
+def _rows(paths: Sequence[Path], agents: Sequence[str], tasks: frozenset[str]) -> list[Row]:
+    mine = (path for path in paths if path.task in tasks and path.agent in agents)
+    return [row for path in mine for row in path.rows]

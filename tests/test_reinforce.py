@@ -1,0 +1,431 @@
+"""Reinforcement learning through its recipes: what a step samples, compares and trains on, and how a run goes on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.errors import UserError
+from coterie.models.loading import load
+from coterie.progress import Silent
+from coterie.recipes.base import Recipe
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.registry import run_report, settings
+from coterie.recipes.reinforcing import STAGE, UpdateSettings
+from coterie.recipes.rl.recipe import Reinforce
+from coterie.rewards.advantages import Sampled
+from coterie.rewards.path_reward import Graded, PathReward, PathRewardSettings
+from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.loop import fork, run_steps
+from coterie.runs.reinforce.learner import Learning
+from coterie.runs.reinforce.loop import step_records
+from coterie.runs.reinforce.paths import Path as AgentPath
+from coterie.runs.reinforce.paths import paths_of
+from coterie.runs.reinforce.preparing import Rules, prepare, telling
+from coterie.runs.reinforce.sampling import Drawn
+from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, StepSettings
+from coterie.runs.reinforce.updating import minibatches
+from coterie.training.checkpoint import weight_hash
+from coterie.training.sft import SFT
+from coterie.training.trainer import Trainer
+from coterie.trajectories.credit import Credit
+from coterie.trajectories.item import ItemKey, Metrics
+from coterie.trajectories.tree import LENGTH, Ending, Outcome
+from coterie.trajectories.turn import Part, Speaker, make_turn
+
+SMALL = (
+    "rollout.tasks=2", "rollout.samples=3", "rollout.max_tokens=96", "evaluate.tasks=2", "steps.save_every=1",
+    "engine.device=cpu", "update.learning_rate=1e-3",
+)  # fmt: skip
+"""Settings of a run of seconds."""
+SHORT = "def short(dialogue):\n    return -dialogue.tokens / 100\n"
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> tuple[str, ...]:
+    """As :data:`SMALL`, with a reward that differs wherever dialogues have other lengths."""
+    (tmp_path / "own.py").write_text(SHORT)
+    return (*SMALL, f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}")
+
+
+class Killed(BaseException):
+    """What a test ends a run with."""
+
+
+class Killing(Silent):
+    """Ends the run when a step of this number has been taken, or when so much of it has been sampled."""
+
+    def __init__(self, step: int, sampled: int | None = None) -> None:
+        self.step, self.sampled = step, sampled
+        self.stage_, self.count = "", 0
+
+    def start(self, total: int, description: str) -> None:
+        self.stage_, self.count = description, 0
+
+    def advance(self, n: int, **fields: float) -> None:
+        self.count += n
+        here = self.stage_.startswith(f"{STAGE}/{self.step:05d}")
+        if here and self.sampled is not None and self.count >= self.sampled:
+            raise Killed
+
+    def say(self, text: str) -> None:
+        if self.sampled is None and text.startswith(f"step {self.step + 1} of"):
+            raise Killed
+
+
+def made(method: str, words: Sequence[str]) -> Recipe:
+    return recipe_of(settings(method, words))
+
+
+def run_whole(recipe: Recipe, folder: Path, progress: Silent | None = None) -> dict[int, Metrics]:
+    with open_run(folder, recipe.name, recipe.settings) as run:
+        try:
+            run_steps(recipe, run, progress or Silent())
+        finally:
+            recipe.close()
+        return step_records(run.store, 0, STAGE)
+
+
+def final(folder: Path, role: str = "policy") -> str:
+    return weight_hash(folder / f"training/{role}/iteration-00/final")
+
+
+def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    recipe = made("rl/grpo", [*words, "steps.count=3", "loss.kl=0"])
+    records = run_whole(recipe, tmp_path / "run")
+    assert sorted(records) == [0, 1, 2]
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        for step in range(3):
+            turns = [
+                turn
+                for tree in run.store.trees(0, f"{STAGE}/{step:05d}")
+                for turn in tree.turns.values()
+            ]
+            said = {turn.writer for turn in turns if turn.sample}
+            assert said == {"policy@0" if step == 0 else f"policy@0.{step}"}
+            assert records[step]["policy/ratio_min"] == pytest.approx(1, abs=1e-4)
+            assert records[step]["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
+            assert records[step]["policy/grad_norm"] > 0
+        report = run_report(recipe, run)
+        titles = [section.title for section in report.sections]
+        assert titles == ["Reinforcement learning", "Rollouts"]
+        assert len(report.sections[0].rows) == 3
+    assert final(tmp_path / "run") != weight_hash(load("tiny-exchange").model)
+
+
+def test_log_probs_of_the_trainer_itself_give_a_ratio_of_exactly_one(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    recipe = made("rl/dapo", [*words, "steps.count=1", "loss.old=recomputed"])
+    (record,) = run_whole(recipe, tmp_path / "run").values()
+    assert record["policy/ratio_min"] == record["policy/ratio_max"] == 1
+    assert record["policy/engine_ratio_max"] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        ("rl/grpo", ()),
+        pytest.param("rl/grpo", ("update.method=lora", "loss.kl=0.1"), marks=pytest.mark.slow),
+        ("rl/ppo", ("rollout.samples=1", "rollout.tasks=4", "steps.minibatches=2")),
+    ],
+    ids=["grpo", "lora", "ppo"],
+)
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
+    tmp_path: Path, words: tuple[str, ...], method: str, own: tuple[str, ...]
+) -> None:
+    known = {word.partition("=")[0]: word for word in (*words, "steps.count=3", *own)}
+    every = [*known.values()]
+    whole = run_whole(made(method, every), tmp_path / "whole")
+    killed = tmp_path / "killed"
+    for progress in (Killing(1, sampled=2), Killing(1)):
+        with pytest.raises(Killed):
+            run_whole(made(method, every), killed, progress)
+    again = run_whole(made(method, every), killed)
+    assert final(killed) == final(tmp_path / "whole")
+    same = [name for name in whole[2] if "second" not in name]
+    assert [[again[n][name] for name in same] for n in range(3)] == [
+        [whole[n][name] for name in same] for n in range(3)
+    ]
+
+
+def test_roles_go_on_from_the_newest_step_that_all_have_kept(
+    tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {
+        word.partition("=")[0]: word for word in (*words, "rollout.samples=1", "rollout.tasks=4")
+    }
+    every = [*own.values(), "steps.count=3"]
+    run_whole(made("rl/ppo", every), tmp_path / "whole")
+    save, seen = Trainer.save, list[str]()
+
+    def once(self: Any) -> None:
+        seen.append(self.folder.parent.name)
+        if seen.count("critic") == 2 and seen[-1] == "critic":
+            raise Killed  # the policy has a checkpoint of step 2, the critic has not
+        save(self)
+
+    monkeypatch.setattr(Trainer, "save", once)
+    with pytest.raises(Killed):
+        run_whole(made("rl/ppo", every), tmp_path / "killed")
+    monkeypatch.undo()
+    run_whole(made("rl/ppo", every), tmp_path / "killed")
+    for role in ("policy", "critic"):
+        assert final(tmp_path / "killed", role) == final(tmp_path / "whole", role)
+
+
+def test_tasks_are_drawn_anew_until_enough_groups_tell_something(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def odd(dialogue):\n    return float(dialogue.outcome.sample == 0 and 'a' in dialogue.path[0].text)\n"
+    )
+    term = f"reward.terms={{{tmp_path / 'own.py'}:odd: 5}}"
+    recipe = made(
+        "rl/dapo",
+        [*SMALL, term, "steps.count=2", "rollout.draw=1", "rollout.rounds=5", "rollout.tasks=2"],
+    )
+    records = run_whole(recipe, tmp_path / "run")
+    for record in records.values():
+        assert record["groups_telling"] == 2 or record["rounds"] == 5
+        assert record["paths"] == 2 * 3 * int(record["groups_telling"]), "two agents, three samples"
+        assert record["samples"] == 3 * int(record["rounds"])
+    draws = [int(records[n]["draws"]) for n in (0, 1)]
+    assert draws == [records[0]["rounds"], int(records[0]["rounds"]) + int(records[1]["rounds"])]
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        tasks = [run.store.tree_tasks(0, f"{STAGE}/{step:05d}") for step in (0, 1)]
+    assert not set(tasks[0]) & set(tasks[1]), "a later step goes on in the data"
+
+
+def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def flat(dialogue):\n    return -dialogue.outcome.score\n")
+    term = f"reward.terms={{{tmp_path / 'own.py'}:flat: 1}}"
+    recipe = made(
+        "rl/dapo", [*SMALL, term, "steps.count=9", "steps.patience=2", "rollout.rounds=1"]
+    )
+    with pytest.raises(UserError, match="all paths of each task had the same reward") as caught:
+        run_whole(recipe, tmp_path / "run")
+    assert "too easy or too hard" in str(caught.value)
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        records = step_records(run.store, 0, STAGE)
+    assert [one["groups_flat"] for one in records.values()] == [4, 4], "of two agents each"
+    assert all(one["policy/updates"] == 0 for one in records.values())
+
+
+def test_each_agent_can_have_a_policy_of_its_own(tmp_path: Path, words: tuple[str, ...]) -> None:
+    recipe = made("rl/grpo", [*words, "policies=each", "steps.count=1"])
+    assert isinstance(recipe, Reinforce) and len(recipe.learning_roles) == 2
+    run_whole(recipe, tmp_path / "run")
+    hashes = {final(tmp_path / "run", role) for role in recipe.learning_roles}
+    assert len(hashes) == 2
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        turns = [t for tree in run.store.trees(1, "evaluate") for t in tree.turns.values()]
+    assert {t.writer for t in turns if t.sample} == {f"{role}@1" for role in recipe.learning_roles}
+
+
+def test_a_fork_keeps_what_its_steps_sampled(tmp_path: Path, words: tuple[str, ...]) -> None:
+    recipe = made("rl/grpo", [*words, "steps.count=1"])
+    run_whole(recipe, tmp_path / "run")
+    other = made("rl/grpo", [*words, "steps.count=1", "evaluate.tasks=3"])
+    assert Step(0, STAGE) in fork(other, tmp_path / "run", tmp_path / "fork", other.settings)
+    with open_run(tmp_path / "fork", other.name, other.settings) as run:
+        assert len(run.store.tree_tasks(0, f"{STAGE}/00000")) == 2
+        assert sorted(step_records(run.store, 0, STAGE)) == [0]
+
+
+REFUSED = [
+    (["rollout.top_p=0.9"], "samples from a part of the distribution"),
+    (["rollout.samples=1"], "compared with the others"),
+    (["rollout.rounds=3", "rollout.samples=1"], "gives each task one path"),
+    (["reward.overlong=1"], "overlong needs"),
+    (["reward.overlong_limit=9"], "mean nothing without overlong"),
+    (["update.epochs=3"], "mean nothing in reinforcement learning"),
+    (["policies=each", "advantage.baseline=values"], "no critic for each policy"),
+    (["loss.importance=truncate"], "set loss.old=recomputed"),
+]
+
+
+@pytest.mark.parametrize(("own", "message"), REFUSED, ids=[" ".join(own) for own, _ in REFUSED])
+def test_what_cannot_work_is_refused_when_it_is_read(own: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        settings("rl/grpo", own)
+
+
+def test_ranks_and_missing_terms_are_refused_before_the_run(tmp_path: Path) -> None:
+    for own, message in (
+        (["update.processes=2"], "start ranks"),
+        ([f"reward.terms={{{tmp_path}/none.py:term: 1}}"], "none.py"),
+    ):
+        with pytest.raises(UserError, match=message):
+            made("rl/grpo", [*SMALL, *own]).check()
+
+
+def test_the_minibatches_of_an_epoch_have_each_group_once() -> None:
+    tasks = [f"task {n}" for n in range(7) for _ in range(4)]
+    found = list(minibatches(tasks, StepSettings(minibatches=3, epochs=2), "seed"))
+    assert [len(one) for one in found] == [3, 2, 2] * 2
+    for epoch in (found[:3], found[3:]):
+        assert sorted(task for one in epoch for task in one) == sorted(set(tasks))
+    assert found[:3] != found[3:], "each epoch has an order of its own"
+    assert len(list(minibatches(tasks[:4], StepSettings(minibatches=3), "seed"))) == 1
+
+
+def _graded(
+    score: float | None, measures: Metrics, *texts: str, ending: str = "answered"
+) -> Graded:
+    turns, parent = [], "root"
+    for text in texts:
+        turn = make_turn(
+            parent, Speaker("agent", "Ann"), [Part(text, source="t")], ids=tuple(range(1, 11))
+        )
+        turns.append(turn)
+        parent = turn.id
+    end = LENGTH if ending == "length" else Ending(ending)
+    outcome = Outcome(parent, 0, end, None, score)
+    return Graded(outcome, tuple(turns), "Ann", score, measures)
+
+
+def test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds() -> None:
+    def reward(
+        score: float | None, *texts: str, ending: str = "answered", **own: Any
+    ) -> float | None:
+        graded = _graded(score, {"rounds": 4, "kind": "x"}, *texts, ending=ending)
+        return PathReward(PathRewardSettings(**own)).of(graded)
+
+    assert reward(0.5, "a") == 0.5
+    assert reward(None, "a") is None, "what was not graded has no reward, which is not 0"
+    assert reward(1.0, "a", measures={"rounds": -0.1}) == pytest.approx(0.6)
+    assert reward(0.0, "a", measures={"rounds": -0.1}) == 0, "nobody gains by being wrong quickly"
+    assert reward(0.0, "a", measures={"rounds": -0.1}, gated=False) == pytest.approx(-0.4)
+    assert reward(1.0, "a", "b", "A ", repeats=0.25) == 0.75
+    long = {"overlong": 1.0, "overlong_limit": 30, "overlong_buffer": 20}
+    assert reward(1.0, "a", "b", **long) == pytest.approx(0.5), "20 of 30 tokens, 10 in the buffer"
+    assert reward(1.0, "a", ending="length", **long) == 0, "a path that was cut off costs all of it"
+    given = replace(_graded(1.0, {}, "a"), given=3.0)
+    assert PathReward(PathRewardSettings()).of(given) == 3, "what the environment gives comes first"
+
+
+def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Path) -> None:
+    recipe = made("rl/grpo", [*SMALL, "steps.count=1", "loss.kl=0", "steps.patience=1"])
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        try:
+            run_steps(recipe, run, Silent())
+        except UserError:
+            pass  # all rewards may have been equal: what was sampled is there all the same
+        finally:
+            recipe.close()
+        stage = f"{STAGE}/00000"
+        task = run.store.tree_tasks(0, stage)[0]
+        tree = run.store.tree(0, stage, task)
+        outcome, path = next(tree.trajectories())
+        agents = recipe.players()
+        plain = _of(run, task, agents)
+        speaker = path[1].speaker.name
+        credit = [
+            Credit(path[0].id, f"reward:{speaker}", 1.0, "environment"),
+            Credit(path[1].id, f"reward:{speaker}", 2.0, "environment"),
+            Credit(outcome.leaf, f"final_reward:{speaker}", 4.0, "environment"),
+        ]
+        run.store.finish(ItemKey(0, stage, task, "0009"), tree=tree, credit=credit)
+        given = _of(run, task, agents)
+    first = next(target for row in plain[speaker].rows for target in row.targets)
+    last = first.stop - first.start - 1
+    assert given[speaker].sampled == Sampled(
+        task, outcome.leaf, 4.0, ((last, 1.0), (last, 2.0)), speaker
+    ), "what comes before the agent's first turn stands there too"
+    (other,) = agents.keys() - {speaker}
+    assert given[other].sampled == plain[other].sampled, "another agent's rewards are not its own"
+
+
+def _of(run: Run, task: str, agents: Any) -> dict[str, AgentPath]:
+    """The paths of the task's first sample, by agent."""
+    found = paths_of(
+        run.store, 0, f"{STAGE}/00000", [task], list(agents), PathReward(PathRewardSettings())
+    )
+    return {path.agent: path for path in found if path.outcome.sample == 0}
+
+
+def test_a_task_tells_something_if_one_of_its_agents_groups_does() -> None:
+    def path(task: str, agent: str, leaf: str, reward: float | None) -> AgentPath:
+        outcome = Outcome(leaf, 0, Ending("answered"), None, reward)
+        return AgentPath(task, agent, outcome, 1, (), Sampled(task, leaf, reward, (), agent))
+
+    paths = [
+        path("a", "Ann", "1", 1.0), path("a", "Ann", "2", 1.0),
+        path("a", "Ben", "1", 0.0), path("a", "Ben", "2", 1.0),
+        path("b", "Ann", "3", 1.0), path("b", "Ann", "4", 1.0),
+        path("c", "Ann", "5", 1.0), path("c", "Ann", "6", None),
+    ]  # fmt: skip
+    assert telling(paths) == ["a"]
+
+
+def test_observations_change_no_reward_of_length() -> None:
+    graded = _graded(1.0, {}, "a")
+    shown = make_turn(
+        graded.path[-1].id,
+        Speaker("environment", "game"),
+        [Part("x", source="g")],
+        ids=tuple(range(99)),
+    )
+    longer = replace(graded, path=(*graded.path, shown))
+    rule = PathReward(
+        PathRewardSettings(overlong=1.0, overlong_limit=12, overlong_buffer=4, repeats=1.0)
+    )
+    assert rule.of(longer) == rule.of(graded) == 0.5
+
+
+def _sampled(recipe: Recipe, run: Run) -> list[AgentPath]:
+    """All paths of the first step."""
+    stage = f"{STAGE}/00000"
+    reward = PathReward(PathRewardSettings())
+    return paths_of(
+        run.store, 0, stage, run.store.tree_tasks(0, stage), list(recipe.players()), reward
+    )
+
+
+class Policy:
+    """What preparing reads of a learner: which weights it has."""
+
+    def __init__(self, agents: Sequence[str], version: str) -> None:
+        self.role, self.version = "policy", version
+        self.what = Learning("policy", 0, tuple(agents), SFT(), UpdateSettings(), 1)
+
+
+def test_paths_of_other_weights_are_dropped_and_counted(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    recipe = made("rl/grpo", [*words, "steps.count=1"])
+    run_whole(recipe, tmp_path / "run")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        paths = _sampled(recipe, run)
+    drawn = Drawn(1, paths=paths)
+    for version, stale in (("0", 0), ("0.1", len(paths))):
+        policy: Any = Policy([*recipe.players()], version)
+        found = prepare(drawn, [policy], None, Rules(AdvantageSettings()), GroupSettings())
+        assert found.counts["paths_stale"] == stale
+        assert len(found.paths) == len(paths) - stale
+
+
+def test_a_path_that_was_cut_off_is_compared_and_not_trained_on(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    recipe = made("rl/grpo", [*words, "steps.count=1"])
+    run_whole(recipe, tmp_path / "run")
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        paths = _sampled(recipe, run)
+    cut = replace(paths[0].outcome, ending=LENGTH)
+    mine = replace(paths[0], outcome=cut, sampled=replace(paths[0].sampled, reward=-9.0))
+    policy: Any = Policy([*recipe.players()], "0")
+    kept = {}
+    for truncated in ("train", "mask"):
+        rules = Rules(AdvantageSettings(truncated=truncated))
+        found = prepare(Drawn(1, paths=[mine, *paths[1:]]), [policy], None, rules, GroupSettings())
+        kept[truncated] = {
+            (path.agent, path.outcome.leaf): path.rows[0].advantages for path in found.paths
+        }
+        assert found.counts["paths_masked"] == (truncated == "mask")
+    gone = kept["train"].keys() - kept["mask"].keys()
+    assert gone == {(mine.agent, mine.outcome.leaf)}
+    assert all(kept["train"][one] == kept["mask"][one] for one in kept["mask"])
