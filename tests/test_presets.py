@@ -253,6 +253,11 @@ WEB_RL: Table = {
     **DYNAMIC, "rollout.tasks": 64, "rollout.draw": 128, "steps.count": 60, "update.warmup_ratio": 3 / 60,
     "update.max_length": 2048 + 30720,
 }  # fmt: skip
+CODE_RL: Table = {
+    **DYNAMIC, "rollout.tasks": 256, "rollout.draw": 256, "steps.count": 2000, "steps.minibatches": 8,
+    "loss.dual_clip": 3, "update.warmup_ratio": 10 / 2000, "update.weight_decay": 0.01,
+    "update.max_length": 4096 + 16384,
+}  # fmt: skip
 GRPO: Table = {
     **SCRIPTS, "rollout.samples": 8, "rollout.tasks": 64, "rollout.rounds": 1, "steps.count": 60,
     "steps.minibatches": 1,
@@ -383,7 +388,8 @@ def test_micro_worlds_have_values_of_their_own(method: str, world: str) -> None:
 
 @pytest.mark.parametrize("name", ["livecodebench", "code_contests"])
 def test_presets_of_gaps_code_agent_have_the_values_of_the_released_scripts(name: str) -> None:
-    compare("gap/code", name, GAP_CODE)
+    learnt = {f"rl.{key}": value for key, value in CODE_RL.items()}
+    compare("gap/code", name, {**GAP_CODE, **learnt})
 
 
 def test_the_larger_code_agent_is_three_words_away() -> None:

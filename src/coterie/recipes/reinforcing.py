@@ -28,10 +28,7 @@ from coterie.trajectories.item import Metrics
 CRITIC = "critic"
 """The role that says what is to be expected."""
 STAGE = "reinforce"
-UNUSED = (
-    *("epochs", "max_steps", "target_tokens", "batch_rows"),
-    *("save_every_seconds", "save_every_steps"),
-)
+UNUSED = ("epochs", "max_steps", "batch_rows", "save_every_seconds", "save_every_steps")
 """Keys of trainings on rows that are all there."""
 
 
