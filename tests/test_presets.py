@@ -290,6 +290,17 @@ GAP_CODE_32B: Table = {
 """One row, 4 accumulations, 2 x 8 GPUs."""
 
 
+def reinforced(table: Table, max_tokens: int) -> dict[str, Any]:
+    """A table of reinforcement learning as GAP's methods have it, with what is ours: a message's tokens, a bound on
+    rounds, and micro-batches of one long row."""
+    sizes = {
+        "rollout.max_tokens": max_tokens,
+        "rollout.rounds": 8,
+        "update.tokens_per_microbatch": table["update.max_length"],
+    }
+    return {f"rl.{key}": value for key, value in {**table, **sizes}.items()}
+
+
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Nested values by their keys in full."""
     found: dict[str, Any] = {}
@@ -351,7 +362,7 @@ def test_presets_of_dense_tree_have_the_values_of_the_released_scripts(
 def test_presets_of_gap_have_the_values_of_the_released_scripts(
     name: str, large: Path, tmp_path: Path
 ) -> None:
-    learnt = {f"rl.{key}": value for key, value in GAP_RL.items()}
+    learnt = reinforced(GAP_RL, 1024)
     compare("gap/mhqa", name, {**GAP, **learnt, "evaluate.tasks": GAP_SETS[name]})
     (tmp_path / "passages.jsonl").write_text('{"title": "Oslo", "text": "A town in Norway."}\n')
     (tmp_path / "tools.yaml").write_text(
@@ -362,7 +373,7 @@ def test_presets_of_gap_have_the_values_of_the_released_scripts(
 
 
 def test_presets_of_gaps_web_agent_have_the_values_of_the_released_scripts() -> None:
-    learnt = {f"rl.{key}": value for key, value in WEB_RL.items()}
+    learnt = reinforced(WEB_RL, 4096)
     compare("gap/web", "qa", {**GAP_WEB, **learnt})
 
 
@@ -388,7 +399,7 @@ def test_micro_worlds_have_values_of_their_own(method: str, world: str) -> None:
 
 @pytest.mark.parametrize("name", ["livecodebench", "code_contests"])
 def test_presets_of_gaps_code_agent_have_the_values_of_the_released_scripts(name: str) -> None:
-    learnt = {f"rl.{key}": value for key, value in CODE_RL.items()}
+    learnt = reinforced(CODE_RL, 16384)
     compare("gap/code", name, {**GAP_CODE, **learnt})
 
 
