@@ -59,7 +59,9 @@ def filter_rows(
     rates, rows = _read(found, passing), Rows(settings.dataset)
     rated = [(row, rates.of(rows.name, row)) for row in rows.split(split)]
     _check_known(rated, found.file, split)
-    divided = divided_by_rate(((row, one and one.rate) for row, one in rated), rule)
+    divided = divided_by_rate(
+        ((row, None if one is None else one.rate) for row, one in rated), rule
+    )
     others = [(one, rows.split(one)) for one in SPLITS if one != split and rows.has(one)]
     write_divided(out, divided, split, others)
     _say(divided, [one for _, one in rated if one is not None], console)

@@ -130,7 +130,7 @@ def _without_fence(reply: str) -> str:
 
 def _queries(one: Segment) -> list[str]:
     """What a call asks, in its order."""
-    calls = _SYNTAX.parse(f"<{SEARCH}>{one.body}</{SEARCH}>", "stop")
+    calls = _SYNTAX.parse(f"<{SEARCH}>{one.body}</{SEARCH}>", "stop_string")
     return [_plain(json.loads(call.arguments)[QUERY]) for call in calls]
 
 
