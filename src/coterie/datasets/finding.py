@@ -65,7 +65,7 @@ class Rows:
 
     def has(self, split: Split) -> bool:
         """Whether there are rows of a split."""
-        return split in self._known
+        return split in self.splits
 
     def content(self) -> str:
         """A hash of what its rows are, wherever they lie."""

@@ -85,8 +85,8 @@ def prepared(
     finally:
         if model is not base:
             base = model.unload()
-            if head:
-                find_head(base).load_state_dict(head)
+            if head and (own := find_head(base)) is not None:
+                own.load_state_dict(head)
         _put_back(base, active, frozen)
 
 
