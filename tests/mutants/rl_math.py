@@ -464,8 +464,8 @@ MUTANTS = (
     Mutant(
         "head-stays-trained-without-its-adapter",
         "training/prepare.py",
-        "            if head:\n",
-        "            if not head:\n",
+        "            if head and (own",
+        "            if not head and (own",
         "a training leaves half of itself in the model",
         (f"{HEAD}test_a_head_is_trained_beside_an_adapter_and_saved_with_it[classifier]",),
     ),
