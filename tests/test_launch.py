@@ -25,10 +25,12 @@ from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import read_rows, row_logprobs
 from coterie.training.launch import check_launch, train_on_ranks
 from coterie.training.loop import train
+from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
 from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
 from coterie.training.trackers import NoTracker
+from coterie.trajectories.row import Row
 from tests.conftest import SMALL, refused
 from tests.fsdp2_side import pairs
 from tests.launching import CONFIGS
@@ -47,6 +49,20 @@ def saved(tmp_path: Path) -> LoadedModel:
     tiny_llama(vocab_size=300).save_pretrained(folder)
     templated("chatml").tokenizer.save_pretrained(folder)
     return load(folder)
+
+
+def sampled(model: torch.nn.Module) -> list[Row]:
+    """Rows of paths of two segments, whose log-probs are some way off the model's."""
+    found = []
+    with torch.no_grad():
+        for number, row in enumerate(some_rows(12)):
+            (own,) = row_logprobs(model, [row])
+            far = tuple((own + 0.3 * torch.randn(len(own))).tolist())
+            advantages = (1.0 - number % 3,) * len(own)
+            found.append(
+                replace(row, logprobs=far, reference=far, advantages=advantages, path_tokens=14)
+            )
+    return found
 
 
 class Steps(Silent):
@@ -72,11 +88,14 @@ def held_out(model: torch.nn.Module, read=row_logprobs) -> torch.Tensor:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("settings", [TWO, LORA, SHARDED], ids=["full", "lora", "fsdp2"])
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
+@pytest.mark.parametrize("kind", ["sft", "dpo", "policy"])
 def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind):
     items, objective = (some_rows(), SFT())
     if kind == "dpo":
         items, objective = pairs(), DPO(DPOSettings(beta=0.5, nll=0.2))
+    if kind == "policy":
+        items = sampled(saved.model)
+        objective = PolicyGradient(PolicyGradientSettings(mean="sequence", kl=0.1, entropy=0.01))
     watched = Steps()
     before = held_out(saved.model)
     report = train_on_ranks(
@@ -88,6 +107,12 @@ def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind
     assert watched.total == one.steps == len(watched.losses)
     assert watched.closed
     assert report.first_loss == pytest.approx(one.first_loss, abs=1e-5)
+    if kind == "policy":
+        both = [tmp_path / ranks / "metrics.jsonl" for ranks in ("one", "two")]
+        one_rank, two = (json.loads(file.read_text().splitlines()[0]) for file in both)
+        assert one_rank.keys() == two.keys()
+        for name in ("ratio", "ratio_min", "ratio_max", "clip_share", "entropy", "reference_kl"):
+            assert two[name] == pytest.approx(one_rank[name], abs=1e-4), name
     again = load(tmp_path / "model").model
     if settings is LORA:
         found, right = (

@@ -213,22 +213,28 @@ def test_training_on_logprobs_leaves_a_head_as_it_was(tmp_path):
     assert torch.equal(load_file(report.final / HEAD_FILE)["value_head.weight"], before)
 
 
+def test_a_step_beside_an_adapter_moves_the_head_and_leaves_the_model_as_it_was(tmp_path):
+    one = LORA.model_copy(update={"max_steps": 1})
+    model = with_head()
+    before = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+    report = train(model, some_pairs(2), one, tmp_path, objective=Regression())
+    after = model.state_dict()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    saved = load_file(report.final / HEAD_FILE)
+    assert not torch.equal(saved["value_head.weight"], before["value_head.weight"])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_is_trained_beside_an_adapter_and_saved_with_it(kind, tmp_path):
     objective, make, _ = KINDS[kind]
     settings = LORA.model_copy(update={"save_every_steps": 1, "epochs": 4})
     model = with_head()
-    before = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
     whole = train(model, make(), settings, tmp_path / "whole", objective=objective)
-    after = model.state_dict()
-    assert all(torch.equal(weight, after[name]) for name, weight in before.items()), "as found"
     with pytest.raises(Stop):
         train(with_head(), make(), settings, tmp_path / "cut", objective=objective,
               progress=Halted(3))  # fmt: skip
     report = train(with_head(), make(), settings, tmp_path / "cut", objective=objective)
     assert weight_hash(report.final) == weight_hash(whole.final)
-    head = load_file(whole.final / HEAD_FILE)
-    assert not torch.equal(head["value_head.weight"], before["value_head.weight"])
     loaded = load_adapter(tiny_llama(), whole.final)
     load_head(loaded, whole.final)
     assert weight_hash(loaded) == weight_hash(whole.final)

@@ -2,17 +2,22 @@
 
 Two paths on which an agent says the same, and is given the same rewards, while observations differ in length and
 content, have the same targets, the same weights, and the same count. Given the same log-probs at targets they have the
-same loss with the same gradients; labels at observations do not exist. Advantages follow when there is reinforcement
-learning: then, for the same rewards and values at targets, they must be equal here too.
+same loss with the same gradients; labels at observations do not exist. For the same rewards and values at targets,
+advantages and returns are equal too, and so is the policy gradient.
 """
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from coterie.models.loading import LoadedModel
+from coterie.rewards.advantages import Sampled, gae
+from coterie.rewards.placing import trained_values, turn_ends, with_advantages
 from coterie.tools.tags import Tag, Tags
 from coterie.training.dpo import DPO, DPOSettings
 from coterie.training.forward import LossModule
+from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
 from coterie.training.sft import SFT
 from coterie.trajectories.calls import ToolCall, ToolResult
 from coterie.trajectories.pair import Pair
@@ -106,6 +111,42 @@ def test_sft_has_the_same_loss_and_gradients(template: str, observed: tuple[str,
         loaded = without_context(template)
         batch = told(loaded, SAID, words)
         loss = LossModule(loaded.model, SFT())(batch).sum() / sum(map(SFT().count, batch))
+        loss.backward()
+        found.append((loss.detach(), loaded.model.lm_head.weight.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def advantaged(found: list[Row]) -> list[Row]:
+    """The rows with advantages and returns by GAE; a reward for each turn, and one for the path."""
+    random = torch.Generator().manual_seed(0)
+    found = [
+        replace(row, values=tuple(torch.randn(row.target_count, generator=random).tolist()))
+        for row in found
+    ]
+    values, ends = trained_values(found), turn_ends(found)
+    path = Sampled("task", "leaf", 1.0, tuple((place, 0.25) for place in ends.values()))
+    return with_advantages(found, *gae(path.token_rewards(len(values)), values, 0.99, 0.95))
+
+
+def test_advantages_and_returns_are_the_same(template: str, observed: tuple[str, ...]) -> None:
+    loaded = model(template)
+    one, other = (advantaged(told(loaded, SAID, words)) for words in (OBSERVED["short"], observed))
+    assert [row.advantages for row in one] == [row.advantages for row in other]
+    assert [row.returns for row in one] == [row.returns for row in other]
+    assert [row.path_tokens for row in one] == [row.path_tokens for row in other]
+
+
+@pytest.mark.parametrize("mean", ["token", "sequence"])
+def test_the_policy_gradient_has_the_same_loss_and_gradients(
+    template: str, observed: tuple[str, ...], mean: str
+) -> None:
+    found = []
+    objective = PolicyGradient(PolicyGradientSettings(mean=mean, entropy=0.01))
+    for words in (OBSERVED["short"], observed):
+        loaded = without_context(template)
+        batch = advantaged(told(loaded, SAID, words))
+        loss = LossModule(loaded.model, objective)(batch).sum() / sum(map(objective.count, batch))
         loss.backward()
         found.append((loss.detach(), loaded.model.lm_head.weight.grad))
     for one, other in zip(*found, strict=True):

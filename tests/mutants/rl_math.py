@@ -459,7 +459,7 @@ MUTANTS = (
         "head.requires_grad_(reads in OF_A_HEAD)",
         "head.requires_grad_(False)",
         "a critic with an adapter keeps its head of zeros",
-        (f"{HEAD}test_a_head_is_trained_beside_an_adapter_and_saved_with_it[classifier]",),
+        (f"{HEAD}test_a_step_beside_an_adapter_moves_the_head_and_leaves_the_model_as_it_was",),
     ),
     Mutant(
         "head-stays-trained-without-its-adapter",
@@ -467,6 +467,6 @@ MUTANTS = (
         "            if head and (own",
         "            if not head and (own",
         "a training leaves half of itself in the model",
-        (f"{HEAD}test_a_head_is_trained_beside_an_adapter_and_saved_with_it[classifier]",),
+        (f"{HEAD}test_a_step_beside_an_adapter_moves_the_head_and_leaves_the_model_as_it_was",),
     ),
 )

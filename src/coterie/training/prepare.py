@@ -13,7 +13,7 @@ from torch import nn
 from coterie.errors import UserError
 from coterie.models.adapters import activate, add_lora, using
 from coterie.models.context import context_length
-from coterie.models.heads import ValueHead, find_head
+from coterie.models.heads import find_head
 from coterie.training.objective import OF_A_HEAD, Reads
 from coterie.training.settings import TrainingSettings
 
@@ -70,7 +70,8 @@ def prepared(
     _check_head(model, reads)
     frozen = {name: not weight.requires_grad for name, weight in model.named_parameters()}
     base, active = model, model.active_adapter if isinstance(model, PeftModel) else None
-    head = _copied(find_head(model))
+    head = find_head(model)
+    as_found = {name: w.clone() for name, w in head.state_dict().items()} if head else {}
     model = _with_trainable(model, settings, adapter)
     try:
         _read_only(model, reads)
@@ -85,13 +86,9 @@ def prepared(
     finally:
         if model is not base:
             base = model.unload()
-            if head and (own := find_head(base)) is not None:
-                own.load_state_dict(head)
+            if head:
+                head.load_state_dict(as_found)
         _put_back(base, active, frozen)
-
-
-def _copied(head: ValueHead | None) -> dict[str, torch.Tensor]:
-    return {name: w.clone() for name, w in head.state_dict().items()} if head else {}
 
 
 def _put_back(model: Any, active: str | None, frozen: Mapping[str, bool]) -> None:
