@@ -464,8 +464,8 @@ MUTANTS = (
     Mutant(
         "head-stays-trained-without-its-adapter",
         "training/prepare.py",
-        "            if head and (own",
-        "            if not head and (own",
+        "            if head:\n",
+        "            if not head:\n",
         "a training leaves half of itself in the model",
         (f"{HEAD}test_a_step_beside_an_adapter_moves_the_head_and_leaves_the_model_as_it_was",),
     ),
