@@ -256,6 +256,7 @@ def test_what_cannot_work_is_refused_when_it_is_read(own: list[str], message: st
 def test_ranks_and_missing_terms_are_refused_before_the_run(tmp_path: Path) -> None:
     for own, message in (
         (["update.processes=2"], "start ranks"),
+        (["rollout.temperature=0.7"], "set loss.temperature=0.7"),
         ([f"reward.terms={{{tmp_path}/none.py:term: 1}}"], "none.py"),
     ):
         with pytest.raises(UserError, match=message):

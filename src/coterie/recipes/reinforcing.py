@@ -90,6 +90,12 @@ def depends(s: ReinforceSettings) -> tuple[object, ...]:
 def check_reinforce(s: ReinforceSettings) -> None:
     """Refuse (``UserError``) what can't work, before anything is sampled."""
     PathReward(s.reward)
+    if s.loss.temperature != s.rollout.temperature:
+        raise UserError(
+            f"loss.temperature={s.loss.temperature:g} and rollout.temperature={s.rollout.temperature:g}: log-probs would "
+            "be of another distribution than the one that is sampled from",
+            f"set loss.temperature={s.rollout.temperature:g}",
+        )
     for name, training in (("update", s.update), ("critic.train", s.critic.train)):
         if launches(training):
             raise UserError(
