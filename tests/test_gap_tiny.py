@@ -13,7 +13,12 @@ from coterie.progress import Silent
 from coterie.recipes.findings import ClaimResults
 from coterie.recipes.gap.claims import Measured, _cut, _rounds, recipe_for, reproduce
 from coterie.recipes.gap.gate import gate
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.registry import run_report, settings
+from coterie.recipes.reinforcing import STAGE
 from coterie.runs.folder import open_run
+from coterie.runs.loop import run_steps
+from coterie.runs.reinforce.loop import step_records
 from coterie.tools.retrieval.tool import titles_in
 from coterie.trajectories.item import ItemKey, Metrics
 
@@ -123,3 +128,25 @@ def test_the_claims_are_tested_and_the_gate_is_measured(
     assert parallel.means["plans"] > 0 and (parallel.rows, parallel.steps) == (24, 3)
     assert (sequential.rows, sequential.steps) == (24, 3)
     assert test().claims == found.claims
+
+
+@pytest.mark.slow
+def test_reinforcement_learning_goes_on_from_what_was_fine_tuned(tmp_path: Path) -> None:
+    words = ["traces.tasks=16", "train.epochs=1", "train.batch_rows=8", "evaluate.tasks=2", "method=sft_rl",
+             "rl.steps.count=1", "rl.rollout.tasks=2", "rl.rollout.samples=4", "rl.loss.entropy=0.01"]  # fmt: skip
+    recipe = recipe_of(settings("gap/tiny", words))
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent())
+        assert recipe.versions(run) == [0, 1, 2]
+        (record,) = step_records(run.store, 1, STAGE).values()
+        turns = [t for tree in run.store.trees(1, f"{STAGE}/00000") for t in tree.turns.values()]
+        assert {turn.writer for turn in turns if turn.sample} == {"policy@1"}
+        assert record["samples"] >= 8 and record["policy/updates"] == 1
+        titles = [section.title for section in run_report(recipe, run).sections]
+        assert {"Traces", "Reinforcement learning", "Rollouts"} <= set(titles)
+    recipe.close()
+
+
+def test_fine_tuning_and_reinforcement_learning_train_the_same_weights() -> None:
+    with pytest.raises(UserError, match="goes on from what fine-tuning left"):
+        settings("gap/tiny", ["method=sft_rl", "rl.update.method=lora"])

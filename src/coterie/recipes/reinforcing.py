@@ -92,8 +92,8 @@ def check_reinforce(s: ReinforceSettings) -> None:
     PathReward(s.reward)
     if s.loss.temperature != s.rollout.temperature:
         raise UserError(
-            f"loss.temperature={s.loss.temperature:g} and rollout.temperature={s.rollout.temperature:g}: log-probs would "
-            "be of another distribution than the one that is sampled from",
+            f"loss.temperature={s.loss.temperature:g} and rollout.temperature={s.rollout.temperature:g}: log-probs "
+            "would be of another distribution than the one that is sampled from",
             f"set loss.temperature={s.rollout.temperature:g}",
         )
     for name, training in (("update", s.update), ("critic.train", s.critic.train)):
