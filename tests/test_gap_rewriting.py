@@ -91,6 +91,7 @@ def swapped(text: str, *pairs: tuple[str, str]) -> str:
     ([("[result 1]", "[result 0]"), ("[result 2]", "[result 1]"), ("[result 0]", "[result 2]")],
      rewriting.OTHER_RESULTS),
     ([("[result 1]", "Low Tide was directed by Ann Vell.")], rewriting.OTHER_RESULTS),
+    ([("[result 1]", "[result 1] So Ann Vell.")], rewriting.OTHER_RESULTS),
     ([("<answer>Rolf Birk", "<answer>Ann Vell")], rewriting.OTHER_ANSWER),
     ([("when {T1} was born", "when that Ann Vell was born")], rewriting.UNKNOWN),
     ([("Both films.", "Both, and 1951.")], rewriting.UNKNOWN),

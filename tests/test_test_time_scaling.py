@@ -91,7 +91,7 @@ def by_judge(
 
 def knowing(answers: list[str]) -> str:
     """The first answer that says something."""
-    place = next(place for place, one in enumerate(answers, 1) if one != "no idea")
+    place = next((place for place, one in enumerate(answers, 1) if one != "no idea"), 1)
     return json.dumps({"best": place})
 
 
