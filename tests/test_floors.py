@@ -38,6 +38,8 @@ FLOORS = [
     "cli",
 ]
 PACKAGE = Path(coterie.__file__).parent
+PLAIN = ("rl",)
+"""Recipes that are called by a word of the field, which others use as well: only their methods and modules are names."""
 RECIPES = [found.name for found in iter_modules(recipes.__path__) if found.ispkg]
 
 
@@ -72,6 +74,8 @@ def is_name(word: str, recipe: str) -> bool:
     """Whether a word of code is a recipe, one of its methods or modules, or has its name in it; a sentence is not."""
     if re.search(r"\s", word):
         return False
+    if recipe in PLAIN:
+        return word.startswith(f"{recipe}/") or f"recipes.{recipe}" in word
     parts = re.split(r"[./]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word).lower())
     return any(f"_{recipe}_" in f"_{part}_" for part in parts)
 

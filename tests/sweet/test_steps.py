@@ -88,8 +88,8 @@ def test_the_steps_of_a_method(word: str) -> None:
         assert recipe.at(REWARD).after == ((BRANCH,) if judged else (BRANCH, TRAIN))
         assert recipe.at(BRANCH).after == (Step(0, "rollout"),)
         assert recipe.at(Step(1, "train")).after == (SELECT_TURNS,)
-        assert recipe.at(Step(1, "train")).trains == POLICY
-        assert judged or recipe.at(TRAIN).trains == CRITIC
+        assert recipe.at(Step(1, "train")).trains == (POLICY,)
+        assert judged or recipe.at(TRAIN).trains == (CRITIC,)
     assert recipe.stages()[-1].after == (recipe.steps()[-2],)
 
 

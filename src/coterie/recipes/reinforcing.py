@@ -37,7 +37,9 @@ class UpdateSettings(TrainingSettings):
 
     learning_rate: float = key(1e-6, "peak learning rate", source="GAP: 1e-6", gt=0)
     schedule: Schedule = key(
-        "constant", "how the learning rate goes from its peak to zero, or stays", source="GAP"
+        "constant",
+        "how the learning rate goes from its peak to zero, or stays",
+        source="GAP's scripts",
     )
     warmup_ratio: float = key(0.0, "share of the steps in which the rate climbs", ge=0, le=1)
 
