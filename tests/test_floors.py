@@ -39,7 +39,7 @@ FLOORS = [
 ]
 PACKAGE = Path(coterie.__file__).parent
 PLAIN = ("rl",)
-"""Recipes that are called by a word of the field, which others use as well: only their methods and modules are names."""
+"""Recipes that are called by a word of the field, which others use too: only their methods and modules are names."""
 RECIPES = [found.name for found in iter_modules(recipes.__path__) if found.ispkg]
 
 

@@ -33,7 +33,8 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import view
 
 WORDS = [
-    "method=sft", "model=tiny-exchange", "dataset=2wiki", "dataset.source=sample", "traces.tasks=8", "traces.min_calls=1",
+    "method=sft", "model=tiny-exchange", "dataset=2wiki", "dataset.source=sample", "traces.tasks=8",
+    "traces.min_calls=1",
     "evaluate.tasks=1", "rollout.max_tokens=16", "environment.prompt=short", "train.max_length=1024",
     "traces.max_truncated=1", "train.epochs=1", "train.max_steps=1", "train.batch_rows=2",
 ]  # fmt: skip
