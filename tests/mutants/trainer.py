@@ -163,7 +163,7 @@ MUTANTS = (
         "targets-first-token-shifts-the-rest",
         "training/targets.py",
         "values[row.unpredicted :]",
-        "values",
+        "values[: len(values) - row.unpredicted]",
         "where a row begins with a target, values belong to other tokens",
         (FORMULA,),
     ),
