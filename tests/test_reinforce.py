@@ -173,21 +173,33 @@ def test_roles_go_on_from_the_newest_step_that_all_have_kept(
     with pytest.raises(Killed):
         run_whole(made("rl/ppo", every), tmp_path / "killed")
     monkeypatch.undo()
+    step, taken = Trainer.step, list[str]()
+
+    def counted(self: Any, items: Any) -> Any:
+        taken.append(self.folder.parent.name)
+        return step(self, items)
+
+    monkeypatch.setattr(Trainer, "step", counted)
     run_whole(made("rl/ppo", every), tmp_path / "killed")
+    each = {role: taken.count(role) for role in ("policy", "critic")}
+    assert each == {"policy": 4, "critic": 4}, "two of three steps, of two optimiser steps"
     for role in ("policy", "critic"):
         assert final(tmp_path / "killed", role) == final(tmp_path / "whole", role)
 
 
 def test_tasks_are_drawn_anew_until_enough_groups_tell_something(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "def odd(dialogue):\n    return float(dialogue.outcome.sample == 0 and 'a' in dialogue.path[0].text)\n"
+        "def odd(dialogue):\n"
+        "    of_task = int(dialogue.path[0].parent[:8], 16) % 2\n"
+        "    return float(dialogue.outcome.sample == 0 and of_task) - dialogue.outcome.score\n"
     )
-    term = f"reward.terms={{{tmp_path / 'own.py'}:odd: 5}}"
+    term = f"reward.terms={{{tmp_path / 'own.py'}:odd: 1}}"
     recipe = made(
         "rl/dapo",
         [*SMALL, term, "steps.count=2", "rollout.draw=1", "rollout.rounds=5", "rollout.tasks=2"],
     )
     records = run_whole(recipe, tmp_path / "run")
+    assert any(int(record["rounds"]) > 2 for record in records.values()), "some tell nothing"
     for record in records.values():
         assert record["groups_telling"] == 2 or record["rounds"] == 5
         assert record["paths"] == 2 * 3 * int(record["groups_telling"]), "two agents, three samples"
@@ -212,6 +224,12 @@ def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path
         records = step_records(run.store, 0, STAGE)
     assert [one["groups_flat"] for one in records.values()] == [4, 4], "of two agents each"
     assert all(one["policy/updates"] == 0 for one in records.values())
+    again = made("rl/dapo", [*SMALL, term, "steps.count=2", "steps.patience=1", "rollout.rounds=2"])
+    with pytest.raises(UserError, match="nothing to learn"):
+        run_whole(again, tmp_path / "again")
+    with open_run(tmp_path / "again", again.name, again.settings) as run:
+        (record,) = step_records(run.store, 0, STAGE).values()
+    assert record["rounds"] == 2, "and no more, though none told anything"
 
 
 def test_each_agent_can_have_a_policy_of_its_own(tmp_path: Path, words: tuple[str, ...]) -> None:

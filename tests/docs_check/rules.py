@@ -68,6 +68,11 @@ STEPS = (
 )
 BRIEF = f"rollout.tasks=2 rollout.repeats=2 {BRIEF_TURNS} {STEPS}"
 FEW = "tasks=2 max_tokens=16"
+REINFORCED = (
+    "rollout.tasks=2 rollout.samples=2 rollout.rounds=1 rollout.max_tokens=96 steps.count=1 "
+    f"loss.entropy=0.01 {EVALUATED}"
+)
+"""With a bonus for entropy there is always something to learn."""
 
 NAMES = {
     "MODEL": "smollm2", "RUN": "runs/mine", "NAME": "tiny-exchange", "MERGED": "merged",
@@ -94,7 +99,8 @@ RULES = (
     Rule("coterie run sweet_rl/backend", SWEET),
     Rule("coterie run moat/maths", "--dry-run"),
     Rule("coterie run dense_tree/gsm8k", "--dry-run"),
-    Rule("coterie run rl/", "rollout.tasks=2 rollout.samples=2 steps.count=1 evaluate.tasks=2"),
+    Rule("coterie run rl/grpo", REINFORCED),
+    Rule("coterie run rl/dapo", REINFORCED),
     Rule("coterie run gap/tiny", f"{EVALUATED} traces.tasks=16 train.epochs=1"),
     Rule("coterie reproduce gap-sft", "traces.tasks=16 evaluate.tasks=40"),
     Rule("coterie run gap/code", f"{EVALUATED} {TRACES}"),

@@ -4,7 +4,6 @@ from tests.mutation.mutant import Mutant
 
 TESTS, FOLDER = "tests/test_reinforce.py::", "runs/reinforce/"
 NEWEST = f"{TESTS}test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one"
-KILLED = f"{TESTS}test_a_run_that_was_killed_ends_as_if_it_had_not_been"
 KEPT = f"{TESTS}test_roles_go_on_from_the_newest_step_that_all_have_kept"
 DYNAMIC = f"{TESTS}test_tasks_are_drawn_anew_until_enough_groups_tell_something"
 FLAT = f"{TESTS}test_steps_without_anything_to_learn_stop_the_run_with_advice"
@@ -15,7 +14,6 @@ PARTS = f"{TESTS}test_the_minibatches_of_an_epoch_have_each_group_once"
 REWARD = f"{TESTS}test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds"
 ACTS = f"{TESTS}test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn"
 TELLING = f"{TESTS}test_a_task_tells_something_if_one_of_its_agents_groups_does"
-EXACT = f"{TESTS}test_log_probs_of_the_trainer_itself_give_a_ratio_of_exactly_one"
 
 
 def _fault(name: str, file: str, find: str, replace: str, breaks: str, *tests: str) -> Mutant:
@@ -41,7 +39,7 @@ MUTANTS = (
     _fault("flat-step-updates", f"{FOLDER}loop.py", "if judged.telling or self.rules.always:", "if True:",
            "momentum moves the weights where nothing was learned", FLAT),
     _fault("first-step-again", f"{FOLDER}loop.py", "                return step + 1\n", "                return step\n",
-           "a step is taken twice after a kill", KILLED),
+           "a step that all roles have kept is taken again", KEPT),
     _fault("newest-of-one", f"{FOLDER}loop.py", "if all(int(done[updates_of(role)]) in known for role, known",
            "if any(int(done[updates_of(role)]) in known for role, known",
            "a role goes on from a step that the other has not kept", KEPT),
@@ -73,8 +71,6 @@ MUTANTS = (
            "for path, value in zip(paths, found.values, strict=True) if value)",
            "for path, value in list(zip(paths, found.values, strict=True))[:2] if value)",
            "only the first agent's group decides", TELLING),
-    _fault("old-is-behaviour", f"{FOLDER}preparing.py", "    if rules.recomputed:\n", "    if not rules.recomputed:\n",
-           "log-probs of the trainer are not there", EXACT),
     _fault("overlong-observed", "rewards/path_reward.py", "sum(len(turn.ids) for turn in graded.own),",
            "sum(len(turn.ids) for turn in graded.path),", "the length of observations is punished",
            f"{TESTS}test_observations_change_no_reward_of_length"),
