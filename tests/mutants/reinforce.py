@@ -29,7 +29,7 @@ MUTANTS = (
     _fault("draws-again", f"{FOLDER}sampling.py", "self.seed, [count] * found.draws)", "self.seed)",
            "every step has the same tasks", DYNAMIC),
     _fault("rounds-without-end", f"{FOLDER}sampling.py", "while found.rounds < self.settings.rounds:",
-           "while found.rounds < 9:", "rounds have no bound", DYNAMIC),
+           "while found.rounds < 9:", "rounds have no bound", FLAT),
     _fault("flat-groups-kept", f"{FOLDER}preparing.py", 
            "        paths = [path for path in paths if path.task in kept]\n", "",
            "groups that tell nothing are trained on after dynamic sampling", DYNAMIC),
