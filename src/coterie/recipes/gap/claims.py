@@ -1,8 +1,8 @@
 """``coterie reproduce gap-sft``: fine-tuning on parallel traces against sequential traces of the same questions.
 
-Claims, margins and tests were fixed before the first run (one-sided paired bootstrap over questions and seeds, p < 0.05;
-held-out questions of the invented encyclopedia, half of them comparisons, half chains). Which questions rounds and
-seconds are of was changed after it, and changed back; docs/recipes/gap.md has both figures.
+Claims, margins and tests were fixed before the first run (one-sided paired bootstrap over questions and seeds, p <
+0.05; held-out questions of the invented encyclopedia, half of them comparisons, half chains). Which questions rounds
+and seconds are of was changed after it, and changed back; docs/recipes/gap.md has both figures.
 
 * must: parallel traces cut the rounds of calls by at least 20% (the paper: turns by 21.6% on HotpotQA);
 * must: they cut the seconds of a question by at least 25% (the paper: 32.3%), with one question in flight, a search
