@@ -388,6 +388,13 @@ def test_what_a_loss_needs_is_asked_for(settings, missing):
         usable([one_row(2, **{missing: None})], found, 100)
 
 
+def test_nothing_is_asked_of_a_row_that_is_too_long():
+    """No pass computes anything for it, so it is left out and counted, and the step goes on with the others."""
+    long_row = one_row(4, reference=None)
+    found = usable([one_row(2), long_row], objective(kl=0.1), len(one_row(2).ids))
+    assert (len(found.items), found.too_long) == (1, 1)
+
+
 def test_the_trainers_own_log_probs_are_not_asked_of_the_engine():
     assert usable([one_row(2, logprobs=None)], objective(old="recomputed"), 100).items
 

@@ -49,14 +49,15 @@ class Batch(Generic[Item]):
 def usable(items: Sequence[Item], objective: Objective[Item], max_length: int) -> Batch[Item]:
     """Leave out (and count) items that can't be trained.
 
-    Raises :class:`UserError` if none is left, and for rows without the values that the objective needs.
+    Raises :class:`UserError` if none is left, and for rows that are left without the values that the objective needs
+    (one that is too long has none: no pass computes them).
     """
     groups = [objective.rows(item) for item in items]
-    check_targets(groups, objective)
     lengths = [max((len(row.ids) for row in group), default=0) for group in groups]
     short = [i for i, length in enumerate(lengths) if length <= max_length]
     counts = {i: objective.count(items[i]) for i in short}
     kept = [i for i in short if counts[i] > 0]
+    check_targets([groups[i] for i in kept], objective)
     too_long, empty = len(items) - len(short), len(short) - len(kept)
     if not kept:
         raise UserError(
