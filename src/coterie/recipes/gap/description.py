@@ -50,14 +50,26 @@ def _gate() -> "Gate":
     return gate
 
 
+def _rl_claims() -> "Reproduce":
+    from coterie.recipes.gap.rl_claims import reproduce
+
+    return reproduce
+
+
+def _rl_gate() -> "Gate":
+    from coterie.recipes.gap.rl_gate import gate
+
+    return gate
+
+
 DESCRIPTION = RecipeDescription(
     name="gap",
     package=__name__.rpartition(".")[0],
     settings=_settings,
     recipe=_recipe,
     report=_report,
-    claims={"gap-sft": _claims},
-    gates={"gap-sft": _gate},
+    claims={"gap": _rl_claims, "gap-sft": _claims},
+    gates={"gap": _rl_gate, "gap-sft": _gate},
     export_files=export_files,
     import_files=import_files,
 )
