@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler
 from importlib import resources
 from itertools import cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -221,7 +222,7 @@ def house(folder: Path, variables: pytest.MonkeyPatch) -> Iterator[House]:
     the hub's address."""
     home = folder / HOME
     with (folder / "home.lock").open("a") as lock, ExitStack() as stack:
-        hub = serve(Hub(_hub_files(folder)))
+        hub = serve(Hub(_hub_files()))
         stack.callback(hub.server_close)
         stack.callback(hub.shutdown)
         variables.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
@@ -238,10 +239,14 @@ def house(folder: Path, variables: pytest.MonkeyPatch) -> Iterator[House]:
         yield House(folder, server, writer.url.removesuffix("/v1"))
 
 
-def _hub_files(folder: Path) -> dict[str, bytes]:
+def _hub_files() -> dict[str, bytes]:
     (repository,) = find("gsm8k").repos
     parts = {repository.train[0]: worked(0, 40), repository.heldout[0]: worked(40, 60)}
-    return {name: table(folder / "made.parquet", rows).read_bytes() for name, rows in parts.items()}
+    with TemporaryDirectory() as own:  # two workers of pytest have one folder
+        return {
+            name: table(Path(own) / "made.parquet", rows).read_bytes()
+            for name, rows in parts.items()
+        }
 
 
 def _put_model(folder: Path) -> None:
