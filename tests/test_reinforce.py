@@ -95,7 +95,7 @@ def final(folder: Path, role: str = "policy") -> str:
 def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    recipe = made("rl/grpo", [*words, "steps.count=3", "loss.kl=0"])
+    recipe = made("rl/grpo", [*words, "steps.count=3", "loss.kl=0", "rollout.temperature=0.7"])
     records = run_whole(recipe, tmp_path / "run")
     assert sorted(records) == [0, 1, 2]
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
@@ -107,6 +107,7 @@ def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
             ]
             said = {turn.writer for turn in turns if turn.sample}
             assert said == {"policy@0" if step == 0 else f"policy@0.{step}"}
+            assert {turn.sample.temperature for turn in turns if turn.sample} == {0.7}
             assert records[step]["policy/ratio_min"] == pytest.approx(1, abs=1e-4)
             assert records[step]["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
             assert records[step]["policy/grad_norm"] > 0
@@ -274,7 +275,6 @@ def test_what_cannot_work_is_refused_when_it_is_read(own: list[str], message: st
 def test_ranks_and_missing_terms_are_refused_before_the_run(tmp_path: Path) -> None:
     for own, message in (
         (["update.processes=2"], "start ranks"),
-        (["rollout.temperature=0.7"], "set loss.temperature=0.7"),
         ([f"reward.terms={{{tmp_path}/none.py:term: 1}}"], "none.py"),
     ):
         with pytest.raises(UserError, match=message):
