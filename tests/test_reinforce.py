@@ -326,6 +326,27 @@ def test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds() -> None:
     assert PathReward(PathRewardSettings()).of(given) == 3, "what the environment gives comes first"
 
 
+def test_a_path_that_breaks_its_form_is_worth_what_the_run_says() -> None:
+    def reward(score: float, found: Metrics, **own: Any) -> float | None:
+        rule = PathReward(PathRewardSettings(malformed=-0.5, **own))
+        return rule.of(_graded(score, found, "a", "a"))
+
+    assert reward(1.0, {"well_formed": 1.0, "violations": 0}) == 1
+    assert reward(1.0, {"well_formed": 0.0, "violations": 0}) == -0.5
+    assert reward(1.0, {"violations": 2}) == -0.5
+    measured = {"well_formed": 0.0, "rounds": 3}
+    assert reward(1.0, measured, measures={"rounds": -1.0}, gated=False) == -0.5
+    assert reward(1.0, measured, repeats=0.25) == -0.75, "no way out of what is taken off"
+    with pytest.raises(UserError, match="neither well_formed nor violations") as caught:
+        reward(1.0, {"rounds": 3})
+    assert "leave out reward.malformed" in str(caught.value)
+
+
+def test_a_measure_that_is_no_number_is_refused() -> None:
+    with pytest.raises(UserError, match="weighs kind, which is no number here but 'x'"):
+        PathReward(PathRewardSettings(measures={"kind": 1.0})).of(_graded(1.0, {"kind": "x"}, "a"))
+
+
 def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Path) -> None:
     recipe = made("rl/grpo", [*SMALL, "steps.count=1", "loss.kl=0", "steps.patience=1"])
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
