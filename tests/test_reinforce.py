@@ -95,7 +95,7 @@ def final(folder: Path, role: str = "policy") -> str:
 def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    recipe = made("rl/grpo", [*words, "steps.count=3", "loss.kl=0"])
+    recipe = made("rl/grpo", [*words, "steps.count=3", "loss.kl=0", "rollout.temperature=0.7"])
     records = run_whole(recipe, tmp_path / "run")
     assert sorted(records) == [0, 1, 2]
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
@@ -107,6 +107,7 @@ def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
             ]
             said = {turn.writer for turn in turns if turn.sample}
             assert said == {"policy@0" if step == 0 else f"policy@0.{step}"}
+            assert {turn.sample.temperature for turn in turns if turn.sample} == {0.7}
             assert records[step]["policy/ratio_min"] == pytest.approx(1, abs=1e-4)
             assert records[step]["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
             assert records[step]["policy/grad_norm"] > 0
@@ -274,7 +275,6 @@ def test_what_cannot_work_is_refused_when_it_is_read(own: list[str], message: st
 def test_ranks_and_missing_terms_are_refused_before_the_run(tmp_path: Path) -> None:
     for own, message in (
         (["update.processes=2"], "start ranks"),
-        (["rollout.temperature=0.7"], "set loss.temperature=0.7"),
         ([f"reward.terms={{{tmp_path}/none.py:term: 1}}"], "none.py"),
     ):
         with pytest.raises(UserError, match=message):
@@ -324,6 +324,27 @@ def test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds() -> None:
     assert reward(1.0, "a", ending="length", **long) == 0, "a path that was cut off costs all of it"
     given = replace(_graded(1.0, {}, "a"), given=3.0)
     assert PathReward(PathRewardSettings()).of(given) == 3, "what the environment gives comes first"
+
+
+def test_a_path_that_breaks_its_form_is_worth_what_the_run_says() -> None:
+    def reward(score: float, found: Metrics, **own: Any) -> float | None:
+        rule = PathReward(PathRewardSettings(malformed=-0.5, **own))
+        return rule.of(_graded(score, found, "a", "a"))
+
+    assert reward(1.0, {"well_formed": 1.0, "violations": 0}) == 1
+    assert reward(1.0, {"well_formed": 0.0, "violations": 0}) == -0.5
+    assert reward(1.0, {"violations": 2}) == -0.5
+    measured = {"well_formed": 0.0, "rounds": 3}
+    assert reward(1.0, measured, measures={"rounds": -1.0}, gated=False) == -0.5
+    assert reward(1.0, measured, repeats=0.25) == -0.75, "no way out of what is taken off"
+    with pytest.raises(UserError, match="neither well_formed nor violations") as caught:
+        reward(1.0, {"rounds": 3})
+    assert "leave out reward.malformed" in str(caught.value)
+
+
+def test_a_measure_that_is_no_number_is_refused() -> None:
+    with pytest.raises(UserError, match="weighs kind, which is no number here but 'x'"):
+        PathReward(PathRewardSettings(measures={"kind": 1.0})).of(_graded(1.0, {"kind": "x"}, "a"))
 
 
 def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Path) -> None:

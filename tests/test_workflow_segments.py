@@ -41,7 +41,7 @@ WEB, BACK = "<web_search>q</web_search>", "<reflection>r</reflection>"
 MAYBE, CHECK, CODE = (
     "<suggested_answer>s</suggested_answer>",
     "<double_check>4</double_check>",
-    "<code>c</code>",
+    "<code>\n```py\nprint(1)\n```\n</code>",
 )
 
 
@@ -92,6 +92,11 @@ def test_what_follows_the_rules_has_no_violations(kind: AgentKind, text: str) ->
         ("code", PLAN + T + CODE + SEEN + BACK + PLAN, ["wrong order"]),
         ("code", T + CODE, ["wrong order"]),
         ("code", PLAN + T + CODE + SEEN + T + ANSWER, ["wrong order"]),
+        (
+            "code",
+            PLAN + T + "<code>print(1)</code>" + SEEN + BACK + T + ANSWER,
+            ["not between fences"],
+        ),
     ],
 )
 def test_each_violation_is_counted_once(kind: AgentKind, text: str, faults: list[str]) -> None:

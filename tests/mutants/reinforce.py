@@ -13,6 +13,7 @@ REFUSED = f"{TESTS}test_what_cannot_work_is_refused_when_it_is_read"
 PARTS = f"{TESTS}test_the_minibatches_of_an_epoch_have_each_group_once"
 REWARD = f"{TESTS}test_the_reward_of_a_path_is_what_was_given_and_what_the_run_adds"
 ACTS = f"{TESTS}test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn"
+FORM = f"{TESTS}test_a_path_that_breaks_its_form_is_worth_what_the_run_says"
 TELLING = f"{TESTS}test_a_task_tells_something_if_one_of_its_agents_groups_does"
 
 
@@ -55,8 +56,17 @@ MUTANTS = (
            "groups are in no minibatch", PARTS),
     _fault("same-order", f"{FOLDER}updating.py", 'random.Random(f"{seed}/{epoch}")', 'random.Random(f"{seed}")',
            "all epochs have one order", PARTS),
-    _fault("ungraded-is-zero", "rewards/path_reward.py", "            return None\n        return (",
-           "            return 0.0\n        return (", "a path that was not graded counts as wrong", REWARD),
+    _fault("ungraded-is-zero", "rewards/path_reward.py", "            return None\n        if self.settings.malformed",
+           "            return 0.0\n        if self.settings.malformed",
+           "a path that was not graded counts as wrong", REWARD),
+    _fault("form-by-answers-alone", "rewards/path_reward.py", "return well == 0 or float(wrong or 0) > 0",
+           "return well == 0", "tags in a wrong order are worth as much as others", FORM),
+    _fault("out-of-form-costs-nothing-else", "rewards/path_reward.py", "            worth = self.settings.malformed\n",
+           "            return self.settings.malformed\n", "breaking the form is a way out of costs", FORM),
+    _fault("unfenced-programs", "environments/workflow/segments.py",
+           "one.closed and not python_blocks(one.body)", "not one.closed",
+           "a program that is run without fences is in form",
+           "tests/test_gap_rewards.py::test_a_program_that_is_run_without_fences_is_out_of_form"),
     _fault("wrong-and-quick", "rewards/path_reward.py", "if self.settings.gated and not", "if False and not",
            "a wrong path gains by being quick", REWARD),
     _fault("score-before-given", f"{FOLDER}paths.py",

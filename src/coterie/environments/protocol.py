@@ -21,6 +21,8 @@ ActorKind = Literal["agent", "person"]
 R = TypeVar("R")
 WELL_FORMED = "well_formed"
 """The metric of a grade that says whether an answer was found in the form that was asked for, 0 or 1."""
+VIOLATIONS = "violations"
+"""The one that counts where a path breaks the form that its prompt asks for, beside the answer's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from coterie.runs.reinforce.preparing import Rules
 from coterie.runs.reinforce.sampling import Groups, sampling_of
 from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, StepSettings
 from coterie.training.launch import launches
-from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
+from coterie.training.policy_gradient import PolicyGradient, PolicyLossSettings
 from coterie.training.settings import Schedule, TrainingSettings
 from coterie.training.value_loss import ValueLoss, ValueLossSettings
 from coterie.trajectories.item import Metrics
@@ -68,7 +68,7 @@ class ReinforceSettings(Settings):
     reward: PathRewardSettings = PathRewardSettings()
     advantage: AdvantageSettings = AdvantageSettings()
     steps: StepSettings = StepSettings()
-    loss: PolicyGradientSettings = PolicyGradientSettings()
+    loss: PolicyLossSettings = PolicyLossSettings()
     update: UpdateSettings = UpdateSettings()
     critic: CriticSettings = CriticSettings()
 
@@ -92,12 +92,6 @@ def depends(s: ReinforceSettings) -> tuple[object, ...]:
 def check_reinforce(s: ReinforceSettings) -> None:
     """Refuse (``UserError``) what can't work, before anything is sampled."""
     PathReward(s.reward)
-    if s.loss.temperature != s.rollout.temperature:
-        raise UserError(
-            f"loss.temperature={s.loss.temperature:g} and rollout.temperature={s.rollout.temperature:g}: log-probs "
-            "would be of another distribution than the one that is sampled from",
-            f"set loss.temperature={s.rollout.temperature:g}",
-        )
     for name, training in (("update", s.update), ("critic.train", s.critic.train)):
         if launches(training):
             raise UserError(
@@ -123,7 +117,7 @@ async def reinforce(
             role,
             recipe.newest(run, role, iteration),
             tuple(agent for agent, player in players.items() if player == role),
-            PolicyGradient(s.loss),
+            PolicyGradient(s.loss.at(s.rollout.temperature)),
             recipe.seeded(s.update, iteration),
             s.steps.updates,
         )

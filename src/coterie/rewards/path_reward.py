@@ -3,7 +3,8 @@
     R = given + sum of weight * measure - repeats - overlong + own terms
 
 ``given`` is what the environment gave the agent; an environment that gives nothing has its score. A path that was not
-graded has no reward, which is not 0.
+graded has no reward, which is not 0. With ``malformed``, a path that breaks the form that its prompt asks for has this
+in place of the first two: what is taken off for repeats and length still is.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from pydantic import field_validator, model_validator
 
 from coterie.config.plugins import Found, settled
 from coterie.config.settings import Settings, key
+from coterie.environments.protocol import VIOLATIONS, WELL_FORMED
+from coterie.errors import UserError
 from coterie.rewards.combined import Sampled as Dialogue
 from coterie.rewards.conduct import repeats
 from coterie.rewards.overlong import overlong_penalty
@@ -32,6 +35,12 @@ class PathRewardSettings(Settings):
     gated: bool = key(
         True,
         "Measures count only where the score is above 0, so that nobody gets better by being wrong in few rounds.",
+    )
+    malformed: float | None = key(
+        None,
+        "What a path is worth that breaks the form that its prompt asks for, in place of what it was given and of its "
+        "measures; default: as any other. The environment says so: `well_formed` is 0, or `violations` are above 0.",
+        source="AFM: 0 (answer times form), or -1",
     )
     repeats: float = key(
         0.0, "Taken off for each message of the agent that repeats an earlier one.", ge=0
@@ -117,13 +126,17 @@ class PathReward:
     def of(self, graded: Graded) -> float | None:
         """R, without the costs of single tokens; ``None`` of a path that was not graded.
 
-        Raises ``UserError`` for a measure that the environment does not have, and for an own term that fails.
+        Raises ``UserError`` for a measure that is no number, for an environment that does not say whether a path breaks
+        its form where that counts, and for an own term that fails.
         """
         if graded.given is None or graded.outcome.score is None:
             return None
+        if self.settings.malformed is not None and _breaks_form(graded):
+            worth = self.settings.malformed
+        else:
+            worth = graded.given + self._measures(graded)
         return (
-            graded.given
-            + self._measures(graded)
+            worth
             - self.settings.repeats * repeats(graded.own)
             + self._overlong(graded)
             + self._terms(graded)
@@ -134,7 +147,7 @@ class PathReward:
             return 0.0
         # One that a path does not have, such as that of a plan that was not made, is 0.
         return sum(
-            weight * float(graded.measures.get(name, 0.0))
+            weight * _number(name, graded.measures.get(name, 0.0))
             for name, weight in self.settings.measures.items()
         )
 
@@ -162,3 +175,24 @@ class PathReward:
         return sum(
             w * value(term, dialogue) for w, term in zip(weights, self._own.values(), strict=True)
         )
+
+
+def _number(name: str, value: float | int | str) -> float:
+    if isinstance(value, str):
+        raise UserError(
+            f"reward.measures weighs {name}, which is no number here but {value!r}",
+            f"leave out {name}, or weigh a measure that is a number",
+        )
+    return float(value)
+
+
+def _breaks_form(graded: Graded) -> bool:
+    """Whether the answer, or anything else that was said, has another form than the one that was asked for."""
+    well, wrong = (graded.measures.get(name) for name in (WELL_FORMED, VIOLATIONS))
+    if well is None and wrong is None:
+        raise UserError(
+            "reward.malformed says what paths are worth that break their form, and the environment does not say "
+            f"whether they do: it measures neither {WELL_FORMED} nor {VIOLATIONS}",
+            f"leave out reward.malformed, or let the environment's grade give {WELL_FORMED} (0 or 1)",
+        )
+    return well == 0 or float(wrong or 0) > 0

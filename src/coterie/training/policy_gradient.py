@@ -40,8 +40,8 @@ Old = Literal["behaviour", "recomputed"]
 Importance = Literal["off", "truncate", "mask"]
 
 
-class PolicyGradientSettings(Settings):
-    """The numbers of the objective."""
+class PolicyLossSettings(Settings):
+    """The numbers of the loss, whatever distribution was sampled from."""
 
     clip_low: float = key(0.2, "how far below 1 a ratio still counts", ge=0, lt=1)
     clip_high: float = key(
@@ -72,7 +72,6 @@ class PolicyGradientSettings(Settings):
         "how the trainer's ratio to the engine weighs a token: cut at importance_cap, or 0 above it",
     )
     importance_cap: float = key(2.0, "greatest ratio of trainer to engine", gt=0)
-    temperature: float = key(1.0, "temperature of sampling, by which logits are divided", gt=0)
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
@@ -88,6 +87,18 @@ class PolicyGradientSettings(Settings):
                 f"dual_clip={self.dual_clip} has to be more than 1 + clip_high={1 + self.clip_high:g}"
             )
         return self
+
+    def at(self, temperature: float) -> "PolicyGradientSettings":
+        """The objective's numbers, where tokens are sampled at a temperature."""
+        return PolicyGradientSettings.model_validate(
+            {**self.model_dump(), "temperature": temperature}
+        )
+
+
+class PolicyGradientSettings(PolicyLossSettings):
+    """The numbers of the objective: those of the loss, and of the distribution that was sampled from."""
+
+    temperature: float = key(1.0, "temperature of sampling, by which logits are divided", gt=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from coterie.environments.protocol import VIOLATIONS
 from coterie.environments.workflow.plan import BrokenPlan, Plan
 from coterie.environments.workflow.schedule import times
 from coterie.environments.workflow.segments import AgentKind, scan, violations
@@ -91,7 +92,7 @@ def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, fl
         "plan_width": shape.width if shape else 0,
         "width": max((len(one.results) for one in rounds), default=0),
         "early_calls": early_calls(rounds),
-        "violations": len(violations(text, kind)),
+        VIOLATIONS: len(violations(text, kind)),
         "serial_seconds": round(sum(r.seconds for one in rounds for r in one.results), 6),
         "critical_seconds": round(sum(one.critical for one in rounds), 6),
     }

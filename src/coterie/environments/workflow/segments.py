@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from coterie.environments.code_text import python_blocks
+
 CALLS = ("wiki_search", "web_search", "crawl_page", "code", "graph")
 """Also a graph, which is carried out: its nodes are calls."""
 NAMES = ("think", "plan", *CALLS, "reflection", "suggested_answer", "double_check", "answer",
@@ -22,6 +24,7 @@ Fault = Literal[
     "no think before it",
     "wrong order",
     "not of this agent",
+    "not between fences",
     "not closed",
     "closed without being open",
     "observation without a call",
@@ -159,3 +162,5 @@ def _of_step(one: Segment, kind: AgentKind, last: str, previous: str) -> Iterato
     beside = name in CALLS and previous in CALLS  # one message, several calls
     if previous != "think" and not beside and name not in _WITHOUT_THINKING[kind]:
         yield Violation("no think before it", name, one.start)
+    if name == "code" and one.closed and not python_blocks(one.body):
+        yield Violation("not between fences", name, one.start)
