@@ -343,7 +343,7 @@ def test_a_path_that_breaks_its_form_is_worth_what_the_run_says() -> None:
 
 
 def test_a_measure_that_is_no_number_is_refused() -> None:
-    with pytest.raises(UserError, match="weighs kind, which is no number here but 'x'"):
+    with pytest.raises(UserError, match="weighs kind, which is not a number here but 'x'"):
         PathReward(PathRewardSettings(measures={"kind": 1.0})).of(_graded(1.0, {"kind": "x"}, "a"))
 
 

@@ -402,7 +402,7 @@ MUTANTS = (
         "models/logprobs.py",
         "logprobs_NV.clamp(min=LEAST_LOGPROB)",
         "logprobs_NV",
-        "a token without probability makes an entropy that is no number",
+        "a token without probability makes an entropy that is not a number",
         (f"{TERMS}test_what_a_model_rules_out_adds_nothing_to_an_entropy",),
     ),
     Mutant(

@@ -126,7 +126,7 @@ class PathReward:
     def of(self, graded: Graded) -> float | None:
         """R, without the costs of single tokens; ``None`` of a path that was not graded.
 
-        Raises ``UserError`` for a measure that is no number, for an environment that does not say whether a path breaks
+        Raises ``UserError`` for a measure that is not a number, for an environment that does not say whether a path breaks
         its form where that counts, and for an own term that fails.
         """
         if graded.given is None or graded.outcome.score is None:
@@ -180,7 +180,7 @@ class PathReward:
 def _number(name: str, value: float | int | str) -> float:
     if isinstance(value, str):
         raise UserError(
-            f"reward.measures weighs {name}, which is no number here but {value!r}",
+            f"reward.measures weighs {name}, which is not a number here but {value!r}",
             f"leave out {name}, or weigh a measure that is a number",
         )
     return float(value)

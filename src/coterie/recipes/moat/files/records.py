@@ -136,7 +136,7 @@ def text_of(value: str | float | None) -> str:
 
 
 def score_of(value: str) -> float | None:
-    """A score; ``None`` where there is none. Raises ``ValueError`` for what is no number."""
+    """A score; ``None`` where there is none. Raises ``ValueError`` for what is not a number."""
     found = float(value) if value.strip() else math.nan
     return found if math.isfinite(found) else None
 
