@@ -126,8 +126,8 @@ class PathReward:
     def of(self, graded: Graded) -> float | None:
         """R, without the costs of single tokens; ``None`` of a path that was not graded.
 
-        Raises ``UserError`` for a measure that is not a number, for an environment that does not say whether a path breaks
-        its form where that counts, and for an own term that fails.
+        Raises ``UserError`` for a measure that is not a number, for an environment that does not say whether a path
+        breaks its form where that counts, and for an own term that fails.
         """
         if graded.given is None or graded.outcome.score is None:
             return None
