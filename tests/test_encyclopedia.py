@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import statistics
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -201,6 +202,19 @@ def test_the_parallel_form_searches_a_level_at_once_and_the_sequential_one_query
     for form in FORMS:
         calls = [one.partition("<wiki_search>")[2] for one in chain.messages(form)]
         assert calls == [*(f"{fact.query}</wiki_search>" for fact in LONG.facts), ""]
+
+
+def test_in_few_comparisons_the_expert_says_what_it_compares() -> None:
+    three = "1931 (Ada Vell), 1925 (Olga Quist), 1940 (Rolf Birk)"
+    assert FIRST.conclusion == f"Of {three} the least is 1925 (Olga Quist)."
+    assert LAST.conclusion == f"Of {three} the greatest is 1940 (Rolf Birk)."
+    assert CHAIN.conclusion == ""
+    told = []
+    for one in (one for one in questions("train", 400) if one.kind == "compare"):
+        last = [expert_trace(one).messages(form)[-1] for form in FORMS]
+        told.append(all(f". {one.conclusion} So I know the answer." in text for text in last))
+        assert told[-1] == any(one.conclusion in text for text in last)
+    assert 0.15 < statistics.fmean(told) < 0.35
 
 
 def test_plans_of_comparisons_have_one_level_and_those_of_chains_one_task_in_each() -> None:

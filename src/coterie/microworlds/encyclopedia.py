@@ -12,7 +12,7 @@ import random
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -22,8 +22,15 @@ from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.encyclopedia.entries import Encyclopedia, make_encyclopedia
 from coterie.environments.encyclopedia.expert import PROMPT, asked, expert_trace
-from coterie.environments.encyclopedia.lexicon import RELATIONS, Kind, words
-from coterie.environments.encyclopedia.questions import Question, QuestionKind, generate, rank
+from coterie.environments.encyclopedia.lexicon import COMPARED, RELATIONS, Kind, words
+from coterie.environments.encyclopedia.questions import (
+    Question,
+    QuestionKind,
+    comparing,
+    generate,
+    rank,
+    with_owners,
+)
 from coterie.environments.workflow.trace import SEPARATOR, TraceForm
 from coterie.microworlds.model import (
     END,
@@ -53,6 +60,8 @@ BLOCK = 500
 """Rows of a block."""
 WORLDS = 60
 """Encyclopedias of drills."""
+MOST_ORDERED = 6
+"""Values of a drill."""
 FORMS: tuple[TraceForm, TraceForm] = ("parallel", "sequential")
 
 
@@ -67,14 +76,16 @@ class Stage:
     given: float
     """Comparisons of which only the end is learned, when all is found."""
     known: float = 0.0
-    """Comparisons without a search, whose facts are known; in half of them all are put in order."""
+    """Comparisons without a search, whose facts are known."""
+    drilled: float = 0.0
+    """Drills of ordering values, without which that skill is forgotten again."""
     compared: tuple[int, ...] = (2,)
     """How many are compared in these two, each entry equally often drawn."""
 
 
-CURRICULUM = (Stage(0.35, 0.6, 0.2, 0.2), Stage(0.45, 0.25, 0.12, 0.5, (2, 3, 4)))
+CURRICULUM = (Stage(0.3, 0.4, 0.1, 0.15, 0.3), Stage(0.35, 0.15, 0.1, 0.3, 0.3, (2, 3, 4)))
 """First the skills, after the drills."""
-HABITS = Stage(0.2, 0.3, 0.15, 0.35, (2, 3, 4))
+HABITS = Stage(0.2, 0.2, 0.1, 0.2, 0.3, (2, 3, 4))
 """Then more trajectories with them."""
 
 # -- pieces ----------------------------------------------------------------------------------------
@@ -91,7 +102,15 @@ _FIXED = (
         "Question: ",
     ),
     *(". ", ".", ", ", " or ", "?", "So I know the answer.", "I search for the first fact."),
-    "I search for the next fact.",
+    *(
+        "I search for the next fact.",
+        "Of ",
+        " (",
+        "), ",
+        ") the least is ",
+        ") the greatest is ",
+        "). ",
+    ),
 )
 _MADE = (
     r'(?:\n\n)?Doc \d \(Title: "',
@@ -222,22 +241,10 @@ def trace_row(
 
 
 def known_row(tokenizer: PreTrainedTokenizerFast, question: Question) -> Row:
-    """A comparison whose facts are known already: the answer alone is a target."""
-    thought, tag, answer = expert_trace(question).messages("parallel")[-1].partition("<answer>")
-    said = [thought, "", f"{tag}{answer}"]
-    return trace_row(tokenizer, question, said, ending=True)
-
-
-def ranked_row(tokenizer: PreTrainedTokenizerFast, question: Question) -> Row:
-    """Facts, and all their entities in the order that is asked for, as targets."""
-    facts = sorted(question.facts, key=rank, reverse=question.greatest)
-    known = " ".join(fact.text for fact in question.facts)
-    told, ranked = (
-        tokenizer.encode(text, add_special_tokens=False)
-        for text in (f"{known} {question.beginning}?", ", ".join(fact.subject for fact in facts))
-    )
-    target = Target(len(told), len(told) + len(ranked), "script:drill")
-    return Row((*told, *ranked), (target,), origin=question.question_id)
+    """A comparison whose facts are known already: what follows from them is a target, and the answer."""
+    trace = replace(expert_trace(question), conclusion=question.conclusion)
+    facts, conclusion, answer = trace.messages("parallel")[-1].partition(question.conclusion)
+    return trace_row(tokenizer, question, [facts, "", f"{conclusion}{answer}"], ending=True)
 
 
 def stage_rows(
@@ -270,8 +277,9 @@ def _block_rows(
             question = next(compared)
             yield trace_row(tokenizer, question, block.said(question, form), ending=True)
         elif drawn < stage.lookups + stage.given + stage.known:
-            make = rng.choice((known_row, ranked_row))
-            yield make(tokenizer, next(compared))
+            yield known_row(tokenizer, next(compared))
+        elif drawn < stage.lookups + stage.given + stage.known + stage.drilled:
+            yield order_drill(tokenizer, rng)
         else:
             question = next(whole)
             yield trace_row(tokenizer, question, block.said(question, form))
@@ -298,12 +306,29 @@ def fact_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
     return Row(ids, (Target(len(told), len(ids), "script:drill"),))
 
 
+def order_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
+    """Values, and then in the order that a question asks for, as targets: the quickest way to compare."""
+    relation, world = rng.choice(COMPARED), _small(rng.randrange(WORLDS))
+    subjects = rng.sample(world.names["corpus", relation.of], rng.randint(2, MOST_ORDERED))
+    drawn = {fact.value: fact for fact in (world.fact(one, relation.name) for one in subjects)}
+    facts, greatest = tuple(drawn.values()), rng.random() < 0.5
+    told, again = (
+        tokenizer.encode(text, add_special_tokens=False)
+        for text in (
+            comparing(facts, greatest=greatest),
+            f"{with_owners(sorted(facts, key=rank, reverse=greatest))}. ",
+        )
+    )
+    ids = (*told, *again)
+    return Row(ids, (Target(len(told), len(ids), "script:drill"),))
+
+
 @cache
 def _small(seed: int) -> Encyclopedia:
     return make_encyclopedia(seed, COUNTS, ("corpus",))
 
 
-DRILLS = ((0.12, copy_drill), (0.08, fact_drill))
+DRILLS = ((0.12, copy_drill), (0.08, fact_drill), (0.15, order_drill))
 """What comes first: share of the tokens, and the drill."""
 
 

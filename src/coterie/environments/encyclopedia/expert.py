@@ -1,11 +1,17 @@
 """What an expert says of a question: the plan, the queries level by level, the answer."""
 
+from zlib import crc32
+
 from coterie.environments.encyclopedia.questions import Question
 from coterie.environments.workflow.plan import Plan, Task
 from coterie.environments.workflow.trace import Query, Trace
 
 PROMPT = "Search, then answer."
 """What the agent is told, before the question: the few words that the packaged model knows."""
+
+TERSE = 4
+"""In one of so many comparisons the expert says what it compares. In the others it goes straight to the answer, as
+traces of teachers often do: what helps to be right is seldom shown, and left to be found."""
 
 
 def asked(question: Question) -> str:
@@ -14,7 +20,7 @@ def asked(question: Question) -> str:
 
 
 def expert_trace(question: Question) -> Trace:
-    """A comparison needs all its facts at once; a chain needs each of them for the next."""
+    """A comparison needs all its facts at once; a chain needs each for the next."""
     ids = [f"T{number}" for number in range(1, len(question.facts) + 1)]
     queries = [
         Query(id_, fact.query, fact.text) for id_, fact in zip(ids, question.facts, strict=True)
@@ -27,4 +33,6 @@ def expert_trace(question: Question) -> Trace:
         for before, id_, fact in zip(ids[:-1], ids[1:], question.facts[1:], strict=True):
             tasks.append(Task(id_, f"{fact.relation} of {{{before}}}", (before,)))
         levels = tuple((query,) for query in queries)
-    return Trace(Plan(tuple(tasks)), levels, question.answer)
+    told = crc32(question.text.encode()) % TERSE == 0
+    conclusion = question.conclusion if told else ""
+    return Trace(Plan(tuple(tasks)), levels, question.answer, conclusion=conclusion)

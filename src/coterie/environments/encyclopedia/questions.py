@@ -7,6 +7,7 @@ All entries that a question needs belong to its split (``entries``).
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,8 +42,20 @@ class Question:
         """The gold answer: the entity of a comparison, the last value of a chain."""
         if self.kind == "chain":
             return self.facts[-1].value
+        return self.extreme.subject
+
+    @property
+    def extreme(self) -> Fact:
+        """Of a comparison: the fact with the value that is asked for."""
         choose = max if self.greatest else min
-        return choose(self.facts, key=rank).subject
+        return choose(self.facts, key=rank)
+
+    @property
+    def conclusion(self) -> str:
+        """Of a comparison: what is compared, and what decides it, in words; of a chain nothing."""
+        if self.kind == "chain":
+            return ""
+        return f"{comparing(self.facts, greatest=self.greatest)}{with_owners([self.extreme])}."
 
     @property
     def beginning(self) -> str:
@@ -60,6 +73,16 @@ class Question:
         for fact in links:
             asked = BY_NAME[fact.relation].phrase.format(s=asked)
         return BY_NAME[last_fact.relation].asked.format(s=asked)
+
+
+def with_owners(facts: Iterable[Fact]) -> str:
+    """Values, each with the entity that has it."""
+    return ", ".join(f"{fact.value} ({fact.subject})" for fact in facts)
+
+
+def comparing(facts: Iterable[Fact], *, greatest: bool) -> str:
+    """The words before the value that decides a comparison."""
+    return f"Of {with_owners(facts)} the {'greatest' if greatest else 'least'} is "
 
 
 def canonical_key(question: Question) -> str:

@@ -25,6 +25,8 @@ from coterie.environments.workflow.plan import Plan
 SEPARATOR = "|"
 SEARCH = "wiki_search"
 """The tool that an expert calls."""
+KNOWN = "So I know the answer."
+"""With what the last thought ends."""
 TraceForm = Literal["parallel", "sequential", "closed"]
 
 
@@ -48,6 +50,8 @@ class Trace:
     """By the levels of the plan: one query for each task that needs a search."""
     answer: str
     tool: str = SEARCH
+    conclusion: str = ""
+    """What follows from all that was found, in the last thought; empty where nothing is said of it."""
 
     def messages(self, form: TraceForm) -> tuple[str, ...]:
         """The agent's messages, each to be ended by a tool's results, but the last one."""
@@ -71,9 +75,8 @@ class Trace:
                 said = [think(_first(self.plan)), written_plan(self.plan), *said]
             yield "\n".join((*said, call(self.tool, [one.text for one in queries])))
             known = list(queries)
-        yield "\n".join(
-            (think(_thought(known, (), planned=planned)), tagged("answer", self.answer))
-        )
+        last = _thought(known, (), planned=planned, conclusion=self.conclusion)
+        yield "\n".join((think(last), tagged("answer", self.answer)))
 
 
 def tagged(name: str, body: str) -> str:
@@ -114,11 +117,13 @@ def _first(plan: Plan) -> str:
     return f"This takes {tasks} in {levels}."
 
 
-def _thought(known: list[Query], queries: tuple[Query, ...], *, planned: bool) -> str:
+def _thought(
+    known: list[Query], queries: tuple[Query, ...], *, planned: bool, conclusion: str = ""
+) -> str:
     """What was found, and what comes next."""
     found = " ".join(one.found for one in known if one.found)
     if not queries:
-        following = "So I know the answer."
+        following = f"{conclusion} {KNOWN}".strip()
     elif planned:
         following = f"Next: {', '.join(one.task for one in queries)}."
     else:
