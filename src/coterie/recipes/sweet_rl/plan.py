@@ -1,7 +1,6 @@
 """What a run of ``sweet_rl`` will cost, and the refusal of what can't work."""
 
 from coterie.engines.chat_model import check_chat
-from coterie.engines.servers.vllm import check_vllm
 from coterie.environments.checking import drawn
 from coterie.environments.coding import CRITIC, Coding
 from coterie.environments.user_simulator import REFERENCE, SCRIPT, check_script
@@ -12,6 +11,7 @@ from coterie.recipes.plan import (
     check_disjoint,
     check_length,
     check_memory,
+    check_served,
     longest_prompt,
     shortest_prompt,
     updates_of,
@@ -86,8 +86,7 @@ def _branched(s: SweetSettings, dialogues: int) -> int:
 
 def _check_services(s: SweetSettings, environment: Coding) -> None:
     """The person, the judge and the sandbox can be had."""
-    if s.engine.kind == "vllm":
-        check_vllm(s.engine.vllm)
+    check_served(s.engine, {name: t for name, t in s.trainings.items() if name != "critic.train"})
     make_jail(s.sandbox)
     if s.user_simulator.url is None and s.user_simulator.model == SCRIPT:
         check_script(environment.script)
