@@ -99,6 +99,7 @@ RULES = (
     Rule("coterie run sweet_rl/backend", SWEET),
     Rule("coterie run moat/maths", "--dry-run"),
     Rule("coterie run dense_tree/gsm8k", "--dry-run"),
+    Rule("coterie run rl/grpo", has="engine.kind=vllm", instead=KEYS),
     Rule("coterie run rl/grpo", REINFORCED),
     Rule("coterie run rl/dapo", REINFORCED),
     Rule("coterie run gap/tiny", f"{EVALUATED} traces.tasks=16 train.epochs=1"),

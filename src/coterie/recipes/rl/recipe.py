@@ -20,7 +20,7 @@ from coterie.engines.run_engines import POLICY
 from coterie.environments.traits import agents_of
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import Plan, plain_plan
+from coterie.recipes.plan import Plan, check_served, plain_plan
 from coterie.recipes.reinforcing import (
     CRITIC,
     STAGE,
@@ -44,7 +44,8 @@ class Reinforce(Recipe):
         """Evaluation, the steps, evaluation."""
         before = self.evaluation(0)
         learnt = self.stage(
-            0, STAGE, self.learn, (), depends(self.settings), trains=self.learning_roles
+            *(0, STAGE, self.learn, (), depends(self.settings, self.settings.engine)),
+            trains=self.learning_roles,
         )
         return [before, learnt, self.evaluation(1, [learnt])]
 
@@ -68,6 +69,7 @@ class Reinforce(Recipe):
     def plan(self) -> Plan:
         """What the run costs."""
         check_reinforce(self.settings)
+        check_served(self.settings.engine, {"update": self.settings.update})
         return plain_plan(self.settings, self.environment, self.roles(), self.stages())
 
     def trial_sizes(self, tasks: int) -> Mapping[str, int]:

@@ -109,10 +109,8 @@ class Learner:
             return self._models.path(self.role, self.what.version)
         folder = self.trainer.folder / f"{SERVED}{self.trainer.done:08d}"
         if not folder.is_dir():
+            _forget_served(self.trainer.folder)
             self.trainer.publish(folder)
-            for old in self.trainer.folder.glob(f"{SERVED}*"):
-                if old != folder:
-                    shutil.rmtree(old)
         return folder
 
 
@@ -127,6 +125,7 @@ def learner(
         loaded = models.load(what.like, what.version)
         add_head(loaded.model)
     folder = run.training_folder(iteration, what.role)
+    _forget_served(folder)  # a killed process may have left some
     with Trainer(
         *(loaded.model, what.objective, what.settings, folder),
         steps=what.updates,
@@ -136,6 +135,11 @@ def learner(
     ) as trainer:
         fresh = what.settings.method == "lora" and not isinstance(loaded.model, PeftModel)
         yield Learner(models, what, replace(loaded, model=trainer.model), trainer, fresh)
+    _forget_served(folder)
+
+
+def _forget_served(folder: Path) -> None:
+    """Remove what servers loaded of a training."""
     for served in folder.glob(f"{SERVED}*"):
         shutil.rmtree(served)
 

@@ -69,6 +69,7 @@ class Reinforcement:
         began = time.monotonic()
         policies = learners[: len(self.policies)]
         drawn = await self._sample(step, draws, policies, progress)
+        await self.models.engines.rest()
         sampled = time.monotonic()
         critic = learners[-1] if self.critic else None
         judged = prepare(drawn, policies, critic, self.rules, self.groups.settings)
