@@ -111,6 +111,11 @@ class Trainer(Generic[Item]):
         """Whether this is the only rank, or the first."""
         return self._accelerator.is_main_process
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that is trained."""
+        return self._max_length
+
     def step(self, items: Sequence[Item]) -> dict[str, float]:
         """One optimiser step on items, all of them together. Gives its metrics, as in ``metrics.jsonl``.
 

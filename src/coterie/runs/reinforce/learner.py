@@ -125,9 +125,10 @@ def learner(
         loaded = models.load(what.like, what.version)
         add_head(loaded.model)
     folder = run.training_folder(iteration, what.role)
+    between_steps = {"save_every_seconds": None}  # all roles save together, which clocks do not
     _forget_served(folder)  # a killed process may have left some
     with Trainer(
-        *(loaded.model, what.objective, what.settings, folder),
+        *(loaded.model, what.objective, what.settings.model_copy(update=between_steps), folder),
         steps=what.updates,
         tracker=run.tracking.of(what.role),
         kept=KEPT,

@@ -16,7 +16,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.learner import Learner, Learning, learner, saved_updates
-from coterie.runs.reinforce.measured import step_metrics, told
+from coterie.runs.reinforce.measured import left_out, step_metrics, told
 from coterie.runs.reinforce.preparing import Rules, prepare, telling
 from coterie.runs.reinforce.sampling import Drawn, Groups
 from coterie.runs.reinforce.settings import StepSettings
@@ -167,6 +167,12 @@ class Reinforcement:
 
 def _hopeless(last: Sequence[Metrics]) -> UserError:
     """Why nothing can be learned, and what to do."""
+    if not any(one["paths"] for one in last) and (missing := left_out(last)):
+        return UserError(
+            f"in the last {len(last)} steps there was no path to learn from; left out: {missing}",
+            "look at some of them (coterie report): a path without a reward was not graded, or its reward was no "
+            "number; one that is too long needs a longer max_length",
+        )
     mean = sum(float(one["reward"]) for one in last) / len(last)
     return UserError(
         f"in the last {len(last)} steps all paths of each task had the same reward ({mean:.3f} in the mean), so there "
