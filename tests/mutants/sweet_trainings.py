@@ -24,6 +24,7 @@ HALVES = (
 )
 OF_THE_POLICY = f"{RANKED_TURNS}test_the_policy_learns_turns_from_the_base_without_the_reference"
 BY_HAND = f"{HEAD}test_losses_of_given_values_are_those_worked_out_by_hand"
+ADAPTED = "tests/test_sweet_rl.py::test_a_critic_with_a_value_head_can_be_an_adapter"
 
 MUTANTS = (
     Mutant(
@@ -273,5 +274,13 @@ MUTANTS = (
         'worse = side_statistic(pair.rejected, rejected, "none")',
         "long rejected sides have large rewards",
         (BY_HAND,),
+    ),
+    Mutant(
+        "sweet-adapted-critic-is-the-base",
+        "runs/roles.py",
+        "        if adapter:\n            reload(loaded, path)\n",
+        "",
+        "a critic that is an adapter judges by the base",
+        (ADAPTED,),
     ),
 )

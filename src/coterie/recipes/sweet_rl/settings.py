@@ -178,8 +178,4 @@ class SweetSettings(RecipeSettings):
             raise ValueError(
                 "rollout.repeats=1 leaves no pair of a success and a failure; use at least 2"
             )
-        if self.critic.train.method == "lora" and self.critic.kind in ("regression", "classifier"):
-            raise ValueError(
-                f"critic.kind={self.critic.kind} trains all weights: critic.train.method=full"
-            )
         return self
