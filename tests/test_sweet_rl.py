@@ -33,6 +33,7 @@ SMALL = (
     "rejection_ft.train.epochs=1", "multi_turn_dpo.train.epochs=1", "critic.train.max_steps=2",
     "policy.train.max_steps=2",
 )  # fmt: skip
+ROOT = Path(__file__).parents[1]
 ROLLOUT, CANDIDATES = Step(0, "rollout"), Step(1, "rollout")
 
 
@@ -283,6 +284,14 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
 def test_what_cannot_work_is_refused(words: list[str], why: str) -> None:
     with pytest.raises(UserError, match=why):
         settings("sweet_rl/backend", words)
+
+
+def test_a_critic_in_slices_is_refused_before_the_run_where_it_has_a_value_head() -> None:
+    sliced = f"critic.train.launch={ROOT / 'configs/accelerate/fsdp2.yaml'}"
+    opened(sliced).check()
+    for kind in ("regression", "classifier"):
+        with pytest.raises(UserError, match="a value head can't be trained under FSDP"):
+            opened(f"critic.kind={kind}", sliced).check()
 
 
 def test_an_environment_without_a_script_needs_somebody_to_play_the_person() -> None:

@@ -283,4 +283,23 @@ MUTANTS = (
         "a critic that is an adapter judges by the base",
         (ADAPTED,),
     ),
+    Mutant(
+        "sweet-head-as-wide-as-the-layers",
+        "models/heads.py",
+        "return int(causal(model).get_output_embeddings().weight.shape[-1])",
+        "return int(model.config.hidden_size)",
+        "a model that ends narrower than its layers can't be a critic",
+        (f"{HEAD}test_a_head_is_as_wide_as_the_states_that_the_vocabulary_is_read_from",),
+    ),
+    Mutant(
+        "sweet-critic-in-slices",
+        "training/launch.py",
+        "    if head:\n        refuse",
+        "    if head and False:\n        refuse",
+        "a run samples all its dialogues before it says that its critic can't be trained so",
+        (
+            "tests/test_sweet_rl.py::"
+            "test_a_critic_in_slices_is_refused_before_the_run_where_it_has_a_value_head",
+        ),
+    ),
 )

@@ -87,7 +87,7 @@ class Trainer(Generic[Item]):
             """With its adapter, for lora: what engines sample from between two steps."""
             self._accelerator = opened.enter_context(ranks(settings, self.model.device))
             if find_head(self.model) is not None:
-                refuse_sharded_head(self._accelerator)
+                refuse_sharded_head(self._accelerator.distributed_type)
             self._rule = check(self.model).packing(settings.packing)
             self._max_length = max_row_length(self.model, settings)
             open_folder(folder, self._accelerator, resume=resume, at=at)

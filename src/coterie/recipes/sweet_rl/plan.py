@@ -30,7 +30,8 @@ def sweet_plan(settings: SweetSettings, environment: Coding) -> RunPlan:
     s = settings
     _check_services(s, environment)
     for name, training in s.trainings.items():
-        check_launch(training, settings.engine.device_name, name)
+        head = name == "critic.train" and s.critic.has_head
+        check_launch(training, settings.engine.device_name, name, head=head)
     check_tracker(settings.tracker)
     train = drawn(environment, "train", s.rollout.tasks, s.seed)
     heldout = drawn(environment, "heldout", s.evaluate.tasks, s.seed)

@@ -81,6 +81,11 @@ class CriticSettings(Settings):
     train: TrainingSettings = TrainingSettings()
     judge: JudgeSettings = JudgeSettings()
 
+    @property
+    def has_head(self) -> bool:
+        """Whether it is a model with a value head."""
+        return self.kind in ("regression", "classifier")
+
     @model_validator(mode="after")
     def _known(self) -> Self:
         if self.kind != "judge" and self.judge.model != POLICY:
