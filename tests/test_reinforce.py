@@ -81,9 +81,18 @@ def test_log_probs_of_the_trainer_itself_give_a_ratio_of_exactly_one(
     [
         ("rl/grpo", ()),
         pytest.param("rl/grpo", ("update.method=lora", "loss.kl=0.1"), marks=pytest.mark.slow),
-        ("rl/ppo", ("rollout.samples=1", "rollout.tasks=4", "steps.minibatches=2")),
+        pytest.param(
+            "rl/ppo",
+            ("rollout.samples=1", "rollout.tasks=4", "steps.minibatches=2"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "rl/ppo",
+            ("rollout.samples=1", "rollout.tasks=4", "critic.train.method=lora"),
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["grpo", "lora", "ppo"],
+    ids=["grpo", "lora", "ppo", "lora critic"],
 )
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
     tmp_path: Path, words: tuple[str, ...], method: str, own: tuple[str, ...]

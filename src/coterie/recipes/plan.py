@@ -196,6 +196,11 @@ def check_length(name: str, training: TrainingSettings, context: int, shortest: 
             f"{context} tokens",
             f"use {name}.max_length={context} or less",
         )
+    check_room(name, training, context, shortest)
+
+
+def check_room(name: str, training: TrainingSettings, context: int, shortest: int) -> None:
+    """Refuse a limit that leaves no row."""
     if training.max_length <= shortest:
         raise UserError(
             f"{name}.max_length={training.max_length} leaves nothing to train on: the shortest prompt "

@@ -173,10 +173,15 @@ def _hopeless(last: Sequence[Metrics]) -> UserError:
             "look at some of them (coterie report): a path without a reward was not graded, or its reward was no "
             "number; one that is too long needs a longer max_length",
         )
-    mean = sum(float(one["reward"]) for one in last) / len(last)
+    mean, cut = (
+        sum(float(one[name]) for one in last) / len(last) for name in ("reward", "truncated")
+    )
+    limited = (
+        f"; {cut:.0%} of the dialogues were cut off by a limit of turns or tokens" if cut else ""
+    )
     return UserError(
         f"in the last {len(last)} steps all paths of each task had the same reward ({mean:.3f} in the mean), so there "
-        "was nothing to learn",
+        f"was nothing to learn{limited}",
         "look at some of them (coterie report); a mean near the best or the least reward means that the tasks are too "
         "easy or too hard for this policy: choose others, raise rollout.samples or rollout.temperature, or fine-tune "
         "it first",
