@@ -11,6 +11,7 @@ from coterie.datasets.local import load_rows
 from coterie.environments.protocol import Grade
 from coterie.environments.workflow.environment import Mhqa
 from coterie.recipes.reinforcing import STAGE
+from coterie.runs.folder import open_run
 from coterie.runs.pass_rates import step_rates
 from coterie.runs.reinforce.loop import STEP
 from coterie.trajectories.item import ItemKey
@@ -94,7 +95,9 @@ def test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard(
         assert early.by_task[f"2wiki-{of_row(graded, LEARNED)}"].rate == 0
     run_whole(made("rl/grpo", words), folder)
     write(Path("rows"), 6)
-    said = cli("data", "filter", "--from", folder, "--out", "next")
+    own = made("rl/grpo", words)
+    with open_run(folder, own.name, own.settings):  # as while it goes on
+        said = cli("data", "filter", "--from", folder, "--out", "next")
     assert said.code == 0, said.err
     assert "kept: 3 rows, 2 of them not played" in said.err
     assert ids(Path("next/too_hard.jsonl")) == {of_row(graded, HARD)}

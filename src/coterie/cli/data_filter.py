@@ -76,7 +76,7 @@ def filter_run(
         if not store.iterations(STEPS):
             raise UserError(
                 f"{folder} has no step of reinforcement learning yet",
-                "give a run that has; what others sampled is read by --store RUN/store.sqlite --stage rollout",
+                "give a run that has; to read what another run sampled use --store RUN/store.sqlite --stage rollout",
             )
         rates = step_rates(store, _iteration(store, Stored(file, STEPS, iteration)), STEPS, passing)
     rows = _rows(recipe_settings(name, (), kept))
@@ -135,15 +135,15 @@ def _read(stored: Stored, passing: float) -> PassRates:
 
 
 def _iteration(store: Store, stored: Stored) -> int:
-    """That which is meant. Raises ``UserError`` if the stage has no dialogue then."""
+    """The iteration to read. Raises ``UserError`` if the stage has no dialogue in it."""
     known = store.iterations(stored.stage)
     asked = stored.iteration if stored.iteration is not None else max(known, default=None)
     if asked is None or asked not in known:
         raise UserError(
             f"{stored.file} has no dialogue of the stage {stored.stage!r}"
             + (f" in iteration {asked}" if known else ""),
-            "name another one (--stage, --iteration); runs sample training tasks in `rollout`, those of "
-            "reinforcement learning are read by --from RUN",
+            "name another one (--stage, --iteration): runs sample training tasks in `rollout`; for reinforcement "
+            "learning use --from RUN",
         )
     return asked
 

@@ -1,9 +1,9 @@
 """A worker of vLLM on a CPU that reads new weights into the output layer too.
 
-On a CPU vLLM 0.32 multiplies by copies of the weights that it has arranged for its kernels. ``reload_weights`` arranges
-those of each layer that the checkpoint names. The output layer of a model with tied embeddings is not named there, so
-its copy stays the old one, and the server speaks by new layers under an old output layer. ``vllm serve
---worker-extension-cls`` adds this class to the worker.
+On a CPU vLLM 0.32 keeps a copy of each layer's weights, packed for its kernels. ``reload_weights`` packs anew the
+layers that the checkpoint names. The output layer of a model with tied embeddings is not among them: its copy stays the
+old one, and the server speaks by new layers under an old output layer. ``vllm serve --worker-extension-cls`` adds this
+class to the worker.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ class WholeReload:
     get_model: Any
 
     def reload_all_weights(self, weights_path: str) -> None:
-        """Read a checkpoint into the running model, and arrange the output layer anew."""
+        """Read a checkpoint into the running model, and pack the output layer anew."""
         self.reload_weights(weights_path=weights_path)
         for layer in self.get_model().modules():
             if isinstance(layer, ParallelLMHead):
