@@ -11,7 +11,6 @@ from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
-from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
 from coterie.recipes.reinforcing import STAGE, UpdateSettings
 from coterie.recipes.rl.recipe import Reinforce
@@ -34,62 +33,12 @@ from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.tree import LENGTH, Ending, Outcome
 from coterie.trajectories.turn import Part, Speaker, make_turn
-
-SMALL = (
-    "rollout.tasks=2", "rollout.samples=3", "rollout.max_tokens=96", "evaluate.tasks=2", "steps.save_every=1",
-    "engine.device=cpu", "update.learning_rate=1e-3",
-)  # fmt: skip
-"""Settings of a run of seconds."""
-SHORT = "def short(dialogue):\n    return -dialogue.tokens / 100\n"
+from tests.reinforcing import SMALL, Killed, Killing, final, made, run_whole, telling_words
 
 
 @pytest.fixture
 def words(tmp_path: Path) -> tuple[str, ...]:
-    """As :data:`SMALL`, with a reward that differs wherever dialogues have other lengths."""
-    (tmp_path / "own.py").write_text(SHORT)
-    return (*SMALL, f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}")
-
-
-class Killed(BaseException):
-    """What a test ends a run with."""
-
-
-class Killing(Silent):
-    """Ends the run when a step of this number has been taken, or when so much of it has been sampled."""
-
-    def __init__(self, step: int, sampled: int | None = None) -> None:
-        self.step, self.sampled = step, sampled
-        self.stage_, self.count = "", 0
-
-    def start(self, total: int, description: str) -> None:
-        self.stage_, self.count = description, 0
-
-    def advance(self, n: int, **fields: float) -> None:
-        self.count += n
-        here = self.stage_.startswith(f"{STAGE}/{self.step:05d}")
-        if here and self.sampled is not None and self.count >= self.sampled:
-            raise Killed
-
-    def say(self, text: str) -> None:
-        if self.sampled is None and text.startswith(f"step {self.step + 1} of"):
-            raise Killed
-
-
-def made(method: str, words: Sequence[str]) -> Recipe:
-    return recipe_of(settings(method, words))
-
-
-def run_whole(recipe: Recipe, folder: Path, progress: Silent | None = None) -> dict[int, Metrics]:
-    with open_run(folder, recipe.name, recipe.settings) as run:
-        try:
-            run_steps(recipe, run, progress or Silent())
-        finally:
-            recipe.close()
-        return step_records(run.store, 0, STAGE)
-
-
-def final(folder: Path, role: str = "policy") -> str:
-    return weight_hash(folder / f"training/{role}/iteration-00/final")
+    return telling_words(tmp_path)
 
 
 def test_every_step_samples_from_the_newest_weights_and_its_first_ratio_is_one(
@@ -132,9 +81,18 @@ def test_log_probs_of_the_trainer_itself_give_a_ratio_of_exactly_one(
     [
         ("rl/grpo", ()),
         pytest.param("rl/grpo", ("update.method=lora", "loss.kl=0.1"), marks=pytest.mark.slow),
-        ("rl/ppo", ("rollout.samples=1", "rollout.tasks=4", "steps.minibatches=2")),
+        pytest.param(
+            "rl/ppo",
+            ("rollout.samples=1", "rollout.tasks=4", "steps.minibatches=2"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "rl/ppo",
+            ("rollout.samples=1", "rollout.tasks=4", "critic.train.method=lora"),
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["grpo", "lora", "ppo"],
+    ids=["grpo", "lora", "ppo", "lora critic"],
 )
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
     tmp_path: Path, words: tuple[str, ...], method: str, own: tuple[str, ...]

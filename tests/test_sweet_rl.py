@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from coterie.environments.coding import CRITIC
 from coterie.errors import UserError
+from coterie.models.adapters import using
+from coterie.models.heads import HEAD_FILE, token_values
+from coterie.models.loading import is_adapter
 from coterie.progress import Silent
 from coterie.recipes.registry import recipe, run_report, settings
 from coterie.recipes.sweet_rl.critic import open_critic
@@ -29,6 +33,7 @@ SMALL = (
     "rejection_ft.train.epochs=1", "multi_turn_dpo.train.epochs=1", "critic.train.max_steps=2",
     "policy.train.max_steps=2",
 )  # fmt: skip
+ROOT = Path(__file__).parents[1]
 ROLLOUT, CANDIDATES = Step(0, "rollout"), Step(1, "rollout")
 
 
@@ -191,6 +196,37 @@ def test_baselines_and_ablations_go_on_from_the_same_dialogues(
             assert CANDIDATES in kept
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["regression", "classifier"])
+def test_a_critic_with_a_value_head_can_be_an_adapter(
+    run: Run, tmp_path: Path, kind: str, cli: Cli
+) -> None:
+    lora = (
+        "critic.train.method=lora", "critic.train.lora_r=4", "critic.train.learning_rate=0.01",
+        "critic.train.epochs=4", "critic.train.max_steps=4",
+    )  # fmt: skip
+    words = [word for word in SMALL if "critic.train" not in word]
+    own = recipe(settings("sweet_rl/backend", [*words, *lora, f"critic.kind={kind}"]))
+    assert isinstance(own, SweetRL)
+    fork(own, run.folder, tmp_path / "run", own.settings)
+    with open_run(tmp_path / "run", own.name, own.settings) as made:
+        run_steps(own, made, Silent())
+        assert own.versions(made) == [0, own.settings.rounds]
+        models = own.models(made)
+        judging, beside = models.load(CRITIC, 1), models.load_to_train(CRITIC, 1)
+        said = [tuple(range(10, 40))], [range(1, 30)]
+        (found,), (expected,) = (token_values(one.model, *said) for one in (judging, beside))
+        assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+        with using(beside.model, None):
+            (without,) = token_values(beside.model, *said)
+        assert (without - expected).abs().max() > 1e-3, "the adapter is a part of the critic"
+    folder = tmp_path / "run/training/critic/iteration-00/final"
+    assert is_adapter(folder) and (folder / HEAD_FILE).is_file()
+    said_by = ("evaluate", "persona", "policy=tiny-persona", f"critic={tmp_path / 'run'}")
+    told = cli(*said_by, "best_of=2", "temperature=1", "tasks=2", "max_tokens=48")
+    assert told.code == 0, told.err
+
+
 def test_a_judge_that_cannot_read_makes_no_pairs_and_says_so(run: Run, tmp_path: Path) -> None:
     own = opened("critic.kind=judge", "critic.judge.max_tokens=4", "candidates.share=0.05")
     fork(own, run.folder, tmp_path / "run", own.settings)
@@ -241,7 +277,6 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
     ("words", "why"),
     [
         (["rollout.repeats=1"], "leaves no pair"),
-        (["critic.kind=regression", "critic.train.method=lora"], "trains all weights"),
         (["critic.judge=smollm2"], "critic.judge is for critic.kind=judge"),
         (["user_simulator=http://127.0.0.1:1/v1"], "give a server as user_simulator.url=URL"),
     ],
@@ -249,6 +284,14 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
 def test_what_cannot_work_is_refused(words: list[str], why: str) -> None:
     with pytest.raises(UserError, match=why):
         settings("sweet_rl/backend", words)
+
+
+def test_a_critic_in_slices_is_refused_before_the_run_where_it_has_a_value_head() -> None:
+    sliced = f"critic.train.launch={ROOT / 'configs/accelerate/fsdp2.yaml'}"
+    opened(sliced).check()
+    for kind in ("regression", "classifier"):
+        with pytest.raises(UserError, match="a value head can't be trained under FSDP"):
+            opened(f"critic.kind={kind}", sliced).check()
 
 
 def test_an_environment_without_a_script_needs_somebody_to_play_the_person() -> None:

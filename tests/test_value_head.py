@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+from transformers import OPTConfig, OPTForCausalLM
 
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, load_adapter
@@ -269,3 +270,21 @@ def test_what_cannot_be_trained_with_a_head_is_refused(tmp_path):
         load_head(tiny_llama(hidden_size=32), report.final)
     with pytest.raises(UserError, match="weight >= 0"):
         Classifier().count(replace(some_labelled()[0], weight=-1.0))
+
+
+def test_a_head_is_as_wide_as_the_states_that_the_vocabulary_is_read_from(tmp_path):
+    """OPT's layers may be wider than what they give at the end."""
+    torch.manual_seed(0)
+    model = OPTForCausalLM(
+        OPTConfig(
+            vocab_size=32, hidden_size=16, word_embed_proj_dim=8, num_hidden_layers=2, ffn_dim=32,
+            num_attention_heads=2, max_position_embeddings=64, do_layer_norm_before=False, dropout=0.0,
+        )
+    )  # fmt: skip
+    assert add_head(model).weight.shape == (1, 8)
+    report = train(model, some_pairs(), SETTINGS, tmp_path, objective=Regression())
+    load_head(model, report.final)
+    (values,) = token_values(model, [(1, 2, 3)], [(1, 2)])
+    assert len(values) == 2 and float(values.abs().max()) > 0
+    with pytest.raises(UserError, match="for hidden states of 8, and this model's have 16"):
+        load_head(tiny_llama(), report.final)

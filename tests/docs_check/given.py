@@ -24,7 +24,7 @@ from coterie.models.conversion import MANIFEST, ModelManifest
 from coterie.recipes.moat.files.records import write_columns
 from coterie.tools.retrieval.index import build_index
 from tests.docs_check.pages import ROOT
-from tests.docs_check.rules import MOAT, SMALL, SWEET
+from tests.docs_check.rules import MOAT, ON_ROWS, SMALL, SWEET
 from tests.docs_check.terminal import HOME, typed
 from tests.hub import Hub, serve
 from tests.row_programs import EXAMS, LIVE, METHOD, PROGRAM_TRACES
@@ -46,6 +46,7 @@ RUNS = {
     "lora": f"optima/isft {SMALL} train.method=lora",
     "sweet": f"sweet_rl/backend {SWEET}",
     "moat": f"moat/maths {MOAT}",
+    "rl": f"rl/grpo {ON_ROWS}",
 }
 """Runs that pages have from elsewhere."""
 
@@ -184,6 +185,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     "docs/recipes/moat.md": {
         "runs/moat": run("moat"), "errands.jsonl": web_tasks, "pages": index_of_pages,
     },
+    "docs/recipes/rl.md": {"runs/mine": run("rl")},
     "docs/recipes/gap.md": {
         "tools.yaml": text("tools:\n  - name: wiki_search\n    corpus: passages.jsonl\n    topk: 2\n"),
         "livecodebench.jsonl": lines(LIVE, METHOD), "aime24.jsonl": lines(EXAMS["aime24"]),

@@ -73,6 +73,10 @@ REINFORCED = (
     f"loss.entropy=0.01 {EVALUATED}"
 )
 """With a bonus for entropy there is always something to learn."""
+ON_ROWS = (
+    "dataset=2wiki dataset.source=sample environment=mhqa environment.prompt=closed tools=[] model=tiny-exchange "
+    f"update.max_length=1024 {REINFORCED}"
+)
 
 NAMES = {
     "MODEL": "smollm2", "RUN": "runs/mine", "NAME": "tiny-exchange", "MERGED": "merged",
@@ -99,6 +103,7 @@ RULES = (
     Rule("coterie run sweet_rl/backend", SWEET),
     Rule("coterie run moat/maths", "--dry-run"),
     Rule("coterie run dense_tree/gsm8k", "--dry-run"),
+    Rule("coterie run rl/grpo", has="engine.kind=vllm", instead=KEYS),
     Rule("coterie run rl/grpo", REINFORCED),
     Rule("coterie run rl/dapo", REINFORCED),
     Rule("coterie run gap/tiny", f"{EVALUATED} traces.tasks=16 train.epochs=1"),
@@ -142,6 +147,7 @@ RULES = (
     Rule("coterie data generate", "--count=3", has="--excerpts"),
     Rule("coterie data generate", "--count=2"),
     Rule("coterie data prompt-pool", "--count=2"),
+    Rule("coterie data filter", "--least=0 --most=1", has="--from"),
     Rule("coterie data filter", "tasks=2 samples=2 max_tokens=8 --least=0 --most=1"),
     Rule("coterie data"),
     Rule(".venv/bin/python bench/prompts.py", "--tasks=1 --max-tokens=4 --seconds=20"),

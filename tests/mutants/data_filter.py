@@ -14,7 +14,7 @@ MUTANTS = (
            "the lowest rate that is allowed is not kept", (ENDS,)),
     Mutant("filter-most-excluded", FILTERING, "if rate > self.most", "if rate >= self.most",
            "the highest rate that is allowed is not kept", (ENDS,)),
-    Mutant("filter-unplayed-is-hard", FILTERING, 'return "not_played"', 'return "too_hard"',
+    Mutant("filter-unplayed-is-hard", FILTERING, "return self.unplayed", 'return "too_hard"',
            "a row that nobody played counts as one that nobody solves", (ENDS,)),
     Mutant("filter-passing-above", "runs/pass_rates.py", "score >= passing", "score > passing",
            "the score that passes does not pass", (RATE,)),

@@ -32,7 +32,7 @@ MUTANTS = (
     _fault("rounds-without-end", f"{FOLDER}sampling.py", "while found.rounds < self.settings.rounds:",
            "while found.rounds < 9:", "rounds have no bound", FLAT),
     _fault("flat-groups-kept", f"{FOLDER}preparing.py", 
-           "        paths = [path for path in paths if path.task in kept]\n", "",
+           "        fresh = [path for path in fresh if path.task in kept]\n", "",
            "groups that tell nothing are trained on after dynamic sampling", DYNAMIC),
     _fault("no-hope-goes-on", f"{FOLDER}loop.py", "if len(last) < self.steps.patience or any(",
            "if len(last) or any(",

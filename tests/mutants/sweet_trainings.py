@@ -24,6 +24,7 @@ HALVES = (
 )
 OF_THE_POLICY = f"{RANKED_TURNS}test_the_policy_learns_turns_from_the_base_without_the_reference"
 BY_HAND = f"{HEAD}test_losses_of_given_values_are_those_worked_out_by_hand"
+ADAPTED = "tests/test_sweet_rl.py::test_a_critic_with_a_value_head_can_be_an_adapter"
 
 MUTANTS = (
     Mutant(
@@ -273,5 +274,32 @@ MUTANTS = (
         'worse = side_statistic(pair.rejected, rejected, "none")',
         "long rejected sides have large rewards",
         (BY_HAND,),
+    ),
+    Mutant(
+        "sweet-adapted-critic-is-the-base",
+        "runs/roles.py",
+        "        if adapter:\n            reload(loaded, path)\n",
+        "",
+        "a critic that is an adapter judges by the base",
+        (ADAPTED,),
+    ),
+    Mutant(
+        "sweet-head-as-wide-as-the-layers",
+        "models/heads.py",
+        "return int(causal(model).get_output_embeddings().weight.shape[-1])",
+        "return int(model.config.hidden_size)",
+        "a model that ends narrower than its layers can't be a critic",
+        (f"{HEAD}test_a_head_is_as_wide_as_the_states_that_the_vocabulary_is_read_from",),
+    ),
+    Mutant(
+        "sweet-critic-in-slices",
+        "training/launch.py",
+        "    if head:\n        refuse",
+        "    if head and False:\n        refuse",
+        "a run samples all its dialogues before it says that its critic can't be trained so",
+        (
+            "tests/test_sweet_rl.py::"
+            "test_a_critic_in_slices_is_refused_before_the_run_where_it_has_a_value_head",
+        ),
     ),
 )

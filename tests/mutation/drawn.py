@@ -49,6 +49,7 @@ SWEET = (
     "tests/test_sweet_rl.py",
 )
 SWEET_FILES = ("test_sweet_files.py", "test_sweet_import.py", "test_sweet_preferences.py")
+SERVED = "tests/test_reinforce_servers.py::"
 CONCERNED = {
     "training/sft.py": LOSSES,
     "training/dpo.py": LOSSES,
@@ -69,7 +70,11 @@ CONCERNED = {
     "recipes/sweet_rl/": SWEET,
     "recipes/base.py": (*OPTIMA, *SWEET[1:]),
     "recipes/trainings.py": (*OPTIMA, *SWEET[1:]),
-    "recipes/plan.py": (*OPTIMA, *SWEET[1:]),
+    "recipes/plan.py": (
+        f"{SERVED}test_adapters_for_which_servers_have_no_room_are_refused_before_the_run",
+        *OPTIMA,
+        *SWEET[1:],
+    ),
     "recipes/registry.py": ("tests/test_bad_input.py", *OPTIMA, *SWEET[1:]),
     "recipes/presets.py": ("tests/test_presets.py",),
 }

@@ -63,9 +63,12 @@ def apart(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def other_checkpoint(folder: Path) -> Path:
-    """The packaged model with other weights in its last layer."""
+    """The packaged model with other weights in its last layer, and in the embeddings, to which its output is tied."""
     changed = load("tiny-exchange")
+    noise = torch.Generator().manual_seed(0)
     with torch.no_grad():
+        weight = changed.model.get_input_embeddings().weight
+        weight.add_(torch.randn(weight.shape, generator=noise) * 0.2 * weight.std())
         changed.model.model.layers[-1].mlp.down_proj.weight.mul_(-0.5)
     changed.model.save_pretrained(folder)
     changed.tokenizer.save_pretrained(folder)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from coterie.errors import UserError
 from coterie.terminal.console import notes
 from coterie.terminal.words import Words
 
@@ -121,11 +122,24 @@ class Divided(StrEnum):
 
 
 def filter_(
-    benchmark: Annotated[
-        str, typer.Argument(metavar="BENCHMARK", help="As for `coterie evaluate`, such as gsm8k.")
-    ],
     out: Annotated[Path, typer.Option(help="The folder to make, for `dataset.source`.")],
+    benchmark: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="BENCHMARK",
+            help="As for `coterie evaluate`, such as gsm8k; with --from that of the run.",
+        ),
+    ] = None,
     words: Words = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="A run with reinforcement learning: each task counts by the newest step that sampled it. Nothing is "
+            "played, and rows that the run has not sampled are kept.",
+        ),
+    ] = None,
     least: Annotated[float, typer.Option(help="Lowest rate that is kept.", min=0, max=1)] = 0.125,
     most: Annotated[float, typer.Option(help="Highest rate that is kept.", min=0, max=1)] = 0.875,
     passing: Annotated[float, typer.Option(help="A dialogue passes with this score.")] = 1.0,
@@ -147,7 +161,7 @@ def filter_(
     Words are those of `coterie evaluate`; `tasks` says how many rows are played. It resumes as an evaluation does. The
     folder has `train.jsonl` and `heldout.jsonl` for `dataset.source`, of which one is filtered, and the rows that are
     left out as `too_easy.jsonl` and `too_hard.jsonl`. Rows that were not played, or of which no dialogue could be
-    graded, are left out and counted.
+    graded, are left out and counted (kept, with --from).
 
     Examples:
 
@@ -159,10 +173,26 @@ def filter_(
         coterie data filter gsm8k --out worth --split heldout --store runs/evaluations/gsm8k-0123.sqlite
 
         coterie data filter hotpot_qa --out worth --store runs/optima/store.sqlite --stage rollout
+
+        coterie data filter --from runs/gap --out next
     """
-    from coterie.cli.data_filter import Stored, filter_rows
+    from coterie.cli.data_filter import Stored, filter_rows, filter_run
     from coterie.datasets.filtering import RateRule
 
-    known = None if store is None else Stored(store, stage, iteration)
     rule = RateRule(least, most)
+    if run is not None:
+        if benchmark or store or (stage, split) != ("evaluate", Divided.train):
+            raise UserError(
+                "--from reads what a run says of its own training rows: it takes no benchmark or words, nor --store, "
+                "--stage or --split",
+                "leave them out: coterie data filter --from RUN --out FOLDER",
+            )
+        print(filter_run(run, out, rule, passing, iteration, notes()))
+        return
+    if benchmark is None:
+        raise UserError(
+            "no benchmark is given",
+            "such as: coterie data filter gsm8k --out FOLDER, or --from RUN",
+        )
+    known = None if store is None else Stored(store, stage, iteration)
     print(filter_rows(benchmark, words or [], out, rule, passing, split.value, known, notes()))

@@ -24,6 +24,8 @@ class RateRule:
 
     least: float
     most: float
+    unplayed: Literal["kept", "not_played"] = "not_played"
+    """Where rows go of which nothing is known."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most <= 1:
@@ -35,7 +37,7 @@ class RateRule:
     def place(self, rate: float | None) -> Place:
         """Where a row with this rate goes."""
         if rate is None:
-            return "not_played"
+            return self.unplayed
         return "too_hard" if rate < self.least else "too_easy" if rate > self.most else "kept"
 
 

@@ -21,7 +21,7 @@ from coterie.engines.servers.vllm import vllm_pool
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import LoadedModel, is_adapter, load_renderer, resolve
+from coterie.models.loading import LoadedModel, is_adapter, load_renderer
 
 Result = TypeVar("Result")
 POLICY = "policy"
@@ -107,8 +107,13 @@ class RunEngines:
 
     def make_room(self) -> None:
         """Let go of devices before other work on them, if servers are not to be kept."""
-        if self._runner is not None and not self.settings.keep_servers:
-            self._runner.run(self.end())
+        if self._runner is not None:
+            self._runner.run(self.rest())
+
+    async def rest(self) -> None:
+        """The same, on the loop that servers live on."""
+        if not self.settings.keep_servers:
+            await self.end()
 
     async def _served(
         self, role: str, base: str, version: int | str, path: Path | str, renderer: ChatRenderer
@@ -134,7 +139,7 @@ class RunEngines:
     async def _load(self, pool: ServerPool, path: Path | str, version: str) -> None:
         """Load a policy; servers that run already may not let us."""
         try:
-            await pool.load(Path(resolve(path)), version)
+            await pool.load(Path(path), version)
         except EngineError as error:
             if not self.settings.vllm.urls:
                 raise

@@ -44,8 +44,7 @@ class ValueHead(nn.Linear):
 
 def add_head(model: Any) -> ValueHead:
     """Give a model (the base, of one with adapters) a fresh value head, in place; an earlier one is replaced."""
-    embedding = model.get_input_embeddings().weight
-    head = ValueHead(model.config.hidden_size).to(embedding.device)
+    head = ValueHead(_width(model)).to(model.get_input_embeddings().weight.device)
     setattr(causal(model), HEAD, head)
     return head
 
@@ -66,15 +65,19 @@ def load_head(model: Any, folder: Path) -> ValueHead:
     with reading(file):
         weights = load_file(file)
         width = weights[f"{HEAD}.weight"].shape[1]
-    if width != model.config.hidden_size:
+    if width != _width(model):
         raise UserError(
-            f"the head in {folder} is for hidden states of {width}, and this model's have "
-            f"{model.config.hidden_size}",
+            f"the head in {folder} is for hidden states of {width}, and this model's have {_width(model)}",
             "load the model from the same folder",
         )
     head = add_head(model)
     head.load_state_dict({name.removeprefix(f"{HEAD}."): w for name, w in weights.items()})
     return head
+
+
+def _width(model: Any) -> int:
+    """Of the last hidden states, which need not be that of the layers: what the vocabulary projection reads."""
+    return int(causal(model).get_output_embeddings().weight.shape[-1])
 
 
 def split_head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from coterie.engines.servers.vllm import check_vllm
+from coterie.engines.settings import EngineSettings
 from coterie.environments.checking import drawn
 from coterie.environments.gold import GRADER
 from coterie.environments.protocol import Environment
@@ -194,12 +196,41 @@ def check_length(name: str, training: TrainingSettings, context: int, shortest: 
             f"{context} tokens",
             f"use {name}.max_length={context} or less",
         )
+    check_room(name, training, context, shortest)
+
+
+def check_room(name: str, training: TrainingSettings, context: int, shortest: int) -> None:
+    """Refuse a limit that leaves no row."""
     if training.max_length <= shortest:
         raise UserError(
             f"{name}.max_length={training.max_length} leaves nothing to train on: the shortest prompt "
             f"has {shortest} tokens",
             f"use {name}.max_length={context}, or what prompts and replies need",
         )
+
+
+def check_served(engine: EngineSettings, trainings: Mapping[str, TrainingSettings]) -> None:
+    """Refuse servers that can't be started, and adapters that they have no room for.
+
+    ``trainings`` are those whose models the servers will speak by, by their keys.
+    """
+    if engine.kind != "vllm":
+        return
+    check_vllm(engine.vllm)
+    for name, training in trainings.items():
+        if training.method != "lora" or engine.vllm.urls:  # others know what their servers take
+            continue
+        if training.rank > engine.vllm.lora_rank:
+            raise UserError(
+                f"{name}.method=lora trains adapters of rank {training.rank}, and the vLLM servers take "
+                f"up to engine.vllm.lora_rank={engine.vllm.lora_rank}",
+                f"set engine.vllm.lora_rank={training.rank}",
+            )
+        if others := sorted(set(training.lora_targets) - set(engine.vllm.lora_modules)):
+            raise UserError(
+                f"{name}.lora_targets has {', '.join(others)}, which engine.vllm.lora_modules has not",
+                f"add {', '.join(others)} to engine.vllm.lora_modules",
+            )
 
 
 def check_memory(needed: int, settings: RecipeSettings) -> None:

@@ -9,6 +9,7 @@ from typing import Self
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
+from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
@@ -78,9 +79,10 @@ class ReinforceSettings(Settings):
         return self.advantage.baseline == "values"
 
 
-def depends(s: ReinforceSettings) -> tuple[object, ...]:
+def depends(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:
     """What the results of the stage depend on."""
     own: list[object] = [
+        *engine.identity(),
         *(s.rollout.fingerprint(), s.reward.identity(), s.advantage.fingerprint()),
         *(s.steps.identity(), s.loss.fingerprint(), s.update.identity()),
     ]

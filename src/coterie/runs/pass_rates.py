@@ -1,10 +1,15 @@
-"""How often a policy solves each task, by the dialogues that a store holds."""
+"""How often a policy solves each task, by the dialogues that a store holds.
 
-from collections.abc import Mapping
+By score, whatever was added to it for a reward.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from coterie.datasets.rows import QuestionRow, question_key
 from coterie.environments.gold import question_of
+from coterie.runs.reinforce.loop import step_records
+from coterie.runs.reinforce.sampling import place
 from coterie.trajectories.store import Store
 
 
@@ -37,8 +42,22 @@ class PassRates:
 
 def pass_rates(store: Store, iteration: int, stage: str, passing: float) -> PassRates:
     """Rates of the tasks that have a graded dialogue; one passes whose score is at least ``passing``."""
+    return _rates(store, iteration, [stage], passing)
+
+
+def step_rates(store: Store, iteration: int, stage: str, passing: float) -> PassRates:
+    """The same of the tasks of a reinforcement learning, each by the newest step that has sampled it.
+
+    A step counts when it was taken: before that its groups may not be whole.
+    """
+    steps = sorted(step_records(store, iteration, stage))
+    return _rates(store, iteration, [place(stage, step) for step in steps], passing)
+
+
+def _rates(store: Store, iteration: int, stages: Iterable[str], passing: float) -> PassRates:
+    """Rates by the last of these stages in which a task has a graded dialogue."""
     by_task, by_question = dict[str, PassRate](), dict[str, PassRate]()
-    for tree in store.outlines(iteration, stage):
+    for tree in (tree for stage in stages for tree in store.outlines(iteration, stage)):
         scores = [one.score for one in tree.outcomes.values() if one.score is not None]
         if scores:
             found = PassRate(sum(score >= passing for score in scores), len(scores))

@@ -34,6 +34,7 @@ from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.training.accelerate_config import accelerate_config
 from coterie.training.objective import Objective
+from coterie.training.ranks import refuse_sharded_head
 from coterie.training.record import TrainingReport
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import Tracker
@@ -81,14 +82,20 @@ def launches(settings: TrainingSettings) -> bool:
     return settings.processes is not None or settings.launch is not None
 
 
-def check_launch(settings: TrainingSettings, device: str, key: str = "train") -> None:
-    """Refuse ranks that can't be started: a file of the wrong kind, more of them than devices.
+def check_launch(
+    settings: TrainingSettings, device: str, key: str = "train", *, head: bool = False
+) -> None:
+    """Refuse ranks that can't be started: a file of the wrong kind, more of them than devices, slices of a model with a
+    value ``head``.
 
     ``key`` is the name of these settings.
     """
     if not launches(settings):
         return
-    ranks = accelerate_config(settings, key)["num_processes"]
+    config = accelerate_config(settings, key)
+    ranks = config["num_processes"]
+    if head:
+        refuse_sharded_head(config.get("distributed_type", ""))
     if device != "cpu" and ranks > torch.cuda.device_count():
         raise UserError(
             f"{key} asks for {ranks} ranks, and this machine has {torch.cuda.device_count()} GPUs",

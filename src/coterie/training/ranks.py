@@ -56,9 +56,12 @@ def ranks(settings: TrainingSettings, device: torch.device) -> Iterator[Accelera
         accelerator.free_memory()
 
 
-def refuse_sharded_head(accelerator: Accelerator) -> None:
-    """A head is not one of the layers that FSDP gathers; nobody has seen that work."""
-    if accelerator.distributed_type == DistributedType.FSDP:
+def refuse_sharded_head(kind: str) -> None:
+    """A head is not one of the layers that FSDP gathers; nobody has seen that work.
+
+    ``kind`` is Accelerate's name of how ranks share a model.
+    """
+    if kind == DistributedType.FSDP:
         raise UserError(
             "a model with a value head can't be trained under FSDP",
             "train it on one GPU or with a copy on each (configs/accelerate/ddp.yaml)",

@@ -87,7 +87,7 @@ class Trainer(Generic[Item]):
             """With its adapter, for lora: what engines sample from between two steps."""
             self._accelerator = opened.enter_context(ranks(settings, self.model.device))
             if find_head(self.model) is not None:
-                refuse_sharded_head(self._accelerator)
+                refuse_sharded_head(self._accelerator.distributed_type)
             self._rule = check(self.model).packing(settings.packing)
             self._max_length = max_row_length(self.model, settings)
             open_folder(folder, self._accelerator, resume=resume, at=at)
@@ -110,6 +110,11 @@ class Trainer(Generic[Item]):
     def is_main(self) -> bool:
         """Whether this is the only rank, or the first."""
         return self._accelerator.is_main_process
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that is trained."""
+        return self._max_length
 
     def step(self, items: Sequence[Item]) -> dict[str, float]:
         """One optimiser step on items, all of them together. Gives its metrics, as in ``metrics.jsonl``.

@@ -40,9 +40,14 @@ FIXED: dict[str, OptionValue] = {
 """What exact tokens and log-probs need: no sampling defaults of the model, log-probs after temperature."""
 
 
-WITHOUT_DEVICES: dict[str, OptionValue] = {"enable-chunked-prefill": False}
+INSIDE = Path(__file__).parent / "inside_vllm"
+"""On the path of servers without devices."""
+WITHOUT_DEVICES: dict[str, OptionValue] = {
+    "enable-chunked-prefill": False,
+    "worker-extension-cls": "coterie_worker.WholeReload",
+}
 """On CPU vLLM 0.32 dies ("CPU Generator does not use offset") when it reads a seeded request's prompt in
-two chunks, so prompts are read whole there."""
+two chunks, so prompts are read whole there. By itself it keeps an old output layer when it loads new weights."""
 IN_ITS_PROCESS: dict[str, OptionValue] = {"distributed-executor-backend": "uni"}
 """On CPU vLLM 0.32 has the model in a child of its engine process, which spins while it waits for each step. On two
 busy cores its thread that takes in new requests then got hardly any through, for seconds at a time
@@ -208,6 +213,9 @@ class VLLMBackend:
             found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if self._devices:
             found[DEVICES] = self._devices[index]
+        else:
+            paths = [str(INSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
+            found["PYTHONPATH"] = os.pathsep.join(paths)
         if self._in_one_process:
             found |= IN_ITS_PROCESS_ENVIRONMENT
             found[THREADS] = os.environ.get(THREADS) or str(threads(self._settings.servers))
@@ -215,7 +223,9 @@ class VLLMBackend:
 
     async def reload(self, client: ServerClient, path: str, version: str) -> None:
         """Read other weights into the running model."""
-        call = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        whole = not self._devices and not self._settings.urls
+        method = "reload_all_weights" if whole else "reload_weights"
+        call = {"method": method, "kwargs": {"weights_path": path}}
         await client.post("/collective_rpc", call)
 
     def check_adapter(self, folder: Path) -> None:
@@ -248,7 +258,7 @@ class AdapterConfig(BaseModel):
 def managed() -> set[str]:
     """Options that coterie sets by itself."""
     own = {"port", "served-model-name", "model", "api-key"}
-    own |= {"enable-lora", "max-lora-rank", "lora-target-modules"}
+    own |= {"enable-lora", "max-lora-rank", "lora-target-modules", "worker-extension-cls"}
     keyed = {dashed(name) for name in VLLMSettings.model_fields}
     return {*FIXED, *own, *keyed}
 

@@ -1,6 +1,5 @@
 """What a run of ``dense_tree`` will cost, and the refusal of what can't work."""
 
-from coterie.engines.servers.vllm import check_vllm
 from coterie.environments.checking import drawn
 from coterie.environments.protocol import Environment
 from coterie.environments.traits import most_turns
@@ -13,6 +12,7 @@ from coterie.recipes.plan import (
     check_disjoint,
     check_length,
     check_memory,
+    check_served,
     longest_prompt,
     shortest_prompt,
     updates_of,
@@ -67,8 +67,7 @@ def dense_tree_plan(settings: DenseTreeSettings, environment: Environment) -> Ru
 
 def _check_services(s: DenseTreeSettings, environment: Environment) -> None:
     """Servers, trackers, ranks and the sandbox can be had."""
-    if s.engine.kind == "vllm":
-        check_vllm(s.engine.vllm)
+    check_served(s.engine, {"train": s.train})
     check_launch(s.train, s.engine.device_name, "train")
     check_tracker(s.tracker)
     if Sandbox in environment.needs:

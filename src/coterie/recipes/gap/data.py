@@ -25,7 +25,7 @@ from coterie.recipes.gap.files.traces import BrokenTrace, TraceRow, read_traces
 from coterie.recipes.gap.held_out import HeldOutQuestions
 from coterie.recipes.gap.settings import EXPERT, GapSettings
 from coterie.recipes.gap.told import ToldEnvironment, task_of, unsaid
-from coterie.recipes.plan import Plan, check_length, plain_plan
+from coterie.recipes.plan import Plan, check_length, check_served, plain_plan
 from coterie.recipes.reinforcing import CRITIC, STAGE, check_reinforce
 from coterie.recipes.trainings import train_role
 from coterie.rollout.driver import Driver
@@ -135,6 +135,8 @@ class GapData(Recipe):
         _, context = load_renderer(s.model)
         check_length("train", s.train, context, found.longest_prompt)
         check_launch(s.train, s.engine.device_name, "train")
+        served = {"train": s.train} if s.imitates else {}
+        check_served(s.engine, {**served, "rl.update": s.rl.update} if s.reinforces else served)
         if s.reinforces:
             check_reinforce(s.rl)
             check_length("rl.update", s.rl.update, context, found.longest_prompt)

@@ -54,7 +54,7 @@ class Gap(GapData):
     def _reinforcement(self, after: list[Stage]) -> list[Stage]:
         """Steps of RL from what there is."""
         i = len(after)
-        own = (*depends(self.settings.rl), self.settings.tools.identity())
+        own = (*depends(self.settings.rl, self.settings.engine), self.settings.tools.identity())
         learnt = self.stage(i, STAGE, self.reinforce, after, own, trains=self.leading)
         return [learnt, self.evaluation(i + 1, [learnt])]
 

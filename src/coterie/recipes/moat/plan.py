@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from coterie.engines.chat_model import check_chat
-from coterie.engines.servers.vllm import check_vllm
 from coterie.environments.checking import drawn
 from coterie.environments.plan_ground.environment import PlanGround
 from coterie.errors import UserError
@@ -15,6 +14,7 @@ from coterie.recipes.plan import (
     check_disjoint,
     check_length,
     check_memory,
+    check_served,
     longest_prompt,
     shortest_prompt,
     updates_of,
@@ -108,8 +108,7 @@ def _pairs(s: MoatSettings) -> int:
 
 def _check_services(s: MoatSettings, environment: PlanGround) -> None:
     """Servers, trackers, ranks, the sandbox and the critic can be had."""
-    if s.engine.kind == "vllm":
-        check_vllm(s.engine.vllm)
+    check_served(s.engine, s.trainings)
     for name, training in s.trainings.items():
         check_launch(training, s.engine.device_name, name)
     check_tracker(s.tracker)

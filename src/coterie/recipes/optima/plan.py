@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from coterie.engines.servers.vllm import check_vllm
 from coterie.environments.checking import drawn
 from coterie.environments.protocol import Environment
 from coterie.environments.traits import agents_of, most_turns
@@ -14,6 +13,7 @@ from coterie.recipes.plan import (
     check_disjoint,
     check_length,
     check_memory,
+    check_served,
     longest_prompt,
     shortest_prompt,
     updates_of,
@@ -30,9 +30,8 @@ def optima_plan(settings: OptimaSettings, environment: Environment) -> RunPlan:
     Raises :class:`UserError` for what can't work: no such model, a first turn that the
     model's context has no room for, more memory than there is, tasks in both splits.
     """
-    if settings.engine.kind == "vllm":
-        check_vllm(settings.engine.vllm)
     trainings = _trainings(settings)
+    check_served(settings.engine, trainings)
     for name, training in trainings.items():
         check_launch(training, settings.engine.device_name, name)
     check_tracker(settings.tracker)

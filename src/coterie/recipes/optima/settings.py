@@ -96,22 +96,6 @@ class OptimaSettings(RecipeSettings):
                 "rollout.samples=1 leaves nothing to choose from and makes every token term equal "
                 "to -reward.lambda_token; use at least 2 samples, or reward.lambda_token=0"
             )
-        if (
-            self.engine.kind == "vllm"
-            and self.train.method == "lora"
-            and self.engine.vllm.lora_rank < self.train.rank
-        ):
-            raise ValueError(
-                f"adapters of rank {self.train.rank} need engine.vllm.lora_rank of at least that"
-            )
-        if (
-            self.engine.kind == "vllm"
-            and self.train.method == "lora"
-            and (other := set(self.train.lora_targets) - set(self.engine.vllm.lora_modules))
-        ):
-            raise ValueError(
-                f"engine.vllm.lora_modules must name all of train.lora_targets, also {sorted(other)}"
-            )
         if self.select.rule == "random" and len(self.select.counts) < self.iterations:
             raise ValueError(f"select.counts needs {self.iterations} numbers, one an iteration")
         if self.select.rule == "best" and self.select.threshold > self.reward.max_reward:

@@ -17,10 +17,12 @@ divergence, tasks drawn anew until enough groups tell something, a soft penalty 
 from collections.abc import Mapping
 
 from coterie.engines.run_engines import POLICY
+from coterie.environments.checking import drawn
 from coterie.environments.traits import agents_of
+from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import Plan, plain_plan
+from coterie.recipes.plan import Plan, check_room, check_served, plain_plan, shortest_prompt
 from coterie.recipes.reinforcing import (
     CRITIC,
     STAGE,
@@ -44,7 +46,8 @@ class Reinforce(Recipe):
         """Evaluation, the steps, evaluation."""
         before = self.evaluation(0)
         learnt = self.stage(
-            0, STAGE, self.learn, (), depends(self.settings), trains=self.learning_roles
+            *(0, STAGE, self.learn, (), depends(self.settings, self.settings.engine)),
+            trains=self.learning_roles,
         )
         return [before, learnt, self.evaluation(1, [learnt])]
 
@@ -67,8 +70,17 @@ class Reinforce(Recipe):
 
     def plan(self) -> Plan:
         """What the run costs."""
-        check_reinforce(self.settings)
-        return plain_plan(self.settings, self.environment, self.roles(), self.stages())
+        s = self.settings
+        check_reinforce(s)
+        check_served(s.engine, {"update": s.update})
+        found = plain_plan(s, self.environment, self.roles(), self.stages())
+        renderer, context = load_renderer(s.model)
+        train = drawn(self.environment, "train", s.rollout.tasks, s.seed)
+        shortest = shortest_prompt(self.environment, renderer, train)
+        check_room("update", s.update, context, shortest)
+        if s.has_critic:
+            check_room("critic.train", s.critic.train, context, shortest)
+        return found
 
     def trial_sizes(self, tasks: int) -> Mapping[str, int]:
         """Of a run with one step, of one round."""

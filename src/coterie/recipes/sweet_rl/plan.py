@@ -1,7 +1,6 @@
 """What a run of ``sweet_rl`` will cost, and the refusal of what can't work."""
 
 from coterie.engines.chat_model import check_chat
-from coterie.engines.servers.vllm import check_vllm
 from coterie.environments.checking import drawn
 from coterie.environments.coding import CRITIC, Coding
 from coterie.environments.user_simulator import REFERENCE, SCRIPT, check_script
@@ -12,6 +11,7 @@ from coterie.recipes.plan import (
     check_disjoint,
     check_length,
     check_memory,
+    check_served,
     longest_prompt,
     shortest_prompt,
     updates_of,
@@ -30,7 +30,8 @@ def sweet_plan(settings: SweetSettings, environment: Coding) -> RunPlan:
     s = settings
     _check_services(s, environment)
     for name, training in s.trainings.items():
-        check_launch(training, settings.engine.device_name, name)
+        head = name == "critic.train" and s.critic.has_head
+        check_launch(training, settings.engine.device_name, name, head=head)
     check_tracker(settings.tracker)
     train = drawn(environment, "train", s.rollout.tasks, s.seed)
     heldout = drawn(environment, "heldout", s.evaluate.tasks, s.seed)
@@ -86,8 +87,7 @@ def _branched(s: SweetSettings, dialogues: int) -> int:
 
 def _check_services(s: SweetSettings, environment: Coding) -> None:
     """The person, the judge and the sandbox can be had."""
-    if s.engine.kind == "vllm":
-        check_vllm(s.engine.vllm)
+    check_served(s.engine, {name: t for name, t in s.trainings.items() if name != "critic.train"})
     make_jail(s.sandbox)
     if s.user_simulator.url is None and s.user_simulator.model == SCRIPT:
         check_script(environment.script)

@@ -46,7 +46,7 @@ class SweetRL(SweetData):
 
     def roles(self) -> tuple[Role, ...]:
         """The policy, and the critic, which begins as the same model."""
-        head = self.settings.critic.kind in ("regression", "classifier")
+        head = self.settings.critic.has_head
         base = self.settings.model
         return (Role(POLICY, base), Role(CRITIC, base, head=head))
 

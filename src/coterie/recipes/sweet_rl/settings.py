@@ -81,6 +81,11 @@ class CriticSettings(Settings):
     train: TrainingSettings = TrainingSettings()
     judge: JudgeSettings = JudgeSettings()
 
+    @property
+    def has_head(self) -> bool:
+        """Whether it is a model with a value head."""
+        return self.kind in ("regression", "classifier")
+
     @model_validator(mode="after")
     def _known(self) -> Self:
         if self.kind != "judge" and self.judge.model != POLICY:
@@ -177,9 +182,5 @@ class SweetSettings(RecipeSettings):
         if pairs and self.rollout.repeats < 2:
             raise ValueError(
                 "rollout.repeats=1 leaves no pair of a success and a failure; use at least 2"
-            )
-        if self.critic.train.method == "lora" and self.critic.kind in ("regression", "classifier"):
-            raise ValueError(
-                f"critic.kind={self.critic.kind} trains all weights: critic.train.method=full"
             )
         return self

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coterie.rewards.advantages import gae, group_advantages, whiten
+from coterie.rewards.advantages import GroupAdvantages, gae, group_advantages, whiten
 from coterie.rewards.placing import trained_values, with_advantage, with_advantages
 from coterie.runs.reinforce.paths import Path
 from coterie.runs.reinforce.settings import AdvantageSettings
@@ -34,13 +34,17 @@ def compared(paths: Sequence[Path], settings: AdvantageSettings) -> Judged:
         if value:
             telling.add(path.task)
         kept.append(replace(path, rows=tuple(with_advantage(path.rows, value))))
-    counts = {
+    return Judged(tuple(kept), frozenset(telling), counts(found))
+
+
+def counts(found: GroupAdvantages) -> dict[str, int]:
+    """What became of groups and paths that were compared."""
+    return {
         "groups": found.groups,
         "groups_flat": found.flat,
         "groups_small": found.small,
         "paths_failed": found.failed,
     }
-    return Judged(tuple(kept), frozenset(telling), counts)
 
 
 def valued(
@@ -76,5 +80,5 @@ def valued(
         for path, own, (_, returns) in zip(kept, advantages, estimates, strict=True)
     )
     telling = {path.task for path, own in zip(kept, advantages, strict=True) if any(own)}
-    counts = {"paths_failed": len(paths) - len(graded), "paths_too_long": len(graded) - len(kept)}
-    return Judged(done, frozenset(telling), counts)
+    left_out = {"paths_failed": len(paths) - len(graded), "paths_too_long": len(graded) - len(kept)}
+    return Judged(done, frozenset(telling), left_out)

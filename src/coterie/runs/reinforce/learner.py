@@ -109,10 +109,8 @@ class Learner:
             return self._models.path(self.role, self.what.version)
         folder = self.trainer.folder / f"{SERVED}{self.trainer.done:08d}"
         if not folder.is_dir():
+            _forget_served(self.trainer.folder)
             self.trainer.publish(folder)
-            for old in self.trainer.folder.glob(f"{SERVED}*"):
-                if old != folder:
-                    shutil.rmtree(old)
         return folder
 
 
@@ -127,8 +125,10 @@ def learner(
         loaded = models.load(what.like, what.version)
         add_head(loaded.model)
     folder = run.training_folder(iteration, what.role)
+    between_steps = {"save_every_seconds": None}  # all roles save together, which clocks do not
+    _forget_served(folder)  # a killed process may have left some
     with Trainer(
-        *(loaded.model, what.objective, what.settings, folder),
+        *(loaded.model, what.objective, what.settings.model_copy(update=between_steps), folder),
         steps=what.updates,
         tracker=run.tracking.of(what.role),
         kept=KEPT,
@@ -136,6 +136,11 @@ def learner(
     ) as trainer:
         fresh = what.settings.method == "lora" and not isinstance(loaded.model, PeftModel)
         yield Learner(models, what, replace(loaded, model=trainer.model), trainer, fresh)
+    _forget_served(folder)
+
+
+def _forget_served(folder: Path) -> None:
+    """Remove what servers loaded of a training."""
     for served in folder.glob(f"{SERVED}*"):
         shutil.rmtree(served)
 

@@ -16,7 +16,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.learner import Learner, Learning, learner, saved_updates
-from coterie.runs.reinforce.measured import step_metrics, told
+from coterie.runs.reinforce.measured import left_out, step_metrics, told
 from coterie.runs.reinforce.preparing import Rules, prepare, telling
 from coterie.runs.reinforce.sampling import Drawn, Groups
 from coterie.runs.reinforce.settings import StepSettings
@@ -69,6 +69,7 @@ class Reinforcement:
         began = time.monotonic()
         policies = learners[: len(self.policies)]
         drawn = await self._sample(step, draws, policies, progress)
+        await self.models.engines.rest()
         sampled = time.monotonic()
         critic = learners[-1] if self.critic else None
         judged = prepare(drawn, policies, critic, self.rules, self.groups.settings)
@@ -166,10 +167,21 @@ class Reinforcement:
 
 def _hopeless(last: Sequence[Metrics]) -> UserError:
     """Why nothing can be learned, and what to do."""
-    mean = sum(float(one["reward"]) for one in last) / len(last)
+    if not any(one["paths"] for one in last) and (missing := left_out(last)):
+        return UserError(
+            f"in the last {len(last)} steps there was no path to learn from; left out: {missing}",
+            "look at some of them (coterie report): a path without a reward was not graded, or its reward was no "
+            "number; one that is too long needs a longer max_length",
+        )
+    mean, cut = (
+        sum(float(one[name]) for one in last) / len(last) for name in ("reward", "truncated")
+    )
+    limited = (
+        f"; {cut:.0%} of the dialogues were cut off by a limit of turns or tokens" if cut else ""
+    )
     return UserError(
         f"in the last {len(last)} steps all paths of each task had the same reward ({mean:.3f} in the mean), so there "
-        "was nothing to learn",
+        f"was nothing to learn{limited}",
         "look at some of them (coterie report); a mean near the best or the least reward means that the tasks are too "
         "easy or too hard for this policy: choose others, raise rollout.samples or rollout.temperature, or fine-tune "
         "it first",

@@ -36,11 +36,22 @@ def step_metrics(
         "samples": drawn.played,
         "samples_failed": drawn.played - len(outcomes),
         "rounds": drawn.rounds,
+        "rows_too_long": updated.too_long,
         "sampling_seconds": round(sampling, 3),
         "training_seconds": round(training, 3),
         "sampled_tokens_per_second": round(tokens / sampling, 1) if sampling else 0.0,
         **updated.means(),
     }
+
+
+LEFT_OUT = {
+    "paths_failed": "paths without a reward",
+    "paths_stale": "paths of other weights",
+    "paths_masked": "paths that were cut off",
+    "paths_too_long": "paths that are too long",
+    "rows_too_long": "rows that are too long",
+}
+"""What is said of what was left out of a step, by the number that counts it."""
 
 
 def told(step: int, steps: int, metrics: Metrics) -> str:
@@ -57,7 +68,15 @@ def told(step: int, steps: int, metrics: Metrics) -> str:
         short = known.get(name.rpartition("/")[2])
         if short and not isinstance(value, str) and not name.startswith("critic/"):
             parts.append(f"{short} {value:.3g}")
+    if missing := left_out([metrics]):
+        parts.append(f"left out: {missing}")
     return ", ".join(parts)
+
+
+def left_out(steps: Sequence[Metrics]) -> str:
+    """What these steps were not trained on, in words; empty if that is nothing."""
+    sums = {what: sum(int(one.get(name, 0)) for one in steps) for name, what in LEFT_OUT.items()}
+    return ", ".join(f"{count} {what}" for what, count in sums.items() if count)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from coterie.rewards.advantages import group_advantages, kl_rewards
-from coterie.runs.reinforce.advantages import Judged, compared, valued
+from coterie.runs.reinforce.advantages import Judged, compared, counts, valued
 from coterie.runs.reinforce.learner import Learner
 from coterie.runs.reinforce.paths import Path
 from coterie.runs.reinforce.sampling import Drawn
@@ -37,13 +37,17 @@ def prepare(
     rules: Rules,
     groups: GroupSettings,
 ) -> Judged:
-    """The paths to train on, with all that objectives read. Every path is compared before any is left out."""
-    paths = drawn.paths
+    """The paths to train on, with all that objectives read.
+
+    Paths of other weights than those that a role has now are dropped and counted; all others are compared before any is
+    left out. Later updates of the step are by newer weights: their ratios are to what was sampled.
+    """
+    fresh = _fresh(drawn.paths, policies)
+    found = {"paths_stale": len(drawn.paths) - len(fresh)}
     if groups.rounds > 1:
-        kept = set(telling(paths)[: groups.tasks])
-        paths = [path for path in paths if path.task in kept]
-    fresh = _fresh(paths, policies)
-    stale = len(paths) - len(fresh)
+        found |= counts(group_advantages([path.sampled for path in fresh], "mean"))
+        kept = set(telling(fresh)[: groups.tasks])
+        fresh = [path for path in fresh if path.task in kept]
     if rules.reference or rules.kl:
         fresh = _by_role(
             fresh, policies, lambda one, rows: one.with_reference(rows, groups.temperature)
@@ -56,13 +60,12 @@ def prepare(
     else:
         judged = compared(fresh, rules.advantage)
     chosen = [path for path in judged.paths if not _masked(path, rules.advantage)]
-    masked = len(judged.paths) - len(chosen)
+    found["paths_masked"] = len(judged.paths) - len(chosen)
     if rules.recomputed:
         chosen = _by_role(
             chosen, policies, lambda one, rows: _with_old(one, rows, groups.temperature)
         )
-    counts = {**judged.counts, "paths_stale": stale, "paths_masked": masked}
-    return Judged(tuple(chosen), judged.telling, counts)
+    return Judged(tuple(chosen), judged.telling, {**judged.counts, **found})
 
 
 def telling(paths: Sequence[Path]) -> list[str]:

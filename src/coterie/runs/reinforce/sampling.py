@@ -51,10 +51,6 @@ class Groups:
     """Those that are trained."""
     seed: int
 
-    def place(self, step: int) -> str:
-        """Under which stage's name a step's samples are stored."""
-        return f"{self.stage}/{step:05d}"
-
     async def sample(
         self,
         step: int,
@@ -76,8 +72,9 @@ class Groups:
             names = [task.id for task in tasks]
             found.tasks += names
             found.played += len(names) * self.settings.samples
+            at = place(self.stage, step)
             found.paths += paths_of(
-                *(self.run.store, self.iteration, self.place(step), names, self.agents), self.reward
+                *(self.run.store, self.iteration, at, names, self.agents), self.reward
             )
             if enough(found):
                 break
@@ -99,7 +96,7 @@ class Groups:
         progress: Progress,
     ) -> None:
         episodes = [
-            Episode(task, sample, self.iteration, self.place(step))
+            Episode(task, sample, self.iteration, place(self.stage, step))
             for task in tasks
             for sample in range(self.settings.samples)
         ]
@@ -110,6 +107,11 @@ class Groups:
             return sum(engine.stats.sampled_tokens for engine in engines.values())
 
         await play(self.run.store, driver, episodes, progress, sampled)
+
+
+def place(stage: str, step: int) -> str:
+    """Under which stage's name a step's samples are stored."""
+    return f"{stage}/{step:05d}"
 
 
 def sampling_of(settings: GroupSettings, timeout: float) -> Sampling:

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coterie.errors import UserError
 from coterie.runs.reinforce.learner import Learner
 from coterie.runs.reinforce.paths import Path
 from coterie.runs.reinforce.settings import StepSettings
@@ -19,6 +20,8 @@ class Updated:
 
     sums: dict[str, list[float]] = field(default_factory=dict)
     updates: int = 0
+    too_long: int = 0
+    """Rows that were left out of them."""
 
     def add(self, role: str, metrics: Mapping[str, float]) -> None:
         """One optimiser step of a role."""
@@ -46,14 +49,27 @@ def minibatches(
 def update(
     paths: Sequence[Path], learners: Sequence[Learner], settings: StepSettings, seed: str
 ) -> Updated:
-    """Train each role on the paths of its agents."""
+    """Train each role on the paths of its agents. Rows that are too long are left out and counted.
+
+    Raises :class:`UserError` if all are.
+    """
     found = Updated()
     for tasks in minibatches([path.task for path in paths], settings, seed):
         for learner in learners:
-            rows = _rows(paths, learner.what.agents, tasks)
+            every = _rows(paths, learner.what.agents, tasks)
+            rows = [row for row in every if len(row.ids) <= learner.trainer.longest]
+            found.too_long += len(every) - len(rows)
+            learner.trainer.leave_out(len(every) - len(rows), 0)
             if rows:
                 found.add(learner.role, learner.trainer.step(rows))
                 found.updates += 1
+    if found.too_long and not found.updates:
+        raise UserError(
+            f"all {found.too_long} rows of a step are longer than a training takes "
+            f"({max(one.trainer.longest for one in learners)} tokens): nothing can be learned from them",
+            "raise update.max_length (up to the model's context), or let dialogues be shorter "
+            "(rollout.max_tokens, fewer turns)",
+        )
     return found
 
 

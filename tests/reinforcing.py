@@ -1,0 +1,70 @@
+"""Runs of reinforcement learning that take seconds, and what kills them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from coterie.progress import Silent
+from coterie.recipes.base import Recipe
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.registry import settings
+from coterie.recipes.reinforcing import STAGE
+from coterie.runs.folder import open_run
+from coterie.runs.loop import run_steps
+from coterie.runs.reinforce.loop import step_records
+from coterie.training.checkpoint import weight_hash
+from coterie.trajectories.item import Metrics
+
+SMALL = (
+    "rollout.tasks=2", "rollout.samples=3", "rollout.max_tokens=96", "evaluate.tasks=2", "steps.save_every=1",
+    "engine.device=cpu", "update.learning_rate=1e-3",
+)  # fmt: skip
+"""Settings of a run of seconds."""
+SHORT = "def short(dialogue):\n    return -dialogue.tokens / 100\n"
+
+
+def telling_words(folder: Path) -> tuple[str, ...]:
+    """As :data:`SMALL`, with a reward that differs wherever dialogues have other lengths."""
+    (folder / "own.py").write_text(SHORT)
+    return (*SMALL, f"reward.terms={{{folder / 'own.py'}:short: 1}}")
+
+
+class Killed(BaseException):
+    """What a test ends a run with."""
+
+
+class Killing(Silent):
+    """Ends the run when a step of this number has been taken, or when so much of it has been sampled."""
+
+    def __init__(self, step: int, sampled: int | None = None) -> None:
+        self.step, self.sampled = step, sampled
+        self.stage_, self.count = "", 0
+
+    def start(self, total: int, description: str) -> None:
+        self.stage_, self.count = description, 0
+
+    def advance(self, n: int, **fields: float) -> None:
+        self.count += n
+        here = self.stage_.startswith(f"{STAGE}/{self.step:05d}")
+        if here and self.sampled is not None and self.count >= self.sampled:
+            raise Killed
+
+    def say(self, text: str) -> None:
+        if self.sampled is None and text.startswith(f"step {self.step + 1} of"):
+            raise Killed
+
+
+def made(method: str, words: Sequence[str]) -> Recipe:
+    return recipe_of(settings(method, words))
+
+
+def run_whole(recipe: Recipe, folder: Path, progress: Silent | None = None) -> dict[int, Metrics]:
+    with open_run(folder, recipe.name, recipe.settings) as run:
+        try:
+            run_steps(recipe, run, progress or Silent())
+        finally:
+            recipe.close()
+        return step_records(run.store, 0, STAGE)
+
+
+def final(folder: Path, role: str = "policy") -> str:
+    return weight_hash(folder / f"training/{role}/iteration-00/final")

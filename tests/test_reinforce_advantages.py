@@ -1,0 +1,127 @@
+"""From a step's paths to the advantages of their tokens: by a critic's values, and with a divergence in the reward."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from coterie.models.heads import add_head
+from coterie.models.loading import load
+from coterie.recipes.reinforcing import UpdateSettings
+from coterie.rewards.advantages import Sampled
+from coterie.rewards.path_reward import PathRewardSettings
+from coterie.runs.reinforce.advantages import compared, valued
+from coterie.runs.reinforce.paths import Path
+from coterie.runs.reinforce.preparing import Rules, prepare
+from coterie.runs.reinforce.sampling import Drawn
+from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings
+from coterie.training.policy_gradient import PolicyLossSettings
+from coterie.trajectories.row import Row, Target
+from coterie.trajectories.tree import LENGTH, Ending, Outcome
+
+ENDED = Ending("answered")
+
+
+def path(
+    leaf: str, reward: float | None, ending: Ending = ENDED, *, steps: Any = (), seen: int = 3
+) -> Path:
+    """Two rows of an agent, with 2 and 1 tokens of its own behind so much that it was shown."""
+    shown = tuple(range(10, 10 + seen))
+    first = Row((*shown, 5, 6), (Target(seen, seen + 2, "policy@0", "one"),), logprobs=(-1.0, -2.0))
+    second = Row((*shown, 7), (Target(seen, seen + 1, "policy@0", "two"),), logprobs=(-3.0,))
+    rows = tuple(replace(row, path_tokens=3) for row in (first, second))
+    sampled = Sampled("task", leaf, reward, steps, "Ann")
+    return Path("task", "Ann", Outcome(leaf, 0, ending, None, reward), 2, rows, sampled)
+
+
+@pytest.fixture(scope="module")
+def critic() -> Any:
+    """A model whose head says 0.5 of every state."""
+    model = load("tiny-exchange").model
+    with torch.no_grad():
+        add_head(model).bias.fill_(0.5)
+    return model
+
+
+TRAINING = UpdateSettings(max_length=64, tokens_per_microbatch=4096)
+PLAIN = AdvantageSettings(baseline="values", whiten=False)
+
+
+def numbers(found: Sequence[float] | None) -> list[float]:
+    assert found is not None
+    return [round(value, 6) for value in found]
+
+
+def test_a_critics_values_are_what_was_expected_and_a_path_that_was_cut_off_goes_on_in_them(
+    critic: Any,
+) -> None:
+    """One reward at the end; nothing is discounted. What comes after a cut is worth what the critic says there."""
+    paths = [path("ended", 1.0), path("cut", 1.0, LENGTH), path("act", 0.0, steps=((1, 2.0),))]
+    found = valued(
+        [*paths, path("lost", None), path("long", 1.0, seen=64)], critic, TRAINING, PLAIN
+    )
+    assert [one.outcome.leaf for one in found.paths] == ["ended", "cut", "act"]
+    advantages = [[numbers(row.advantages) for row in one.rows] for one in found.paths]
+    assert advantages == [
+        [[0.5, 0.5], [0.5]],
+        [[1.0, 1.0], [1.0]],
+        [[1.5, 1.5], [-0.5]],
+    ], "a reward of an act stands at its turn, and not after it"
+    returns = [[numbers(row.returns) for row in one.rows] for one in found.paths]
+    assert returns == [[[1.0, 1.0], [1.0]], [[1.5, 1.5], [1.5]], [[2.0, 2.0], [0.0]]]
+    assert found.counts == {"paths_failed": 1, "paths_too_long": 1}
+
+
+def test_whitening_is_over_the_tokens_of_all_paths_of_the_step(critic: Any) -> None:
+    settings = PLAIN.model_copy(update={"whiten": True})
+    found = valued([path("a", 1.0), path("b", 0.0)], critic, TRAINING, settings)
+    tokens = [value for one in found.paths for row in one.rows for value in row.advantages or ()]
+    assert sum(tokens) == pytest.approx(0, abs=1e-6)
+    assert tokens[0] == pytest.approx((5 / 6) ** 0.5), "of six equally far from their mean"
+
+
+def test_an_advantage_of_a_path_stands_on_all_its_segments_and_counts_them_once() -> None:
+    found = compared([path("a", 1.0), path("b", 0.0)], AdvantageSettings())
+    assert [[row.advantages for row in one.rows] for one in found.paths] == [
+        [(0.5, 0.5), (0.5,)],
+        [(-0.5, -0.5), (-0.5,)],
+    ]
+    assert found.counts["groups"] == 1
+
+
+class Policy:
+    """A learner whose reference gives each token -1.5."""
+
+    role, version = "policy", "0"
+    what = SimpleNamespace(agents=("Ann",))
+
+    def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
+        return [replace(row, reference=(-1.5,) * row.target_count) for row in rows]
+
+
+def test_a_divergence_in_the_reward_costs_each_token_what_it_is_likelier_than_the_reference_said() -> (
+    None
+):
+    policy: Any = Policy()
+    drawn = Drawn(1, paths=[path("a", 1.0), path("b", 1.0)])
+    rules = Rules(AdvantageSettings(), kl=0.1)
+    found = prepare(drawn, [policy], None, rules, GroupSettings())
+    costs = tuple(pytest.approx(-0.1 * (own + 1.5)) for own in (-1.0, -2.0, -3.0))
+    for one in found.paths:
+        assert one.sampled.steps == tuple(enumerate(costs))
+        assert one.sampled.total == pytest.approx(1.0 + 0.1 * (6 - 4.5))
+    assert not prepare(drawn, [policy], None, Rules(AdvantageSettings()), GroupSettings()).telling
+
+
+def test_each_method_says_which_mean_it_takes_and_no_divergence_is_there_unless_it_is_said() -> (
+    None
+):
+    for method in ("grpo", "dapo", "ppo"):
+        text = resources.files("coterie").joinpath(f"recipes/rl/presets/{method}.yaml").read_text()
+        assert yaml.safe_load(text)["common"]["loss"]["mean"] == "token"
+    assert (PolicyLossSettings().kl, PathRewardSettings().kl) == (0, 0)

@@ -1,0 +1,160 @@
+"""What reinforcement learning can't learn from: refused before the run, or counted and said, never passed over."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from coterie.errors import UserError
+from coterie.recipes.registry import settings
+from coterie.recipes.reinforcing import STAGE
+from coterie.runs.folder import open_run
+from coterie.runs.reinforce.loop import step_records
+from coterie.trajectories.item import Metrics
+from tests.reinforcing import SMALL, made, run_whole
+
+GRADES = '''
+from dataclasses import replace
+from coterie.environments.exchange.environment import Exchange
+
+class Graded(Exchange):
+    """Of four training dialogues of a task the first fails, the second can't be graded, the third is right."""
+    name = "graded"
+    seen = {}
+
+    async def grade(self, state, live):
+        found = await super().grade(state, live)
+        if state.task.id.startswith("heldout"):
+            return found
+        place = self.seen[state.task.id] = self.seen.get(state.task.id, 0) + 1
+        if place % 4 == 1:
+            raise RuntimeError("no grader today")
+        return replace(found, score=None if place % 4 == 2 else float(place % 4 == 3))
+
+class Ungraded(Exchange):
+    name = "ungraded"
+
+    async def grade(self, state, live):
+        return replace(await super().grade(state, live), score=None)
+'''
+TERMS = """
+def flat(dialogue):
+    return -dialogue.outcome.score
+
+def short(dialogue):
+    return -dialogue.tokens / 100
+
+def lost(dialogue):
+    return float("nan")
+"""
+
+
+def words(folder: Path, *own: str, environment: str | None = None) -> list[str]:
+    """A small run, of an environment that is written beside it."""
+    (folder / "grades.py").write_text(GRADES)
+    (folder / "own.py").write_text(TERMS)
+    played = [f"environment={folder / 'grades.py'}:{environment}", "model=tiny-exchange"]
+    room = ["update.max_length=1024", "update.tokens_per_microbatch=4096"]
+    every = [*SMALL, "loss.kl=0", *(played + room if environment else ()), *own]
+    return [*{word.partition("=")[0]: word for word in every}.values()]
+
+
+def stopped(folder: Path, method: str, given: Sequence[str]) -> tuple[str, list[Metrics]]:
+    """What a run says that stops, and its steps."""
+    recipe = made(method, given)
+    with pytest.raises(UserError) as error:
+        run_whole(recipe, folder)
+    with open_run(folder, recipe.name, recipe.settings) as run:
+        records = step_records(run.store, 0, STAGE)
+    return str(error.value), [records[step] for step in sorted(records)]
+
+
+@pytest.mark.slow
+def test_dialogues_that_failed_or_were_not_graded_leave_their_groups_and_are_counted(
+    tmp_path: Path,
+) -> None:
+    own = words(tmp_path, "steps.count=1", "rollout.samples=4", environment="Graded")
+    (record,) = run_whole(made("rl/grpo", own), tmp_path / "run").values()
+    assert (record["samples"], record["samples_failed"]) == (8, 2), "of two tasks one each"
+    assert record["paths_failed"] == 4, "of two agents"
+    assert record["paths"] == 8 and record["groups"] == record["groups_telling"] * 2 == 4
+    own = words(tmp_path, "steps.count=1", "steps.patience=1", environment="Graded")
+    said, (record,) = stopped(tmp_path / "small", "rl/grpo", own)
+    assert (record["groups_small"], record["groups"], record["paths"]) == (4, 0, 0)
+    assert "there was no path to learn from; left out: 4 paths without a reward" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["rl/grpo", "rl/dapo"])
+def test_a_run_without_any_reward_stops_and_says_that_it_had_none(
+    tmp_path: Path, method: str
+) -> None:
+    own = words(
+        *(tmp_path, "steps.count=5", "steps.patience=2", "rollout.rounds=2", "rollout.draw=2"),
+        environment="Ungraded",
+    )
+    said, records = stopped(tmp_path / "run", method, own)
+    paths = sum(int(record["paths_failed"]) for record in records)
+    assert len(records) == 2 and paths == 2 * 2 * 12, (
+        "of two steps, two rounds, six dialogues by two"
+    )
+    assert f"left out: {paths} paths without a reward" in said
+    assert "a path without a reward was not graded" in said
+
+
+@pytest.mark.slow
+def test_a_term_that_is_no_number_stops_the_run_and_names_itself(tmp_path: Path) -> None:
+    own = words(tmp_path, f"reward.terms={{{tmp_path / 'own.py'}:lost: 1}}", "steps.count=1")
+    said, records = stopped(tmp_path / "run", "rl/grpo", own)
+    assert "gave nan" in said and "lost" in said and "give a finite number" in said
+    assert not records, "no step was learned from it"
+
+
+@pytest.mark.slow
+def test_a_limit_that_cuts_every_dialogue_off_is_named_where_nothing_can_be_learned(
+    tmp_path: Path,
+) -> None:
+    own = words(tmp_path, "rollout.max_tokens=2", "steps.count=5", "steps.patience=2")
+    said, records = stopped(tmp_path / "run", "rl/grpo", own)
+    assert [record["truncated"] for record in records] == [1.0, 1.0]
+    assert "100% of the dialogues were cut off by a limit" in said
+    masked = [*own, "advantage.truncated=mask"]
+    said, records = stopped(tmp_path / "masked", "rl/grpo", masked)
+    assert [record["paths_masked"] for record in records] == [
+        record["samples"] for record in records
+    ]
+    assert "paths that were cut off" in said
+
+
+def test_a_length_that_leaves_no_row_is_refused_before_the_run(tmp_path: Path) -> None:
+    for method, key, more in (
+        ("rl/grpo", "update", ()),
+        ("rl/ppo", "critic.train", ("rollout.samples=1",)),
+    ):
+        own = words(tmp_path, f"{key}.max_length=40", *more)
+        with pytest.raises(UserError, match=f"{key}.max_length=40 leaves nothing to train on"):
+            made(method, own).check()
+        made(method, words(tmp_path, *more)).check()
+
+
+@pytest.mark.slow
+def test_a_step_of_which_every_row_is_too_long_stops_the_run(tmp_path: Path) -> None:
+    term = f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}"
+    own = words(tmp_path, "update.max_length=75", "steps.count=2", term)
+    made("rl/grpo", own).check()
+    said, records = stopped(tmp_path / "run", "rl/grpo", own)
+    assert "rows of a step are longer than a training takes (75 tokens)" in said
+    assert all(record["rows_too_long"] for record in records), "steps before it had some that fit"
+
+
+@pytest.mark.slow
+def test_flat_groups_are_learned_from_by_what_needs_no_advantage_and_yet_end_the_run(
+    tmp_path: Path,
+) -> None:
+    term = f"reward.terms={{{tmp_path / 'own.py'}:flat: 1}}"
+    own = words(tmp_path, term, "steps.count=9", "steps.patience=2", "loss.entropy=0.01")
+    said, records = stopped(tmp_path / "run", "rl/grpo", own)
+    assert [record["policy/updates"] for record in records] == [1, 2]
+    assert [record["groups_flat"] for record in records] == [4, 4]
+    assert "all paths of each task had the same reward" in said
+    assert settings("rl/grpo", []).steps.patience == 10  # type: ignore[attr-defined]

@@ -1,0 +1,191 @@
+"""Reinforcement learning over servers: each version is published, loaded, and spoken by.
+
+The servers are ours (``coterie serve model``), which give the tokens of the engine in process to the last bit, on the
+loop of the run. ``tests/vllm`` does the same with vLLM, in whose place they stand here.
+"""
+
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.engines import run_engines
+from coterie.engines.servers.backend import CoterieBackend
+from coterie.engines.servers.opening import running_servers
+from coterie.engines.servers.pool import ServerPool
+from coterie.engines.serving.policies import Policies
+from coterie.errors import UserError
+from coterie.models.loading import load
+from coterie.recipes import plan
+from coterie.recipes.registry import settings
+from coterie.recipes.reinforcing import STAGE
+from coterie.runs.folder import Step
+from coterie.runs.reinforce.loop import Reinforcement
+from coterie.training.checkpoint import weight_hash
+from coterie.trajectories.store import Store
+from tests.reinforcing import Killed, Killing, final, made, run_whole, telling_words
+from tests.serving import served
+
+SERVED = ("engine.kind=vllm", "steps.count=3", "loss.kl=0")
+LORA = ("update.method=lora", "update.lora_r=4", "engine.vllm.lora_rank=4")
+
+
+class Servers:
+    """What servers of a run were asked to do, in order."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        """What they started with."""
+        self.loaded: list[str] = []
+        """The versions that they loaded after that."""
+        self.adapters: list[str] = []
+        """Under which names."""
+        self.closed = 0
+
+    @asynccontextmanager
+    async def pool(
+        self, model: str | Path, renderer: Any, own: Any, logs: Path, *, policy: str, version: str
+    ) -> AsyncIterator[ServerPool]:
+        """In the place of :func:`coterie.engines.servers.vllm.vllm_pool`."""
+        self.opened.append(Path(model).name)
+        policies = Policies(load(str(model)), name=policy, version=version, root=str(model))
+        async with (
+            served(policies, allow_loading=True) as url,
+            running_servers(
+                *(CoterieBackend(), [url], None, renderer, own), policy=policy, version=version
+            ) as pool,
+        ):
+            load_weights = pool.load
+
+            async def noted(path: Path, version: str) -> None:
+                await load_weights(path, version)
+                self.loaded.append(version)
+                model = pool.members[0].client.model
+                self.adapters += [model] if model != policy else []
+
+            pool.load = noted  # type: ignore[method-assign]
+            yield pool
+        self.closed += 1
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
+    found = Servers()
+    monkeypatch.setattr(run_engines, "vllm_pool", found.pool)
+    monkeypatch.setattr(plan, "check_vllm", lambda settings: None)
+    yield found
+    assert found.closed == len(found.opened)
+
+
+def writers(folder: Path) -> list[set[str]]:
+    """Who spoke in each step."""
+    with Store.open(folder / "store.sqlite", read_only=True) as store:
+        found = []
+        for step in range(3):
+            trees = store.trees(0, f"{STAGE}/{step:05d}")
+            found.append({t.writer for tree in trees for t in tree.turns.values() if t.sample})
+    return found
+
+
+@pytest.mark.slow
+def test_a_run_over_servers_ends_with_the_weights_of_a_run_in_process(
+    tmp_path: Path, servers: Servers
+) -> None:
+    words = telling_words(tmp_path)
+    records = run_whole(made("rl/grpo", [*words, *SERVED]), tmp_path / "run")
+    assert servers.opened == ["tiny-exchange"], "they stay up, and load"
+    assert servers.loaded == ["0.1", "0.2", "1"]
+    assert writers(tmp_path / "run") == [{"policy@0"}, {"policy@0.1"}, {"policy@0.2"}]
+    assert all(one["policy/ratio_max"] == pytest.approx(1, abs=1e-4) for one in records.values())
+    assert not [*(tmp_path / "run/training").rglob("served-*")], "what they read is gone"
+    run_whole(made("rl/grpo", [*words, *SERVED[1:]]), tmp_path / "inside")
+    assert final(tmp_path / "run") == final(tmp_path / "inside")
+    assert final(tmp_path / "run") != weight_hash(load("tiny-exchange").model)
+
+
+@pytest.mark.slow
+def test_a_killed_run_over_servers_loads_where_it_stands(tmp_path: Path, servers: Servers) -> None:
+    words = [*telling_words(tmp_path), *SERVED]
+    run_whole(made("rl/grpo", words), tmp_path / "whole")
+    killed, left = tmp_path / "killed", "training/policy/iteration-00/served-00000001"
+    never_saved = ["steps.save_every=9" if "save_every" in one else one for one in words]
+    with pytest.raises(Killed):
+        run_whole(made("rl/grpo", never_saved), killed, Killing(1, sampled=2))
+    shutil.rmtree(killed / left)
+    shutil.copytree(load("tiny-exchange").source, killed / left)  # other weights than those
+    with pytest.raises(Killed):
+        run_whole(made("rl/grpo", words), killed, Killing(1))
+    del servers.loaded[:]
+    run_whole(made("rl/grpo", words), killed)
+    assert servers.loaded == ["0.2", "1"], "the new server began with the version of the checkpoint"
+    assert servers.opened[-1] == "served-00000001"
+    assert final(killed) == final(tmp_path / "whole")
+    assert writers(killed) == writers(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_each_adapter_is_loaded_under_a_name_of_its_own(tmp_path: Path, servers: Servers) -> None:
+    words = [*telling_words(tmp_path), *SERVED, *LORA, "update.learning_rate=1e-2"]
+    words = [*{word.partition("=")[0]: word for word in words}.values()]
+    records = run_whole(made("rl/grpo", words), tmp_path / "run")
+    assert servers.opened == ["tiny-exchange"]
+    assert servers.loaded == ["0.1", "0.2", "1"]
+    assert servers.adapters == ["policy-1", "policy-2", "policy-3"]
+    assert writers(tmp_path / "run") == [{"policy@0"}, {"policy@0.1"}, {"policy@0.2"}]
+    for one in records.values():
+        assert one["policy/ratio_min"] == pytest.approx(1, abs=1e-4)
+        assert one["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_servers_that_share_devices_are_gone_while_weights_change(
+    tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*telling_words(tmp_path), *SERVED, "engine.keep_servers=false"]
+    up: list[int] = []
+    step = Reinforcement._step
+
+    async def watched(self: Any, *given: Any) -> Any:
+        done = await step(self, *given)
+        up.append(len(servers.opened) - servers.closed)
+        return done
+
+    monkeypatch.setattr(Reinforcement, "_step", watched)
+    run_whole(made("rl/grpo", words), tmp_path / "run")
+    assert up == [0, 0, 0]
+    names = ["tiny-exchange", "tiny-exchange", "served-00000001", "served-00000002", "final"]
+    assert servers.opened == names and not servers.loaded
+    assert writers(tmp_path / "run") == [{"policy@0"}, {"policy@0.1"}, {"policy@0.2"}]
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (LORA[:2], "take up to engine.vllm.lora_rank=0 -> set engine.vllm.lora_rank=4"),
+        ((*LORA, "update.lora_targets=[q_proj, lm_head]"), "lora_targets has lm_head"),
+    ],
+    ids=["rank", "layers"],
+)
+def test_adapters_for_which_servers_have_no_room_are_refused_before_the_run(
+    own: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "check_vllm", lambda settings: None)
+    for method, prefix in (("rl/grpo", ""), ("gap/tiny", "rl.")):
+        words = [f"{prefix}{one}" if one.startswith("update.") else one for one in own]
+        words += ["method=rl"] if prefix else []
+        with pytest.raises(UserError) as caught:
+            made(method, ["engine.kind=vllm", *words]).check()
+        assert message in str(caught.value).replace("\n ", "")
+
+
+def test_what_a_step_samples_depends_on_the_engine() -> None:
+    step = Step(0, STAGE)
+    found = {
+        made("rl/grpo", ["engine.device=cpu", *own]).fingerprint(step)
+        for own in ((), ("engine.kind=vllm",), ("engine.kind=vllm", "engine.vllm.dtype=float32"))
+    }
+    assert len(found) == 3
+    assert settings("rl/grpo", []).engine.kind == "inprocess"
