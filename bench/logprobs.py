@@ -44,7 +44,8 @@ def padded(
     policy: Any, prefix: Sequence[int], continuations: Sequence[Sequence[int]], batch: int
 ) -> Scores:
     """Whole sequences by Transformers, so many at a time; all are equally long."""
-    rows = torch.tensor([[*prefix, *continuation] for continuation in continuations])
+    whole = [[*prefix, *continuation] for continuation in continuations]
+    rows = torch.tensor(whole, device=policy.device)
     found: Scores = []
     with torch.inference_mode():
         for part in rows.split(batch):

@@ -112,9 +112,16 @@ KINDS: dict[str, Callable[[], Sequence[Item]]] = {
 class Ours:
     """Our step, packed or flat."""
 
-    def __init__(self, policy: Any, items: Sequence[Item], rule: CostRule | None) -> None:
+    def __init__(
+        self,
+        policy: Any,
+        items: Sequence[Item],
+        rule: CostRule | None,
+        objective: Objective[Any] | None = None,
+    ) -> None:
         self.items, self.rule, self.policy = items, rule, policy
-        self.objective: Objective[Any] = SFT() if isinstance(items[0], Row) else DPO(DPO_SETTINGS)
+        usual = SFT() if isinstance(items[0], Row) else DPO(DPO_SETTINGS)
+        self.objective: Objective[Any] = objective or usual
         self.module = LossModule(policy, self.objective, rule)
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, fused=True)
         make_state(policy, self.optimizer)
@@ -131,6 +138,7 @@ class Ours:
             loss = self.module([self.items[i] for i in part]).sum() / count
             loss.backward()
             total += float(loss.detach())
+        self.module.tally.result()
         return total
 
     def update(self) -> None:
@@ -142,12 +150,25 @@ class Ours:
         """(seconds, loss, gradient before clipping) of a whole step; copying the gradient is not timed."""
         began = time.perf_counter()
         loss = self.gradient()
+        synchronise()
         seconds = time.perf_counter() - began
-        grads = [w.grad.flatten() for w in self.policy.parameters() if w.grad is not None]
-        gradient = torch.cat(grads)
+        gradient = gradient_of(self.policy)
+        synchronise()
         began = time.perf_counter()
         self.update()
+        synchronise()
         return seconds + time.perf_counter() - began, loss, gradient
+
+
+def synchronise() -> None:
+    """Wait for what a GPU still has to do; without one, for nothing."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def gradient_of(policy: Any) -> torch.Tensor:
+    """All of it in one vector, a copy."""
+    return torch.cat([w.grad.flatten() for w in policy.parameters() if w.grad is not None])
 
 
 def make_state(policy: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -174,6 +195,7 @@ class StepClock(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """The optimiser has stepped."""
+        synchronise()
         self.seconds = time.perf_counter() - self.began
 
 
@@ -185,12 +207,18 @@ def trl_step(policy: Any, items: Sequence[Item], batch: int) -> tuple[float, flo
             trainer: Any = sft_trainer(policy, tokenizer(), items, options)
         else:
             trainer = dpo_trainer(policy, tokenizer(), items, DPO_SETTINGS, options)
-        clock = StepClock()
-        trainer.add_callback(clock)
-        trainer.train()
+        seconds = timed(trainer)
         whole = isinstance(items[0], Row)  # SFT's micro-batches are divided by the step's tokens
         loss = sum(trainer.losses) / (1 if whole else len(trainer.losses))
-    return clock.seconds, loss
+    return seconds, loss
+
+
+def timed(trainer: Any) -> float:
+    """Seconds of the one step that a trainer of TRL takes."""
+    clock = StepClock()
+    trainer.add_callback(clock)
+    trainer.train()
+    return clock.seconds
 
 
 def best_batch(policy: Any, items: Sequence[Item]) -> tuple[int, tuple[float, float]]:

@@ -13,6 +13,8 @@ LOGPROBS = "tests/contract/test_08_logprobs.py::"
 CHECK = "tests/test_check.py::test_every_way_gives_the_models_own_logprobs_or_refuses_it"
 HALVED = "tests/test_training.py::test_a_family_over_the_budget_is_halved"
 HEADS = "tests/test_value_head.py::"
+BLOCKS = "tests/test_trie_blocks.py::"
+BLOCKS_EQUAL_FLAT = f"{BLOCKS}test_blocks_have_the_logprobs_and_the_gradient_of_flat_rows[False]"
 
 MUTANTS = (
     Mutant(
@@ -94,6 +96,30 @@ MUTANTS = (
         "(self.exits == len(self)).any()",
         "a trie that branches runs with causal attention, so that rows see each other",
         (EQUAL_FLAT,),
+    ),
+    Mutant(
+        "blocks-of-common-keys",
+        "models/blocks.py",
+        "part.any(0)",
+        "part.all(0)",
+        "a node attends only to what all nodes of its block attend to",
+        (BLOCKS_EQUAL_FLAT,),
+    ),
+    Mutant(
+        "blocks-of-the-first-trie",
+        "models/blocks.py",
+        "for row in mask[:, 0]]",
+        "for row in mask[:1, 0].expand(len(mask), -1, -1)]",
+        "all tries of a batch attend as its first one does",
+        (BLOCKS_EQUAL_FLAT,),
+    ),
+    Mutant(
+        "blocks-that-save-nothing",
+        "models/blocks.py",
+        "if 2 * sum(",
+        "if sum(",
+        "attention goes by blocks where that costs more than it saves",
+        (f"{BLOCKS}test_masks_stay_dense_where_blocks_save_little",),
     ),
     Mutant(
         "packed-read-at-the-token-itself",

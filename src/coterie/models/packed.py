@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from coterie.models.blocks import by_blocks
 from coterie.models.logprobs import token_entropies, token_logprobs
 from coterie.models.packing import CostRule, Pack, pack
 from coterie.models.trie import Ids
@@ -145,7 +146,7 @@ def _mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> Tens
     for row, one in enumerate(packs):
         nodes = len(one.trie)
         mask_BWW[row, :nodes, :nodes] = torch.from_numpy(one.trie.ancestors())
-    return mask_BWW[:, None].to(device)
+    return by_blocks(mask_BWW[:, None].to(device))
 
 
 def _block_mask(packs: Sequence[Pack], width: int, device: torch.device | str) -> BlockMask:

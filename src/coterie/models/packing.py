@@ -8,8 +8,9 @@ weight). Attention between a token and one key costs ``pair`` = 4 * heads * head
     a trie of T nodes                  T + pair * T^2          (dense mask: all pairs are computed)
 
 Sequences are sorted, so that neighbours share most, and each joins the trie before it where that
-costs less than standing alone. Sequences that share nothing so stay apart, and a batch in which
-none is joined is the plain padded batch, with causal attention and no mask.
+costs less than standing alone. That :mod:`coterie.models.blocks` computes fewer pairs of a long trie is
+not counted. Sequences that share nothing so stay apart, and a batch in which none is joined is the plain
+padded batch, with causal attention and no mask.
 """
 
 from collections.abc import Sequence
