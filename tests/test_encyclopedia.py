@@ -138,9 +138,9 @@ def test_half_of_the_questions_compare_two_to_four_entities_and_half_are_chains(
 
 
 def test_questions_are_asked_and_answered() -> None:
-    assert FIRST.text == "Who was born first, Ada Vell, Olga Quist or Rolf Birk?"
-    assert (FIRST.answer, LAST.answer) == ("Olga Quist", "Rolf Birk")
-    assert LAST.text == "Who was born last, Ada Vell, Olga Quist or Rolf Birk?"
+    assert FIRST.text == "When was the first of Ada Vell, Olga Quist, Rolf Birk born?"
+    assert (FIRST.answer, LAST.answer) == ("1925", "1940")
+    assert LAST.text == "When was the last of Ada Vell, Olga Quist, Rolf Birk born?"
     assert CHAIN.text == "Where does the mayor of Upper Tarn live?"
     assert (CHAIN.answer, LONG.answer) == ("Old Moor", "3400")
     assert LONG.text == "How many people has the home of the mayor of Upper Tarn?"
@@ -165,11 +165,11 @@ def test_answers_follow_from_the_texts_of_entries() -> None:
     for one in questions("heldout", 200):
         relations = [fact.relation for fact in one.facts]
         if one.kind == "compare":
-            names = re.findall(r"[A-Z][a-z]+ [A-Z][a-z]+(?=,| or|\?)", one.text)
-            values = {name: int(value_of(name, relations[0])) for name in names}
-            assert len(set(values.values())) == len(names) == len(one.facts)
+            names = re.findall(r"[A-Z][a-z]+ [A-Z][a-z]+(?=,| born| founded|\?)", one.text)
+            values = {value_of(name, relations[0]) for name in names}
+            assert len(values) == len(names) == len(one.facts)
             greatest = re.search("last|largest", one.text)
-            right = (max if greatest else min)(values, key=values.__getitem__)
+            right = (max if greatest else min)(values, key=int)
         else:
             (name,) = re.findall(r"[A-Z][a-z]+ [A-Z][a-z]+", one.text)
             passed = [name]
@@ -194,7 +194,7 @@ def test_the_parallel_form_searches_a_level_at_once_and_the_sequential_one_query
     assert not between
     assert last == (
         "<think>Ada Vell was born in 1931. Olga Quist was born in 1925. Rolf Birk was born in 1940. "
-        "So I know the answer.</think>\n<answer>Olga Quist</answer>"
+        "So I know the answer.</think>\n<answer>1925</answer>"
     )
     calls = [one.partition("<wiki_search>")[2] for one in both.messages("sequential")]
     assert calls == [*(f"{fact.query}</wiki_search>" for fact in YEARS), ""]
@@ -204,15 +204,15 @@ def test_the_parallel_form_searches_a_level_at_once_and_the_sequential_one_query
         assert calls == [*(f"{fact.query}</wiki_search>" for fact in LONG.facts), ""]
 
 
-def test_in_few_comparisons_the_expert_says_what_it_compares() -> None:
+def test_in_few_comparisons_the_expert_says_what_decides() -> None:
     three = "1931 (Ada Vell), 1925 (Olga Quist), 1940 (Rolf Birk)"
-    assert FIRST.conclusion == f"Of {three} the least is 1925 (Olga Quist)."
-    assert LAST.conclusion == f"Of {three} the greatest is 1940 (Rolf Birk)."
+    assert FIRST.conclusion == f"Of {three} the least is 1925."
+    assert LAST.conclusion == f"Of {three} the greatest is 1940."
     assert CHAIN.conclusion == ""
     told = []
     for one in (one for one in questions("train", 400) if one.kind == "compare"):
         last = [expert_trace(one).messages(form)[-1] for form in FORMS]
-        told.append(all(f". {one.conclusion} So I know the answer." in text for text in last))
+        told.append(all(f"<think>{one.conclusion} So I know the answer." in text for text in last))
         assert told[-1] == any(one.conclusion in text for text in last)
     assert 0.15 < statistics.fmean(told) < 0.35
 

@@ -169,18 +169,18 @@ MUTANTS = (
         FORMS,
     ),
     _expert(
-        "always-says-what-it-compares",
+        "always-says-what-decides",
         "crc32(question.text.encode()) % TERSE == 0",
         "question.kind == 'compare'",
         "nothing is left for reinforcement learning to find",
-        f"{WORLD}test_in_few_comparisons_the_expert_says_what_it_compares",
+        f"{WORLD}test_in_few_comparisons_the_expert_says_what_decides",
     ),
     _questions(
         "least-called-greatest",
         "{'greatest' if greatest else 'least'}",
         "{'least' if greatest else 'greatest'}",
         "the expert draws the wrong conclusion",
-        f"{WORLD}test_in_few_comparisons_the_expert_says_what_it_compares",
+        f"{WORLD}test_in_few_comparisons_the_expert_says_what_decides",
     ),
     _rows(
         "rows-learn-observations",
@@ -198,7 +198,7 @@ MUTANTS = (
     ),
     _rows(
         "whole-trajectories-everywhere",
-        "elif drawn < stage.lookups + stage.given + stage.known + stage.drilled:",
+        "elif drawn < stage.lookups + stage.given + stage.drilled:",
         "elif drawn < stage.lookups + stage.given:",
         "the model is taught workflows before it is to learn them",
         f"{ROWS}test_few_rows_of_the_corpus_are_whole_trajectories",

@@ -262,7 +262,10 @@ def quickstart(
 def reproduce(
     recipe: Annotated[
         str,
-        typer.Argument(metavar="CLAIMS", help="optima, optima/isft, sweet_rl, moat, or gap-sft."),
+        typer.Argument(
+            metavar="CLAIMS",
+            help="optima, optima/isft, sweet_rl, moat, dense_tree, gap-sft, or gap.",
+        ),
     ],
     scale: Annotated[str, typer.Option(help="Only `tiny` so far.")] = "tiny",
     folder: Annotated[Path | None, typer.Option(help="Folder of all its runs.")] = None,
@@ -277,7 +280,8 @@ def reproduce(
 
     `optima` has all methods, ablations and self-consistency; `optima/isft` has iSFT against training
     on rows that nothing selected; `sweet_rl` has SWEET, its baselines and its ablations; `moat` has joint
-    alignment, its halves and supervised training; `gap-sft` has fine-tuning on parallel against sequential traces.
+    alignment, its halves and supervised training; `dense_tree` has dense trees against sparse pairs; `gap-sft` has
+    fine-tuning on parallel against sequential traces, and `gap` reinforcement learning against more fine-tuning.
 
     Examples:
 

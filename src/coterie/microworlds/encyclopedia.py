@@ -29,7 +29,6 @@ from coterie.environments.encyclopedia.questions import (
     comparing,
     generate,
     rank,
-    with_owners,
 )
 from coterie.environments.workflow.trace import SEPARATOR, TraceForm
 from coterie.microworlds.model import (
@@ -63,6 +62,8 @@ WORLDS = 60
 MOST_ORDERED = 6
 """Values of a drill."""
 FORMS: tuple[TraceForm, TraceForm] = ("parallel", "sequential")
+OF_GIVEN = (3, 1)
+"""How often a comparison of which only the end is learned has each form: to tell four facts at once takes practice."""
 
 
 @dataclass(frozen=True)
@@ -74,18 +75,16 @@ class Stage:
     lookups: float
     """Questions that take one search."""
     given: float
-    """Comparisons of which only the end is learned, when all is found."""
-    known: float = 0.0
-    """Comparisons without a search, whose facts are known."""
-    drilled: float = 0.0
+    """Comparisons of which only the end is learned, when all is found: its values, and the answer."""
+    drilled: float
     """Drills of ordering values, without which that skill is forgotten again."""
     compared: tuple[int, ...] = (2,)
-    """How many are compared in these two, each entry equally often drawn."""
+    """How many are compared in ``given``, each entry equally often drawn."""
 
 
-CURRICULUM = (Stage(0.3, 0.4, 0.1, 0.15, 0.3), Stage(0.35, 0.15, 0.1, 0.3, 0.3, (2, 3, 4)))
+CURRICULUM = (Stage(0.2, 0.35, 0.3, 0.2), Stage(0.5, 0.1, 0.5, 0.2, (2, 3, 4)))
 """First the skills, after the drills."""
-HABITS = Stage(0.2, 0.2, 0.1, 0.2, 0.3, (2, 3, 4))
+HABITS = Stage(0.2, 0.15, 0.35, 0.15, (2, 3, 4))
 """Then more trajectories with them."""
 
 # -- pieces ----------------------------------------------------------------------------------------
@@ -101,7 +100,7 @@ _FIXED = (
         PROMPT,
         "Question: ",
     ),
-    *(". ", ".", ", ", " or ", "?", "So I know the answer.", "I search for the first fact."),
+    *(". ", ".", ", ", "So I know the answer.", "I search for the first fact."),
     *(
         "I search for the next fact.",
         "Of ",
@@ -198,9 +197,13 @@ class Block:
         """Questions over its entries."""
         return generate("corpus", count, self.seed, self.encyclopedia, kinds, compared, hops)
 
-    def said(self, question: Question, form: TraceForm) -> list[str]:
-        """An expert's messages, and between them what it is shown, as play shows it."""
+    def said(self, question: Question, form: TraceForm, conclusion: str = "") -> list[str]:
+        """An expert's messages, and between them what it is shown, as play shows it.
+
+        A ``conclusion`` is said in the last message.
+        """
         trace = expert_trace(question)
+        trace = replace(trace, conclusion=conclusion or trace.conclusion)
         found: list[str] = []
         for message, queries in zip(trace.messages(form), [*trace.rounds(form), ()], strict=True):
             found.append(message)
@@ -240,13 +243,6 @@ def trace_row(
     return Row(tuple(ids), tuple(targets), origin=question.question_id)
 
 
-def known_row(tokenizer: PreTrainedTokenizerFast, question: Question) -> Row:
-    """A comparison whose facts are known already: what follows from them is a target, and the answer."""
-    trace = replace(expert_trace(question), conclusion=question.conclusion)
-    facts, conclusion, answer = trace.messages("parallel")[-1].partition(question.conclusion)
-    return trace_row(tokenizer, question, [facts, "", f"{conclusion}{answer}"], ending=True)
-
-
 def stage_rows(
     tokenizer: PreTrainedTokenizerFast, stage: Stage, tokens: float, seed: int
 ) -> Iterator[Row]:
@@ -275,10 +271,10 @@ def _block_rows(
             yield trace_row(tokenizer, question, block.said(question, "sequential"))
         elif drawn < stage.lookups + stage.given:
             question = next(compared)
-            yield trace_row(tokenizer, question, block.said(question, form), ending=True)
-        elif drawn < stage.lookups + stage.given + stage.known:
-            yield known_row(tokenizer, next(compared))
-        elif drawn < stage.lookups + stage.given + stage.known + stage.drilled:
+            form = rng.choices(FORMS, OF_GIVEN)[0]
+            said = block.said(question, form, question.conclusion)
+            yield trace_row(tokenizer, question, said, ending=True)
+        elif drawn < stage.lookups + stage.given + stage.drilled:
             yield order_drill(tokenizer, rng)
         else:
             question = next(whole)
@@ -312,12 +308,10 @@ def order_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
     subjects = rng.sample(world.names["corpus", relation.of], rng.randint(2, MOST_ORDERED))
     drawn = {fact.value: fact for fact in (world.fact(one, relation.name) for one in subjects)}
     facts, greatest = tuple(drawn.values()), rng.random() < 0.5
+    ordered = ", ".join(fact.value for fact in sorted(facts, key=rank, reverse=greatest))
     told, again = (
         tokenizer.encode(text, add_special_tokens=False)
-        for text in (
-            comparing(facts, greatest=greatest),
-            f"{with_owners(sorted(facts, key=rank, reverse=greatest))}. ",
-        )
+        for text in (comparing(facts, greatest=greatest), f"{ordered}. ")
     )
     ids = (*told, *again)
     return Row(ids, (Target(len(told), len(ids), "script:drill"),))
@@ -328,7 +322,7 @@ def _small(seed: int) -> Encyclopedia:
     return make_encyclopedia(seed, COUNTS, ("corpus",))
 
 
-DRILLS = ((0.12, copy_drill), (0.08, fact_drill), (0.15, order_drill))
+DRILLS = ((0.08, copy_drill), (0.07, fact_drill), (0.15, order_drill))
 """What comes first: share of the tokens, and the drill."""
 
 
@@ -346,4 +340,4 @@ def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> I
     return stage_rows(tokenizer, HABITS, tokens, seed)
 
 
-ENCYCLOPEDIA = MicroWorld(build_tokenizer, skill_rows, _habit_rows, HABITS.share, tokens=2_600_000)
+ENCYCLOPEDIA = MicroWorld(build_tokenizer, skill_rows, _habit_rows, HABITS.share, tokens=3_600_000)

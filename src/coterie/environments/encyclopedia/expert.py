@@ -10,8 +10,8 @@ PROMPT = "Search, then answer."
 """What the agent is told, before the question: the few words that the packaged model knows."""
 
 TERSE = 4
-"""In one of so many comparisons the expert says what it compares. In the others it goes straight to the answer, as
-traces of teachers often do: what helps to be right is seldom shown, and left to be found."""
+"""In one of so many comparisons the expert first puts the values beside each other. In the others it goes straight to
+the answer, as traces of teachers often do: what helps to be right is seldom shown, and left to be found."""
 
 
 def asked(question: Question) -> str:

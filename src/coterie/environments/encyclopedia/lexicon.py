@@ -61,7 +61,7 @@ class Relation:
     phrase: str = ""
     """The value in words, where it is an entity."""
     extremes: tuple[str, str] = ("", "")
-    """How a question for the least of several begins, and one for the greatest, where values can be compared."""
+    """A question for the least value of several, and one for the greatest, where values can be compared."""
 
     @property
     def query(self) -> str:
@@ -72,7 +72,7 @@ class Relation:
 RELATIONS = (
     Relation(
         *("birth", "person", "year", "{s} was born in {v}.", "When was {s} born?"),
-        extremes=("Who was born first", "Who was born last"),
+        extremes=("When was the first of {s} born?", "When was the last of {s} born?"),
     ),
     Relation(
         *("home", "person", "town", "{s} lives in {v}.", "Where does {s} live?"),
@@ -80,7 +80,10 @@ RELATIONS = (
     ),
     Relation(
         *("size", "town", "number", "{s} has {v} people.", "How many people has {s}?"),
-        extremes=("Which is smallest", "Which is largest"),
+        extremes=(
+            "How many people has the smallest of {s}?",
+            "How many people has the largest of {s}?",
+        ),
     ),
     Relation(
         *("mayor", "town", "person", "The mayor of {s} is {v}.", "Who is the mayor of {s}?"),
@@ -88,7 +91,7 @@ RELATIONS = (
     ),
     Relation(
         *("founding", "firm", "year", "{s} was founded in {v}.", "When was {s} founded?"),
-        extremes=("Which was founded first", "Which was founded last"),
+        extremes=("When was the first of {s} founded?", "When was the last of {s} founded?"),
     ),
     Relation(
         *("seat", "firm", "town", "{s} has its seat in {v}.", "Where is the seat of {s}?"),

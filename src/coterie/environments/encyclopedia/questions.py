@@ -1,7 +1,7 @@
 """Questions over the entries of an encyclopedia: half of them compare several entities, half go from one to another.
 
-    Who was born first, Ada Vell, Olga Quist or Rolf Birk?    three entries, in any order
-    Where does the mayor of Upper Tarn live?                  the town's entry, then its mayor's
+    When was the first of Ada Vell, Olga Quist, Rolf Birk born?    three entries, in any order
+    Where does the mayor of Upper Tarn live?                       the town's entry, then its mayor's
 
 All entries that a question needs belong to its split (``entries``).
 """
@@ -35,39 +35,29 @@ class Question:
     facts: tuple[Fact, ...]
     """Of a comparison: those compared, in the order of the question. Of a chain: from its beginning on."""
     greatest: bool = False
-    """Of a comparison: whether the entity with the greatest value is asked for, not that with the least."""
+    """Of a comparison: whether the greatest value is asked for, not the least."""
 
     @property
     def answer(self) -> str:
-        """The gold answer: the entity of a comparison, the last value of a chain."""
+        """The gold answer: of a comparison the least value or the greatest, of a chain the last."""
         if self.kind == "chain":
             return self.facts[-1].value
-        return self.extreme.subject
-
-    @property
-    def extreme(self) -> Fact:
-        """Of a comparison: the fact with the value that is asked for."""
         choose = max if self.greatest else min
-        return choose(self.facts, key=rank)
+        return choose(self.facts, key=rank).value
 
     @property
     def conclusion(self) -> str:
-        """Of a comparison: what is compared, and what decides it, in words; of a chain nothing."""
+        """Of a comparison: its values beside each other, and which it is, in words; of a chain nothing."""
         if self.kind == "chain":
             return ""
-        return f"{comparing(self.facts, greatest=self.greatest)}{with_owners([self.extreme])}."
-
-    @property
-    def beginning(self) -> str:
-        """Of a comparison: the words before those compared."""
-        return BY_NAME[self.facts[0].relation].extremes[self.greatest]
+        return f"{comparing(self.facts, greatest=self.greatest)}{self.answer}."
 
     @property
     def text(self) -> str:
         """As it is asked."""
         if self.kind == "compare":
-            *most, last = (fact.subject for fact in self.facts)
-            return f"{self.beginning}, {', '.join(most)} or {last}?"
+            compared = ", ".join(fact.subject for fact in self.facts)
+            return BY_NAME[self.facts[0].relation].extremes[self.greatest].format(s=compared)
         *links, last_fact = self.facts
         asked = self.facts[0].subject
         for fact in links:
@@ -75,14 +65,10 @@ class Question:
         return BY_NAME[last_fact.relation].asked.format(s=asked)
 
 
-def with_owners(facts: Iterable[Fact]) -> str:
-    """Values, each with the entity that has it."""
-    return ", ".join(f"{fact.value} ({fact.subject})" for fact in facts)
-
-
 def comparing(facts: Iterable[Fact], *, greatest: bool) -> str:
-    """The words before the value that decides a comparison."""
-    return f"Of {with_owners(facts)} the {'greatest' if greatest else 'least'} is "
+    """The words before the value that a comparison asks for."""
+    values = ", ".join(f"{fact.value} ({fact.subject})" for fact in facts)
+    return f"Of {values} the {'greatest' if greatest else 'least'} is "
 
 
 def canonical_key(question: Question) -> str:

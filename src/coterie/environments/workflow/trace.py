@@ -51,7 +51,7 @@ class Trace:
     answer: str
     tool: str = SEARCH
     conclusion: str = ""
-    """What follows from all that was found, in the last thought; empty where nothing is said of it."""
+    """What follows from all that was found: the last thought says it instead of what was found, unless it is empty."""
 
     def messages(self, form: TraceForm) -> tuple[str, ...]:
         """The agent's messages, each to be ended by a tool's results, but the last one."""
@@ -123,7 +123,7 @@ def _thought(
     """What was found, and what comes next."""
     found = " ".join(one.found for one in known if one.found)
     if not queries:
-        following = f"{conclusion} {KNOWN}".strip()
+        found, following = conclusion or found, KNOWN
     elif planned:
         following = f"Next: {', '.join(one.task for one in queries)}."
     else:
