@@ -22,6 +22,7 @@ from coterie.environments.protocol import Shared
 from coterie.environments.workflow.environment import Mhqa, WorkflowSettings
 from coterie.environments.workflow.trace import TraceForm
 from coterie.microworlds.encyclopedia import (
+    CURRICULUM,
     DRILLS,
     FORMS,
     HABITS,
@@ -134,6 +135,23 @@ def test_few_rows_of_the_corpus_are_whole_trajectories() -> None:
     share = 1 - HABITS.lookups - HABITS.given - HABITS.drilled
     assert abs(len(whole) / len(texts) - share) < 0.06
     assert 0.3 < statistics.fmean("<plan>" in text for text in whole) < 0.7
+
+
+def test_the_corpus_teaches_to_put_values_beside_each_other_and_then_the_habit_of_mostly_not_doing_it() -> (
+    None
+):
+    def shares_that_do(given: list[Row]) -> list[bool]:
+        last = [tokenizer().decode(row.ids[row.targets[-1].start :]) for row in given]
+        return [">Of " in text for text in last]
+
+    def given(found: list[Row]) -> list[Row]:
+        """Comparisons of which only the end is learned."""
+        ending = [row for row in found if len(row.targets) == 1 and row.targets[0].start > 100]
+        return [row for row in ending if "<observation>" in tokenizer().decode(row.ids)]
+
+    skilled = given(list(stage_rows(tokenizer(), CURRICULUM[1], 30_000, 0)))
+    assert len(skilled) > 40 and all(shares_that_do(skilled))
+    assert 0.1 < statistics.fmean(shares_that_do(given(habit_rows()))) < 0.4
 
 
 def test_rows_and_drills_have_no_name_that_a_task_asks_for(block: Block) -> None:

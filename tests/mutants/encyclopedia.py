@@ -203,4 +203,18 @@ MUTANTS = (
         "the model is taught workflows before it is to learn them",
         f"{ROWS}test_few_rows_of_the_corpus_are_whole_trajectories",
     ),
+    _rows(
+        "habits-tell-everything",
+        'question.conclusion if stage.told else ""',
+        "question.conclusion",
+        "the model compares well before any post-training",
+        f"{ROWS}test_the_corpus_teaches_to_put_values_beside_each_other_and_then_the_habit_of_mostly_not_doing_it",
+    ),
+    _rows(
+        "skills-are-seldom-told",
+        'question.conclusion if stage.told else ""',
+        '""',
+        "the model never learns to compare",
+        f"{ROWS}test_the_corpus_teaches_to_put_values_beside_each_other_and_then_the_habit_of_mostly_not_doing_it",
+    ),
 )

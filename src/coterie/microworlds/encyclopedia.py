@@ -80,12 +80,14 @@ class Stage:
     """Drills of ordering values, without which that skill is forgotten again."""
     compared: tuple[int, ...] = (2,)
     """How many are compared in ``given``, each entry equally often drawn."""
+    told: bool = True
+    """Whether those always put the values beside each other; else as often as an expert does."""
 
 
 CURRICULUM = (Stage(0.2, 0.35, 0.3, 0.2), Stage(0.5, 0.1, 0.5, 0.2, (2, 3, 4)))
 """First the skills, after the drills."""
-HABITS = Stage(0.2, 0.15, 0.35, 0.15, (2, 3, 4))
-"""Then more trajectories with them."""
+HABITS = Stage(0.2, 0.15, 0.35, 0.15, (2, 3, 4), told=False)
+"""Then more trajectories with them, as experts write them."""
 
 # -- pieces ----------------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class Block:
     def said(self, question: Question, form: TraceForm, conclusion: str = "") -> list[str]:
         """An expert's messages, and between them what it is shown, as play shows it.
 
-        A ``conclusion`` is said in the last message.
+        A ``conclusion`` is said in the last message, whether the expert says it or not.
         """
         trace = expert_trace(question)
         trace = replace(trace, conclusion=conclusion or trace.conclusion)
@@ -272,7 +274,7 @@ def _block_rows(
         elif drawn < stage.lookups + stage.given:
             question = next(compared)
             form = rng.choices(FORMS, OF_GIVEN)[0]
-            said = block.said(question, form, question.conclusion)
+            said = block.said(question, form, question.conclusion if stage.told else "")
             yield trace_row(tokenizer, question, said, ending=True)
         elif drawn < stage.lookups + stage.given + stage.drilled:
             yield order_drill(tokenizer, rng)
