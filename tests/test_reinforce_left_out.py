@@ -41,7 +41,7 @@ class Policy:
 
     def __init__(self, version: str, longest: int = 9) -> None:
         self.role, self.version = "policy", version
-        self.what = SimpleNamespace(agents=("Ann",))
+        self.what = SimpleNamespace(agents=("Ann",), like=None)
         self.trainer = self
         self.longest = longest
         self.steps: list[list[Row]] = []
@@ -109,6 +109,20 @@ def test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trai
     found = updated(paths, apart, minibatches=2)
     assert (found.updates, found.too_long, apart.left_out) == (1, 1, 1), "one update has no row"
     assert apart.steps == [[*paths[0].rows]]
+
+
+def test_trained_tokens_are_targets_of_policies_in_all_epochs_and_not_prompts_or_a_critics() -> (
+    None
+):
+    paths = [
+        path("a", "1", 1.0, "p@0", "p@0"),
+        path("b", "2", 1.0, "p@0"),
+        path("c", "3", 0.0, "p@0", length=10),
+    ]
+    critic = Policy("0")
+    critic.role, critic.what.like = "critic", "policy"
+    learners: Any = [Policy("0"), critic]
+    assert update(paths, learners, StepSettings(epochs=2), "seed").targets == 2 * 3 * 2
 
 
 def test_a_step_of_which_every_row_is_too_long_is_refused_with_what_to_do() -> None:

@@ -6,6 +6,9 @@ TESTS = "tests/test_reinforce_left_out.py::"
 STALE = f"{TESTS}test_a_path_of_which_one_turn_is_of_other_weights_is_dropped_whole_and_counted"
 DYNAMIC = f"{TESTS}test_dynamic_sampling_counts_all_groups_and_trains_on_those_that_tell_something"
 LONG = f"{TESTS}test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trained_on"
+TARGETS = (
+    f"{TESTS}test_trained_tokens_are_targets_of_policies_in_all_epochs_and_not_prompts_or_a_critics"
+)
 ALL_LONG = f"{TESTS}test_a_step_of_which_every_row_is_too_long_is_refused_with_what_to_do"
 SAID = f"{TESTS}test_what_was_left_out_of_a_step_is_said_in_its_line"
 LATER = f"{TESTS}test_all_updates_of_a_step_learn_from_what_the_step_sampled_and_compare_with_that"
@@ -29,6 +32,10 @@ MUTANTS = (
     _fault("flat-uncounted", PREPARING,
            '        found |= counts(group_advantages([path.sampled for path in fresh], "mean"))\n', "",
            "of what dynamic sampling left out nothing is counted", DYNAMIC),
+    _fault("prompts-count-as-trained", UPDATING, "row.target_count for row in rows", "len(row.ids) for row in rows",
+        "controls at equal trained tokens are trained on several times as much", TARGETS),
+    _fault("targets-of-critics-count", UPDATING, "if learner.what.like is None:", "if learner.what:",
+        "a method with a critic is said to learn from twice as much", TARGETS),
     _fault("long-rows-uncounted", UPDATING, "            found.too_long += len(every) - len(rows)\n", "",
            "rows that are too long are left out in silence", LONG),
     _fault("long-rows-of-a-training-uncounted", UPDATING,

@@ -158,7 +158,7 @@ class Reinforcement:
         return {
             "steps": reports[0].steps,
             "rows": reports[0].rows,
-            "trained_tokens": reports[0].tokens,
+            "trained_tokens": sum(int(one["trained_tokens"]) for one in records.values()),
             "dropped": reports[0].dropped_too_long + reports[0].dropped_empty,
             "reward": sum(float(one["reward"]) for one in last) / len(last),
             "weights": weight_hash(reports[0].final),

@@ -37,6 +37,7 @@ def step_metrics(
         "samples_failed": drawn.played - len(outcomes),
         "rounds": drawn.rounds,
         "rows_too_long": updated.too_long,
+        "trained_tokens": updated.targets,
         "sampling_seconds": round(sampling, 3),
         "training_seconds": round(training, 3),
         "sampled_tokens_per_second": round(tokens / sampling, 1) if sampling else 0.0,

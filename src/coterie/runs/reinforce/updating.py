@@ -22,6 +22,8 @@ class Updated:
     updates: int = 0
     too_long: int = 0
     """Rows that were left out of them."""
+    targets: int = 0
+    """Target tokens that policies were trained on."""
 
     def add(self, role: str, metrics: Mapping[str, float]) -> None:
         """One optimiser step of a role."""
@@ -61,6 +63,8 @@ def update(
             found.too_long += len(every) - len(rows)
             learner.trainer.leave_out(len(every) - len(rows), 0)
             if rows:
+                if learner.what.like is None:  # not a critic
+                    found.targets += sum(row.target_count for row in rows)
                 found.add(learner.role, learner.trainer.step(rows))
                 found.updates += 1
     if found.too_long and not found.updates:
