@@ -33,7 +33,8 @@ class Drawn:
     paths: list[Path] = field(default_factory=list)
     played: int = 0
     """Samples, failed ones included."""
-    sampled_tokens: int = 0
+    unmeasured: tuple[str, ...] = ()
+    """Measures that ``reward.measures`` weighs, and that no dialogue of the step has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,16 @@ class Groups:
             )
             if enough(found):
                 break
+        found.unmeasured = self._unmeasured(step)
         return found
+
+    def _unmeasured(self, step: int) -> tuple[str, ...]:
+        weighed = self.reward.settings.measures
+        if not weighed:
+            return ()
+        played = self.run.store.metrics(self.iteration, place(self.stage, step))
+        known = {name for key, measures in played.items() if key.task for name in measures}
+        return tuple(name for name in weighed if name not in known)
 
     def _tasks(self, found: Drawn) -> list[Task]:
         """The next draw, without what the step has already; none if there is nothing else."""
