@@ -192,6 +192,15 @@ def test_a_length_that_leaves_no_row_is_refused_before_the_run(tmp_path: Path) -
         with pytest.raises(UserError, match=f"{key}.max_length=40 leaves nothing to train on"):
             made(method, own).check()
         made(method, words(tmp_path, *more)).check()
+    values = [
+        "method=rl",
+        "rl.advantage.baseline=values",
+        "rl.rollout.rounds=1",
+        "evaluate.tasks=2",
+    ]
+    made("gap/tiny", values).check()
+    with pytest.raises(UserError, match=r"rl\.critic\.train\.max_length=20 leaves nothing"):
+        made("gap/tiny", [*values, "rl.critic.train.max_length=20"]).check()
 
 
 @pytest.mark.slow
