@@ -33,6 +33,26 @@ class Graded(Exchange):
             raise RuntimeError("no grader today")
         return replace(found, score=None if place % 4 == 2 else float(place % 4 == 3))
 
+class Again(Exchange):
+    """Gives one task twice when it is asked for more."""
+    name = "again"
+
+    def tasks(self, split, count, seed, drawn=()):
+        found = super().tasks(split, count, seed, drawn)
+        return [found[0]] * count if drawn else found
+
+class Ended(Exchange):
+    name = "ended"
+
+    def tasks(self, split, count, seed, drawn=()):
+        return [] if drawn else super().tasks(split, count, seed)
+
+class Nameless(Exchange):
+    name = "nameless"
+
+    def tasks(self, split, count, seed, drawn=()):
+        return [replace(task, id="") for task in super().tasks(split, 1, seed, drawn)]
+
 class Ungraded(Exchange):
     name = "ungraded"
 
@@ -111,6 +131,26 @@ def test_a_run_without_any_reward_stops_and_says_that_it_had_none(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [("Again", "gives two train tasks of one id"), ("Ended", "no more train tasks after 2")],
+)
+def test_a_later_draw_is_checked_as_the_first_one_is(
+    tmp_path: Path, environment: str, message: str
+) -> None:
+    term = f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}"
+    own = words(tmp_path, term, "steps.count=2", environment=environment)
+    said, records = stopped(tmp_path / "run", "rl/grpo", own)
+    assert message in said and len(records) == 1
+
+
+def test_a_task_without_an_id_is_refused_before_the_run(tmp_path: Path) -> None:
+    own = words(tmp_path, environment="Nameless")
+    with pytest.raises(UserError, match="task 1 an empty id"):
+        made("rl/grpo", own).check()
+
+
+@pytest.mark.slow
 def test_a_term_that_is_no_number_stops_the_run_and_names_itself(tmp_path: Path) -> None:
     own = words(tmp_path, f"reward.terms={{{tmp_path / 'own.py'}:lost: 1}}", "steps.count=1")
     said, records = stopped(tmp_path / "run", "rl/grpo", own)
@@ -165,6 +205,7 @@ def test_a_run_of_which_every_path_is_masked_stops(tmp_path: Path) -> None:
     said, records = stopped(tmp_path / "run", "rl/grpo", own)
     assert any(record["groups_telling"] for record in records), "they are compared all the same"
     assert len(records) == 2 and "paths that were cut off" in said
+    assert "or advantage.truncated=train" in said
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ MUTANTS = (
     _fault("stale-trained", f"{FOLDER}preparing.py",
            "if all(target.writer == writers[path.agent] for row", "if any(True for row",
            "paths of other weights are trained on", f"{TESTS}test_paths_of_other_weights_are_dropped_and_counted"),
-    _fault("draws-again", f"{FOLDER}sampling.py", "self.seed, [count] * found.draws)", "self.seed)",
+    _fault("draws-again", f"{FOLDER}sampling.py", "[count] * found.draws", "[]",
            "every step has the same tasks", DYNAMIC),
     _fault("rounds-without-end", f"{FOLDER}sampling.py", "while found.rounds < self.settings.rounds:",
            "while found.rounds < 9:", "rounds have no bound", FLAT),

@@ -190,7 +190,8 @@ def _hopeless(last: Sequence[Metrics]) -> UserError:
         return UserError(
             f"in the last {len(last)} steps there was no path to learn from; left out: {missing}",
             "look at some of them (coterie report): a path without a reward was not graded, or its reward was no "
-            "number; one that is too long for the critic needs a longer critic.train.max_length",
+            "number; one that is too long for the critic needs a longer critic.train.max_length; one that was cut off "
+            "needs more turns or tokens, or advantage.truncated=train",
         )
     mean, cut = (
         sum(float(one[name]) for one in last) / len(last) for name in ("reward", "truncated")
