@@ -183,6 +183,8 @@ class Odd(Base):
         grades: dict[str, Any] = {
             "no grade": 1.0,
             "score": Grade(float("inf")),
+            "word": Grade("good"),  # type: ignore[arg-type]
+            "no reward": Grade(1.0, rewards={"agent": None}),  # type: ignore[dict-item]
             "graded": Grade(1.0, rewards={"agnet": 1.0}),
         }
         return grades.get(self.does, Grade(1.0))
@@ -199,6 +201,8 @@ class Odd(Base):
         ("nan", "the reward of 'agent' is nan"),
         ("no grade", "it gave 1.0, which is not a Grade"),
         ("score", "the score is inf"),
+        ("word", "the score is 'good', which is not a number"),
+        ("no reward", "the reward of agent is None, which is not a number"),
         ("graded", "the grade gives 'agnet' 1.0"),
     ],
 )

@@ -220,6 +220,7 @@ REFUSED = [
     (["reward.overlong_limit=9"], "mean nothing without overlong"),
     (["update.epochs=3"], "mean nothing in reinforcement learning"),
     (["policies=each", "advantage.baseline=values"], "no critic for each policy"),
+    (["advantage.gamma=0.9", "advantage.whiten=false"], "gamma, whiten mean nothing with"),
     (["loss.importance=truncate"], "set loss.old=recomputed"),
 ]
 
@@ -228,6 +229,13 @@ REFUSED = [
 def test_what_cannot_work_is_refused_when_it_is_read(own: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         settings("rl/grpo", own)
+
+
+def test_lone_paths_are_refused_wherever_there_is_reinforcement_learning() -> None:
+    own = ["method=rl", "rl.rollout.rounds=1", "rl.rollout.samples=1"]
+    with pytest.raises(UserError, match="compared with the others"):
+        settings("gap/tiny", own)
+    settings("gap/tiny", [*own, "rl.advantage.baseline=values"])
 
 
 def test_ranks_and_missing_terms_are_refused_before_the_run(tmp_path: Path) -> None:

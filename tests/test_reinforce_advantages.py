@@ -28,13 +28,20 @@ ENDED = Ending("answered")
 
 
 def path(
-    leaf: str, reward: float | None, ending: Ending = ENDED, *, steps: Any = (), seen: int = 3
+    leaf: str,
+    reward: float | None,
+    ending: Ending = ENDED,
+    *,
+    steps: Any = (),
+    seen: int = 3,
+    short: bool = False,
 ) -> Path:
-    """Two rows of an agent, with 2 and 1 tokens of its own behind so much that it was shown."""
+    """Two rows of an agent (one, of a short path), with 2 and 1 tokens of its own behind so much that it was shown."""
     shown = tuple(range(10, 10 + seen))
     first = Row((*shown, 5, 6), (Target(seen, seen + 2, "policy@0", "one"),), logprobs=(-1.0, -2.0))
     second = Row((*shown, 7), (Target(seen, seen + 1, "policy@0", "two"),), logprobs=(-3.0,))
-    rows = tuple(replace(row, path_tokens=3) for row in (first, second))
+    own = (first,) if short else (first, second)
+    rows = tuple(replace(row, path_tokens=2 if short else 3) for row in own)
     sampled = Sampled("task", leaf, reward, steps, "Ann")
     return Path("task", "Ann", Outcome(leaf, 0, ending, None, reward), 2, rows, sampled)
 
@@ -116,6 +123,19 @@ def test_a_divergence_in_the_reward_costs_each_token_what_it_is_likelier_than_th
         assert one.sampled.steps == tuple(enumerate(costs))
         assert one.sampled.total == pytest.approx(1.0 + 0.1 * (6 - 4.5))
     assert not prepare(drawn, [policy], None, Rules(AdvantageSettings()), GroupSettings()).telling
+
+
+def test_costs_make_no_group_tell_something_of_which_all_rewards_are_equal() -> None:
+    policy: Any = Policy()
+    rules = Rules(AdvantageSettings(), kl=0.1)
+    equal = [path("a", 1.0), path("b", 1.0, short=True)]
+    found = prepare(Drawn(1, paths=equal), [policy], None, rules, GroupSettings())
+    first, second = (one.rows[0].advantages for one in found.paths)
+    assert first != second, "what they cost is learned from"
+    assert not found.telling and found.counts["groups_flat"] == 1
+    other = [path("a", 1.0), path("b", 0.0)]
+    found = prepare(Drawn(1, paths=other), [policy], None, rules, GroupSettings())
+    assert found.telling == {"task"} and found.counts["groups_flat"] == 0
 
 
 def test_each_method_says_which_mean_it_takes_and_no_divergence_is_there_unless_it_is_said() -> (

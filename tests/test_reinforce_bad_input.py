@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from coterie.errors import UserError
+from coterie.progress import Silent
 from coterie.recipes.registry import settings
 from coterie.recipes.reinforcing import STAGE
 from coterie.runs.folder import open_run
@@ -31,6 +33,26 @@ class Graded(Exchange):
             raise RuntimeError("no grader today")
         return replace(found, score=None if place % 4 == 2 else float(place % 4 == 3))
 
+class Again(Exchange):
+    """Gives one task twice when it is asked for more."""
+    name = "again"
+
+    def tasks(self, split, count, seed, drawn=()):
+        found = super().tasks(split, count, seed, drawn)
+        return [found[0]] * count if drawn else found
+
+class Ended(Exchange):
+    name = "ended"
+
+    def tasks(self, split, count, seed, drawn=()):
+        return [] if drawn else super().tasks(split, count, seed)
+
+class Nameless(Exchange):
+    name = "nameless"
+
+    def tasks(self, split, count, seed, drawn=()):
+        return [replace(task, id="") for task in super().tasks(split, 1, seed, drawn)]
+
 class Ungraded(Exchange):
     name = "ungraded"
 
@@ -43,6 +65,12 @@ def flat(dialogue):
 
 def short(dialogue):
     return -dialogue.tokens / 100
+
+def one(dialogue):
+    return 1 - dialogue.outcome.score
+
+def fluent(dialogue):
+    return -dialogue.loss
 
 def lost(dialogue):
     return float("nan")
@@ -103,11 +131,81 @@ def test_a_run_without_any_reward_stops_and_says_that_it_had_none(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [("Again", "gives two train tasks of one id"), ("Ended", "no more train tasks after 2")],
+)
+def test_a_later_draw_is_checked_as_the_first_one_is(
+    tmp_path: Path, environment: str, message: str
+) -> None:
+    term = f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}"
+    own = words(tmp_path, term, "steps.count=2", environment=environment)
+    said, records = stopped(tmp_path / "run", "rl/grpo", own)
+    assert message in said and len(records) == 1
+
+
+def test_a_task_without_an_id_is_refused_before_the_run(tmp_path: Path) -> None:
+    own = words(tmp_path, environment="Nameless")
+    with pytest.raises(UserError, match="task 1 an empty id"):
+        made("rl/grpo", own).check()
+
+
+@pytest.mark.slow
 def test_a_term_that_is_no_number_stops_the_run_and_names_itself(tmp_path: Path) -> None:
     own = words(tmp_path, f"reward.terms={{{tmp_path / 'own.py'}:lost: 1}}", "steps.count=1")
     said, records = stopped(tmp_path / "run", "rl/grpo", own)
     assert "gave nan" in said and "lost" in said and "give a finite number" in said
     assert not records, "no step was learned from it"
+    own = words(tmp_path, f"reward.terms={{{tmp_path / 'own.py'}:fluent: 1}}", "steps.count=1")
+    said, _ = stopped(tmp_path / "loss", "rl/grpo", own)
+    assert "fluent" in said and "gave nan" in said, "no loss is computed here, which is not 0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("rl/grpo", ["reward.kl=0.01"]),
+        ("rl/ppo", ["loss.kl=0.001", "critic.train.learning_rate=1e-2"]),
+    ],
+    ids=["costs", "critic"],
+)
+def test_equal_rewards_end_a_run_whatever_costs_and_a_critics_errors_make_of_them(
+    tmp_path: Path, method: str, more: list[str]
+) -> None:
+    term = f"reward.terms={{{tmp_path / 'own.py'}:one: 1}}"
+    own = words(tmp_path, term, "steps.count=9", "steps.patience=3", *more)
+    said, records = stopped(tmp_path / "run", method, own)
+    assert len(records) == 3 and all(record["reward"] == 1 for record in records)
+    assert "all paths of each task had the same reward (1.000 in the mean)" in said
+
+
+@pytest.mark.slow
+def test_measures_that_no_dialogue_has_are_counted_and_named(tmp_path: Path) -> None:
+    class Heard(Silent):
+        said: ClassVar[list[str]] = []
+
+        def say(self, text: str) -> None:
+            self.said.append(text)
+
+    term = f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}"
+    weighed = "reward.measures={well_formed: 0.1, roudns: -0.05}"
+    own = words(tmp_path, term, weighed, "steps.count=1")
+    (record,) = run_whole(made("rl/grpo", own), tmp_path / "run", Heard()).values()
+    assert record["measures_missing"] == 1
+    (said,) = (text for text in Heard.said if text.startswith("reward.measures"))
+    assert "weighs roudns, which no dialogue of this step has" in said
+
+
+@pytest.mark.slow
+def test_a_run_of_which_every_path_is_masked_stops(tmp_path: Path) -> None:
+    term = f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}"
+    lengths = ["environment.turns=1", "advantage.truncated=mask"]
+    own = words(tmp_path, term, "steps.count=9", "steps.patience=2", *lengths)
+    said, records = stopped(tmp_path / "run", "rl/grpo", own)
+    assert any(record["groups_telling"] for record in records), "they are compared all the same"
+    assert len(records) == 2 and "paths that were cut off" in said
+    assert "or advantage.truncated=train" in said
 
 
 @pytest.mark.slow
@@ -135,6 +233,15 @@ def test_a_length_that_leaves_no_row_is_refused_before_the_run(tmp_path: Path) -
         with pytest.raises(UserError, match=f"{key}.max_length=40 leaves nothing to train on"):
             made(method, own).check()
         made(method, words(tmp_path, *more)).check()
+    values = [
+        "method=rl",
+        "rl.advantage.baseline=values",
+        "rl.rollout.rounds=1",
+        "evaluate.tasks=2",
+    ]
+    made("gap/tiny", values).check()
+    with pytest.raises(UserError, match=r"rl\.critic\.train\.max_length=20 leaves nothing"):
+        made("gap/tiny", [*values, "rl.critic.train.max_length=20"]).check()
 
 
 @pytest.mark.slow

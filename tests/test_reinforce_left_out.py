@@ -138,8 +138,10 @@ def test_what_was_left_out_of_a_step_is_said_in_its_line() -> None:
     known = {"reward": 0.5, "score": 0.5, "tokens": 9.0, "groups_telling": 1}
     none = {"paths_failed": 0, "paths_stale": 0, "rows_too_long": 0}
     assert "left out" not in told(1, 2, {**known, **none})
-    said = told(1, 2, {**known, **none, "paths_stale": 3, "rows_too_long": 2})
-    assert said.endswith("left out: 3 paths of other weights, 2 rows that are too long")
+    said = told(1, 2, {**known, **none, "paths_stale": 3, "rows_too_long": 2, "groups_small": 1})
+    assert said.endswith(
+        "left out: 3 paths of other weights, 2 rows that are too long, 1 groups with fewer than two paths"
+    )
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ MUTANTS = (
            "a run samples a step before it says that no row fits", ROOM),
     _fault("no-room-for-the-critic", "recipes/rl/recipe.py", "        if s.has_critic:\n            check_room",
            "        if False:\n            check_room", "the critic can read no row", ROOM),
-    _fault("flat-unlearned", "recipes/reinforcing.py", "always=bool(s.loss.kl or s.loss.entropy)", "always=False",
+    _fault("flat-unlearned", "recipes/reinforcing.py",
+           "always=bool(s.loss.kl or s.loss.entropy or s.reward.kl)", "always=False",
            "an entropy bonus moves nothing where rewards are equal", FLAT),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Whether an environment is one: found out before anything expensive begins."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from coterie.datasets.catalogue import Split
 from coterie.environments.protocol import ActorKind, Environment, Shared
@@ -50,17 +50,29 @@ def check_parts(environment: Environment) -> None:
         raise _refused(kind, "has a syntax without a tuple stop, or without parse", "give a Syntax")
 
 
-def drawn(environment: Environment, split: Split, count: int, seed: int) -> list[Task]:
-    """The first tasks of a split, checked: ``UserError`` for what is not a list of tasks with ids of their own."""
-    found: object = environment.tasks(split, count, seed)
+def drawn(
+    environment: Environment, split: Split, count: int, seed: int, before: Sequence[int] = ()
+) -> list[Task]:
+    """The tasks of a split that come after those drawn before (the first ones), checked.
+
+    Raises ``UserError`` for what is not a list of tasks with ids of their own.
+    """
+    found: object = environment.tasks(split, count, seed, before)
     kind = type(environment).__name__
     if not isinstance(found, list):
         raise _refused(kind, f"has tasks() that give {_a(found)}", "give a list of Task")
     for place, task in enumerate(found, 1):
         if not isinstance(task, Task):
             raise _refused(kind, f"gives {_a(task)} as {split} task {place}", "give a Task")
+        if not task.id:
+            raise _refused(
+                kind, f"gives {split} task {place} an empty id", "give it one of its own"
+            )
     if len({task.id for task in found}) < len(found):
         raise _refused(kind, f"gives two {split} tasks of one id", "give each an id of its own")
+    if not found and before:
+        what = f"gives no more {split} tasks after {sum(before)}"
+        raise _refused(kind, what, "go on with the first ones where they end")
     if not found:
         raise _refused(kind, f"gives no {split} tasks", "give at least one")
     return found

@@ -78,6 +78,15 @@ class ReinforceSettings(Settings):
         """Whether a critic says what is to be expected."""
         return self.advantage.baseline == "values"
 
+    @model_validator(mode="after")
+    def _refuse_lone_paths(self) -> Self:
+        if not self.has_critic and self.rollout.samples < 2:
+            raise ValueError(
+                f"rollout.samples={self.rollout.samples}: a path is compared with the others of its task; use 2 "
+                "or more, or advantage.baseline=values"
+            )
+        return self
+
 
 def depends(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:
     """What the results of the stage depend on."""
@@ -148,7 +157,7 @@ async def reinforce(
             recomputed=s.loss.old == "recomputed",
             reference=bool(s.loss.kl),
             kl=s.reward.kl,
-            always=bool(s.loss.kl or s.loss.entropy),
+            always=bool(s.loss.kl or s.loss.entropy or s.reward.kl),
         )
         work = Reinforcement(run, models, groups, s.steps, rules, sampling, policies, critic)
         return await work.learn(progress)

@@ -112,7 +112,7 @@ class Sampled:
     tokens: int
     """Sampled tokens of the dialogue."""
     loss: float
-    """The largest mean loss of its turns, in nats a token."""
+    """The largest mean loss of its turns, in nats a token; NaN in reinforcement learning, which does not compute it."""
     leaks: int = 0
     """Utterances that speak for another agent."""
     repeats: int = 0

@@ -7,6 +7,7 @@ graded has no reward, which is not 0. With ``malformed``, a path that breaks the
 in place of the first two: what is taken off for repeats and length still is.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -18,7 +19,7 @@ from coterie.config.settings import Settings, key
 from coterie.environments.protocol import VIOLATIONS, WELL_FORMED
 from coterie.errors import UserError
 from coterie.rewards.combined import Sampled as Dialogue
-from coterie.rewards.conduct import repeats
+from coterie.rewards.conduct import leaks, repeats
 from coterie.rewards.overlong import overlong_penalty
 from coterie.rewards.own import found_terms, sources, value
 from coterie.trajectories.tree import Outcome
@@ -170,7 +171,11 @@ class PathReward:
         if not self._own:
             return 0.0
         tokens = sum(len(turn.ids) for turn in graded.path)
-        dialogue = Dialogue(graded.outcome, tokens, loss=0.0, path=graded.path)
+        said = [turn for turn in graded.path if turn.speaker.kind == "agent"]
+        speakers = sorted({turn.speaker.name for turn in said})
+        dialogue = Dialogue(
+            *(graded.outcome, tokens, math.nan, leaks(said, speakers), repeats(said), graded.path)
+        )
         weights = self.settings.terms.values()
         return sum(
             w * value(term, dialogue) for w, term in zip(weights, self._own.values(), strict=True)

@@ -71,11 +71,18 @@ def check_grade(grade: Grade, actors: Iterable[str]) -> None:
     """Raises ``TypeError`` or ``ValueError`` for a grade that can't be."""
     if not isinstance(grade, Grade):
         raise TypeError(f"it gave {grade!r:.80}, which is not a Grade")
-    if grade.score is not None and not math.isfinite(grade.score):
+    if grade.score is not None and not _finite("score", grade.score):
         raise ValueError(f"the score is {grade.score}; what can't be graded has None")
     for name, reward in grade.rewards.items():
-        if name not in actors or not math.isfinite(reward):
+        if name not in actors or not _finite(f"reward of {name}", reward):
             raise ValueError(f"the grade gives {name!r} {reward}")
+
+
+def _finite(name: str, value: object) -> bool:
+    try:
+        return math.isfinite(value)  # type: ignore[arg-type]  # what a plug-in gave
+    except TypeError:
+        raise TypeError(f"the {name} is {value!r:.80}, which is not a number") from None
 
 
 def left_after(left: Mapping[str, int], taken: Sequence[Turn]) -> Mapping[str, int]:

@@ -81,7 +81,10 @@ class PolicyLossSettings(Settings):
                 "the engine's; set old=recomputed"
             )
         if (self.mean == "constant") != (self.constant is not None):
-            raise ValueError("mean=constant and a constant need each other; give both or neither")
+            raise ValueError(
+                "mean=constant needs constant, by how many tokens a path's sum is divided, and no other mean reads it; "
+                "give both or neither"
+            )
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
             raise ValueError(
                 f"dual_clip={self.dual_clip} has to be more than 1 + clip_high={1 + self.clip_high:g}"

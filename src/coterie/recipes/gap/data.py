@@ -25,7 +25,7 @@ from coterie.recipes.gap.files.traces import BrokenTrace, TraceRow, read_traces
 from coterie.recipes.gap.held_out import HeldOutQuestions
 from coterie.recipes.gap.settings import EXPERT, GapSettings
 from coterie.recipes.gap.told import ToldEnvironment, task_of, unsaid
-from coterie.recipes.plan import Plan, check_length, check_served, plain_plan
+from coterie.recipes.plan import Plan, check_length, check_room, check_served, plain_plan
 from coterie.recipes.reinforcing import CRITIC, STAGE, check_reinforce
 from coterie.recipes.trainings import train_role
 from coterie.rollout.driver import Driver
@@ -140,6 +140,8 @@ class GapData(Recipe):
         if s.reinforces:
             check_reinforce(s.rl)
             check_length("rl.update", s.rl.update, context, found.longest_prompt)
+            if s.rl.has_critic:
+                check_room("rl.critic.train", s.rl.critic.train, context, found.longest_prompt)
         check_tracker(s.tracker)
         return found
 

@@ -35,11 +35,6 @@ class GrpoSettings(ReinforceSettings, RecipeSettings):
             raise ValueError(
                 "policies=each has no critic for each policy; use advantage.baseline=mean, or policies=one"
             )
-        if not self.has_critic and self.rollout.samples < 2:
-            raise ValueError(
-                f"rollout.samples={self.rollout.samples}: a path is compared with the others of its task; use 2 "
-                "or more, or advantage.baseline=values"
-            )
         return self
 
 

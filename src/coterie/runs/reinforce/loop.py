@@ -6,6 +6,7 @@ checkpoint, and takes the steps after it again from the paths that are stored: i
 come out bitwise as if it had never stopped.
 """
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -48,7 +49,8 @@ class Reinforcement:
     async def learn(self, progress: Progress) -> Metrics:
         """Take the steps that are left. Gives what is to be remembered of the stage.
 
-        Raises :class:`UserError` if for ``patience`` steps in a row no group had anything better than anything else.
+        Raises :class:`UserError` if for ``patience`` steps in a row no group had anything better than anything else, or
+        all paths of all these steps had the same reward, or none was left to train on.
         """
         records = step_records(self.run.store, self.groups.iteration, self.groups.stage)
         first = self._first(records)
@@ -87,6 +89,11 @@ class Reinforcement:
             self.run.store.finish(self._key(step), metrics=metrics)
         self.run.tracking.step(self.groups.stage, metrics, policies[0].trainer.done)
         progress.say(told(step + 1, self.steps.count, metrics))
+        if drawn.unmeasured:
+            progress.say(
+                f"reward.measures weighs {', '.join(drawn.unmeasured)}, which no dialogue of this step has: it counts "
+                "as 0; the environment's page has the names"
+            )
         return metrics
 
     async def _sample(
@@ -142,9 +149,12 @@ class Reinforcement:
     def _check_hope(self, step: int, records: Mapping[int, Metrics]) -> None:
         """Refuse to go on where for a long time nothing could be learned."""
         last = [records[n] for n in range(max(0, step + 1 - self.steps.patience), step + 1)]
-        if len(last) < self.steps.patience or any(one["groups_telling"] for one in last):
+        if len(last) < self.steps.patience:
             return
-        raise _hopeless(last)
+        sooner = self.rules.advantage.gamma < 1  # is better, even if rewards are equal
+        told = any(one["groups_telling"] and one["paths"] for one in last)
+        if not told or (_all_equal(last) and not sooner):
+            raise _hopeless(last)
 
     def _finish(self, learners: Sequence[Learner], records: Mapping[int, Metrics]) -> Metrics:
         """Publish the final weights of all roles. Refuses a run in which nothing was ever learned."""
@@ -165,13 +175,23 @@ class Reinforcement:
         }
 
 
+def _all_equal(last: Sequence[Metrics]) -> bool:
+    """Whether all paths of these steps had one reward. What a critic still makes of it are its own errors."""
+    first = float(last[0]["reward"])
+    return all(
+        not one["reward_error"] and math.isclose(float(one["reward"]), first, abs_tol=1e-12)
+        for one in last
+    )
+
+
 def _hopeless(last: Sequence[Metrics]) -> UserError:
     """Why nothing can be learned, and what to do."""
     if not any(one["paths"] for one in last) and (missing := left_out(last)):
         return UserError(
             f"in the last {len(last)} steps there was no path to learn from; left out: {missing}",
             "look at some of them (coterie report): a path without a reward was not graded, or its reward was no "
-            "number; one that is too long needs a longer max_length",
+            "number; one that is too long for the critic needs a longer critic.train.max_length; one that was cut off "
+            "needs more turns or tokens, or advantage.truncated=train",
         )
     mean, cut = (
         sum(float(one[name]) for one in last) / len(last) for name in ("reward", "truncated")

@@ -38,6 +38,7 @@ def step_metrics(
         "rounds": drawn.rounds,
         "rows_too_long": updated.too_long,
         "trained_tokens": updated.targets,
+        "measures_missing": len(drawn.unmeasured),
         "sampling_seconds": round(sampling, 3),
         "training_seconds": round(training, 3),
         "sampled_tokens_per_second": round(tokens / sampling, 1) if sampling else 0.0,
@@ -51,6 +52,7 @@ LEFT_OUT = {
     "paths_masked": "paths that were cut off",
     "paths_too_long": "paths that are too long",
     "rows_too_long": "rows that are too long",
+    "groups_small": "groups with fewer than two paths",
 }
 """What is said of what was left out of a step, by the number that counts it."""
 

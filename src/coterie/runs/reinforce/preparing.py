@@ -27,7 +27,8 @@ class Rules:
     kl: float = 0.0
     """Weight of the divergence from that as a cost of each token, a part of the reward."""
     always: bool = False
-    """Whether there is something to learn where all rewards are equal: from a divergence, or an entropy bonus."""
+    """Whether there is something to learn where all rewards are equal: from a divergence (in the loss or as a cost), or
+    an entropy bonus."""
 
 
 def prepare(
@@ -40,7 +41,8 @@ def prepare(
     """The paths to train on, with all that objectives read.
 
     Paths of other weights than those that a role has now are dropped and counted; all others are compared before any is
-    left out. Later updates of the step are by newer weights: their ratios are to what was sampled.
+    left out. Later updates of the step are by newer weights: their ratios are to what was sampled. Whether a group
+    tells something is decided by its rewards, before its tokens cost anything.
     """
     fresh = _fresh(drawn.paths, policies)
     found = {"paths_stale": len(drawn.paths) - len(fresh)}
@@ -52,6 +54,7 @@ def prepare(
         fresh = _by_role(
             fresh, policies, lambda one, rows: one.with_reference(rows, groups.temperature)
         )
+    given = fresh
     if rules.kl:
         fresh = [_costly(path, rules.kl) for path in fresh]
     if critic is not None:
@@ -59,6 +62,9 @@ def prepare(
         judged = valued(fresh, critic.trainer.model, training, rules.advantage)
     else:
         judged = compared(fresh, rules.advantage)
+        if rules.kl:  # costs always differ, if only by rounding
+            before = compared(given, rules.advantage)
+            judged = replace(judged, telling=before.telling, counts=before.counts)
     chosen = [path for path in judged.paths if not _masked(path, rules.advantage)]
     found["paths_masked"] = len(judged.paths) - len(chosen)
     if rules.recomputed:

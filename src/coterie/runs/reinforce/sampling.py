@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coterie.engines.protocol import Engine, Sampling
+from coterie.environments.checking import drawn
 from coterie.environments.protocol import Environment
 from coterie.progress import Progress
 from coterie.rewards.path_reward import PathReward
@@ -33,7 +34,8 @@ class Drawn:
     paths: list[Path] = field(default_factory=list)
     played: int = 0
     """Samples, failed ones included."""
-    sampled_tokens: int = 0
+    unmeasured: tuple[str, ...] = ()
+    """Measures that ``reward.measures`` weighs, and that no dialogue of the step has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +80,25 @@ class Groups:
             )
             if enough(found):
                 break
+        found.unmeasured = self._unmeasured(step)
         return found
+
+    def _unmeasured(self, step: int) -> tuple[str, ...]:
+        weighed = self.reward.settings.measures
+        if not weighed:
+            return ()
+        played = self.run.store.metrics(self.iteration, place(self.stage, step))
+        known = {name for key, measures in played.items() if key.task for name in measures}
+        return tuple(name for name in weighed if name not in known)
 
     def _tasks(self, found: Drawn) -> list[Task]:
         """The next draw, without what the step has already; none if there is nothing else."""
         count, known = self.settings.drawn, set(found.tasks)
-        drawn = self.environment.tasks("train", count, self.seed, [count] * found.draws)
+        before = [count] * found.draws
+        given = drawn(self.environment, "train", count, self.seed, before)
         found.draws += 1
         found.rounds += 1
-        return [task for task in drawn if task.id not in known]
+        return [task for task in given if task.id not in known]
 
     async def _play(
         self,

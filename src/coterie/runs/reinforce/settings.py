@@ -81,6 +81,18 @@ class AdvantageSettings(Settings):
         source="DAPO section 3.4: mask, or punish its length",
     )
 
+    @model_validator(mode="after")
+    def _refuse_unused(self) -> Self:
+        fields = type(self).model_fields
+        own = ("gamma", "lam", "whiten")
+        changed = [name for name in own if getattr(self, name) != fields[name].default]
+        if changed and self.baseline != "values":
+            raise ValueError(
+                f"{', '.join(changed)} mean nothing with baseline={self.baseline}: a path that is compared with others "
+                "has one advantage; leave them out, or use baseline=values"
+            )
+        return self
+
 
 class StepSettings(Settings):
     """How many steps there are, and what each makes of its paths."""
