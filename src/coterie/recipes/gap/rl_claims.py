@@ -37,20 +37,20 @@ BASE, SFT, DAPO, GRPO, PPO = "base", "SFT", "DAPO", "GRPO", "PPO"
 MORE, EPOCHS, REJECTION = "more SFT", "more epochs", "rejection fine-tuning"
 CONTROLS = (MORE, EPOCHS, REJECTION)
 REINFORCED = ("method=rl",)
+ONE_DRAW = (
+    "rl.rollout.rounds=1", "rl.loss.clip_high=0.2", "rl.loss.dual_clip=3", "rl.loss.kl=0.001",
+    "rl.loss.divergence=k3_forward",
+)  # fmt: skip
 WORDS = {
-    DAPO: (*REINFORCED, "rl.update.learning_rate=1.0e-3"),
-    GRPO: (
-        *REINFORCED, "rl.update.learning_rate=1.0e-3", "rl.rollout.rounds=1", "rl.loss.clip_high=0.2",
-        "rl.loss.dual_clip=3", "rl.loss.kl=0.001", "rl.loss.divergence=k3_forward",
-    ),
+    DAPO: REINFORCED,
+    GRPO: (*REINFORCED, *ONE_DRAW),
     PPO: (
-        *REINFORCED, "rl.update.learning_rate=1.0e-3", "rl.rollout.rounds=1", "rl.loss.clip_high=0.2",
-        "rl.loss.dual_clip=3", "rl.loss.kl=0.001", "rl.loss.divergence=k3_forward", "rl.advantage.baseline=values",
-        "rl.rollout.samples=1", "rl.rollout.tasks=256", "rl.critic.train.learning_rate=1.0e-3",
+        *REINFORCED, *ONE_DRAW, "rl.advantage.baseline=values", "rl.rollout.samples=1", "rl.rollout.tasks=256",
+        "rl.critic.train.learning_rate=1.0e-3",
     ),
-    MORE: ("train.learning_rate=2.5e-4",),
-    EPOCHS: ("train.learning_rate=2.5e-4",),
-    REJECTION: ("train.learning_rate=2.5e-4",),
+    MORE: ("train.learning_rate=5.0e-4",),
+    EPOCHS: ("train.learning_rate=5.0e-4",),
+    REJECTION: ("train.learning_rate=5.0e-4",),
 }  # fmt: skip
 """What each method is told beside the preset of ``gap/tiny``."""
 
