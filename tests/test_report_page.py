@@ -119,6 +119,12 @@ def test_a_run_before_training_shows_one_number_and_no_change(tmp_path):
     assert 'class="before"' not in html
 
 
+def test_a_run_that_is_evaluated_after_its_training_alone_does_not_say_that_it_was_before(tmp_path):
+    report = sample_report(2)
+    html = render(dataclasses.replace(report, iterations=report.iterations[-1:]), tmp_path)
+    assert html.count('<span class="change">after iteration 2</span>') == 2
+
+
 def test_marks_are_exactly_the_trained_tokens(tmp_path):
     report = sample_report()
     views = [v for e in report.examples for v in (e.before, e.after) if v]

@@ -105,7 +105,11 @@ def stage_grades(run: Run, step: Step) -> GradeMeans:
 def first_and_last(
     run: Run, versions: Sequence[int], task: Task, model: LoadedModel
 ) -> tuple[DialogueView | None, DialogueView | None]:
-    """A held-out task's dialogue of the first policy, and of the last one if there are several."""
-    before = held_out_dialogue(run, versions[0], task, model)
-    after = held_out_dialogue(run, versions[-1], task, model) if len(versions) > 1 else None
-    return before, after
+    """A held-out task's dialogue of the policy before training, and of the last one after it, where there are any."""
+    if len(versions) > 1:
+        before, after = (
+            held_out_dialogue(run, one, task, model) for one in (versions[0], versions[-1])
+        )
+        return before, after
+    only = held_out_dialogue(run, versions[0], task, model)
+    return (None, only) if versions[0] else (only, None)

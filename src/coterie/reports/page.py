@@ -30,6 +30,7 @@ class Headline:
     after: str | None
     """``None`` as long as no iteration of training is finished."""
     change: str
+    """From the one to the other; of one number alone when it was measured."""
     detail: str
     chart: charts.Chart
 
@@ -107,12 +108,13 @@ def _headlines(points: list[IterationPoint], metric: str, planned: int) -> tuple
         return ()
     first, last = points[0], points[-1]
     trained = last is not first
-    score_change, tokens_change, interval = "", "", _interval(first)
+    when = f"after iteration {first.iteration}" if first.iteration else "before training"
+    score_change, tokens_change, interval = when, when, _interval(first)
     if trained:
         score_change = signed(last.score - first.score, 3)
         interval = f"{interval} → {_interval(last)}"
-        if first.tokens:
-            tokens_change = f"{signed(100 * (last.tokens / first.tokens - 1))}%"
+        change = last.tokens / first.tokens - 1 if first.tokens else None
+        tokens_change = "" if change is None else f"{signed(100 * change)}%"
     return (
         Headline(
             f"Score ({metric})",

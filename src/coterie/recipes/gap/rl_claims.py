@@ -48,7 +48,7 @@ WORDS = {
         *REINFORCED, *ONE_DRAW, "rl.advantage.baseline=values", "rl.rollout.samples=1", "rl.rollout.tasks=256",
         "rl.critic.train.learning_rate=1.0e-3",
     ),
-    MORE: ("train.learning_rate=5.0e-4",),
+    MORE: ("train.learning_rate=2.5e-4",),
     EPOCHS: ("train.learning_rate=5.0e-4",),
     REJECTION: ("train.learning_rate=5.0e-4",),
 }  # fmt: skip
