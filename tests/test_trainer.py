@@ -124,6 +124,7 @@ def test_what_is_left_out_is_counted_over_restarts(tmp_path):
     assert (report.steps, report.rows) == (3, 24)
     assert (report.dropped_too_long, report.dropped_empty) == (3, 3)
     assert report.tokens == 3 * sum(len(row.ids) for row in rows)
+    assert report.targets == 3 * sum(row.target_count for row in rows)
 
 
 def test_a_training_that_is_cut_counts_what_it_leaves_out_once(tmp_path):

@@ -123,6 +123,7 @@ def test_rows_that_cannot_be_trained_are_dropped_and_counted(tmp_path):
     assert (report.rows, report.dropped_too_long, report.dropped_empty) == (8, 1, 2)
     assert metrics_of(tmp_path)[0]["rows_dropped"] == 3
     assert report.tokens == sum(len(row.ids) for row in rows)
+    assert report.targets == sum(row.target_count for row in rows)
     with pytest.raises(UserError, match="1 are longer than 64"):
         train(tiny_llama(), [long], SETTINGS, tmp_path / "none")
 

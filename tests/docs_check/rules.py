@@ -67,6 +67,7 @@ STEPS = (
     "policy.train.max_steps=1 policy.train.batch_rows=2 policy.train.max_length=4096"
 )
 BRIEF = f"rollout.tasks=2 rollout.repeats=2 {BRIEF_TURNS} {STEPS}"
+TINY_RL = f"{EVALUATED} traces.tasks=16 train.epochs=1 rl.steps.count=1 rl.rollout.tasks=4 rl.rollout.samples=2"
 FEW = "tasks=2 max_tokens=16"
 REINFORCED = (
     "rollout.tasks=2 rollout.samples=2 rollout.rounds=1 rollout.max_tokens=96 steps.count=1 "
@@ -106,8 +107,10 @@ RULES = (
     Rule("coterie run rl/grpo", has="engine.kind=vllm", instead=KEYS),
     Rule("coterie run rl/grpo", REINFORCED),
     Rule("coterie run rl/dapo", REINFORCED),
+    Rule("coterie run gap/tiny", TINY_RL, has="method=sft_rl"),
     Rule("coterie run gap/tiny", f"{EVALUATED} traces.tasks=16 train.epochs=1"),
     Rule("coterie reproduce gap-sft", "traces.tasks=16 evaluate.tasks=40"),
+    Rule("coterie reproduce gap", f"{TINY_RL} --gate"),
     Rule("coterie run gap/code", f"{EVALUATED} {TRACES}"),
     Rule("coterie run gap/mhqa", f"{EVALUATED} {TRACES} train.target_tokens=8", has="form=closed"),
     Rule(

@@ -112,6 +112,14 @@ MUTANTS = (
         (f"{TRAINER}test_what_is_left_out_is_counted_over_restarts",),
     ),
     Mutant(
+        "batches-targets-of-rows-that-are-left-out",
+        "training/batches.py",
+        "for row in groups[i]) for i in kept],\n        counts",
+        "for row in groups[i]) for i in range(len(items))],\n        counts",
+        "targets of rows that are not trained count as trained",
+        (f"{TRAINER}test_what_is_left_out_is_counted_over_restarts",),
+    ),
+    Mutant(
         "loop-left-out-items-counted-again",
         "training/loop.py",
         "    if trainer.done == 0:\n",

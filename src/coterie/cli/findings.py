@@ -1,9 +1,10 @@
-"""What every ``coterie reproduce`` prints: a table of results, one of claims, and one JSON object."""
+"""What every ``coterie reproduce`` prints: tables of results, one of claims, and one JSON object."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 
 import typer
 from rich.table import Table
@@ -15,7 +16,7 @@ from coterie.terminal.console import results
 ENOUGH = 500
 """Held-out tasks a seed that a claim needs."""
 WIDTH = 120
-"""Columns that the table of results needs."""
+"""Columns that the tables of results need."""
 
 
 def print_findings(folder: Path, tested: ClaimResults) -> None:
@@ -23,6 +24,8 @@ def print_findings(folder: Path, tested: ClaimResults) -> None:
     found, claims = tested.found, tested.claims
     _write_tasks(folder / "held_out.jsonl", found.tasks)
     results(WIDTH).print(_table(found.rows))
+    if any(result.means for result in found.rows):
+        results(WIDTH).print(_means_table(found.rows))
     results().print(_claims_table(claims))
     shown = {"claims": [asdict(claim) for claim in claims], "rows": [r.row for r in found.rows]}
     print(json.dumps(shown))
@@ -60,25 +63,29 @@ def _table(results: Sequence[PolicyResult]) -> Table:
     few = any(result.n < ENOUGH for result in results)
     note = f" (fewer than {ENOUGH} tasks: for trying out, not a test)" * few
     table = Table(title=f"held-out results{note}", box=None)
-    names = list(dict.fromkeys(name for result in results for name in result.means))
-    heads = (name.replace("_", " ") for name in names)
-    titles = ("method", "seed", "iteration", "n", "score", "tokens", *heads, "rows", "steps")
-    table.add_column(titles[0], min_width=max(len(result.method) for result in results))
-    for title in titles[1:]:
+    table.add_column("method", min_width=max(len(result.method) for result in results))
+    for title in ("seed", "iteration", "n", "score", "tokens", "rows", "steps"):
         table.add_column(title, justify="right")
     for r in results:
-        more = [f"{r.means[name]:.2f}" if name in r.means else "" for name in names]
-        cells = (
-            r.seed,
-            r.iteration,
-            r.n,
-            f"{r.score:.3f}",
-            f"{r.tokens:.1f}",
-            *more,
-            r.rows,
-            r.steps,
-        )
-        table.add_row(r.method, *map(str, cells))
+        counts = (r.seed, r.iteration, r.n, f"{r.score:.3f}", f"{r.tokens:.1f}", r.rows, r.steps)
+        table.add_row(r.method, *map(str, counts))
+    return table
+
+
+def _means_table(results: Sequence[PolicyResult]) -> Table:
+    """What grades say besides: a row for each measure, a column for each method's newest policy."""
+    newest = {(r.method, r.seed): r for r in results}
+    methods = list(dict.fromkeys(r.method for r in results))
+    table = Table(title="means of each method's newest policies", box=None)
+    table.add_column("")
+    for method in methods:
+        table.add_column(method, justify="right")
+    for name in dict.fromkeys(name for r in results for name in r.means):
+        values = [
+            [r.means[name] for (of, _), r in newest.items() if of == method and name in r.means]
+            for method in methods
+        ]
+        table.add_row(name.replace("_", " "), *(f"{fmean(v):.2f}" if v else "" for v in values))
     return table
 
 

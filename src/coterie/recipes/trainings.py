@@ -36,14 +36,10 @@ def train_role(
     settings: TrainingSettings,
     progress: Progress,
     *,
-    targets: int,
     objective: Objective[Any] | None = None,
     role: str,
 ) -> Metrics:
-    """Train a role's model on items that have ``targets`` tokens as targets; SFT on rows by default.
-
-    ``trained_tokens`` of the metrics is in proportion where items are too long, or the last epoch is cut.
-    """
+    """Train a role's model on items; SFT on rows by default."""
     folder, tracker = run.training_folder(iteration, role), run.tracking.of(role)
     if launches(settings):
         report = train_on_ranks(
@@ -56,7 +52,7 @@ def train_role(
             progress=progress,
             tracker=tracker,
         )
-    return trained_metrics(report, len(items), round(targets * report.rows / len(items)))
+    return trained_metrics(report, len(items))
 
 
 def imitate(
@@ -89,9 +85,8 @@ def imitate(
             "`coterie report` shows the scores; sample more dialogues, or select by another rule",
         )
     model = recipe.models(run).load_to_train(role, recipe.newest(run, role, iteration))
-    targets = sum(row.target_count for row in found)
     seeded = recipe.seeded(settings, iteration)
-    return train_role(run, iteration, model, found, seeded, progress, targets=targets, role=role)
+    return train_role(run, iteration, model, found, seeded, progress, role=role)
 
 
 def prefer(
@@ -117,25 +112,18 @@ def prefer(
     )
     return train_role(
         *(run, iteration, model, known, settings, progress),
-        targets=targets_of(pairs),
         objective=DPO(objective),
         role=role,
     )
 
 
-def targets_of(pairs: Sequence[Pair]) -> int:
-    """Tokens of both sides of pairs that are targets."""
-    sides = (side for pair in pairs for side in (pair.chosen, pair.rejected))
-    return sum(row.target_count for side in sides for row in side)
-
-
-def trained_metrics(report: TrainingReport, items: int, trained_tokens: int) -> Metrics:
+def trained_metrics(report: TrainingReport, items: int) -> Metrics:
     """What to remember of a training that was given so many items."""
     dropped = report.dropped_too_long + report.dropped_empty
     return {
         "rows": items - dropped,
         "dropped": dropped,
-        "trained_tokens": trained_tokens,
+        "trained_tokens": report.targets,
         "steps": report.steps,
         "loss": report.last_loss,
         "weights": weight_hash(report.final),

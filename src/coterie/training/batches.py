@@ -31,6 +31,8 @@ class Batch(Generic[Item]):
     """Which items are drawn together; "" is by itself."""
     sequences: Sequence[Sequence[Ids]]
     """The sequences of each item."""
+    targets: Sequence[int]
+    """How many targets each item has, in all its rows."""
     counts: Sequence[float]
     """Each item's share of the denominator of its step."""
     names: Sequence[str]
@@ -69,6 +71,7 @@ def usable(items: Sequence[Item], objective: Objective[Item], max_length: int) -
         items=[items[i] for i in kept],
         groups=[objective.group(items[i]) for i in kept],
         sequences=[[row.ids for row in groups[i]] for i in kept],
+        targets=[sum(row.target_count for row in groups[i]) for i in kept],
         counts=[counts[i] for i in kept],
         names=[groups[i][0].origin or f"number {i}" for i in kept],
         too_long=too_long,

@@ -36,6 +36,8 @@ class TrainingReport:
     """Items left out because nothing in them counts (no targets, weight 0)."""
     tokens: int
     """Tokens of all rows that were trained, padding not counted."""
+    targets: int
+    """Tokens of these that are targets."""
     computed_tokens: int
     """Tokens that went forward and backward: beginnings that rows shared count once."""
     first_loss: float
@@ -59,6 +61,7 @@ class Counts:
     too_long: int = 0
     empty: int = 0
     tokens: int = 0
+    targets: int = 0
     computed_tokens: int = 0
 
 
@@ -203,6 +206,7 @@ class Record:
             dropped_too_long=self.counts.too_long,
             dropped_empty=self.counts.empty,
             tokens=self.counts.tokens,
+            targets=self.counts.targets,
             computed_tokens=self.counts.computed_tokens,
             first_loss=self._losses[0],
             last_loss=sum(tail) / len(tail),

@@ -237,6 +237,7 @@ class Trainer(Generic[Item]):
         counts.too_long += batch.too_long
         counts.empty += batch.empty
         counts.tokens += batch.tokens
+        counts.targets += sum(batch.targets)
         counts.computed_tokens += sum(family.nodes for family in families)
 
     def _gradient(

@@ -322,11 +322,10 @@ class GapData(Recipe):
             f"one row, with what is not trained in brackets:\n{shown_row(model.renderer, found[0])}"
         )
         own = self._as_long(found, model, self.seeded(self.settings.train.plain, iteration))
-        targets = sum(row.target_count for row in found)
-        progress.say(f"targets: {targets:,} tokens in {len(found)} rows")
-        return train_role(
-            run, iteration, model, found, own, progress, targets=targets, role=self.leading
-        )
+        fitting = [row for row in found if len(row.ids) <= self.settings.train.max_length]
+        targets = sum(row.target_count for row in fitting)
+        progress.say(f"targets: {targets:,} tokens an epoch, in {len(fitting)} rows that fit")
+        return train_role(run, iteration, model, found, own, progress, role=self.leading)
 
     def _as_long(
         self, found: Sequence[Row], model: LoadedModel, own: TrainingSettings

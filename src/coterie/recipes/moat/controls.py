@@ -59,6 +59,6 @@ class ContinuedSFT(Moat):
             whole = {"batch_rows": 2 * s.align.train.batch_rows, "epochs": s.align.train.epochs}
             train = train.model_copy(update=whole)
         found = [row for task in tasks for row in self.right_rows(task, role)]
-        targets, own = sum(row.target_count for row in found), self.seeded(train, iteration)
+        own = self.seeded(train, iteration)
         model = self.to_train(run, role, iteration)
-        return train_role(run, iteration, model, found, own, progress, targets=targets, role=role)
+        return train_role(run, iteration, model, found, own, progress, role=role)

@@ -142,9 +142,9 @@ class MoatData(Recipe):
         s = self.settings
         train = s.start.train if s.start.enabled and iteration == 0 else s.improve.train
         found = [row for task in self.train_tasks(iteration) for row in self.right_rows(task, role)]
-        targets, own = sum(row.target_count for row in found), self.seeded(train, iteration)
+        own = self.seeded(train, iteration)
         model = self.to_train(run, role, iteration)
-        return train_role(run, iteration, model, found, own, progress, targets=targets, role=role)
+        return train_role(run, iteration, model, found, own, progress, role=role)
 
     def right_rows(self, task: Task, role: str) -> list[Row]:
         """The row of what a role should say of a task: the plan, or the actions for it."""

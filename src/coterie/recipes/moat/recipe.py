@@ -132,8 +132,7 @@ class Moat(MoatData):
         """SFT of the grounder on these rows."""
         grounder = self.to_train(run, GROUNDER, i)
         rows, own = self.corrected_rows(run, i), self.seeded(self.settings.improve.train, i)
-        targets = sum(row.target_count for row in rows)
-        return train_role(run, i, grounder, rows, own, progress, targets=targets, role=GROUNDER)
+        return train_role(run, i, grounder, rows, own, progress, role=GROUNDER)
 
     async def measure_half(self, run: Run, i: int, progress: Progress) -> Metrics:
         """J of the planner that was just aligned, with the grounder as it was."""

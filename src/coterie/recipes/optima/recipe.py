@@ -98,8 +98,8 @@ class Optima(OptimaData):
         rows = self.rows(run, i, policy)
         if not rows:
             raise nothing_selected(i, self.settings)
-        own, targets = self.seeded(self.settings.train, i), sum(row.target_count for row in rows)
-        return train_role(run, i, policy, rows, own, progress, targets=targets, role=POLICY)
+        own = self.seeded(self.settings.train, i)
+        return train_role(run, i, policy, rows, own, progress, role=POLICY)
 
     # -- an iteration of DPO --------------------------------------------------------------------
 

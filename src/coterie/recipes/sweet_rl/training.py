@@ -7,7 +7,7 @@ from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
 from coterie.recipes.sweet_rl.data import FIRST, PRIVILEGED, SweetData, pairs, rewards, seen
 from coterie.recipes.sweet_rl.settings import CriticSettings, PolicySettings
-from coterie.recipes.trainings import prefer, targets_of, train_role
+from coterie.recipes.trainings import prefer, train_role
 from coterie.runs.folder import Run
 from coterie.runs.selected import selected
 from coterie.training.classifier import Classifier
@@ -39,8 +39,8 @@ def imitate(recipe: SweetData, run: Run, settings: TrainingSettings, progress: P
             "no dialogue succeeded, so there is nothing to imitate", "sample more tasks"
         )
     model = recipe.models(run).load_to_train(POLICY, 0)
-    own, targets = recipe.seeded(settings, FIRST), sum(row.target_count for row in chosen)
-    return train_role(run, FIRST, model, chosen, own, progress, targets=targets, role=POLICY)
+    own = recipe.seeded(settings, FIRST)
+    return train_role(run, FIRST, model, chosen, own, progress, role=POLICY)
 
 
 def train_critic(recipe: SweetData, run: Run, s: CriticSettings, progress: Progress) -> Metrics:
@@ -51,7 +51,6 @@ def train_critic(recipe: SweetData, run: Run, s: CriticSettings, progress: Progr
         return prefer(run, FIRST, model, found, s.objective, own, progress, role=CRITIC)
     return train_role(
         *(run, FIRST, model, found, own, progress),
-        targets=targets_of(found),
         objective=Regression(),
         role=CRITIC,
     )
@@ -71,7 +70,6 @@ def foretell(recipe: SweetData, run: Run, s: CriticSettings, progress: Progress)
             items.append(labelled(shown, succeeded, group=tree.task))
     return train_role(
         *(run, FIRST, model, items, recipe.seeded(s.train, FIRST), progress),
-        targets=sum(row.target_count for item in items for row in item.rows),
         objective=Classifier(),
         role=CRITIC,
     )
