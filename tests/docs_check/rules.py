@@ -74,6 +74,10 @@ REINFORCED = (
     f"loss.entropy=0.01 {EVALUATED}"
 )
 """With a bonus for entropy there is always something to learn."""
+TWO_STEPS = (
+    "rl.rollout.tasks=2 rl.rollout.draw=2 rl.rollout.rounds=1 rl.rollout.samples=2 rl.rollout.max_tokens=16 "
+    "rl.loss.entropy=0.01 rl.update.max_length=4096 rl.update.tokens_per_microbatch=4096"
+)
 ON_ROWS = (
     "dataset=2wiki dataset.source=sample environment=mhqa environment.prompt=closed tools=[] model=tiny-exchange "
     f"update.max_length=1024 {REINFORCED}"
@@ -110,9 +114,15 @@ RULES = (
     Rule("coterie run gap/tiny", TINY_RL, has="method=sft_rl"),
     Rule("coterie run gap/tiny", f"{EVALUATED} traces.tasks=16 train.epochs=1"),
     Rule("coterie reproduce gap-sft", "traces.tasks=16 evaluate.tasks=40"),
-    Rule("coterie reproduce gap", f"{TINY_RL} --gate"),
+    Rule("coterie reproduce gap", f"{TINY_RL} evaluate.tasks=40 --gate"),
     Rule("coterie run gap/code", f"{EVALUATED} {TRACES}"),
     Rule("coterie run gap/mhqa", f"{EVALUATED} {TRACES} train.target_tokens=8", has="form=closed"),
+    Rule(
+        "coterie run gap/mhqa",
+        f"{EVALUATED} {TRACES} {TWO_STEPS}",
+        has="rl.steps.count=2",
+        instead={"data": "sample"},
+    ),
     Rule(
         "coterie run gap/mhqa",
         f"{EVALUATED} {TRACES}",
