@@ -216,6 +216,7 @@ REFUSED = [
     (["rollout.top_p=0.9"], "samples from a part of the distribution"),
     (["rollout.samples=1"], "compared with the others"),
     (["rollout.rounds=3", "rollout.samples=1"], "gives each task one path"),
+    (["steps.minibatches=3", "rollout.tasks=2"], "at most as many minibatches as tasks"),
     (["reward.overlong=1"], "overlong needs"),
     (["reward.overlong_limit=9"], "mean nothing without overlong"),
     (["update.epochs=3"], "mean nothing in reinforcement learning"),

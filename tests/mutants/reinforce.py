@@ -52,6 +52,8 @@ MUTANTS = (
            "(iteration, stage) in steps", "a fork loses what the steps sampled", FORK),
     _fault("top-p", f"{FOLDER}settings.py", "        if self.top_p < 1:", "        if self.top_p < 0:",
            "a part of the distribution is sampled from", REFUSED),
+    _fault("too-many-minibatches", "recipes/reinforcing.py", "if self.steps.minibatches > self.rollout.tasks:", "if False:",
+           "there are quietly fewer optimiser steps than were asked for", REFUSED),
     _fault("groups-lost", f"{FOLDER}updating.py", "frozenset(order[part::parts])", "frozenset(order[part:parts])",
            "groups are in no minibatch", PARTS),
     _fault("same-order", f"{FOLDER}updating.py", 'random.Random(f"{seed}/{epoch}")', 'random.Random(f"{seed}")',

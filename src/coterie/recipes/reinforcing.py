@@ -79,11 +79,16 @@ class ReinforceSettings(Settings):
         return self.advantage.baseline == "values"
 
     @model_validator(mode="after")
-    def _refuse_lone_paths(self) -> Self:
+    def _refuse_groups_that_cannot_work(self) -> Self:
         if not self.has_critic and self.rollout.samples < 2:
             raise ValueError(
                 f"rollout.samples={self.rollout.samples}: a path is compared with the others of its task; use 2 "
                 "or more, or advantage.baseline=values"
+            )
+        if self.steps.minibatches > self.rollout.tasks:
+            raise ValueError(
+                f"steps.minibatches={self.steps.minibatches} of rollout.tasks={self.rollout.tasks}: the groups of a task "
+                "stay together; use at most as many minibatches as tasks"
             )
         return self
 

@@ -39,7 +39,10 @@ class Updated:
 def minibatches(
     tasks: Sequence[str], settings: StepSettings, seed: str
 ) -> Iterator[frozenset[str]]:
-    """The tasks of each optimiser step of a step. An epoch sees each once; sizes differ by one at most."""
+    """The tasks of each optimiser step of a step. An epoch sees each once; sizes differ by one at most.
+
+    There are fewer steps than ``minibatches`` where fewer tasks are left.
+    """
     for epoch in range(settings.epochs):
         order = sorted(set(tasks))
         random.Random(f"{seed}/{epoch}").shuffle(order)
