@@ -87,8 +87,8 @@ class ReinforceSettings(Settings):
             )
         if self.steps.minibatches > self.rollout.tasks:
             raise ValueError(
-                f"steps.minibatches={self.steps.minibatches} of rollout.tasks={self.rollout.tasks}: the groups of a task "
-                "stay together; use at most as many minibatches as tasks"
+                f"steps.minibatches={self.steps.minibatches} of rollout.tasks={self.rollout.tasks}: the groups of a "
+                "task stay together; use at most as many minibatches as tasks"
             )
         return self
 
