@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 190, 34
 """Of a task's box, in pixels."""
 APART, BELOW = 46, 10
 """Pixels between columns, and between boxes of a column."""
-LETTERS = 26
+LETTERS = 22
 """Of a task's text in its box."""
 MOST = 60
 """Tasks of a plan that is drawn."""
