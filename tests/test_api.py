@@ -134,6 +134,7 @@ def test_a_loop_of_ones_own_is_short_and_runs(tmp_path: Path) -> None:
     assert (tmp_path / "loop/final/model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / "loop.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"

@@ -64,6 +64,7 @@ def test_the_environment_is_played_and_trained_on(cli: Cli) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_recipe_runs_is_resumed_reported_and_evaluated(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,6 @@
 """Trainings on ranks that coterie starts and ends: weights of one process, ranks that die or never come, refusals."""
 
 import json
-import os
-import signal
-import threading
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -104,6 +100,7 @@ def test_two_ranks_end_with_the_log_probs_of_one(saved, tmp_path, settings, kind
     assert torch.equal(held_out(saved.model), before), "the model itself is left as it is"
     one = train(saved.model, items, settings, tmp_path / "one", objective=objective)
     assert (report.steps, report.rows) == (one.steps, one.rows)
+    assert report.targets == one.targets
     assert watched.total == one.steps == len(watched.losses)
     assert watched.closed
     assert report.first_loss == pytest.approx(one.first_loss, abs=1e-5)
@@ -148,40 +145,41 @@ def test_a_value_head_goes_on_ranks_and_comes_back(saved, tmp_path, settings):
     assert (found - right).abs().max() < 1e-4
 
 
+DIES = """
+import os, signal
+from pathlib import Path
+from coterie.training.sft import SFT
+
+RUN = Path({folder!r})
+
+class Dies(SFT):
+    def losses(self, items, logprobs):
+        saved = [int(found.name[-8:]) for found in RUN.glob("checkpoint-????????")]
+        if os.environ["RANK"] == "1" and max(saved, default=0) >= 2 and not (RUN / "died").exists():
+            (RUN / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().losses(items, logprobs)
+"""
+
+
 @pytest.mark.ranks
 def test_a_rank_that_dies_ends_the_training_which_goes_on_next_time(saved, tmp_path):
-    settings = TWO.model_copy(update={"save_every_steps": 1, "epochs": 12})
+    settings = TWO.model_copy(update={"save_every_steps": 1})
     whole = train(load(tmp_path / "model").model, some_rows(), settings, tmp_path / "one")
-    folder, killed = tmp_path / "two", []
-
-    def kill() -> None:
-        while not (folder / "checkpoint-00000002").exists():
-            time.sleep(0.02)
-        ranks = [
-            child
-            for child in psutil.Process().children(recursive=True)
-            if "coterie.training.rank" in child.cmdline() and child.environ().get("RANK") == "1"
-        ]
-        (victim,) = [
-            child for child in ranks if "accelerate.commands.launch" not in child.cmdline()
-        ]
-        killed.append(victim.pid)
-        os.kill(victim.pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
+    folder, file = tmp_path / "two", tmp_path / "dies.py"
+    file.write_text(DIES.format(folder=str(folder)))
+    objective = at_place(f"{file}:Dies")()
     with pytest.raises(
         UserError, match=r"(?s)a rank of 2 died.*goes on from its last checkpoint.*SIGKILL"
     ):
-        train_on_ranks(saved, some_rows(), settings, folder, SFT(), Silent(), NoTracker())
-    thread.join()
+        train_on_ranks(saved, some_rows(), settings, folder, objective, Silent(), NoTracker())
     assert not any(
         "coterie.training.rank" in c.cmdline() for c in psutil.Process().children(recursive=True)
     )
     done = max(int(found.name[-8:]) for found in folder.glob("checkpoint-*"))
     assert 2 <= done < whole.steps
     watched = Steps()
-    report = train_on_ranks(saved, some_rows(), settings, folder, SFT(), watched, NoTracker())
+    report = train_on_ranks(saved, some_rows(), settings, folder, objective, watched, NoTracker())
     assert report.steps == whole.steps
     assert len(watched.losses) == whole.steps - done
     assert report.last_loss == pytest.approx(whole.last_loss, abs=1e-3)

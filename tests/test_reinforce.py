@@ -216,7 +216,6 @@ REFUSED = [
     (["rollout.top_p=0.9"], "samples from a part of the distribution"),
     (["rollout.samples=1"], "compared with the others"),
     (["rollout.rounds=3", "rollout.samples=1"], "gives each task one path"),
-    (["steps.minibatches=3", "rollout.tasks=2"], "at most as many minibatches as tasks"),
     (["reward.overlong=1"], "overlong needs"),
     (["reward.overlong_limit=9"], "mean nothing without overlong"),
     (["update.epochs=3"], "mean nothing in reinforcement learning"),
@@ -239,13 +238,21 @@ def test_lone_paths_are_refused_wherever_there_is_reinforcement_learning() -> No
     settings("gap/tiny", [*own, "rl.advantage.baseline=values"])
 
 
-def test_ranks_and_missing_terms_are_refused_before_the_run(tmp_path: Path) -> None:
+def test_what_cannot_work_is_refused_before_the_run(tmp_path: Path) -> None:
     for own, message in (
         (["update.processes=2"], "start ranks"),
+        (["steps.minibatches=3", "rollout.tasks=2"], "minibatches=3 is more than rollout.tasks=2"),
         ([f"reward.terms={{{tmp_path}/none.py:term: 1}}"], "none.py"),
     ):
         with pytest.raises(UserError, match=message):
             made("rl/grpo", [*SMALL, *own]).check()
+
+
+def test_as_many_minibatches_as_tasks_are_not_refused() -> None:
+    try:
+        made("rl/grpo", [*SMALL, "steps.minibatches=2", "rollout.tasks=2"]).check()
+    except UserError as refusal:
+        pytest.fail(refusal.what)
 
 
 def test_the_minibatches_of_an_epoch_have_each_group_once() -> None:

@@ -119,6 +119,7 @@ def test_an_honest_answer_is_not_late_because_others_are_busy() -> None:
     assert busy.failed == "timeout"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="the suite above has run as an ordinary user")
 @pytest.mark.parametrize("nsjail", JAILS, ids=["bubblewrap", "nsjail"])
 def test_the_same_as_an_ordinary_user(nsjail: str) -> None:

@@ -127,6 +127,13 @@ def test_what_is_left_out_is_counted_over_restarts(tmp_path):
     assert report.targets == 3 * sum(row.target_count for row in rows)
 
 
+def test_the_targets_of_a_pair_are_those_of_both_sides(tmp_path):
+    own = pairs()
+    report = train(tiny_llama(), own, SETTINGS, tmp_path, objective=DPO(DPOSettings()))
+    sides = [row for pair in own for row in (*pair.chosen, *pair.rejected)]
+    assert report.targets == SETTINGS.epochs * sum(row.target_count for row in sides)
+
+
 def test_a_training_that_is_cut_counts_what_it_leaves_out_once(tmp_path):
     rows = [*some_rows(16), Row((2,) * 65, (Target(3, 65, "script"),)), Row((2, 3), ())]
     settings = SETTINGS.model_copy(update={"save_every_steps": 1})

@@ -1,5 +1,6 @@
 """Checkpoints of a training: killed and resumed, unfinished, finished, another one, on two ranks."""
 
+import json
 import os
 import shutil
 import socket
@@ -89,6 +90,29 @@ def test_a_finished_training_is_not_done_again(tmp_path):
     again = train(model, some_rows(), SETTINGS, tmp_path, progress=StopAt(0))
     assert again == done
     assert weight_hash(model) == weight_hash(done.final)
+
+
+def without_targets(file, *keys):
+    """What a version of before wrote, which did not count targets."""
+    facts = json.loads(file.read_text())
+    found = facts
+    for key in keys:
+        found = found[key]
+    del found["targets"]
+    file.write_text(json.dumps(facts))
+
+
+def test_a_training_that_an_older_version_wrote_is_refused(tmp_path):
+    train(tiny_llama(), some_rows(), SETTINGS, tmp_path / "done")
+    without_targets(tmp_path / "done" / "final" / "training.json", "report")
+    settings = with_(save_every_steps=1)
+    with pytest.raises(Stop):
+        train(tiny_llama(), some_rows(), settings, tmp_path / "begun", progress=StopAt(2))
+    without_targets(checkpoint.newest_checkpoint(tmp_path / "begun") / "state.json", "counts")
+    for name in ("done", "begun"):
+        with pytest.raises(UserError, match="it has no 'targets'") as refusal:
+            train(tiny_llama(), some_rows(), SETTINGS, tmp_path / name)
+        assert f"remove {tmp_path / name}:" in refusal.value.todo
 
 
 def test_another_training_in_the_folder_is_refused_and_can_be_replaced(tmp_path):

@@ -4,6 +4,7 @@ from tests.mutation.mutant import Mutant
 
 PROGRESS = "tests/test_progress.py::"
 FILE = "tests/test_config_file.py::"
+FINDINGS = "tests/test_findings.py::"
 
 MUTANTS = (
     Mutant(
@@ -62,5 +63,29 @@ MUTANTS = (
         'role == "none"',
         "a model is exported, and then refused by the hub",
         ("tests/test_export_model.py::test_a_token_that_the_hub_would_refuse_is_refused",),
+    ),
+    Mutant(
+        "findings-as-narrow-as-the-terminal",
+        "cli/findings.py",
+        "results(WIDTH).print(_means",
+        "results().print(_means",
+        "a narrow terminal cuts figures",
+        (f"{FINDINGS}test_no_figure_is_cut_in_a_narrow_terminal",),
+    ),
+    Mutant(
+        "findings-means-of-all-iterations",
+        "cli/findings.py",
+        "newest = {(r.method, r.seed): r for r in results}",
+        "newest = {(r.method, (r.seed, r.iteration)): r for r in results}",
+        "the means of a policy mix in those of the policies before it",
+        (f"{FINDINGS}test_means_are_of_each_methods_newest_policies",),
+    ),
+    Mutant(
+        "findings-columns-of-nothing",
+        "cli/findings.py",
+        "(r.method for r in results if r.means)",
+        "(r.method for r in results)",
+        "columns of methods without means take the room of others",
+        (f"{FINDINGS}test_what_was_not_measured_is_left_empty",),
     ),
 )  # fmt: skip

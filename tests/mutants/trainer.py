@@ -120,6 +120,24 @@ MUTANTS = (
         (f"{TRAINER}test_what_is_left_out_is_counted_over_restarts",),
     ),
     Mutant(
+        "batches-targets-of-one-side",
+        "training/batches.py",
+        "sum(row.target_count for row in groups[i])",
+        "groups[i][0].target_count",
+        "of a pair the chosen side alone counts as trained",
+        (f"{TRAINER}test_the_targets_of_a_pair_are_those_of_both_sides",),
+    ),
+    Mutant(
+        "record-older-counts-begin-at-none",
+        "training/record.py",
+        "values[one.name]",
+        "values.get(one.name, 0)",
+        "a training of an older version goes on with targets that were never counted",
+        (
+            "tests/test_training_checkpoints.py::test_a_training_that_an_older_version_wrote_is_refused",
+        ),
+    ),
+    Mutant(
         "loop-left-out-items-counted-again",
         "training/loop.py",
         "    if trainer.done == 0:\n",
@@ -130,7 +148,7 @@ MUTANTS = (
     Mutant(
         "record-counts-lost-at-a-restart",
         "training/record.py",
-        'self.counts = Counts(**facts["counts"])',
+        'self.counts = _read(Counts, facts["counts"])',
         "self.counts = Counts()",
         "rows and tokens before a restart are not in the report",
         (f"{TRAINER}test_what_is_left_out_is_counted_over_restarts",),

@@ -75,7 +75,7 @@ def _table(results: Sequence[PolicyResult]) -> Table:
 def _means_table(results: Sequence[PolicyResult]) -> Table:
     """What grades say besides: a row for each measure, a column for each method's newest policy."""
     newest = {(r.method, r.seed): r for r in results}
-    methods = list(dict.fromkeys(r.method for r in results))
+    methods = list(dict.fromkeys(r.method for r in results if r.means))
     table = Table(title="means of each method's newest policies", box=None)
     table.add_column("")
     for method in methods:

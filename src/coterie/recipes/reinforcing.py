@@ -79,16 +79,11 @@ class ReinforceSettings(Settings):
         return self.advantage.baseline == "values"
 
     @model_validator(mode="after")
-    def _refuse_groups_that_cannot_work(self) -> Self:
+    def _refuse_lone_paths(self) -> Self:
         if not self.has_critic and self.rollout.samples < 2:
             raise ValueError(
                 f"rollout.samples={self.rollout.samples}: a path is compared with the others of its task; use 2 "
                 "or more, or advantage.baseline=values"
-            )
-        if self.steps.minibatches > self.rollout.tasks:
-            raise ValueError(
-                f"steps.minibatches={self.steps.minibatches} of rollout.tasks={self.rollout.tasks}: the groups of a "
-                "task stay together; use at most as many minibatches as tasks"
             )
         return self
 
@@ -108,6 +103,12 @@ def depends(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:
 def check_reinforce(s: ReinforceSettings) -> None:
     """Refuse (``UserError``) what can't work, before anything is sampled."""
     PathReward(s.reward)
+    if s.steps.minibatches > s.rollout.tasks:
+        raise UserError(
+            f"steps.minibatches={s.steps.minibatches} is more than rollout.tasks={s.rollout.tasks}, and the groups of "
+            "a task stay together",
+            "use at most as many minibatches as tasks",
+        )
     for name, training in (("update", s.update), ("critic.train", s.critic.train)):
         if launches(training):
             raise UserError(

@@ -3,9 +3,9 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -18,6 +18,8 @@ from coterie.models.saved import reading
 from coterie.training import checkpoint
 from coterie.training.prepare import tokenizer_folder
 from coterie.training.settings import TrainingSettings
+
+Kind = TypeVar("Kind", "TrainingReport", "Counts")
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,13 @@ class Record:
         if not final.exists():
             return None
         file = final / "training.json"
-        with reading(file, f"remove {self._folder}: the training then begins again"):
+        with reading(file, self._again):
             facts = json.loads(file.read_text())
-            identity, report = facts["identity"], facts["report"]
+            identity = facts["identity"]
+            report = _read(TrainingReport, facts["report"], final=final)
         self._check(identity)
         checkpoint.load_final(self._model, final)
-        return TrainingReport(final=final, **report)
+        return report
 
     def restore(
         self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
@@ -116,11 +119,11 @@ class Record:
             facts = checkpoint.read_facts(newest)
             self._check(facts["identity"])
             checkpoint.load_checkpoint(newest, weights, optimizer)
-            self.counts = Counts(**facts["counts"])
+            with reading(newest, self._again):
+                self.counts = _read(Counts, facts["counts"])
             self._tokens_before = self.counts.tokens
             self._seconds = self._seconds_before = facts["seconds"]
-            again = f"remove {self._folder}: the training then begins again"
-            with reading(self._metrics, again), self._metrics.open() as file:
+            with reading(self._metrics, self._again), self._metrics.open() as file:
                 self._losses = [json.loads(file.readline())["loss"] for _ in range(facts["step"])]
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
@@ -214,6 +217,10 @@ class Record:
         )
 
     @property
+    def _again(self) -> str:
+        return f"remove {self._folder}: the training then begins again"
+
+    @property
     def _metrics(self) -> Path:
         return self._folder / "metrics.jsonl"
 
@@ -233,6 +240,13 @@ class Record:
                 "give this training another folder, start it afresh (resume=False), or give it "
                 "what the other one was given (the starting weights as first loaded)",
             )
+
+
+def _read(kind: type[Kind], values: Mapping[str, Any], **more: Any) -> Kind:
+    """What was written. Raises ``KeyError`` for a field that an older version did not write."""
+    return kind(
+        **more, **{one.name: values[one.name] for one in fields(kind) if one.name not in more}
+    )
 
 
 def _agreed(due: bool, accelerator: Accelerator) -> bool:

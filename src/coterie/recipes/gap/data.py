@@ -41,6 +41,7 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.tags import Tags
 from coterie.training.amount import steps_for_targets
 from coterie.training.launch import check_launch
+from coterie.training.prepare import max_row_length
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import check_tracker
 from coterie.trajectories.item import Metrics
@@ -322,7 +323,8 @@ class GapData(Recipe):
             f"one row, with what is not trained in brackets:\n{shown_row(model.renderer, found[0])}"
         )
         own = self._as_long(found, model, self.seeded(self.settings.train.plain, iteration))
-        fitting = [row for row in found if len(row.ids) <= self.settings.train.max_length]
+        most = max_row_length(model.model, own)
+        fitting = [row for row in found if len(row.ids) <= most]
         targets = sum(row.target_count for row in fitting)
         progress.say(f"targets: {targets:,} tokens an epoch, in {len(fitting)} rows that fit")
         return train_role(run, iteration, model, found, own, progress, role=self.leading)
