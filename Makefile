@@ -14,7 +14,7 @@ quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
 test: $(VENV)/.dev
-	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not faults and not ranks"
+	$(PY) -m pytest --numprocesses 3 --dist loadfile -m "not slow and not vllm and not faults and not ranks"
 
 # Trainings on several ranks (DDP, FSDP2), and parity with TRL; test also runs one of them.
 test-ranks: $(VENV)/.dev

@@ -112,6 +112,7 @@ def test_an_environment_is_made_by_name_with_its_settings() -> None:
         coterie.environment("exchange", turn=3)
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_is_short_and_runs(tmp_path: Path) -> None:
     file = EXAMPLES / "loop.py"
     lines = {

@@ -50,6 +50,7 @@ def test_a_run_answers_as_its_agent_under_the_prompt_of_a_task(finished: Path) -
     assert said.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_conversation_that_outgrows_the_context_is_not_lost() -> None:
     said = chat("tiny-exchange", "--max-tokens", 4, lines="word " * 4000 + "\nhello\n")
     assert said.returncode == 0

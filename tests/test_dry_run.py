@@ -131,6 +131,7 @@ def test_what_a_recipe_names_and_does_not_have_is_said(monkeypatch: pytest.Monke
         relay(monkeypatch, {"model": 2})
 
 
+@pytest.mark.slow
 def test_what_fails_in_a_trial_is_said(tmp_path: Path) -> None:
     words = [word for word in FEW if "threshold" not in word] + ["select.threshold=0.99"]
     measured, reason = trial._tried(recipe(settings("optima/isft", words)))

@@ -52,7 +52,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("why", REFUSED)
+@pytest.mark.parametrize(
+    "why", [pytest.param(why, marks=[pytest.mark.slow] * (why != "no token")) for why in REFUSED]
+)
 def test_what_can_not_be_pushed_is_refused_before_anything_is_written(
     why: str, run: Path, tmp_path: Path
 ) -> None:

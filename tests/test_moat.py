@@ -275,7 +275,10 @@ def test_what_carried_out_gives_the_right_answer_is_kept(done, tmp_path, monkeyp
             assert len(tree.leaves()) == len(plans) + 1
 
 
-@pytest.mark.parametrize(("parts", "trained"), [("planner", [2, 1]), ("grounder", [1, 2])])
+@pytest.mark.parametrize(
+    ("parts", "trained"),
+    [("planner", [2, 1]), pytest.param("grounder", [1, 2], marks=pytest.mark.slow)],
+)
 def test_an_ablation_trains_one_role_and_the_control_both(tmp_path, parts, trained):
     recipe = whole(tmp_path / "run", f"parts={parts}")
     with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:

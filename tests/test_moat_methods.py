@@ -125,6 +125,7 @@ def test_a_run_on_questions_over_pages(tmp_path: Path) -> None:
         assert opened.metrics(Step(2, "evaluate"))["n"] == 1
 
 
+@pytest.mark.slow
 def test_a_run_in_the_shop(tmp_path: Path) -> None:
     words = ("environment=shop", "parts=grounder", "start.train.max_length=1024")
     recipe = run(tmp_path / "run", "moat/web", words)

@@ -273,6 +273,7 @@ class Interrupt(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_run_cut_off_between_searches_equals_one_that_was_not(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

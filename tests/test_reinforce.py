@@ -112,6 +112,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
     ]
 
 
+@pytest.mark.slow
 def test_roles_go_on_from_the_newest_step_that_all_have_kept(
     tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

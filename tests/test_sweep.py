@@ -63,6 +63,7 @@ def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
         plan_sweep("moat/maths", [*TINY, "rollout.samples=2,3", "rollout.tasks=3"], tmp_path, 1)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = plan_sweep("moat/maths", [*TINY, "rollout.samples=2,3"], tmp_path, 1)
     whole = sweeping.run_steps
