@@ -13,6 +13,7 @@ WITH_VLLM := .venv-vllm
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
+# Three workers on two cores: some tests wait for servers and sandboxes.
 test: $(VENV)/.dev
 	$(PY) -m pytest --numprocesses 3 --dist loadfile -m "not slow and not vllm and not faults and not ranks"
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.recipes.gap.claims import recipe_for
 from coterie.recipes.gap.controls import RejectionFineTuning
@@ -69,6 +70,15 @@ def test_reinforcement_learning_differs_from_dapo_as_the_methods_say() -> None:
     assert (ppo.advantage.baseline, ppo.rollout.samples) == ("values", 1)
     paths = [one.rollout.tasks * one.rollout.samples for one in (dapo, grpo, ppo)]
     assert len(set(paths)) == 1, "all have as many paths a step"
+
+
+def test_what_no_method_can_learn_by_is_refused_before_the_fine_tuning(tmp_path: Path) -> None:
+    words = [*FEW, "rl.steps.minibatches=5"]
+    with pytest.raises(UserError, match=r"rl\.steps\.minibatches=5 is more than"):
+        gate(tmp_path / "gate", words, Silent())
+    with pytest.raises(UserError, match=r"rl\.steps\.minibatches=5 is more than"):
+        reproduce(tmp_path / "claims", [0], words, print, Silent())
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -100,16 +100,22 @@ def depends(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:
     return tuple(own)
 
 
-def check_reinforce(s: ReinforceSettings) -> None:
-    """Refuse (``UserError``) what can't work, before anything is sampled."""
+def check_reinforce(s: ReinforceSettings, prefix: str = "") -> None:
+    """Refuse (``UserError``) what can't work, before anything is sampled.
+
+    ``prefix`` is what the names of these settings begin with.
+    """
     PathReward(s.reward)
     if s.steps.minibatches > s.rollout.tasks:
         raise UserError(
-            f"steps.minibatches={s.steps.minibatches} is more than rollout.tasks={s.rollout.tasks}, and the groups of "
-            "a task stay together",
+            f"{prefix}steps.minibatches={s.steps.minibatches} is more than {prefix}rollout.tasks={s.rollout.tasks}, "
+            "and the groups of a task stay together",
             "use at most as many minibatches as tasks",
         )
-    for name, training in (("update", s.update), ("critic.train", s.critic.train)):
+    for name, training in (
+        (f"{prefix}update", s.update),
+        (f"{prefix}critic.train", s.critic.train),
+    ):
         if launches(training):
             raise UserError(
                 f"{name}.processes and {name}.launch start ranks for a training whose rows are all there; here the "

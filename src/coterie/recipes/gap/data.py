@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 
 from coterie.config.folders import expanded
@@ -24,6 +23,7 @@ from coterie.recipes.base import Recipe
 from coterie.recipes.gap.files.traces import BrokenTrace, TraceRow, read_traces
 from coterie.recipes.gap.held_out import HeldOutQuestions
 from coterie.recipes.gap.settings import EXPERT, GapSettings
+from coterie.recipes.gap.shown import shown_row
 from coterie.recipes.gap.told import ToldEnvironment, task_of, unsaid
 from coterie.recipes.plan import Plan, check_length, check_room, check_served, plain_plan
 from coterie.recipes.reinforcing import CRITIC, STAGE, check_reinforce
@@ -56,8 +56,6 @@ WITHOUT, LEFT_OUT = "no trace: ", "left out: "
 """Before the reason, in what a stage remembers."""
 MOST_TOLD = 10
 """Broken rows that are named."""
-MOST_SHOWN = 1500
-"""Characters of the row that is shown before a training."""
 
 
 class GapData(Recipe):
@@ -139,7 +137,7 @@ class GapData(Recipe):
         served = {"train": s.train} if s.imitates else {}
         check_served(s.engine, {**served, "rl.update": s.rl.update} if s.reinforces else served)
         if s.reinforces:
-            check_reinforce(s.rl)
+            check_reinforce(s.rl, "rl.")
             check_length("rl.update", s.rl.update, context, found.longest_prompt)
             if s.rl.has_critic:
                 check_room("rl.critic.train", s.rl.critic.train, context, found.longest_prompt)
@@ -150,7 +148,8 @@ class GapData(Recipe):
         """Of a run on few traces, with one step of one round."""
         sizes = {**super().trial_sizes(tasks), "traces.tasks": tasks}
         if self.settings.reinforces:
-            sizes |= {"rl.rollout.tasks": tasks, "rl.rollout.rounds": 1, "rl.steps.count": 1}
+            sizes |= {"rl.rollout.tasks": tasks, "rl.rollout.rounds": 1}
+            sizes |= {"rl.steps.count": 1, "rl.steps.minibatches": tasks}
         return sizes
 
     def amount(self, step: Step) -> int:
@@ -353,28 +352,6 @@ class GapData(Recipe):
                 f"raise train.max_length, lower tools' topk, or set traces.max_truncated={too_long:.2f}",
             )
         return told
-
-
-def shown_row(renderer: ChatRenderer, row: Row) -> str:
-    """A row as text: what is not trained stands in double brackets. Of a long one its beginning and its end."""
-    half = MOST_SHOWN // 2
-    if (
-        len(row.ids) > MOST_SHOWN
-    ):  # what a token adds is found by decoding all before it: few are decoded
-        first, last = slice(half), slice(-half, None)
-        return (
-            f"{_bracketed(renderer, row, first)[:half]} … {_bracketed(renderer, row, last)[-half:]}"
-        )
-    text = _bracketed(renderer, row, slice(None))
-    return text if len(text) <= MOST_SHOWN else f"{text[:half]} … {text[-half:]}"
-
-
-def _bracketed(renderer: ChatRenderer, row: Row, part: slice) -> str:
-    pieces = zip(row.mask[part], renderer.pieces(row.ids[part]), strict=True)
-    spans = (
-        (own, "".join(text for _, text in some)) for own, some in groupby(pieces, itemgetter(0))
-    )
-    return "".join(one if own else f"[[{one}]]" for own, one in spans)
 
 
 def _broken(found: Sequence[BrokenTrace]) -> str:

@@ -76,6 +76,7 @@ def reproduce(
     progress: Progress,
 ) -> ClaimResults:
     """Run (or resume) everything, and test the claims."""
+    check_methods(words)
     make_folder(folder)
     found = Findings()
     for place, seed in enumerate(seeds):
@@ -96,6 +97,14 @@ def reproduce(
             recipe = _control(method, begun, learnt)
             _taken(method, recipe, own / method.replace(" ", "_"), progress, found, ("train",))
     return ClaimResults(found, _claims(found))
+
+
+def check_methods(words: Sequence[str]) -> None:
+    """Refuse (``UserError``) settings under which a method can't learn, before the fine-tuning that comes first."""
+    for method in (DAPO, GRPO, PPO):
+        recipe = recipe_for([*words, *WORDS[method]])
+        recipe.check()
+        recipe.close()
 
 
 def fine_tuned(folder: Path, words: Sequence[str], progress: Progress, found: Findings) -> None:

@@ -11,7 +11,7 @@ from coterie.progress import Progress
 from coterie.recipes.findings import Findings, GateResult
 from coterie.recipes.gap.claims import recipe_for
 from coterie.recipes.gap.recipe import Gap
-from coterie.recipes.gap.rl_claims import SFT, fine_tuned
+from coterie.recipes.gap.rl_claims import SFT, check_methods, fine_tuned
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, open_run
 
@@ -23,6 +23,7 @@ SAMPLED = "gate_sampled"
 
 def gate(folder: Path, words: Sequence[str], progress: Progress) -> GateResult:
     """Fine-tune, and play the held-out questions once greedily, and several times sampled."""
+    check_methods(words)
     found = Findings()
     fine_tuned(folder, words, progress, found)
     recipe = recipe_for(words)

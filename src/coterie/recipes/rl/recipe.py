@@ -84,8 +84,9 @@ class Reinforce(Recipe):
 
     def trial_sizes(self, tasks: int) -> Mapping[str, int]:
         """Of a run with one step, of one round."""
-        sizes = {"rollout.tasks": tasks, "rollout.rounds": 1, "steps.count": 1}
-        return {**super().trial_sizes(tasks), **sizes}
+        sizes = {"rollout.tasks": tasks, "rollout.rounds": 1}
+        steps = {"steps.count": 1, "steps.minibatches": tasks}
+        return {**super().trial_sizes(tasks), **sizes, **steps}
 
     def amount(self, step: Step) -> int:
         """How many groups a stage has, or tasks."""
