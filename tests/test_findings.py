@@ -35,7 +35,7 @@ def said(
 
 
 def values_of(lines: list[str], measure: str) -> list[str]:
-    """What stands behind the name of a measure."""
+    """The values in the row of a measure."""
     name = f" {measure} ".replace("_", " ")
     found = [line.removeprefix(name).split() for line in lines if line.startswith(name)]
     assert len(found) == 1, measure
@@ -70,6 +70,9 @@ def test_what_was_not_measured_is_left_empty(said: Said) -> None:
     assert values_of(lines, "share") == ["0.25"]
     assert values_of(lines, "rounds") == ["2.00"]
     assert not any("means of" in line for line in said(result("base")))
+    newer = [result("sft", share=0.25), result("sft", iteration=2), result("dapo", share=0.5)]
+    heads = [line.split() for line in said(*newer)]
+    assert ["dapo"] in heads, "the newest policy of sft has none"
 
 
 def test_few_tasks_are_said_not_to_be_a_test(said: Said) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints of a training: killed and resumed, unfinished, finished, another one, on two ranks."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -93,7 +94,7 @@ def test_a_finished_training_is_not_done_again(tmp_path):
 
 
 def without_targets(file, *keys):
-    """What a version of before wrote, which did not count targets."""
+    """Make a file what an older version wrote: it did not count targets."""
     facts = json.loads(file.read_text())
     found = facts
     for key in keys:
@@ -110,9 +111,32 @@ def test_a_training_that_an_older_version_wrote_is_refused(tmp_path):
         train(tiny_llama(), some_rows(), settings, tmp_path / "begun", progress=StopAt(2))
     without_targets(checkpoint.newest_checkpoint(tmp_path / "begun") / "state.json", "counts")
     for name in ("done", "begun"):
-        with pytest.raises(UserError, match="it has no 'targets'") as refusal:
+        with pytest.raises(UserError, match=r"it has no '(counts\.)?targets'") as refusal:
             train(tiny_llama(), some_rows(), SETTINGS, tmp_path / name)
         assert f"remove {tmp_path / name}:" in refusal.value.todo
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "reason"),
+    [
+        ("final/training.json", {"report": [1]}, "report: "),
+        ("final/training.json", {"identity": None}, "identity: "),
+        ("final/training.json", {"report": {}}, "it has no 'steps'"),
+        ("state.json", {"counts": None}, "counts: "),
+        ("state.json", {"seconds": "long"}, "seconds: "),
+        ("state.json", {"step": None}, "step: "),
+    ],
+)
+def test_a_damaged_record_is_refused_with_what_to_do(tmp_path, file, damage, reason):
+    done = file.startswith("final")
+    with contextlib.nullcontext() if done else pytest.raises(Stop):
+        progress = StopAt(100 if done else 2)
+        train(tiny_llama(), some_rows(), with_(save_every_steps=1), tmp_path, progress=progress)
+    where = (tmp_path if done else checkpoint.newest_checkpoint(tmp_path)) / file
+    where.write_text(json.dumps({**json.loads(where.read_text()), **damage}))
+    with pytest.raises(UserError, match=f"cut off or damaged: {reason}") as refusal:
+        train(tiny_llama(), some_rows(), SETTINGS, tmp_path)
+    assert "the training then begins again" in refusal.value.todo
 
 
 def test_another_training_in_the_folder_is_refused_and_can_be_replaced(tmp_path):

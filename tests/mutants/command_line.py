@@ -83,8 +83,8 @@ MUTANTS = (
     Mutant(
         "findings-columns-of-nothing",
         "cli/findings.py",
-        "(r.method for r in results if r.means)",
-        "(r.method for r in results)",
+        "(r.method for r in newest.values() if r.means)",
+        "(r.method for r in newest.values())",
         "columns of methods without means take the room of others",
         (f"{FINDINGS}test_what_was_not_measured_is_left_empty",),
     ),

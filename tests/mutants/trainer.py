@@ -130,8 +130,8 @@ MUTANTS = (
     Mutant(
         "record-older-counts-begin-at-none",
         "training/record.py",
-        "values[one.name]",
-        "values.get(one.name, 0)",
+        "    targets: int\n    computed_tokens: int\n\n    @classmethod",
+        "    targets: int = 0\n    computed_tokens: int = 0\n\n    @classmethod",
         "a training of an older version goes on with targets that were never counted",
         (
             "tests/test_training_checkpoints.py::test_a_training_that_an_older_version_wrote_is_refused",
@@ -148,8 +148,8 @@ MUTANTS = (
     Mutant(
         "record-counts-lost-at-a-restart",
         "training/record.py",
-        'self.counts = _read(Counts, facts["counts"])',
-        "self.counts = Counts()",
+        "self.counts = state.counts",
+        "self.counts = Counts.none()",
         "rows and tokens before a restart are not in the report",
         (f"{TRAINER}test_what_is_left_out_is_counted_over_restarts",),
     ),

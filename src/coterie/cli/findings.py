@@ -75,12 +75,12 @@ def _table(results: Sequence[PolicyResult]) -> Table:
 def _means_table(results: Sequence[PolicyResult]) -> Table:
     """What grades say besides: a row for each measure, a column for each method's newest policy."""
     newest = {(r.method, r.seed): r for r in results}
-    methods = list(dict.fromkeys(r.method for r in results if r.means))
+    methods = list(dict.fromkeys(r.method for r in newest.values() if r.means))
     table = Table(title="means of each method's newest policies", box=None)
     table.add_column("")
     for method in methods:
         table.add_column(method, justify="right")
-    for name in dict.fromkeys(name for r in results for name in r.means):
+    for name in dict.fromkeys(name for r in newest.values() for name in r.means):
         values = [
             [r.means[name] for (of, _), r in newest.items() if of == method and name in r.means]
             for method in methods

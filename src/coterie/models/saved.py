@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from coterie.errors import UserError
 from coterie.models.hub import hub_answers, local_only, not_here
 
-DAMAGE = (SafetensorError, json.JSONDecodeError, UnicodeDecodeError, KeyError, FileNotFoundError)
+DAMAGE = (
+    SafetensorError, json.JSONDecodeError, UnicodeDecodeError, KeyError, FileNotFoundError, ValidationError,
+)  # fmt: skip
 """What reading a part of a file, or a part of a folder's files, ends in."""
 COPY = "put it back from a copy, or make it again"
 
@@ -64,8 +67,17 @@ def reading(path: Path, todo: str = COPY) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-        raise UserError(f"{path} is cut off or damaged: {reason}", todo) from error
+        raise UserError(f"{path} is cut off or damaged: {_reason(error)}", todo) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        return f"it has no {name!r}" if first["type"] == "missing" else f"{name}: {first['msg']}"
+    return str(error).splitlines()[0]
 
 
 @contextmanager

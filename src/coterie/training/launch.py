@@ -35,7 +35,7 @@ from coterie.progress import Progress
 from coterie.training.accelerate_config import accelerate_config
 from coterie.training.objective import Objective
 from coterie.training.ranks import refuse_sharded_head
-from coterie.training.record import TrainingReport
+from coterie.training.record import TrainingReport, read_report
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import Tracker
 
@@ -133,9 +133,9 @@ def train_on_ranks(
             _watch(ranks, job, config["num_processes"], progress, tracker)
     finally:
         loaded.model.to(device)
-    facts = json.loads((folder / "final" / "training.json").read_text())
     shutil.rmtree(job)
-    return TrainingReport(final=folder / "final", **facts["report"])
+    _, report = read_report(folder / "final")
+    return report
 
 
 def _write(

@@ -3,13 +3,14 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from pydantic import TypeAdapter
 from torch import nn
 
 from coterie.config.folders import flush
@@ -18,8 +19,6 @@ from coterie.models.saved import reading
 from coterie.training import checkpoint
 from coterie.training.prepare import tokenizer_folder
 from coterie.training.settings import TrainingSettings
-
-Kind = TypeVar("Kind", "TrainingReport", "Counts")
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,35 @@ class TrainingReport:
 class Counts:
     """What went through a training so far."""
 
-    rows: int = 0
-    too_long: int = 0
-    empty: int = 0
-    tokens: int = 0
-    targets: int = 0
-    computed_tokens: int = 0
+    rows: int
+    too_long: int
+    empty: int
+    tokens: int
+    targets: int
+    computed_tokens: int
+
+    @classmethod
+    def none(cls) -> "Counts":
+        """Before the first step."""
+        return cls(0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a checkpoint says of its training."""
+
+    identity: dict[str, str]
+    step: int
+    seconds: float
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What ``final/training.json`` says."""
+
+    identity: dict[str, str]
+    report: dict[str, Any]
 
 
 class Record:
@@ -85,7 +107,7 @@ class Record:
         self.settings = settings
         self._model, self._folder, self._accelerator = model, folder, accelerator
         self._identity = identity
-        self.counts = Counts()
+        self.counts = Counts.none()
         self._losses: list[float] = []
         self._seconds = self._seconds_before = 0.0
         self._tokens_before = 0
@@ -101,11 +123,7 @@ class Record:
         final = self._folder / "final"
         if not final.exists():
             return None
-        file = final / "training.json"
-        with reading(file, self._again):
-            facts = json.loads(file.read_text())
-            identity = facts["identity"]
-            report = _read(TrainingReport, facts["report"], final=final)
+        identity, report = read_report(final)
         self._check(identity)
         checkpoint.load_final(self._model, final)
         return report
@@ -117,14 +135,15 @@ class Record:
         newest = checkpoint.newest_checkpoint(self._folder)
         if newest is not None:
             facts = checkpoint.read_facts(newest)
-            self._check(facts["identity"])
+            with reading(newest, _again(self._folder)):
+                state = TypeAdapter(State).validate_python(facts)
+            self._check(state.identity)
             checkpoint.load_checkpoint(newest, weights, optimizer)
-            with reading(newest, self._again):
-                self.counts = _read(Counts, facts["counts"])
+            self.counts = state.counts
             self._tokens_before = self.counts.tokens
-            self._seconds = self._seconds_before = facts["seconds"]
-            with reading(self._metrics, self._again), self._metrics.open() as file:
-                self._losses = [json.loads(file.readline())["loss"] for _ in range(facts["step"])]
+            self._seconds = self._seconds_before = state.seconds
+            with reading(self._metrics, _again(self._folder)), self._metrics.open() as file:
+                self._losses = [json.loads(file.readline())["loss"] for _ in range(state.step)]
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
             self._cut_metrics(len(self._losses))
@@ -217,10 +236,6 @@ class Record:
         )
 
     @property
-    def _again(self) -> str:
-        return f"remove {self._folder}: the training then begins again"
-
-    @property
     def _metrics(self) -> Path:
         return self._folder / "metrics.jsonl"
 
@@ -242,11 +257,20 @@ class Record:
             )
 
 
-def _read(kind: type[Kind], values: Mapping[str, Any], **more: Any) -> Kind:
-    """What was written. Raises ``KeyError`` for a field that an older version did not write."""
-    return kind(
-        **more, **{one.name: values[one.name] for one in fields(kind) if one.name not in more}
-    )
+def read_report(final: Path) -> tuple[dict[str, str], TrainingReport]:
+    """The identity and the report of a training that has ended.
+
+    Raises ``UserError`` for a file that is damaged, or that an older version wrote without all of it.
+    """
+    file = final / "training.json"
+    with reading(file, _again(final.parent)):
+        found = TypeAdapter(Finished).validate_python(json.loads(file.read_text()))
+        told = {**found.report, "final": final}
+        return found.identity, TypeAdapter(TrainingReport).validate_python(told)
+
+
+def _again(folder: Path) -> str:
+    return f"remove {folder}: the training then begins again"
 
 
 def _agreed(due: bool, accelerator: Accelerator) -> bool:
