@@ -28,7 +28,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from coterie.engines.chat_model import ServedChat
@@ -42,9 +41,7 @@ from coterie.environments.registry import EXCHANGES, MICRO_WORLDS, SUBJECTS
 from coterie.environments.traits import agents_of, persons_of
 from coterie.environments.user_simulator import ModelUserSimulator, UserSimulatorSettings
 from coterie.errors import UserError
-from coterie.generators.colbench.drawn import draw_rows
 from coterie.models.loading import load
-from coterie.progress import Silent
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import CUT_OFF, MESSAGES, Episode, Finished
 from coterie.rollout.persons import PersonSampler
@@ -133,15 +130,7 @@ async def played(driver: Driver, tasks: int, seconds: float) -> Found:
     return summed(finished, len(episodes), time.perf_counter() - began)
 
 
-async def easiest(folder: Path, count: int, sandbox: Sandbox) -> None:
-    """A data set of the easiest functions; it needs a row to train on, which is not looked at."""
-    for split, rows in (("train", 1), ("heldout", count)):
-        drawn = await draw_rows(split, "easy", rows, 0, sandbox, Silent())
-        text = "".join(row.model_dump_json() + "\n" for row in drawn)
-        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
-
-
-async def measure(options: Options, end: float, functions: Path) -> dict[str, Found]:
+async def measure(options: Options, end: float) -> dict[str, Found]:
     """All environments, one after the other; a line is printed for each."""
     loaded = load(options.model, device=EngineSettings().device_name)
     engine = InProcessEngine(loaded, policy="bench", version="0")
@@ -151,9 +140,8 @@ async def measure(options: Options, end: float, functions: Path) -> dict[str, Fo
     chat = ServedChat(Speaking(engine, loaded.renderer, loaded.context_length), user_simulator)
     found: dict[str, Found] = {}
     async with Sandbox() as sandbox:
-        await easiest(functions, options.tasks, sandbox)
         for place, (name, method) in enumerate(CASES):
-            source = str(functions) if name == "colbench_code" else "sample"
+            source = "easy" if name == "colbench_code" else "sample"
             rows = [] if name in MICRO_WORLDS else [f"dataset.source={source}"]
             words = [f"method={method}", f"environment.turns={TURNS}", *rows]
             environment = benchmark_settings(BenchmarkSettings, name, words).made()
@@ -191,11 +179,10 @@ def main() -> None:
     end = time.perf_counter() + options.seconds
     heads = " ".join(f"{head:>11}" for head in ("well formed", "cut off", "score"))
     print(f"{'environment':22} {heads}    n unfinished failed seconds", flush=True)
-    with TemporaryDirectory() as folder:
-        try:
-            found = asyncio.run(measure(options, end, Path(folder)))
-        except UserError as error:
-            raise SystemExit(str(error)) from error
+    try:
+        found = asyncio.run(measure(options, end))
+    except UserError as error:
+        raise SystemExit(str(error)) from error
     print(json.dumps({**asdict(options), "environments": {k: asdict(v) for k, v in found.items()}}))
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from coterie.datasets.catalogue import find
+from coterie.cli.code_rows import CheckedRow, check_rows, is_verdict
+from coterie.datasets.catalogue import SPLITS, find
 from coterie.datasets.code_rows import SENTENCE, CodeRow, Signature, signature
 from coterie.datasets.download import download
-from coterie.datasets.local import load_rows
+from coterie.datasets.local import load_rows, rows_file
 from coterie.datasets.prepared import folder_of, read_manifest
 from coterie.datasets.preparing import prepare
 from coterie.datasets.rows import question_key
 from coterie.errors import UserError
-from coterie.generators.colbench.checks import CheckedRow, check_rows, is_verdict
 from coterie.progress import Silent
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -56,6 +56,38 @@ def checked(rows: Sequence[CodeRow]) -> list[CheckedRow]:
 
 
 # Rows
+
+
+@pytest.mark.parametrize(("source", "counts"), [("synthetic", [1600, 400]), ("easy", [120, 60])])
+def test_synthetic_rows_are_without_fault_and_their_functions_are_in_one_split(
+    source: str, counts: list[int]
+) -> None:
+    rows = [load_rows("colbench_code", split, source) for split in SPLITS]
+    assert list(map(len, rows)) == counts
+    every = [row for found in rows for row in found if isinstance(row, CodeRow)]
+    assert (
+        len({row.id for row in every})
+        == len({(row.question, row.answer) for row in every})
+        == sum(counts)
+    )
+    names = [
+        {row.answer.split("(")[0] for row in found if isinstance(row, CodeRow)} for found in rows
+    ]
+    assert not names[0] & names[1]
+    assert not [one for one in checked(every[:: len(every) // 90]) if one.findings]
+
+
+def test_the_sample_is_the_first_of_the_synthetic_rows() -> None:
+    for split in SPLITS:
+        sample = load_rows("colbench_code", split, "sample")
+        assert sample == load_rows("colbench_code", split, "synthetic")[: len(sample)]
+
+
+def test_a_compressed_file_that_is_cut_is_refused(tmp_path: Path) -> None:
+    whole = rows_file("colbench_code", "train", "easy").read_bytes()
+    (file := tmp_path / "rows.jsonl.gz").write_bytes(whole[:-40])
+    with pytest.raises(UserError, match=r"rows\.jsonl\.gz is broken"):
+        load_rows("colbench_code", "train", file)
 
 
 def test_upstreams_row_and_the_canonical_one_are_the_same() -> None:

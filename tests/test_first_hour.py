@@ -57,8 +57,6 @@ PLACES = (
     ("import", "some.jsonl", "{}/store.sqlite"),
     ("import", "optima", "some.jsonl", "--folder", "{}/new"),
     ("import", "sweet_rl", "some.jsonl", "--folder", "{}/new"),
-    ("data", "draw", "colbench-code", "--out", "{}/tasks"),
-    ("data", "generate", "colbench-code", "--out", "{}/tasks.jsonl", *SERVER),
     ("data", "prompt-pool", "--out", "{}/pool.jsonl", *SERVER),
 )  # fmt: skip
 
@@ -107,8 +105,6 @@ def test_what_is_there_already_is_refused_before_the_work(
     assert "out exists" in refused(
         cli, "run", "optima/isft", "--folder", "run", "seed=5", "--fork", "out"
     )
-    (tmp_path / "out/train.jsonl").touch()
-    assert "train.jsonl exists" in refused(cli, "data", "draw", "colbench-code", "--out", "out")
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.parquet"])
@@ -215,7 +211,6 @@ SETTINGS = (
     ("run optima/isft --model tiny-exchange", "settings are written as key=value, without dashes"),
     ("serve model tiny-exchange --port 99999", "must be at most 65535"),
     ("rollout runs/x --iteration one", "must be a valid whole number"),
-    ("data draw colbench --out x", "'colbench' is not one of"),
     ("reproduce optima seed=3", "--seeds"),
     ("run", "no recipe is given"),
 )

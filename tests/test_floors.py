@@ -24,7 +24,6 @@ FLOORS = [
     "engines",
     "tools",
     "environments",
-    "generators",
     "rollout",
     "rewards",
     "selection",

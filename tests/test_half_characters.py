@@ -9,7 +9,6 @@ from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import Gsm8kRow
 from coterie.environments.format_pool import read_pool
 from coterie.errors import UserError
-from coterie.generators.colbench.drafts import _object
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
 from coterie.recipes.line_files import LineFile
@@ -66,4 +65,3 @@ def test_pools_settings_and_drafts_hold_none(tmp_path: Path) -> None:
         read_pool(pool)
     with pytest.raises(UserError, match="half a character"):
         resolve(OptimaSettings, [], ["model=\ud800"])
-    assert _object('{"ground_truth": "' + SPELLED + '"}') is None

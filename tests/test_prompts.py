@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from coterie.datasets.code_rows import CodeRow
 from coterie.environments.baselines import Method, by_method
 from coterie.environments.code_form import functions
 from coterie.environments.coding import AGENT, MARKER, Coding, coding_task
@@ -24,9 +23,6 @@ from coterie.environments.single_turn import SingleTurn
 from coterie.environments.talk import Talk
 from coterie.environments.traits import agents_of
 from coterie.environments.user_simulator import PERSON, REFERENCE, role
-from coterie.generators.colbench.checks import TESTS
-from coterie.generators.colbench.drafts import read_reply
-from coterie.generators.colbench.prompts import SYSTEM
 from coterie.rewards.judge import Situation, question, read_verdict
 from coterie.runs.benchmark import store_name
 from coterie.tools.sandbox.pool import Sandbox
@@ -202,18 +198,8 @@ def test_a_person_is_told_where_its_reply_is_cut_off() -> None:
     assert "more than 123 characters is cut off" in role(TASK, [(PERSON, "Hello")], 123)
 
 
-def test_a_writer_of_tasks_is_read_in_the_form_that_it_is_shown() -> None:
-    example = json.loads(SYSTEM[SYSTEM.rindex("\n{") :])
-    calls = list(example["test_cases"].values())
-    assert [f"test{n}" for n in range(1, len(calls) + 1)] == list(example["test_cases"])
-    assert len(calls) < TESTS, "a copy is refused"
-    row = read_reply(json.dumps(example))
-    asked = example["problem_description"].replace(" The sig", "The sig")
-    assert isinstance(row, CodeRow) and row.question == asked
-
-
 def test_no_prompt_has_words_that_models_seldom_meet() -> None:
-    texts = [SYSTEM, role(TASK, [], 9), *EXCHANGE_FORMATS, *DEBATE_FORMATS]
+    texts = [role(TASK, [], 9), *EXCHANGE_FORMATS, *DEBATE_FORMATS]
     texts += [one.text for one in question(Situation("k", "t", "r"), "a", "b")]
     texts += [one.text for setting in ("exchange", "debate") for one in _request(setting, ())]
     for name in (*EXCHANGES, *SUBJECTS, "colbench_code"):

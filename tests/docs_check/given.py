@@ -31,9 +31,8 @@ from tests.row_programs import EXAMS, LIVE, METHOD, PROGRAM_TRACES
 from tests.serving import started
 from tests.sweet.known import ROWS
 from tests.templates import model
-from tests.test_colbench_generator import SUBJECTS, draft
 from tests.test_data import sums, table
-from tests.test_endpoint import Service, service
+from tests.test_endpoint import service
 from tests.test_format_pools import FRESH, replies
 from tests.test_original_files import HOTPOT_LINE
 from tests.test_original_pairs import PAIRS_LINE
@@ -59,7 +58,7 @@ class House:
     server: str
     """The URL of ``coterie serve model tiny-exchange``."""
     writer: str
-    """The URL of a service that writes tasks and formats; its replies are made up."""
+    """The URL of a service that writes formats; its replies are made up."""
 
     def prepared(self, name: str) -> Path:
         """A finished run of :data:`RUNS`; the first of several processes makes it."""
@@ -174,7 +173,6 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "train_socratic.jsonl": lines(*worked(0, 40)), "test_socratic.jsonl": lines(*worked(40, 60)),
         "lumos_maths_plan_onetime.jsonl": plans_and_actions,
         "errands.jsonl": web_tasks, "backend_tasks": upstream_tasks,
-        "pages.jsonl": lines({"text": "The tides of the sea."}),
         "musique_ans_v1.0_train.jsonl": sample("musique/train.jsonl"),
         "musique_ans_v1.0_dev.jsonl": sample("musique/heldout.jsonl"),
         "browse_comp_test_set.csv": text("problem,answer\nWho?,Ann\n"),
@@ -264,11 +262,9 @@ def _put_model(folder: Path) -> None:
     )  # fmt: skip
 
 
-_DRAFTS, _FORMATS = cycle(map(draft, SUBJECTS)), cycle(FRESH)
+_FORMATS = cycle(FRESH)
 
 
 def _writes(handler: BaseHTTPRequestHandler) -> None:
-    """A task, or a format."""
-    assert isinstance(handler.server, Service)
-    asked = json.dumps(handler.server.bodies[-1])
-    replies(next(_DRAFTS if "test10" in asked else _FORMATS))(handler)
+    """A format."""
+    replies(next(_FORMATS))(handler)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from coterie.cli.data_passages import index, passages
-from coterie.cli.data_tasks import draw, filter_, generate, prompt_pool
+from coterie.cli.data_tasks import filter_, prompt_pool
 from coterie.errors import UserError
 from coterie.terminal.console import notes, results
 from coterie.terminal.progress import ConsoleProgress
@@ -168,8 +168,6 @@ def check(
 
 
 app.command("prompt-pool")(prompt_pool)
-app.command()(generate)
-app.command()(draw)
 app.command("filter")(filter_)
 app.command()(passages)
 app.command("index")(index)

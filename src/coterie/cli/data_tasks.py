@@ -1,4 +1,4 @@
-"""``coterie data prompt-pool|generate|draw``: formats and tasks that a model writes, or a seed draws."""
+"""``coterie data prompt-pool|filter``: formats that a model writes, and the rows that a policy learns from."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -41,77 +41,6 @@ def prompt_pool(
     from coterie.cli.prompt_pool import write
 
     print(write(out, words or [], count, setting.value, notes()))
-
-
-class Written(StrEnum):
-    """What tasks can be written or drawn for."""
-
-    colbench_code = "colbench-code"
-
-
-def generate(
-    what: Annotated[Written, typer.Argument(help="What the tasks are for.")],
-    out: Annotated[Path, typer.Option(help="The JSONL file to write, or to continue.")],
-    words: Words = None,
-    count: Annotated[int, typer.Option(help="How many tasks the file is to have.", min=1)] = 100,
-    excerpts: Annotated[
-        Path | None,
-        typer.Option(help="Texts to be inspired by: a line each, or .jsonl with `text`."),
-    ] = None,
-) -> None:
-    """Ask a chat model for tasks, and keep those that nothing is wrong with.
-
-    Each reference is run on its tests in the sandbox. The file is in ColBench's form, for
-    `coterie data prepare colbench_code`. A run that was cut goes on.
-
-    Examples:
-
-        coterie data generate colbench-code --out tasks.jsonl --count 500
-        endpoint.url=http://127.0.0.1:8000/v1 endpoint.model=NAME
-
-        coterie data generate colbench-code --out tasks.jsonl --excerpts pages.jsonl
-        endpoint.url=https://api.openai.com/v1 endpoint.model=NAME endpoint.key_variable=OPENAI_API_KEY
-    """
-    from coterie.cli.code_tasks import generate as write
-
-    print(write(out, words or [], count, excerpts, notes()))
-
-
-class Levels(StrEnum):
-    """How hard the tasks are."""
-
-    easy = "easy"
-    personal = "personal"
-
-
-def draw(
-    what: Annotated[Written, typer.Argument(help="What the tasks are for.")],
-    out: Annotated[Path, typer.Option(help="The folder for train.jsonl and heldout.jsonl.")],
-    train: Annotated[int, typer.Option(help="Training tasks.", min=1)] = 1000,
-    heldout: Annotated[int, typer.Option(help="Held-out tasks.", min=1)] = 500,
-    level: Annotated[
-        Levels,
-        typer.Option(
-            help="`personal`: several hidden choices, as in ColBench; `easy`: one line and one choice, for models "
-            "of 100 million parameters."
-        ),
-    ] = Levels.personal,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
-) -> None:
-    """Draw tasks from kinds of function that come with coterie; no model is asked.
-
-    The hidden choices, words and calls are drawn by the seed; the kinds of the splits are different ones. Each
-    reference is run on its tests in the sandbox. The folder is for `dataset.source`.
-
-    Examples:
-
-        coterie data draw colbench-code --out tasks
-
-        coterie data draw colbench-code --out easy --level easy --train 120 --heldout 60
-    """
-    from coterie.cli.code_tasks import draw as write
-
-    print(write(out, train, heldout, level.value, seed, notes()))
 
 
 class Divided(StrEnum):

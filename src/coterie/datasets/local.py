@@ -27,7 +27,8 @@ PREPARED = "prepared"
 def load_rows(name: str, split: Split, source: str | Path = PREPARED) -> list[QuestionRow]:
     """The rows of one split of a data set, in file order, each of the set's type of row.
 
-    ``source`` is ``sample`` (at most 100 rows that come with coterie), ``prepared`` (what ``coterie
+    ``source`` is ``sample`` (at most 100 rows that come with coterie), the name of another packaged
+    source (of ``colbench_code``: ``synthetic``, ``easy``), ``prepared`` (what ``coterie
     data download`` or ``prepare`` made), a folder with ``train.jsonl`` and ``heldout.jsonl``, or one
     file, whose rows are given for either split. Rows that can't be asked are passed over. Raises
     ``UserError`` for an unknown set, missing data, a file that has changed since it was prepared,
@@ -104,6 +105,9 @@ def _file(data_set: DataSet, split: Split, source: str | Path) -> Path:
         if not is_prepared(data_set):
             raise UserError(f"{data_set.name} is not prepared on this machine", _how(data_set))
         return split_file(folder_of(data_set), split)
+    named = sample_folder(data_set) / source / f"{split}.jsonl.gz"
+    if named.is_file():
+        return named
     path = expanded(source)
     return split_file(path, split) if path.is_dir() else path
 

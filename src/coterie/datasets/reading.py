@@ -1,13 +1,16 @@
 """Rows of one file, in upstream's formats or the canonical one, each validated.
 
-Formats: ``.jsonl`` (an object a line), ``.json`` (a list of objects), ``.parquet``, and tables of text with names in
-the first line (``.csv``, ``.tsv``).
+Formats: ``.jsonl`` (an object a line; also ``.jsonl.gz``), ``.json`` (a list of objects), ``.parquet``, and tables of
+text with names in the first line (``.csv``, ``.tsv``).
 """
 
 import csv
+import gzip
+import io
+import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -20,7 +23,7 @@ from coterie.progress import Progress
 R = TypeVar("R", bound=SetRow)
 TABLES = {".csv": ",", ".tsv": "\t"}
 """What stands between two cells."""
-SUFFIXES = (".jsonl", ".json", ".parquet", *TABLES)
+SUFFIXES = (".jsonl", ".gz", ".json", ".parquet", *TABLES)
 PARQUET_BATCH = 256
 ENCODING = "utf-8-sig"
 """UTF-8, with or without the mark that some editors put first."""
@@ -36,7 +39,7 @@ def read_rows(file: Path, row: type[R], progress: Progress) -> Iterator[R]:
         raise UserError(where, "check the path")
     if file.suffix not in SUFFIXES:
         raise UserError(f"{file} is of an unknown format", f"give one of {', '.join(SUFFIXES)}")
-    counted = "line" if file.suffix == ".jsonl" else "row"
+    counted = "line" if file.suffix in (".jsonl", ".gz") else "row"
     number = 0
     try:
         for number, raw in _raw(file, progress, row.columns):
@@ -44,6 +47,8 @@ def read_rows(file: Path, row: type[R], progress: Progress) -> Iterator[R]:
             progress.advance(1)
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 text: {error}", "save it as UTF-8") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{file} is broken: {error}", "compress it again") from error
     if not number:
         raise UserError(f"{file} is empty", "give a file with rows, or get it again")
 
@@ -116,13 +121,18 @@ def _raw(
         progress.start(len(items), file.name)
         yield from enumerate(items, 1)
     else:
-        with file.open("rb") as opened:
+        with _open(file) as opened:
             progress.start(sum(1 for line in opened if line.strip()), file.name)
         yield from _lines(file)
 
 
+def _open(file: Path) -> IO[bytes]:
+    """Open a JSONL file, which may be compressed."""
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
+
+
 def _lines(file: Path) -> Iterator[tuple[int, Any]]:
-    with file.open(encoding=ENCODING) as lines:
+    with io.TextIOWrapper(_open(file), encoding=ENCODING) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield number, _parsed(line, f"{file}, line {number}")

@@ -22,6 +22,6 @@ class SourceSettings(DatasetSettings):
 
     source: str = key(
         "prepared",
-        "`prepared` (by `coterie data`), `sample` (the rows that ship with coterie), or a folder "
-        "with train.jsonl and heldout.jsonl.",
+        "`prepared` (by `coterie data`), `sample` (the rows that ship with coterie; of "
+        "colbench_code also `synthetic` and `easy`), or a folder with train.jsonl and heldout.jsonl.",
     )

@@ -1,1 +1,0 @@
-"""Rows in the form of ColBench's Backend Programming: drawn, written, and checked."""
