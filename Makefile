@@ -8,7 +8,7 @@ export GOMP_SPINCOUNT := 1000
 
 WITH_VLLM := .venv-vllm
 
-.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-vllm lint tiny tiny-check docs reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-vllm lint tiny tiny-check reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
@@ -60,9 +60,6 @@ tiny: $(VENV)/.run
 # MICRO_WORLD=exchange, persona, problems, acts or encyclopedia rebuilds one of them.
 tiny-check: $(VENV)/.dev
 	$(PY) -m pytest -m slow tests/test_tiny_rebuild.py -k "$(MICRO_WORLD)"
-
-docs: $(VENV)/.run
-	$(VENV)/bin/coterie config optima/isft --markdown > docs/config.md
 
 reproduce: $(VENV)/.run
 	$(VENV)/bin/coterie reproduce optima --scale tiny

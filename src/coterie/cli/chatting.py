@@ -131,7 +131,8 @@ def tools_of(names: str, words: Sequence[str]) -> ToolsSettings:
     except ValidationError as error:
         wrong = "; ".join(map(wrong_at, error.errors()))
         raise UserError(
-            f"--tool: {wrong}", "give a key of the group tools (docs/config.md), such as calls=tags"
+            f"--tool: {wrong}",
+            "give a key of the group tools (`coterie config optima/isft tools`), such as calls=tags",
         ) from error
 
 

@@ -1,7 +1,7 @@
 """The base of every group of settings, and how one key is declared.
 
 A key is declared with :func:`key`, which makes its meaning (and, where a paper fixes it, its source)
-part of the type, so that ``coterie config`` and ``docs/config.md`` are generated and never stale.
+part of the type, so that ``coterie config`` is never stale.
 """
 
 import hashlib
