@@ -1,22 +1,11 @@
-"""Our servers on real sockets: on the loop of the test, or as the command ``coterie serve``."""
+"""The command ``coterie serve``, on real sockets."""
 
 import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-
-from coterie.engines.serving.app import make_app
-from coterie.engines.serving.policies import Policies
-from tests.listening import listening
-
-
-@contextlib.asynccontextmanager
-async def served(policies: Policies, *, allow_loading: bool = False) -> AsyncIterator[str]:
-    """The URL of a model server that runs in the meantime."""
-    async with listening(make_app(policies, allow_loading=allow_loading)) as url:
-        yield url
 
 
 @contextlib.contextmanager

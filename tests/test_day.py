@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coterie.cli.candidates import candidates
-from coterie.cli.serving import open_policies
+from coterie.cli.chatting import open_engine
 from coterie.config.day import pinned, today
 from coterie.engines.settings import EngineSettings
 from coterie.models.chat import ChatRenderer
@@ -54,8 +54,8 @@ def test_a_run_that_is_resumed_forked_or_read_keeps_its_day(run_folder: Path) ->
     assert today() == date.today()
 
 
-def test_serving_and_evaluating_a_run_go_by_its_day(run_folder: Path) -> None:
-    served = open_policies(str(run_folder), None, "run", "cpu").base.engine
+def test_chatting_with_and_evaluating_a_run_go_by_its_day(run_folder: Path) -> None:
+    served = open_engine(str(run_folder), None, "cpu")
     assert "02 Jan 2025" in shown(served.loaded.renderer)
     named = dict.fromkeys(("Alice", "Bob"), str(run_folder))
     for candidate in candidates(named, EngineSettings(), every=False):
@@ -65,6 +65,6 @@ def test_serving_and_evaluating_a_run_go_by_its_day(run_folder: Path) -> None:
 
 def test_a_model_without_a_run_goes_by_the_clock(run_folder: Path) -> None:
     with pinned(date(2026, 3, 4)):
-        served = open_policies(str(run_folder.parent / "model"), None, "model", "cpu").base.engine
+        served = open_engine(str(run_folder.parent / "model"), None, "cpu")
     assert "04 Mar 2026" in shown(served.loaded.renderer)
     assert served.loaded.renderer.template.has_clock

@@ -1,5 +1,5 @@
-"""Endpoints: our own server for real; a small HTTP server of ours that stands for a paid service and
-its bad days (its replies are made up, its sockets are real)."""
+"""Endpoints: a small HTTP server that stands for a paid service and its bad days (its replies are made up, its sockets
+are real)."""
 
 import asyncio
 import json
@@ -19,10 +19,7 @@ from coterie.engines.endpoint import Endpoint, EndpointSettings, EndpointUsage
 from coterie.engines.limits import MAX_WAIT, Bucket, Limits, retry_after
 from coterie.engines.messages import Reply, Utterance
 from coterie.engines.protocol import EngineError
-from coterie.engines.serving.policies import Policies
 from coterie.errors import UserError
-from coterie.models.loading import load
-from tests.serving import served
 
 KEY = "sk-very-secret-0123456789"
 HELLO = [Utterance("system", "Be kind."), Utterance("user", "Hello?")]
@@ -144,45 +141,6 @@ def fail(one: EndpointSettings) -> tuple[str, EndpointUsage]:
             return str(failed.value), endpoint.usage
 
     return asyncio.run(talk())
-
-
-def test_our_own_server_is_an_endpoint() -> None:
-    policies = Policies(load("tiny-exchange"), name="tiny", version="0", root="tiny-exchange")
-
-    async def talk() -> tuple[list[Reply], EndpointUsage]:
-        async with served(policies) as url:
-            one = EndpointSettings(
-                url=f"{url}/v1", model="tiny", prompt_price=1, completion_price=2
-            )
-            async with Endpoint(one) as endpoint:
-                long = [Utterance("user", "Who is the mentor of Paula? " * 10)]
-                asked = {"temperature": 0.7, "top_p": 0.9, "seed": 5, "stop": ["."]}
-                replies = [
-                    await endpoint.chat(long, max_tokens=20, **asked)  # type: ignore[arg-type]
-                    for _ in range(2)
-                ]
-                with pytest.raises(EngineError, match=r"status 400.*context overflow"):
-                    await endpoint.chat(long * 20, max_tokens=5)
-            other = EndpointSettings(url=f"{url}/v1", model="large")
-            async with Endpoint(other) as endpoint:
-                with pytest.raises(EngineError, match=r"status 404.*no model 'large' here"):
-                    await endpoint.chat(long, max_tokens=5)
-            return replies, replies_usage(replies, one)
-
-    (first, second), usage = asyncio.run(talk())
-    assert first.text == second.text and first.text
-    assert (first.cached_tokens, first.estimated) == (0, False)
-    assert 0 < second.cached_tokens < second.prompt_tokens
-    assert first.finish == "length" if first.completion_tokens == 20 else first.finish == "stop"
-    prompt, said = 2 * first.prompt_tokens, 2 * first.completion_tokens
-    assert usage.cost == pytest.approx((prompt + 2 * said) / 1e6)
-
-
-def replies_usage(replies: list[Reply], one: EndpointSettings) -> EndpointUsage:
-    usage = EndpointUsage(one)
-    for reply in replies:
-        usage.add(reply)
-    return usage
 
 
 def test_what_is_asked_for_is_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,12 +271,6 @@ def test_they_are_syntaxes_of_environments_without_a_stop_string(syntax: str) ->
     assert one.stop == () and one.show(()) == ""
 
 
-def test_what_a_message_says_besides_its_calls() -> None:
-    text = f"I look. {hermes('look', what='a')}\n{hermes('look', what='b')}\n"
-    said, calls = HermesJson().split(text, "end")
-    assert said == "I look." and len(calls) == 2
-
-
 # -- which syntax is a model's --------------------------------------------------------------------
 
 

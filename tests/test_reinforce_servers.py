@@ -1,7 +1,7 @@
 """Reinforcement learning over servers: each version is published, loaded, and spoken by.
 
-The servers are ours (``coterie serve model``), which give the tokens of the engine in process to the last bit, on the
-loop of the run. ``tests/vllm`` does the same with vLLM, in whose place they stand here.
+The servers are stubs (``tests/stub_server.py``) on the loop of the run, which give the tokens of the engine in process
+to the last bit. ``tests/vllm`` does the same with vLLM, in whose place they stand here.
 """
 
 import shutil
@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 
 from coterie.engines import run_engines
-from coterie.engines.servers.backend import CoterieBackend
 from coterie.engines.servers.opening import running_servers
 from coterie.engines.servers.pool import ServerPool
-from coterie.engines.serving.policies import Policies
 from coterie.errors import UserError
-from coterie.models.loading import load
+from coterie.models.loading import load, resolve
 from coterie.recipes import plan
 from coterie.recipes.registry import settings
 from coterie.recipes.reinforcing import STAGE
@@ -27,7 +25,7 @@ from coterie.runs.reinforce.loop import Reinforcement
 from coterie.training.checkpoint import weight_hash
 from coterie.trajectories.store import Store
 from tests.reinforcing import Killed, Killing, final, made, run_whole, telling_words
-from tests.serving import served
+from tests.stub_server import served
 
 SERVED = ("engine.kind=vllm", "steps.count=3", "loss.kl=0")
 LORA = ("update.method=lora", "update.lora_r=4", "engine.vllm.lora_rank=4")
@@ -49,13 +47,12 @@ class Servers:
     async def pool(
         self, model: str | Path, renderer: Any, own: Any, logs: Path, *, policy: str, version: str
     ) -> AsyncIterator[ServerPool]:
-        """In the place of :func:`coterie.engines.servers.vllm.vllm_pool`."""
+        """In the place of :func:`coterie.engines.servers.opening.vllm_pool`."""
         self.opened.append(Path(model).name)
-        policies = Policies(load(str(model)), name=policy, version=version, root=str(model))
         async with (
-            served(policies, allow_loading=True) as url,
+            served(resolve(model), policy) as url,
             running_servers(
-                *(CoterieBackend(), [url], None, renderer, own), policy=policy, version=version
+                renderer, own.model_copy(update={"urls": (url,)}), policy=policy, version=version
             ) as pool,
         ):
             load_weights = pool.load

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from coterie.engines.servers.vllm import INSIDE, VLLMBackend, VLLMSettings
+from coterie.engines.servers.settings import VLLMSettings
+from coterie.engines.servers.vllm import INSIDE, VLLMBackend
 from coterie.errors import UserError
 
 
@@ -25,7 +26,7 @@ class Client:
 def method(backend: VLLMBackend) -> str:
     """By which method of its workers a server reads new weights."""
     client: Any = Client()
-    asyncio.run(backend.reload(client, "runs/x/final", "1"))
+    asyncio.run(backend.reload(client, "runs/x/final"))
     ((path, body),) = client.posted
     assert path == "/collective_rpc" and body["kwargs"] == {"weights_path": "runs/x/final"}
     return str(body["method"])

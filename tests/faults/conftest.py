@@ -1,24 +1,30 @@
-"""A server of ours, and the dialogues that are played on it when nothing goes wrong."""
+"""A stub server, and the dialogues that are played on it when nothing goes wrong."""
 
 import asyncio
 import os
 import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from coterie.engines.servers.backend import CoterieBackend
+from coterie.engines.servers.child import free_port, port_taken
 from coterie.engines.servers.opening import running_servers
-from coterie.engines.servers.settings import ServerPoolSettings
+from coterie.engines.servers.settings import VLLMSettings
 from coterie.models.loading import LoadedModel, load
 from tests.faults.dialogues import Played, play
+from tests.stub_server import StubBackend
 
 MODEL = "tiny-exchange"
-QUICK = ServerPoolSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2)
+QUICK = VLLMSettings(stall_seconds=2, start_seconds=120, grace_seconds=1, restarts=2, lora_rank=2)
 PATIENT = QUICK.model_copy(update={"stall_seconds": 120})
 """For a server that may compile its loops first."""
+
+
+def at(*urls: str, settings: VLLMSettings = QUICK) -> VLLMSettings:
+    """Settings with servers that run at these URLs."""
+    return settings.model_copy(update={"urls": urls})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,13 +40,14 @@ def model() -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
-    """The URL of ``coterie serve model tiny-exchange``."""
-    command = [sys.executable, "-m", "coterie", "serve", "model", MODEL, "--port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    """The URL of a stub of ``vllm serve``."""
+    backend, port = StubBackend(QUICK, []), free_port()
+    command, environment = backend.command(MODEL, MODEL, port), backend.environment(0)
+    with subprocess.Popen(command, env={**os.environ, **environment}) as process:
         try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
+            while not port_taken(port) and process.poll() is None:
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
 
@@ -51,7 +58,7 @@ def quiet(server: str, model: LoadedModel) -> Played:
 
     async def run() -> Played:
         async with running_servers(
-            CoterieBackend(), [server], None, model.renderer, PATIENT, policy="talker", version="0"
+            model.renderer, at(server, settings=PATIENT), policy="talker", version="0"
         ) as pool:
             return await play(pool, model)
 

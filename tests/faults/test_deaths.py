@@ -15,14 +15,14 @@ import pytest
 
 from coterie.engines.protocol import EngineError, EngineGone, Sampling
 from coterie.engines.servers import child, client
-from coterie.engines.servers.backend import CoterieBackend
 from coterie.engines.servers.opening import own_servers, running_servers
 from coterie.engines.servers.pool import ServerPool
-from coterie.engines.servers.settings import ServerPoolSettings
+from coterie.engines.servers.settings import VLLMSettings
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
-from tests.faults.conftest import MODEL, QUICK
+from tests.faults.conftest import MODEL, QUICK, at
 from tests.faults.dialogues import Played, play
+from tests.stub_server import StubBackend
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +32,11 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def opened(
-    model: LoadedModel, logs: Path, settings: ServerPoolSettings = QUICK, name: str | Path = MODEL
+    model: LoadedModel, logs: Path, settings: VLLMSettings = QUICK, name: str | Path = MODEL
 ) -> AsyncIterator[ServerPool]:
+    backend = StubBackend(settings, [])
     async with own_servers(
-        CoterieBackend(), name, model.renderer, settings, logs, policy="talker", version="0"
+        backend, name, model.renderer, logs, policy="talker", version="0"
     ) as pool:
         yield pool
 
@@ -107,7 +108,7 @@ def test_restarts_are_bounded_and_the_rest_goes_on_without_the_server(
             with pytest.raises(EngineGone, match="no server is left") as gone:
                 await play(pool, model)  # ends the stage: no item is to blame
             assert "started 1 times" in str(gone.value)
-            assert str(tmp_path / "coterie-1.log") in str(gone.value)
+            assert str(tmp_path / "vllm-1.log") in str(gone.value)
 
     asyncio.run(run())
 
@@ -121,9 +122,9 @@ def test_a_server_that_does_not_start_says_why(model: LoadedModel, tmp_path: Pat
         async with opened(model, tmp_path, name=folder):
             pass
 
-    with pytest.raises(UserError, match=r"ended with status 2 before it answered") as error:
+    with pytest.raises(UserError, match=r"ended with status 1 before it answered") as error:
         asyncio.run(run())
-    assert str(tmp_path / "coterie-0.log") in str(error.value) and str(folder) in str(error.value)
+    assert str(tmp_path / "vllm-0.log") in str(error.value) and str(folder) in str(error.value)
 
 
 def test_a_port_that_someone_takes_first_is_left_to_them(
@@ -147,9 +148,7 @@ def test_a_server_that_is_not_there_is_an_error_before_anything_runs(model: Load
     url = f"http://127.0.0.1:{child.free_port()}"
 
     async def run() -> None:
-        async with running_servers(
-            CoterieBackend(), [url], None, model.renderer, QUICK, policy="talker", version="0"
-        ):
+        async with running_servers(model.renderer, at(url), policy="talker", version="0"):
             pass
 
     with pytest.raises(UserError, match=f"no inference server answers at {url}"):

@@ -1,4 +1,4 @@
-"""New weights on servers of ours: all of them, or none is used."""
+"""New weights on stub servers: all of them, or none is used."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from coterie.engines.servers.opening import running_servers
 from coterie.errors import UserError
 from coterie.models.adapters import add_lora, save_adapter
 from coterie.models.loading import load
-from tests.faults.conftest import MODEL, QUICK
+from tests.faults.conftest import MODEL, QUICK, at
 from tests.faults.test_deaths import opened, port_of, server_process
 
 ASK = (list(range(10, 80)), (1, 2, 3), Sampling(temperature=1.3, max_tokens=16))
@@ -98,14 +98,14 @@ def test_two_servers_with_different_weights_are_refused(tmp_path: Path) -> None:
             one, two = pool.members
 
             async def use() -> None:
-                urls = [one.client.url, two.client.url]
+                both_urls = at(one.client.url, two.client.url)
                 async with running_servers(
-                    two.backend, urls, None, model.renderer, QUICK, policy="talker", version="0"
+                    model.renderer, both_urls, policy="talker", version="0"
                 ) as both:
                     assert await both.sample(*ASK) == await pool.sample(*ASK)
 
             await use()
-            await two.backend.reload(two.client, str(checkpoint(tmp_path / "other")), "0")
+            await two.backend.reload(two.client, str(checkpoint(tmp_path / "other")))
             with pytest.raises(UserError, match="two servers with different weights"):
                 await use()
 

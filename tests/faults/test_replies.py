@@ -11,14 +11,13 @@ import pytest
 
 from coterie.engines import limits
 from coterie.engines.protocol import EngineError, Sampling
-from coterie.engines.servers.backend import CoterieBackend
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import FinalFault
 from coterie.engines.servers.opening import running_servers
 from coterie.engines.servers.pool import PoolStats
-from coterie.engines.servers.settings import ServerPoolSettings
+from coterie.engines.servers.settings import VLLMSettings
 from coterie.models.loading import LoadedModel
-from tests.faults.conftest import QUICK
+from tests.faults.conftest import QUICK, at
 from tests.faults.dialogues import Played, play
 from tests.faults.proxy import Bad, Body, Plan, Proxy, proxy
 
@@ -67,15 +66,14 @@ FAULTS = {
 
 
 async def _play(
-    server: str, model: LoadedModel, plan: Plan, settings: ServerPoolSettings
+    server: str, model: LoadedModel, plan: Plan, settings: VLLMSettings
 ) -> tuple[Played, PoolStats, Proxy]:
     async with (
         proxy(server, plan) as between,
         running_servers(
-            CoterieBackend(), [between.url], None, model.renderer, settings,
-            policy="talker", version="0",
+            model.renderer, at(between.url, settings=settings), policy="talker", version="0"
         ) as pool,
-    ):  # fmt: skip
+    ):
         return await play(pool, model), pool.stats, between
 
 
@@ -124,7 +122,7 @@ def test_out_of_context_is_final_and_only_for_the_item(
 ) -> None:
     async def run() -> tuple[Played, PoolStats]:
         async with running_servers(
-            CoterieBackend(), [server], None, model.renderer, QUICK, policy="talker", version="0"
+            model.renderer, at(server), policy="talker", version="0"
         ) as pool:
             played = await play(pool, model, long=2)
             too_long = [1] * (model.context_length - 3)
@@ -165,10 +163,9 @@ def test_a_server_that_fails_is_passed_over_for_one_that_works(
         async with (
             proxy(server, plan) as broken,
             running_servers(
-                CoterieBackend(), [broken.url, server], None, model.renderer, QUICK,
-                policy="talker", version="0",
+                model.renderer, at(broken.url, server), policy="talker", version="0"
             ) as pool,
-        ):  # fmt: skip
+        ):
             return await play(pool, model), pool.stats, broken
 
     played, stats, broken = asyncio.run(run())

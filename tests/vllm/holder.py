@@ -23,9 +23,8 @@ class RawBackend(VLLMBackend):
 async def hold(logs: Path) -> None:
     """Start the server, print its URL, wait to be killed."""
     async with own_servers(
-        RawBackend(SETTINGS, []), MODEL, load(MODEL).renderer, SETTINGS, logs,
-        policy="talker", version="0",
-    ) as pool:  # fmt: skip
+        RawBackend(SETTINGS, []), MODEL, load(MODEL).renderer, logs, policy="talker", version="0"
+    ) as pool:
         print(pool.members[0].client.url, flush=True)
         await asyncio.sleep(600)
 

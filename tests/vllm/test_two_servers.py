@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from coterie.engines.protocol import Sampling
-from coterie.engines.servers.opening import running_servers
+from coterie.engines.servers.opening import running_servers, vllm_pool
 from coterie.engines.servers.pool import ServerPool
-from coterie.engines.servers.vllm import vllm_pool
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from tests.vllm.conftest import MODEL, SETTINGS
@@ -85,13 +84,11 @@ def test_two_servers_with_different_weights_are_refused(
     one, two = pair.members
 
     async def use() -> None:
-        urls = [one.client.url, two.client.url]
-        async with running_servers(
-            two.backend, urls, None, model.renderer, SETTINGS, policy="talker", version="0"
-        ):
+        urls = SETTINGS.model_copy(update={"urls": (one.client.url, two.client.url)})
+        async with running_servers(model.renderer, urls, policy="talker", version="0"):
             pass
 
-    runner.run(two.backend.reload(two.client, str(folder), "unknown"))
+    runner.run(two.backend.reload(two.client, str(folder)))
     with pytest.raises(UserError, match="two servers with different weights"):
         runner.run(use())
     runner.run(pair.load(Path(model.source), "3"))

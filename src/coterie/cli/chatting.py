@@ -13,12 +13,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coterie.cli.chat_tools import ChatTools, lines_of, open_tools
-from coterie.cli.serving import open_policies
 from coterie.config.plain import wrong_at
 from coterie.config.text import encoded
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import EngineError, Sampling
+from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
+from coterie.models.loading import load
 from coterie.recipes.recorded_run import recorded_run
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.rollout.opening import Opening, first_prompts
@@ -136,6 +137,36 @@ def tools_of(names: str, words: Sequence[str]) -> ToolsSettings:
         ) from error
 
 
+def open_engine(source: str, iteration: int | None, device: str | None) -> InProcessEngine:
+    """Load a run's policy (the newest, unless ``iteration`` is given) or a model.
+
+    Raises :class:`UserError` for a policy that the run has not trained, and all that
+    :func:`~coterie.models.loading.load` refuses.
+    """
+    if not (Path(source) / "config.yaml").is_file():
+        if iteration is not None:
+            raise UserError(f"--iteration: {source} is not a run folder", "leave --iteration out")
+        try:
+            engine = EngineSettings() if device is None else EngineSettings(device=device)
+        except ValueError as error:
+            raise UserError(
+                f"--device {device} is none", "use auto, cpu, cuda or cuda:1"
+            ) from error
+        loaded = load(source, device=engine.device_name)
+    else:
+        words = [] if device is None else [f"engine.device={device}"]
+        with recorded_run(Path(source), recipe_of, words) as (recipe, run):
+            engine, have = recipe.settings.engine, recipe.versions(run)
+            version = have[-1] if iteration is None else iteration
+            if version not in have:
+                raise UserError(
+                    f"{source} has no policy {version} (it has {', '.join(map(str, have))}; 0 is the base)",
+                    "give one of these with --iteration, or run it further",
+                )
+            loaded = recipe.load_policy(run, version)
+    return InProcessEngine(loaded, max_batch=engine.max_batch, timeout=engine.timeout)
+
+
 def talk(
     source: str, iteration: int | None, device: str | None, manner: Manner, tools: ToolsSettings
 ) -> None:
@@ -147,7 +178,7 @@ def talk(
         told = (Message.of("system", manner.system),) if manner.system else ()
         opening, reader = Opening(told, Tree("chat", "chat", 0)), READER
     with suppress(KeyboardInterrupt):
-        engine = open_policies(source, iteration, source, device).base.engine
+        engine = open_engine(source, iteration, device)
         with asyncio.Runner() as runner, _opened(runner, engine, tools, manner) as has:
             if has is not None:
                 opening = replace(opening, messages=has.told(opening.messages))

@@ -47,7 +47,7 @@ def export(what: Export, push: str | None, *, private: bool = False) -> None:
     api = None if push is None else _hub(push)
     with recorded_run(what.folder, recipe_of) as (recipe, run):
         role = _role(recipe, what.role)
-        version = _version(recipe, run, role, what.iteration)
+        version = exported_version(recipe, run, role, what.iteration)
         path = recipe.policy_path(run, version, role)
         if what.merge and not is_adapter(path):
             raise UserError(
@@ -89,7 +89,8 @@ def _role(recipe: Recipe, wanted: str | None) -> str:
     return wanted or names[0]
 
 
-def _version(recipe: Recipe, run: Run, role: str, wanted: int | None) -> int:
+def exported_version(recipe: Recipe, run: Run, role: str, wanted: int | None) -> int:
+    """Return the wanted version of a role, or its newest trained one. Raises ``UserError`` if there is none."""
     have = recipe.versions(run, role)
     if wanted is not None and wanted not in have:
         raise UserError(

@@ -1,10 +1,9 @@
-"""``coterie serve``: a model behind an OpenAI-compatible server of our own, and tools behind theirs."""
+"""``coterie serve``: a model behind an OpenAI-compatible server, and tools behind theirs."""
 
 import asyncio
 import contextlib
 import errno
 import ipaddress
-import json
 import logging
 import socket
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from coterie.cli.serve_model import model
 from coterie.errors import UserError
 from coterie.terminal.console import notes
 
@@ -27,53 +27,7 @@ def serve() -> None:
     """Serve models and tools over HTTP."""
 
 
-@app.command()
-def model(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|MODEL", help="A run folder; or a packaged model, a folder, a hub name."
-        ),
-    ],
-    iteration: Annotated[
-        int | None,
-        typer.Option(
-            help="Of a run: the policy that this iteration began with (0: the base); "
-            "default: the newest."
-        ),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    allow_loading: Annotated[
-        bool,
-        typer.Option(
-            "--allow-loading", help="Let clients load weights from folders of this machine."
-        ),
-    ] = False,
-    name: Annotated[
-        str | None, typer.Option(help="What clients call the model; default: RUN|MODEL as given.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="auto, cpu, cuda, cuda:1; default: the run's, or auto.")
-    ] = None,
-) -> None:
-    """Serve a run's trained policy, or any model, by an OpenAI-compatible protocol.
-
-    Examples:
-
-        coterie serve model runs/optima-isft
-
-        coterie serve model tiny-exchange --port 8001
-    """
-    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(_bound(host, port)) as listener:
-        url = _address(listener)
-        from coterie.cli.serving import open_policies, run
-
-        policies = open_policies(source, iteration, name or source, device)
-        _listen(listener)
-        _announce(policies.base.name, url)
-        run(policies, listener, allow_loading=allow_loading)
-    console.print("stopped")
+app.command()(model)
 
 
 @app.command()
@@ -184,15 +138,4 @@ def _unusable(host: str, port: int, error: OSError) -> UserError:
     return UserError(
         f"can't listen on {host} port {port}: {error.strerror}",
         "give an address of this machine with --host, and a port above 1023 with --port",
-    )
-
-
-def _announce(name: str, url: str) -> None:
-    """The URL on standard output, and how to try it."""
-    print(url, flush=True)
-    body = {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}
-    console.print(f"serving {name} at {url}/v1 (Ctrl-C ends it); try:")
-    console.print(
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
-        f"-d '{json.dumps(body)}'",
     )

@@ -16,8 +16,8 @@ import torch
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Engine, EngineError
+from coterie.engines.servers.opening import vllm_pool
 from coterie.engines.servers.pool import ServerPool
-from coterie.engines.servers.vllm import vllm_pool
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer

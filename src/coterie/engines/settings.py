@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from coterie.config.settings import Settings, key
-from coterie.engines.servers.vllm import VLLMSettings
+from coterie.engines.servers.settings import VLLMSettings
 
 
 class EngineSettings(Settings):

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.engines.protocol import EngineError
-from coterie.engines.servers.backend import Backend
 from coterie.engines.servers.child import Child, Launch
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFault
-from coterie.engines.servers.settings import ServerPoolSettings
+from coterie.engines.servers.vllm import VLLMBackend
 from coterie.engines.servers.wire import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -48,8 +47,7 @@ class Member:
         self,
         name: str,
         base: str,
-        backend: Backend,
-        settings: ServerPoolSettings,
+        backend: VLLMBackend,
         weights: ServedWeights,
         client: ServerClient,
     ) -> None:
@@ -61,7 +59,7 @@ class Member:
         """Why it will never be up again, if so."""
         self.load = 0
         """Requests that were given to it and are not answered yet."""
-        self.slots = asyncio.Semaphore(settings.requests_per_server)
+        self.slots = asyncio.Semaphore(backend.settings.requests_per_server)
         self.weights = weights
         self.context: int | None = None
         """The most tokens of one sequence, where the server says so."""
@@ -89,12 +87,10 @@ class Member:
             await self.client.post("/v1/unload_lora_adapter", body)
         self.client.model = self._base
         if weights.adapter is None:
-            await self.backend.reload(self.client, weights.model, weights.version)
+            await self.backend.reload(self.client, weights.model)
             await self._reset_cache()
         await self.take_adapter(self.client)
-        version = (await self.card(self.client)).version
-        if weights.adapter is None and version not in (None, weights.version):
-            raise FinalFault(f"{self.name} has version {version} and not {weights.version}")
+        await self.card(self.client)
 
     async def take_adapter(self, client: ServerClient) -> None:
         """Load the adapter, if the weights are one, and ask for it from now on."""
@@ -134,20 +130,19 @@ class OwnMember(Member):
         self,
         index: int,
         policy: str,
-        backend: Backend,
-        settings: ServerPoolSettings,
+        backend: VLLMBackend,
         weights: ServedWeights,
         connect: Connect,
         log_folder: Path,
         went_down: Callable[[int], None],
     ) -> None:
-        name = f"{backend.kind}-{index}"
-        super().__init__(name, policy, backend, settings, weights, connect("http://-", policy))
+        name = f"vllm-{index}"
+        super().__init__(name, policy, backend, weights, connect("http://-", policy))
         self.up = False
         self.restarts = 0
         self._index = index
         self._connect = connect
-        self._settings = settings
+        self._settings = backend.settings
         self._went_down = went_down
         self._log = log_folder / f"{name}.log"
         self._child: Child | None = None

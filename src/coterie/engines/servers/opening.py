@@ -1,4 +1,4 @@
-"""Opens a pool: servers that we start and end, or servers that run already and are left alone."""
+"""Opens a pool of vLLM servers: ours to start and end, or running already and left alone."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coterie.engines.protocol import EngineError
-from coterie.engines.servers.backend import Backend
 from coterie.engines.servers.client import ServerClient
 from coterie.engines.servers.faults import ServerFault, TransientFault
 from coterie.engines.servers.member import Member, OwnMember, ServedWeights, absolute
@@ -17,7 +16,8 @@ from coterie.engines.servers.probe import (
     gives_behaviour_logprobs,
     same_weights,
 )
-from coterie.engines.servers.settings import ServerPoolSettings
+from coterie.engines.servers.settings import VLLMSettings
+from coterie.engines.servers.vllm import VLLMBackend, check_vllm, device_lists, visible_devices
 from coterie.engines.servers.wire import ServedModel
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
@@ -25,11 +25,34 @@ from coterie.models.loading import resolve
 
 
 @asynccontextmanager
-async def own_servers(
-    backend: Backend,
+async def vllm_pool(
     model: str | Path,
     renderer: ChatRenderer,
-    settings: ServerPoolSettings,
+    settings: VLLMSettings,
+    log_folder: Path,
+    *,
+    policy: str,
+    version: str,
+) -> AsyncIterator[ServerPool]:
+    """An engine over vLLM servers of ``model`` (a folder or name); what was started ends with it.
+
+    ``renderer`` is the model's; text is cut with it. Raises ``UserError`` for all that a person can fix.
+    """
+    if settings.urls:
+        opened = running_servers(renderer, settings, policy=policy, version=version)
+    else:
+        check_vllm(settings)
+        backend = VLLMBackend(settings, device_lists(settings, visible_devices()))
+        opened = own_servers(backend, model, renderer, log_folder, policy=policy, version=version)
+    async with opened as pool:
+        yield pool
+
+
+@asynccontextmanager
+async def own_servers(
+    backend: VLLMBackend,
+    model: str | Path,
+    renderer: ChatRenderer,
     log_folder: Path,
     *,
     policy: str,
@@ -39,6 +62,7 @@ async def own_servers(
 
     Their logs go to ``log_folder``. Raises ``UserError`` if one can't be started.
     """
+    settings = backend.settings
     weights = ServedWeights(absolute(resolve(model)), version)
 
     def connect(url: str, name: str) -> ServerClient:
@@ -48,9 +72,7 @@ async def own_servers(
         pool.forget(index)
 
     members = [
-        OwnMember(
-            index, policy, backend, settings, weights, connect, log_folder.resolve(), went_down
-        )
+        OwnMember(index, policy, backend, weights, connect, log_folder.resolve(), went_down)
         for index in range(settings.servers)
     ]
     pool = ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))
@@ -74,25 +96,21 @@ async def own_servers(
 
 @asynccontextmanager
 async def running_servers(
-    backend: Backend,
-    urls: Sequence[str],
-    model: str | None,
-    renderer: ChatRenderer,
-    settings: ServerPoolSettings,
-    *,
-    policy: str,
-    version: str,
+    renderer: ChatRenderer, settings: VLLMSettings, *, policy: str, version: str
 ) -> AsyncIterator[ServerPool]:
-    """Use servers that run at ``urls`` and serve ``model`` (its name there; default: the only one).
+    """Use the servers that run at ``settings.urls``.
 
     Raises ``UserError`` if one does not answer, has no such model, has other weights than the first or
     gives log-probs that are not those of what it sampled from.
     """
-    cards = [await _card(url, model, renderer, settings.stall_seconds) for url in urls]
-    if len({(card.id, card.version) for card in cards}) > 1:
-        said = ", ".join(f"{url}: {card.id} {card.version or ''}" for url, card in zip(urls, cards, strict=True))  # fmt: skip # noqa: E501
+    urls = settings.urls
+    cards = [
+        await _card(url, settings.served_name, renderer, settings.stall_seconds) for url in urls
+    ]
+    if len({card.id for card in cards}) > 1:
+        said = ", ".join(f"{url}: {card.id}" for url, card in zip(urls, cards, strict=True))
         raise UserError(
-            f"the servers serve different models or versions: {said}",
+            f"the servers serve different models: {said}",
             "give servers of one model, or name one that all of them serve",
         )
     weights = ServedWeights(cards[0].root or cards[0].id, version)
@@ -100,9 +118,8 @@ async def running_servers(
         ServerClient(url, card.id, renderer.decode, renderer.end_ids)
         for url, card in zip(urls, cards, strict=True)
     ]
-    members = [
-        Member(client.url, client.model, backend, settings, weights, client) for client in clients
-    ]
+    backend = VLLMBackend(settings, [])
+    members = [Member(client.url, client.model, backend, weights, client) for client in clients]
     try:
         await _check(members, probe_ids(renderer), settings.stall_seconds)
         yield ServerPool(members, settings, weights, policy=policy, probe=probe_ids(renderer))

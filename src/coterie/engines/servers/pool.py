@@ -21,7 +21,7 @@ from coterie.engines.servers.faults import FinalFault, ServerFault, TransientFau
 from coterie.engines.servers.member import Member, ServedWeights, absolute
 from coterie.engines.servers.probe import same_weights
 from coterie.engines.servers.routing import PrefixRouter
-from coterie.engines.servers.settings import ServerPoolSettings
+from coterie.engines.servers.settings import VLLMSettings
 from coterie.engines.servers.wire import ReportedUsage
 from coterie.models.loading import is_adapter, resolve
 
@@ -48,7 +48,7 @@ class ServerPool:
     def __init__(
         self,
         members: Sequence[Member],
-        settings: ServerPoolSettings,
+        settings: VLLMSettings,
         weights: ServedWeights,
         *,
         policy: str,

@@ -61,8 +61,6 @@ class ServedModel(BaseModel):
     root: str | None = None
     parent: str | None = None
     """Of an adapter: the model that it belongs to."""
-    version: str | None = None
-    """Of its weights, where the server says so (``coterie serve model`` does)."""
     max_model_len: int | None = None
 
 

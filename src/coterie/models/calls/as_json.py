@@ -74,11 +74,6 @@ class LlamaJson(Markup):
     keys: ClassVar[tuple[str, ...]] = ("parameters", "arguments")
     begins: ClassVar[re.Pattern[str]] = re.compile(r'\{\s*"(name|parameters|function|type)"\s*:')
 
-    def settled(self, text: str) -> str:
-        """The beginning of a message that is part of no call, whatever follows."""
-        at = self._begin(text)
-        return text[:at].rstrip() if text.startswith("{", at) else super().settled(text)
-
     def _begin(self, text: str) -> int:
         """Where a message begins, after its thoughts."""
         at = past_space(text, past_thoughts(text, 0) if self.thinks else 0)

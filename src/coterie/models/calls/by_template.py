@@ -28,12 +28,6 @@ class ResponseTemplate:
 
     def parse(self, text: str, finish: Finish, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
         """The calls of a message, in their order."""
-        return self.split(text, finish, tools)[1]
-
-    def split(
-        self, text: str, finish: Finish, tools: Sequence[Tool] = ()
-    ) -> tuple[str, tuple[ToolCall, ...]]:
-        """What a message says besides its calls, and its calls."""
         try:
             message = self.tokenizer.parse_response(
                 text, prefix=self.prompt, tools=[offered(tool) for tool in tools]
@@ -42,17 +36,13 @@ class ResponseTemplate:
         except (
             Exception
         ) as error:  # whatever the template's own parsers raise on what a model wrote
-            return text, _named([broken(text, str(error).partition("\n")[0])])
+            return _named([broken(text, str(error).partition("\n")[0])])
         found = [call_of(_function(one)) for one in calls]
         if found and finish != "end":
             last = found[-1]
             error_ = last.error or unclosed("the last call", "its end", finish)
             found[-1] = replace(last, error=error_)
-        return str(message.get("content") or ""), _named(found)
-
-    def settled(self, text: str) -> str:
-        """Nothing: only the whole message can be read."""
-        return ""
+        return _named(found)
 
     def show(self, results: Sequence[ToolResult]) -> str:
         """Empty: the chat template shows results."""

@@ -40,16 +40,6 @@ class NativeSyntax(Protocol):
         """The calls of a message, in their order; ``tools`` say of which types the arguments are."""
         ...
 
-    def split(
-        self, text: str, finish: Finish, tools: Sequence[Tool] = ()
-    ) -> tuple[str, tuple[ToolCall, ...]]:
-        """What a message says besides its calls, and its calls."""
-        ...
-
-    def settled(self, text: str) -> str:
-        """The beginning of a message that is part of no call, whatever follows."""
-        ...
-
     def show(self, results: Sequence[ToolResult]) -> str:
         """Empty: the chat template shows results."""
         ...
@@ -91,21 +81,6 @@ class Markup(ABC):
             ToolCall(call_id(number), whole_text(one.name), whole_text(one.arguments), one.error)
             for number, one in enumerate(found)
         )
-
-    def split(
-        self, text: str, finish: Finish, tools: Sequence[Tool] = ()
-    ) -> tuple[str, tuple[ToolCall, ...]]:
-        """What a message says besides its calls, and its calls."""
-        rest, at = "", 0
-        for span in self.spans(text, finish, tools):
-            rest, at = rest + text[at : span.start], span.stop
-        return (rest + text[at:]).rstrip(), self.parse(text, finish, tools)
-
-    def settled(self, text: str) -> str:
-        """The beginning of a message that is part of no call, whatever follows."""
-        places = [place for mark in self.opening if (place := text.find(mark)) >= 0]
-        begun = (n for mark in self.opening for n in range(len(mark)) if text.endswith(mark[:n]))
-        return text[: min(places, default=len(text) - max(begun))].rstrip()
 
     def show(self, results: Sequence[ToolResult]) -> str:
         """Empty: the chat template shows results."""

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from coterie.engines.serving.requests import RequestBody
 from coterie.tools.retrieval.passages import Passage
+from coterie.tools.servers.answers import RequestBody
 
 MOST_QUERIES = 512
 """Of one request."""

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp
 
 import coterie
 from coterie.engines.protocol import EngineError
-from coterie.engines.serving.answers import RequestRefused, answer, answer_to
 from coterie.errors import UserError
+from coterie.tools.servers.answers import RequestRefused, answer, answer_to
 from coterie.tools.servers.kinds import Backend, BackendSettings
 from coterie.tools.servers.limits import ID, Gate, Limits
 

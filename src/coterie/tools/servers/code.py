@@ -7,10 +7,10 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from coterie.config.settings import key
-from coterie.engines.serving.requests import RequestBody
 from coterie.tools.program import PROGRAM_LIMITS, run_program
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.servers.answers import RequestBody
 from coterie.tools.servers.kinds import BackendSettings
 
 

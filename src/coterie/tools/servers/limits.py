@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coterie.engines.serving.answers import RequestRefused, answer
+from coterie.tools.servers.answers import RequestRefused, answer
 from coterie.tools.servers.kinds import BackendSettings
 
 logger = logging.getLogger("coterie.tools.servers")

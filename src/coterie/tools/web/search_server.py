@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from coterie.engines.serving.answers import RequestRefused
 from coterie.tools.run import ToolError
+from coterie.tools.servers.answers import RequestRefused
 from coterie.tools.servers.kinds import BackendSettings
 from coterie.tools.web.search import Search
 from coterie.tools.web.search_settings import SearchSettings

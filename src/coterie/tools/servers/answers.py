@@ -1,11 +1,14 @@
 """Replies to requests that failed, as OpenAI's protocol has them: a status, and a body with a message and a type."""
 
+from typing import Any
+
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, model_validator
 from starlette.exceptions import HTTPException
 
-from coterie.engines.serving.responses import ErrorBody, ErrorResponse
+from coterie.config.text import whole
 from coterie.errors import UserError
 
 TYPES = {
@@ -17,6 +20,19 @@ TYPES = {
 }
 SHOWN = 3
 """Mistakes of one request that are named."""
+
+
+class RequestBody(BaseModel):
+    """A body in which nothing is unknown, and all text is text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, values: Any) -> Any:
+        if isinstance(values, bytes):
+            raise ValueError("the body was not sent as JSON: say Content-Type: application/json")
+        return whole(values)
 
 
 class RequestRefused(Exception):
@@ -32,9 +48,9 @@ class RequestRefused(Exception):
 def answer(status: int, message: str, *, param: str | None = None) -> JSONResponse:
     """The reply to a request that failed."""
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    body = ErrorResponse(error=ErrorBody(message=message, type=kind, code=status, param=param))
+    body = {"error": {"message": message, "type": kind, "code": status, "param": param}}
     headers = {"Retry-After": "1"} if status == 503 else None
-    return JSONResponse(body.model_dump(), status, headers)
+    return JSONResponse(body, status, headers)
 
 
 def answer_to(request: Request, error: Exception, server_error: str) -> JSONResponse:

@@ -1,1 +1,0 @@
-"""Our own server: an in-process engine behind an OpenAI-compatible protocol with token ids."""
