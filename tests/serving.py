@@ -9,14 +9,17 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A child that runs ``coterie serve`` with these words, and the first line that it prints."""
+def started(*words: str, logs: bool = False) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A child that runs ``coterie serve`` with these words, and the first line that it prints.
+
+    With ``logs`` its standard error goes to ours: more than a pipe holds.
+    """
     root = Path(__file__).parents[1]
     child = subprocess.Popen(
         [sys.executable, "-m", "coterie", "serve", *words],
         env={**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}", "OMP_NUM_THREADS": "2"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=None if logs else subprocess.PIPE,
         text=True,
     )
     assert child.stdout is not None

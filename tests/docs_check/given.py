@@ -234,7 +234,7 @@ def house(folder: Path, variables: pytest.MonkeyPatch) -> Iterator[House]:
             fault = typed(shlex.split(prepare), folder).fault
             assert not fault, fault
         fcntl.flock(lock, fcntl.LOCK_UN)
-        _, server = stack.enter_context(started("model", "tiny-exchange", "--port", "0"))
+        _, server = stack.enter_context(started("model", "tiny-exchange", "--port", "0", logs=True))
         writer = stack.enter_context(service(_writes))
         yield House(folder, server, writer.url.removesuffix("/v1"))
 

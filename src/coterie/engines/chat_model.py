@@ -1,4 +1,4 @@
-"""A chat model that is only talked to (a person, a judge): served by coterie itself, or behind an endpoint.
+"""A chat model that is only talked to (a person, a judge): loaded by coterie, or behind an endpoint.
 
 Someone opens it and asks::
 
@@ -34,7 +34,7 @@ class ChatModelSettings(RequestSettings):
 
     model: str = key(
         ...,
-        "A model that coterie serves itself; with a `url`, the name of a model there.",
+        "A model that coterie loads; with a `url`, the name of a model there.",
         min_length=1,
     )
     url: str | None = key(

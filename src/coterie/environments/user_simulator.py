@@ -1,6 +1,6 @@
 """The person whom an agent works for: knows the reference, answers questions, does not write the answer.
 
-Played by a script (micro-worlds), by a model that coterie serves itself, or by an endpoint. SWEET-RL (arXiv
+Played by a script (micro-worlds), by a model that coterie loads, or by an endpoint. SWEET-RL (arXiv
 2503.15478, section 3 and appendix) plays it with a large model that is shown the reference; the prompt
 here is our own.
 """
@@ -35,7 +35,7 @@ class UserSimulatorSettings(ChatModelSettings):
 
     model: str = key(
         SCRIPT,
-        "`script` (micro-worlds only), a model that coterie serves itself, or, with `user_simulator.url`, the name "
+        "`script` (micro-worlds only), a model that coterie loads, or, with `user_simulator.url`, the name "
         "of a model there.",
         source="SWEET-RL: Llama-3.1-70B-Instruct",
         min_length=1,
@@ -72,7 +72,7 @@ def check_script(script: UserSimulator | None) -> UserSimulator:
     if script is None:
         raise UserError(
             "nobody plays the person: this environment has no script",
-            "give user_simulator=MODEL (coterie serves it), or user_simulator.url=URL user_simulator.model=NAME",
+            "give user_simulator=MODEL (coterie loads it), or user_simulator.url=URL user_simulator.model=NAME",
         )
     return script
 

@@ -34,7 +34,7 @@ class PickerSettings(ChatModelSettings):
 
     model: str = key(
         NOBODY,
-        "`nobody`, a model that coterie serves itself, or, with `url`, the name of a model there. With samples=N: the "
+        "`nobody`, a model that coterie loads, or, with `url`, the name of a model there. With samples=N: the "
         "score of the dialogue that it takes for the best of N.",
         source="AFM: Qwen2.5-72B-Instruct, of 3",
         min_length=1,

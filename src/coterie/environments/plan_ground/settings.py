@@ -18,7 +18,7 @@ class ReaderSettings(ChatModelSettings):
 
     model: str = key(
         RULES,
-        "`rules` (which understand nothing: for tests, and as a bar to pass), a model that coterie serves itself, or, "
+        "`rules` (which understand nothing: for tests, and as a bar to pass), a model that coterie loads, or, "
         "with a `url`, the name of a model there.",
         source="Lumos: GPT-3.5, GPT-4",
         min_length=1,

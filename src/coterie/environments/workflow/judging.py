@@ -30,7 +30,7 @@ class JudgeSettings(ChatModelSettings):
 
     model: str = key(
         NOBODY,
-        "`nobody`, a model that coterie serves itself, or, with `url`, the name of a model there.",
+        "`nobody`, a model that coterie loads, or, with `url`, the name of a model there.",
         source="GAP: GPT-4.1 mini; AFM: Qwen2.5-72B-Instruct",
         min_length=1,
     )

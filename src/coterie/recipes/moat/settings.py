@@ -67,7 +67,7 @@ class CriticSettings(ChatModelSettings):
     model: str = key(
         SCRIPT,
         "`script` (actions are right if they give the right answer, else the right actions take their place), a model "
-        "that coterie serves itself, or, with a `url`, the name of a model there.",
+        "that coterie loads, or, with a `url`, the name of a model there.",
         source="MOAT: DeepSeek-R1-Distill-Qwen-32B, GPT-4",
         min_length=1,
     )

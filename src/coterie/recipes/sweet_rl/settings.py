@@ -56,7 +56,7 @@ class JudgeSettings(ChatModelSettings):
 
     model: str = key(
         POLICY,
-        "`policy` (the base model), a model that coterie serves itself, or, with a `url`, the name of a model there.",
+        "`policy` (the base model), a model that coterie loads, or, with a `url`, the name of a model there.",
         source="SWEET-RL: Llama-3.1-8B-Instruct, the base",
         min_length=1,
     )
