@@ -5,6 +5,7 @@
 It gives the tokens of the engine in process to the last bit, so that tests can compare.
 """
 
+import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -62,7 +63,14 @@ class Stub:
             return error(404, f"no model {body['model']}")
         prompt, stop = body["prompt"], tuple(body.get("stop", ()))
         sampling = Sampling(body["temperature"], body.get("top_p", 1), body["max_tokens"], stop)
-        (said,) = await engine.sample(prompt, [body.get("seed", 0)], sampling)
+        task = asyncio.ensure_future(engine.sample(prompt, [body.get("seed", 0)], sampling))
+        gone = asyncio.ensure_future(request.receive())  # the client closes its connection
+        gone.add_done_callback(lambda _: task.cancel())
+        await asyncio.wait((task,))
+        gone.cancel()
+        if task.cancelled():
+            return Response(status_code=499)
+        (said,) = task.result()
         choice: dict[str, Any] = {
             "token_ids": said.ids,
             "prompt_token_ids": prompt,
