@@ -25,7 +25,7 @@ from coterie.recipes.dense_tree.recipe import DenseTree
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.rollout.episodes import Episode
-from coterie.runs.folder import Run, open_run
+from coterie.runs.folder import Run
 from experiments.experiment import Claim, Experiment, Gate, above, make_recipe, sampled_scores
 
 NAME = "dense_tree/tiny"
@@ -100,7 +100,6 @@ def run_method(x: Experiment, method: str, recipe: DenseTree, shares: str | None
 def gate(x: Experiment) -> Gate:
     """Play held-out games with the untrained model: once greedily, and several times sampled."""
     recipe: DenseTree = make_recipe(NAME, x.words)
-    recipe.check()
     stages = (("gate_greedy", 0.0, 1), ("gate_sampled", 1.0, RUNS))
 
     async def play(run: Run) -> None:
@@ -110,11 +109,7 @@ def gate(x: Experiment) -> Gate:
             episodes = [Episode(task, n, 0, stage) for task in tasks for n in range(runs)]
             await recipe.play_by(run, episodes, {recipe.agent: sampler}, x.progress)
 
-    with open_run(x.folder, recipe.name, recipe.settings) as run:
-        try:
-            recipe.models(run).run_async(play(run))
-        finally:
-            recipe.close()
+    with x.play(recipe, x.folder, play) as run:
         greedy, sampled = (sampled_scores(run, 0, stage) for stage, *_ in stages)
     best = fmean(max(some) - fmean(some) for some in sampled)
     base = fmean(score for some in greedy for score in some)

@@ -7,10 +7,11 @@ measures before any training whether the micro-world leaves something to learn.
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -40,6 +41,7 @@ MIN_TASKS = 500
 """Held-out tasks a seed that a claim needs."""
 Results = Mapping[int, Mapping[str, HeldOut]]
 """Held-out results of one method by seed and task."""
+_score, _tokens = attrgetter("score"), attrgetter("tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,19 @@ class Experiment:
                 yield run
             finally:
                 recipe.close()
+
+    @contextmanager
+    def play(
+        self, recipe: Recipe, folder: Path, work: Callable[[Run], Coroutine[Any, Any, None]]
+    ) -> Iterator[Run]:
+        """Open a run and play in it, without its stages."""
+        recipe.check()
+        with open_run(folder, recipe.name, recipe.settings) as run:
+            try:
+                recipe.models(run).run_async(work(run))
+            finally:
+                recipe.close()
+            yield run
 
     def add(
         self,
@@ -299,14 +314,6 @@ def common_tasks(one: Results, other: Results) -> tuple[Results, Results]:
         for results in (one, other)
     )
     return first, second
-
-
-def _score(one: HeldOut) -> float:
-    return one.score
-
-
-def _tokens(one: HeldOut) -> float:
-    return float(one.tokens)
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ Nothing is trained by reinforcement if the gate is not passed: the fine-tuned po
 sometimes be wrong, and among several paths of one question there must be better ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from coterie.errors import UserError
@@ -30,13 +30,11 @@ from coterie.progress import Progress
 from coterie.recipes.gap.recipe import Gap
 from coterie.recipes.reinforcing import STAGE
 from coterie.rollout.episodes import Episode
-from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.folder import Run, Step
 from coterie.runs.play import summary
 from coterie.runs.reinforce.loop import DRAWS, step_records
-from coterie.runs.stage import Stage
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.selection import Selection
-from coterie.trajectories.tree import Tree
 from experiments.experiment import Claim, Experiment, Gate, make_recipe, sampled_scores
 
 DAPO, GRPO, PPO = "DAPO", "GRPO", "PPO"
@@ -79,29 +77,27 @@ PATHS = 8
 class RejectionFineTuning(Gap):
     """Sample as many paths of each question as reinforcement learning does, and train on the right ones."""
 
-    def _imitation(self) -> list[Stage]:
+    async def write(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Sample paths of each question instead of the expert's traces."""
         s = self.settings
-        sampled = (s.traces.tasks, s.rl.rollout.samples, s.rl.rollout.temperature, s.max_tokens)
-        rollout = self.stage(0, "rollout", self.sample, (), (*sampled, s.tools.identity()))
-        select = self.stage(0, "select", self.select, [rollout])
-        own = [s.train.identity()]
-        train = self.stage(0, "train", self.learn, [select], own, trains=self.leading)
-        return [rollout, select, train, self.evaluation(1, [train])]
-
-    async def sample(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Sample paths of each question by the untrained policy."""
-        s = self.settings
-        tasks, samples = (
-            self.environment.tasks("train", s.traces.tasks, s.seed),
+        samples, tasks = (
             s.rl.rollout.samples,
+            self.environment.tasks("train", s.traces.tasks, s.seed),
         )
         episodes = [Episode(task, n, i, "rollout") for task in tasks for n in range(samples)]
         await self.play(run, episodes, s.rl.rollout.temperature, 1.0, progress)
         return summary(run.store, i, "rollout")
 
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Select the right paths. Raises ``UserError`` if there is none."""
-        chosen = [one for tree in run.store.trees(i, "rollout") for one in self._right(tree)]
+        """Select the right paths of a question, each once. Raises ``UserError`` if there is none."""
+        chosen: list[Selection] = []
+        for tree in run.store.trees(i, "rollout"):
+            known = set[tuple[str, ...]]()
+            for outcome, _ in tree.trajectories():
+                texts = tuple(turn.text for turn in tree.path(outcome.leaf) if turn.sample)
+                if outcome.score and texts not in known:
+                    known.add(texts)
+                    chosen.append(Selection(outcome.leaf, self.agent))
         if not chosen:
             raise UserError(
                 "no sampled path is right, so there is nothing to learn from",
@@ -109,15 +105,6 @@ class RejectionFineTuning(Gap):
             )
         run.select(i, chosen)
         return {"selected": len(chosen)}
-
-    def _right(self, tree: Tree) -> Iterator[Selection]:
-        """Yield a leaf for each distinct right path."""
-        known = set[tuple[str, ...]]()
-        for outcome, _ in tree.trajectories():
-            texts = tuple(turn.text for turn in tree.path(outcome.leaf) if turn.sample)
-            if outcome.score and texts not in known:
-                known.add(texts)
-                yield Selection(outcome.leaf, self.agent)
 
 
 def reproduce(x: Experiment) -> list[Claim]:
@@ -197,11 +184,8 @@ def gate(x: Experiment) -> Gate:
         episodes = [Episode(task, n, 1, stage) for task in tasks for n in range(PATHS)]
         await recipe.play_by(run, episodes, {recipe.agent: sampler}, x.progress)
 
-    with open_run(x.path("SFT", recipe.settings.seed), recipe.name, recipe.settings) as run:
-        try:
-            recipe.models(run).run_async(sample(run))
-        finally:
-            recipe.close()
+    folder = x.path("SFT", recipe.settings.seed)
+    with x.play(recipe, folder, sample) as run:
         paths = sampled_scores(run, 1, stage)
     greedy = next(row.score for row in x.rows if row.method == "SFT")
     one, best = fmean(map(fmean, paths)), fmean(map(max, paths))

@@ -17,8 +17,7 @@ equal steps: the supervised start, and the first rollouts and rewards.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
 
@@ -31,15 +30,15 @@ from coterie.recipes.moat.recipe import Moat
 from coterie.recipes.moat.settings import MoatSettings
 from coterie.recipes.trainings import train_role
 from coterie.rollout.episodes import Episode
-from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler
+from coterie.rollout.samplers import Sampler
+from coterie.rollout.scripted import ScriptedSampler
 from coterie.runs.casting import open_cast
-from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.folder import Run, Step
 from coterie.runs.held_out import HeldOut
 from coterie.runs.play import play
 from coterie.runs.stage import Stage
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.store import Store
-from coterie.trajectories.turn import Part, Speaker, make_turn
 from experiments.experiment import (
     Claim,
     Experiment,
@@ -64,25 +63,18 @@ BEST_MINUS_MEAN, GOLD_SUCCESS, SAMPLED_SUCCESS = 0.15, 0.9, 0.7
 """Lower bounds, and the upper bound of sampled plans."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """Rows that joint alignment trained on in each iteration; a pair is two."""
-
-    planner: tuple[int, ...]
-    grounder: tuple[int, ...]
-
-
 class ContinuedSFT(Moat):
     """Continue supervised training of both roles with as many rows and steps as joint alignment had."""
 
-    def __init__(self, settings: MoatSettings, joint: Trained) -> None:
+    def __init__(self, settings: MoatSettings, counts: Mapping[str, Sequence[int]]) -> None:
         super().__init__(settings)
-        self.joint = joint
+        self.counts = counts
+        """Rows of each role in each iteration."""
 
     def taught(self, i: int, before: Sequence[Stage], learnt: Sequence[object]) -> list[Stage]:
         """After the start it depends on the rows of joint alignment, too."""
         s = self.settings.align.train
-        own = (astuple(self.joint), s.batch_rows, s.epochs) if i else ()
+        own = (list(self.counts.values()), s.batch_rows, s.epochs) if i else ()
         return super().taught(i, before, (*learnt, *own))
 
     def teach(self, run: Run, iteration: int, role: str, progress: Progress) -> Metrics:
@@ -90,9 +82,10 @@ class ContinuedSFT(Moat):
         if iteration == 0:
             return super().teach(run, iteration, role, progress)
         s, place = self.settings, iteration - 1
-        counts = self.joint.planner if role == PLANNER else self.joint.grounder
-        before = [max(self.joint.planner[n], self.joint.grounder[n]) for n in range(place)]
-        tasks = self.environment.tasks("train", counts[place], s.seed, [s.start.tasks, *before])
+        before = [max(counts) for counts in zip(*self.counts.values(), strict=True)][:place]
+        tasks = self.environment.tasks(
+            "train", self.counts[role][place], s.seed, [s.start.tasks, *before]
+        )
         train = s.improve.train
         if role == PLANNER:  # a pair is two rows, and as many pairs are a step
             whole = {"batch_rows": 2 * s.align.train.batch_rows, "epochs": s.align.train.epochs}
@@ -134,12 +127,13 @@ def moat(x: Experiment, seed: int, parts: str) -> Moat:
     return recipe
 
 
-def rows_trained(run: Run, recipe: Moat) -> Trained:
-    """Count the rows of a finished joint alignment."""
+def rows_trained(run: Run, recipe: Moat) -> dict[str, list[int]]:
+    """Count the rows of each role in each iteration of a finished joint alignment; a pair is two."""
     iterations = range(1, recipe.settings.rounds)
-    pairs = [int(run.metrics(Step(i, "align"))["rows"]) for i in iterations]
-    rows = [int(run.metrics(Step(i, "improve"))["rows"]) for i in iterations]
-    return Trained(tuple(2 * count for count in pairs), tuple(rows))
+    return {
+        PLANNER: [2 * int(run.metrics(Step(i, "align"))["rows"]) for i in iterations],
+        GROUNDER: [int(run.metrics(Step(i, "improve"))["rows"]) for i in iterations],
+    }
 
 
 def measure(
@@ -198,26 +192,10 @@ def likelihood_claims(joint: Sequence[Results], control: Results) -> list[Claim]
     return [j, max(steps, key=lambda claim: claim.p)]
 
 
-class RightPlanner:
-    """Planner that writes the task's right plan."""
-
-    async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """Return the right plan."""
-        assert prompt.task is not None, "scripts are given the task"
-        agent, parts = Speaker("agent", prompt.agent), [Part(gold(prompt.task).plan)]
-        turn = make_turn(prompt.parent, agent, parts, author=DATA, draw=prompt.draw)
-        return Response(turn, None, 0)
-
-
 def gate(x: Experiment) -> Gate:
     """Play held-out tasks with the untrained model: K sampled plans of each, and the right one."""
     recipe: Moat = make_recipe("moat/maths", x.words)
-    recipe.check()
-    with open_run(x.folder, recipe.name, recipe.settings) as run:
-        try:
-            recipe.models(run).run_async(play_plans(x, recipe, run))
-        finally:
-            recipe.close()
+    with x.play(recipe, x.folder, lambda run: play_plans(x, recipe, run)) as run:
         sampled, right = (sampled_scores(run, 0, stage) for stage in ("gate_sampled", "gate_gold"))
     best = fmean(max(some) - fmean(some) for some in sampled)
     on_right = fmean(score for some in right for score in some)
@@ -236,9 +214,11 @@ async def play_plans(x: Experiment, recipe: Moat, run: Run) -> None:
     """Play all held-out tasks with sampled and with right plans."""
     s, tasks = recipe.settings.rollout, recipe.heldout_tasks()
     grounder = await recipe.speaker(run, GROUNDER, 0, s.ground_temperature)
+    renderer = (await recipe.models(run).speak(PLANNER, 0)).renderer
+    right = ScriptedSampler(renderer, lambda task: [gold(task).plan], DATA)
     planners: dict[str, tuple[Sampler, int]] = {
         "gate_sampled": (await recipe.speaker(run, PLANNER, 0, s.temperature), s.samples),
-        "gate_gold": (RightPlanner(), 1),
+        "gate_gold": (right, 1),
     }
     stats = grounder.engine.stats
     async with recipe.cast(run) as cast:
