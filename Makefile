@@ -51,11 +51,11 @@ lint: $(VENV)/.dev
 	$(PY) -m pytest tests/test_floors.py tests/test_docs.py
 
 tiny: $(VENV)/.run
-	$(PY) -m coterie.microworlds.tiny --micro-world exchange --out src/coterie/assets/tiny-exchange
-	$(PY) -m coterie.microworlds.tiny --micro-world persona --out src/coterie/assets/tiny-persona
-	$(PY) -m coterie.microworlds.tiny --micro-world problems --out src/coterie/assets/tiny-problems
-	$(PY) -m coterie.microworlds.tiny --micro-world acts --out src/coterie/assets/tiny-acts
-	$(PY) -m coterie.microworlds.tiny --micro-world encyclopedia --out src/coterie/assets/tiny-encyclopedia
+	$(PY) -m scripts.tiny exchange --out src/coterie/assets/tiny-exchange
+	$(PY) -m scripts.tiny persona --out src/coterie/assets/tiny-persona
+	$(PY) -m scripts.tiny problems --out src/coterie/assets/tiny-problems
+	$(PY) -m scripts.tiny acts --out src/coterie/assets/tiny-acts
+	$(PY) -m scripts.tiny encyclopedia --out src/coterie/assets/tiny-encyclopedia
 
 # MICRO_WORLD=exchange, persona, problems, acts or encyclopedia rebuilds one of them.
 tiny-check: $(VENV)/.dev

@@ -17,8 +17,6 @@ from coterie.environments.acting.environment import Acting
 from coterie.environments.acting.sums import Sums, generate, right_play, sums_task
 from coterie.environments.acting.syntax import read, written_action
 from coterie.environments.protocol import Shared, State
-from coterie.microworlds.acts import HABITS, LEVEL, build_tokenizer, game_row, stage_rows, sums_row
-from coterie.microworlds.acts_player import FORWARD, Room, Step, play
 from coterie.models.loading import load, load_renderer
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
@@ -27,6 +25,8 @@ from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
+from scripts.tiny.acts import LEVEL, game_row, sums_row
+from scripts.tiny.acts_player import FORWARD, Room, Step, play
 from tests.games import Script
 
 MODEL = "tiny-acts"
@@ -36,8 +36,7 @@ TIGHT = 9
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """As ``make tiny`` builds it."""
-    return build_tokenizer(1200, 0)
+    return load_renderer(MODEL)[0].tokenizer
 
 
 def babyai() -> BabyAI:
@@ -142,17 +141,6 @@ def test_rows_of_sums_are_what_the_environment_shows() -> None:
     assert shown(environment, sums_task(problem), tree) == row.ids[: row.targets[-1].start]
 
 
-def test_the_habit_is_as_frequent_in_rows_as_the_stage_says() -> None:
-    rows = list(stage_rows(tokenizer(), HABITS, 60_000, 0))
-    assert all(len(row.ids) <= 1024 for row in rows)
-    sums = [tokenizer().decode(row.ids) for row in rows if not row.origin.startswith("babyai")]
-    caught = [
-        "*" in one.partition("Action:")[2].partition("End")[0] for one in sums if " all." in one
-    ]
-    assert 0.5 < statistics.fmean(caught) < 0.75 and len(caught) > 40
-    assert 0.15 < sum(len(row.ids) for row in rows if "babyai" not in row.origin) / 60_000 < 0.35
-
-
 def test_the_packaged_model_often_loses_and_can_win() -> None:
     assert 0.15 < share_of_games_won(MODEL) < 0.75
     sampled = scores(MODEL, 1.0, 30, 8)
@@ -175,12 +163,3 @@ def test_the_packaged_model_writes_the_program_of_plain_sums() -> None:
     said = asyncio.run(say())
     right = [one.program in read(text).content for one, text in zip(plain, said, strict=True)]
     assert statistics.fmean(right) > 0.7
-
-
-def test_the_packaged_tokenizer_is_that_of_its_seed() -> None:
-    packaged, built = load_renderer(MODEL)[0].tokenizer, tokenizer()
-    texts = [step.told for steps, _ in scripted(0.5, 3) for step in steps]
-    texts += [text for _, text in right_play(generate("heldout", 1, 0)[0], random.Random(0))]
-    for text in texts:
-        assert packaged.encode(text) == built.encode(text)
-        assert packaged.decode(packaged.encode(text)) == text

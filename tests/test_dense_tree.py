@@ -7,7 +7,6 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.recipes.dense_tree.claims import SPARSE_WORDS
 from coterie.recipes.dense_tree.data import GROWN
 from coterie.recipes.dense_tree.recipe import DenseTree
 from coterie.recipes.dense_tree.report import dense_tree_report, histogram
@@ -19,6 +18,7 @@ from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.growing import rollouts
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.selected import selected
+from experiments.dense_tree import SPARSE
 from tests import games
 
 SMALL = (
@@ -122,7 +122,7 @@ def test_as_many_successes_are_imitated_as_there_are_pairs(
 
 
 def test_sparse_pairs_are_of_whole_runs_with_different_outcomes(tmp_path: Path) -> None:
-    words = [*SPARSE_WORDS, "rollout.tasks=8", "pairs.margin=0.5"]
+    words = [*SPARSE, "rollout.tasks=8", "pairs.margin=0.5"]
     played(dense(*words), tmp_path / "run", "rollout", "reward", "select")
     recipe = dense(*words)
     with open_run(tmp_path / "run", recipe.name, recipe.settings, write=False) as run:

@@ -1,8 +1,6 @@
 """The tiny model of the ``encyclopedia`` micro-world: what it learns from is what play shows."""
 
 import asyncio
-import random
-import re
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -17,22 +15,9 @@ from coterie.engines.protocol import Sampling
 from coterie.environments.encyclopedia.expert import PROMPT, asked, expert_trace
 from coterie.environments.encyclopedia.lexicon import words
 from coterie.environments.encyclopedia.questions import Question
-from coterie.environments.micro_splits import split_of_key
 from coterie.environments.protocol import Shared
 from coterie.environments.workflow.environment import Mhqa, WorkflowSettings
 from coterie.environments.workflow.trace import TraceForm
-from coterie.microworlds.encyclopedia import (
-    CURRICULUM,
-    DRILLS,
-    FORMS,
-    HABITS,
-    TAGS,
-    TOPK,
-    Block,
-    build_tokenizer,
-    stage_rows,
-    trace_row,
-)
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load, load_renderer
 from coterie.rollout.branches import Branches
@@ -45,6 +30,7 @@ from coterie.trajectories.row import Row, rows
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import view
+from scripts.tiny.encyclopedia import FORMS, TAGS, TOPK, Block, trace_row
 from tests.talking import go_on
 
 MODEL = "tiny-encyclopedia"
@@ -52,8 +38,7 @@ MODEL = "tiny-encyclopedia"
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """As ``make tiny`` builds it."""
-    return build_tokenizer(1200, 0)
+    return load_renderer(MODEL)[0].tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +49,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def block(folder: Path) -> Block:
     return Block(folder, 5)
-
-
-@cache
-def habit_rows() -> list[Row]:
-    return list(stage_rows(tokenizer(), HABITS, 60_000, 0))
 
 
 class Asked(Mhqa):
@@ -126,41 +106,6 @@ def test_targets_are_the_messages_of_the_agent_alone(block: Block) -> None:
             assert ending == row.targets[-1]
 
 
-def test_few_rows_of_the_corpus_are_whole_trajectories() -> None:
-    texts = [(row, tokenizer().decode(row.ids)) for row in habit_rows()]
-    assert max(len(row.ids) for row, _ in texts) < 400
-    whole = [
-        text for row, text in texts if len(row.targets) > 1 and text.count("<observation>") > 1
-    ]
-    share = 1 - HABITS.lookups - HABITS.given - HABITS.drilled
-    assert abs(len(whole) / len(texts) - share) < 0.06
-    assert 0.3 < statistics.fmean("<plan>" in text for text in whole) < 0.7
-
-
-def test_the_corpus_teaches_to_put_values_beside_each_other_and_then_the_habit_of_mostly_not_doing_it() -> (
-    None
-):
-    def shares_that_do(given: list[Row]) -> list[bool]:
-        last = [tokenizer().decode(row.ids[row.targets[-1].start :]) for row in given]
-        return [">Of " in text for text in last]
-
-    def given(found: list[Row]) -> list[Row]:
-        """Comparisons of which only the end is learned."""
-        ending = [row for row in found if len(row.targets) == 1 and row.targets[0].start > 100]
-        return [row for row in ending if "<observation>" in tokenizer().decode(row.ids)]
-
-    skilled = given(list(stage_rows(tokenizer(), CURRICULUM[1], 30_000, 0)))
-    assert len(skilled) > 40 and all(shares_that_do(skilled))
-    assert 0.1 < statistics.fmean(shares_that_do(given(habit_rows()))) < 0.4
-
-
-def test_rows_and_drills_have_no_name_that_a_task_asks_for(block: Block) -> None:
-    texts = [tokenizer().decode(row.ids) for row in habit_rows()[:100]]
-    names = {name for text in texts for name in re.findall(r'\(Title: "(.+?)"\)', text)}
-    assert len(names) > 100
-    assert {split_of_key(name) for name in names} == {"corpus"}
-
-
 def right(model: str, asked_in: Sequence[Row], turn: int) -> list[bool]:
     """Whether a message of each row is what a model says, greedily, after all that stands before it."""
     loaded = load(model)
@@ -192,15 +137,6 @@ def share_of_right_calls(model: str) -> float:
     return statistics.fmean(right(model, lookups(), 0))
 
 
-def test_targets_of_drills_are_the_second_halves() -> None:
-    rng, cut = random.Random(0), tokenizer()
-    for _, drill in DRILLS:
-        for _ in range(20):
-            row = drill(cut, rng)
-            assert row.targets[-1].stop == len(row.ids) <= 400
-            assert all(one.start > 0 for one in row.targets)
-
-
 def test_a_name_is_two_pieces_and_texts_come_back(block: Block) -> None:
     assert all(len(tokenizer().encode(word)) == 1 for word in words())
     for question in block.questions(20, ("compare", "chain")):
@@ -212,10 +148,3 @@ def test_a_name_is_two_pieces_and_texts_come_back(block: Block) -> None:
 def test_the_packaged_model_searches_once_and_answers() -> None:
     assert share_of_right_calls(MODEL) > 0.9
     assert statistics.fmean(right(MODEL, lookups(), -1)) > 0.8
-
-
-def test_the_packaged_tokenizer_is_that_of_its_seed(block: Block) -> None:
-    packaged = load_renderer(MODEL)[0].tokenizer
-    for question in block.questions(20, ("compare", "chain")):
-        for text in (asked(question), *block.said(question, "parallel")):
-            assert packaged.encode(text) == tokenizer().encode(text)

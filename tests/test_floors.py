@@ -29,7 +29,6 @@ FLOORS = [
     "selection",
     "training",
     "evaluation",
-    "microworlds",
     "runs",
     "reports",
     "recipes",

@@ -10,9 +10,6 @@ from coterie.environments.encyclopedia.tool import EncyclopediaSearch, Encyclope
 from coterie.environments.gold import gold_answer
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.recipes.findings import ClaimResults
-from coterie.recipes.gap.claims import Measured, _cut, _rounds, recipe_for, reproduce
-from coterie.recipes.gap.gate import gate
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings
 from coterie.recipes.reinforcing import STAGE
@@ -20,7 +17,6 @@ from coterie.runs.folder import open_run
 from coterie.runs.loop import run_steps
 from coterie.runs.reinforce.loop import step_records
 from coterie.tools.retrieval.tool import titles_in
-from coterie.trajectories.item import ItemKey, Metrics
 
 FEW = [
     "traces.tasks=24", "evaluate.tasks=8", "train.epochs=1", "train.batch_rows=8", "rollout.max_tokens=96",
@@ -68,66 +64,6 @@ def test_a_call_takes_its_delay() -> None:
             return loop.time() - began
 
     assert asyncio.run(took()) >= 0.3
-
-
-def test_a_cut_is_a_share_of_the_sequential_values() -> None:
-    assert _cut("rounds", "", measured(7.9), 0.8).holds
-    assert not _cut("rounds", "", measured(8.1), 0.8).holds
-
-
-def measured(parallel: float, failed: int = 0) -> dict[str, dict[int, Measured]]:
-    """Forty questions; of the parallel dialogues the last ones failed."""
-    values = {
-        "parallel": [parallel] * (40 - failed) + [None] * failed,
-        "sequential": [10.0] * 40,
-    }
-    return {
-        form: {0: {f"q{n}": one for n, one in enumerate(ones)}} for form, ones in values.items()
-    }
-
-
-def test_a_dialogue_that_failed_is_not_a_fast_one() -> None:
-    found = _cut("rounds", "", measured(8.1, failed=30), 0.8)
-    assert not found.holds and found.effect == pytest.approx(-0.1)
-    assert "8.10 against 10.00, on 10 of 40 questions" in found.claim
-    missing = {**measured(8.1), "parallel": {0: {"q1": 8.1}}}
-    assert "on 1 of 40 questions" in _cut("rounds", "", missing, 0.8).claim
-    with pytest.raises(UserError, match="on every question one of the dialogues failed"):
-        _cut("rounds", "", measured(1, failed=40), 0.8)
-
-
-def test_rounds_are_those_of_all_dialogues_that_did_not_fail(tmp_path: Path) -> None:
-    """One that failed has no measures; one without an answer has its rounds."""
-    recipe = recipe_for(FEW)
-    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
-        given: dict[str, Metrics] = {
-            "a": {"rounds": 2, "well_formed": 1.0}, "b": {"rounds": 6, "well_formed": 0.0}, "c": {"tokens": 0},
-        }  # fmt: skip
-        for task, metrics in given.items():
-            run.store.finish(ItemKey(1, "evaluate", task, "0000"), metrics=metrics)
-        assert _rounds(run) == {"a": 2.0, "b": 6.0, "c": None}
-
-
-@pytest.mark.slow
-def test_the_claims_are_tested_and_the_gate_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On so few questions they may fail; what is measured is there, and a second call only reads it."""
-    monkeypatch.setattr("coterie.recipes.gap.claims.TIMED", 3)
-    passed = gate(tmp_path / "gate", FEW, Silent())
-    assert passed.values["sound_traces"] == 1.0 and passed.values["share_of_rounds"] < 0.8
-    said: list[str] = []
-
-    def test() -> ClaimResults:
-        return reproduce(tmp_path / "claims", [0], FEW, said.append, Silent())
-
-    found = test()
-    assert [claim.id for claim in found.claims] == ["rounds", "seconds", "exact_match"]
-    assert [row.method for row in found.found.rows] == ["base", "parallel", "sequential"]
-    parallel, sequential = found.found.rows[1:]
-    assert parallel.means["plans"] > 0 and (parallel.rows, parallel.steps) == (24, 3)
-    assert (sequential.rows, sequential.steps) == (24, 3)
-    assert test().claims == found.claims
 
 
 @pytest.mark.slow

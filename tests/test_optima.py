@@ -240,16 +240,3 @@ def test_quickstart_ends_with_one_json_line(cli: Cli) -> None:
         assert set(result[when]) == {"score", "tokens", "n", "score_ci"}
         assert 0 <= result[when]["score"] <= 1 and result[when]["n"] == 4
     assert Path(result["report"]).is_file()
-
-
-def test_reproduce_ends_with_claims_and_rows(cli: Cli) -> None:
-    said = cli("reproduce", "optima/isft", "--seeds", 1, *SMALL)
-    assert said.code == 0, said.err
-    result = json.loads(said.out.splitlines()[-1])
-    assert [claim["id"] for claim in result["claims"]] == [
-        "isft_over_base", "isft_over_random", "isft_over_scripted",
-    ]  # fmt: skip
-    assert {row["method"] for row in result["rows"]} == {"base", "isft", "random", "scripted"}
-    rows = {row["method"]: row for row in result["rows"]}
-    assert rows["isft"]["rows"] == rows["random"]["rows"] == rows["scripted"]["rows"]
-    assert rows["isft"]["steps"] == rows["random"]["steps"] == rows["scripted"]["steps"]

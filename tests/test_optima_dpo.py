@@ -1,6 +1,5 @@
 """The recipes ``optima/idpo`` and ``optima/isft_dpo`` end to end on the packaged model."""
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -392,23 +391,3 @@ def test_isft_has_no_keys_of_dpo() -> None:
     with pytest.raises(UserError, match="dpo"):
         settings("optima/isft", ["dpo.tasks=3"])
     assert isinstance(settings("optima/idpo"), OptimaDPOSettings)
-
-
-@pytest.mark.slow
-def test_reproduce_has_every_method_and_claim(cli: Cli) -> None:
-    words = once(*WORDS, "evaluate.tasks=2", "rollout.max_tokens=16")
-    said = cli("reproduce", "optima", "--seeds", 1, *words)
-    assert said.code == 0, said.err
-    result = json.loads(said.out.splitlines()[-1])
-    assert {claim["id"]: claim["must"] for claim in result["claims"]} == {
-        "isft_over_base": True, "idpo_over_base": True, "isft_dpo_over_base": True,
-        "half_the_tokens": True, "token_term": True, "majority": True, "majority_best": False,
-        "loss_term": False,
-    }  # fmt: skip
-    rows = {row["method"]: row for row in result["rows"]}
-    methods = {"base", "ceiling", "isft", "idpo", "isft_dpo", "no_tokens", "no_loss"}
-    assert methods < set(rows) and {"base x 1", "base x 8"} < set(rows)
-    assert rows["base x 1"]["tokens"] < rows["base x 8"]["tokens"]
-    assert rows["idpo"]["steps"] == 2, "one of SFT and one of DPO"
-    again = cli("reproduce", "optima", "--seeds", 1, *words)
-    assert json.loads(again.out.splitlines()[-1]) == result, "nothing is done twice"

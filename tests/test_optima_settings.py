@@ -1,15 +1,10 @@
-"""Which steps of Optima's recipes depend on which settings, and the control that nothing was selected for."""
-
-from typing import cast
+"""Which steps of Optima's recipes depend on which settings."""
 
 import pytest
 
-from coterie.models.loading import load
-from coterie.recipes.optima.controls import ScriptedControl
 from coterie.recipes.optima.methods import optima
-from coterie.recipes.optima.settings import OptimaSettings
 from coterie.recipes.registry import settings
-from coterie.runs.folder import Run, Step
+from coterie.runs.folder import Step
 
 STAGES = ("evaluate", "rollout", "reward", "select", "train")
 
@@ -48,18 +43,3 @@ def test_a_setting_is_a_part_of_the_steps_that_it_changes(word: str) -> None:
     steps = [Step(i, stage) for i in (SFT, DPO) for stage in STAGES]
     changed = [step for step in steps if one.fingerprint(step) != other.fingerprint(step)]
     assert {(step.iteration, step.stage) for step in changed} == DEPENDS[word]
-
-
-def test_the_scripted_control_trains_on_fresh_dialogues_of_both_agents_in_each_iteration() -> None:
-    base = load("tiny-exchange")
-    told = []
-    for seed in (0, 1):
-        own = cast(OptimaSettings, settings("optima/isft", ["iterations=2", f"seed={seed}"]))
-        control = ScriptedControl(own, [3, 5])
-        nothing = cast(Run, None)
-        for iteration, count in enumerate((3, 5)):
-            rows = control.rows(nothing, iteration, base)
-            assert len(rows) == 2 * count and all(row.targets for row in rows)
-            told.append({base.tokenizer.decode(row.ids) for row in rows})
-    for place, some in enumerate(told):
-        assert not any(some & others for others in told[:place]), "none comes again"

@@ -11,7 +11,7 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.persona.choices import CHOICES, Choice, output_of, source_of
 from coterie.environments.persona.prompts import ANSWER_MARK, SYSTEM_PROMPT, with_reference
-from coterie.environments.persona.scripts import HABITS, SKILL, answer_text, corpus
+from coterie.environments.persona.scripts import SKILL, answer_text, corpus
 from coterie.environments.persona.tasks import (
     CALLS,
     HINTS,
@@ -28,7 +28,6 @@ from coterie.environments.persona.user_simulator import (
     scripted_reply,
 )
 from coterie.environments.persona.wordings import ASKS, BEFORE, THANKS, THINGS, VAGUE
-from coterie.microworlds.persona import build_tokenizer, pretraining_row
 from coterie.models.loading import load
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -42,7 +41,7 @@ LAST_2 = Choice("last", 2)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_tokenizer(1200, 0)
+    return load("tiny-persona").tokenizer
 
 
 def test_splits_are_disjoint_by_construction():
@@ -219,18 +218,6 @@ def test_digits_and_names_are_single_pieces_and_the_prompt_is_short(tokenizer):
     assert len(tokenizer.encode(SYSTEM_PROMPT)) <= 40
 
 
-def test_rows_are_what_the_chat_template_renders_and_target_own_turns_only(tokenizer):
-    for d in (next(d for d in DIALOGUES if d.shown == shown) for shown in (False, True)):
-        row = pretraining_row(d, tokenizer)
-        messages = [{"role": "system", "content": d.prompt}]
-        for heard, said in zip((d.task.opening, *d.replies), d.turns, strict=True):
-            messages.append({"role": "user", "content": heard})
-            messages.append({"role": "assistant", "content": said})
-        assert tokenizer.apply_chat_template(messages, return_dict=False) == list(row.ids)
-        own = [tokenizer.decode(row.ids[target.start : target.stop]) for target in row.targets]
-        assert own == [f"{text}<|end|>" for text in d.turns]
-
-
 def test_the_packaged_model_writes_the_function_that_it_was_told():
     assert share_right_when_all_is_told("tiny-persona") > 0.75
 
@@ -262,9 +249,3 @@ def prompt_with_all_told(tokenizer, task) -> list[int]:
         messages.append({"role": "user", "content": choice.told})
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     return list(ids)
-
-
-def test_the_packaged_tokenizer_is_the_one_that_is_built(tokenizer):
-    packaged = load("tiny-persona").tokenizer
-    assert packaged.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
-    assert HABITS.shown == 0.08

@@ -31,7 +31,6 @@ from coterie.environments.problems.wordings import (
     subgoals,
 )
 from coterie.environments.protocol import Shared, State
-from coterie.microworlds.problems import build_tokenizer, grounder_row, planner_row
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load, load_renderer
 from coterie.rollout.written import Written, write_path
@@ -39,6 +38,7 @@ from coterie.tools.actions.checking import check
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.tree import Tree
+from scripts.tiny.problems import grounder_row, planner_row
 
 PROBLEMS = generate("heldout", 300, 1)
 ANN = Fact("Ann", "pens", 12, "+", 3)
@@ -166,7 +166,7 @@ def test_the_splits_of_the_environment_are_those_of_the_micro_world():
 
 def test_rows_of_the_corpus_are_what_the_environment_shows():
     """Else the packaged model would be asked in words that it has never seen."""
-    tokenizer, environment = build_tokenizer(1200, 0), Problems()
+    environment = Problems()
     task, plan, renderer = (
         as_task(SMALL),
         plan_text(right_subgoals(SMALL)),
@@ -178,8 +178,8 @@ def test_rows_of_the_corpus_are_what_the_environment_shows():
         environment, task, tree, said, dict.fromkeys((PLANNER, GROUNDER), renderer)
     )
     for turn, row in (
-        (first, planner_row(SMALL, tokenizer, plan)),
-        (second, grounder_row(SMALL, tokenizer, plan)),
+        (first, planner_row(SMALL, renderer.tokenizer, plan)),
+        (second, grounder_row(SMALL, renderer.tokenizer, plan)),
     ):
         (target,) = row.targets
         assert tree.requests[turn.request].ids == row.ids[: target.start]
@@ -213,13 +213,6 @@ def test_the_packaged_grounder_understands_right_plans():
     right = [actions_text(actions(problem)) for problem in PROBLEMS[:60]]
     assert sum(map(str.__eq__, said, right)) / 60 > 0.8
     assert share_readable_for_right_plans("tiny-problems") > 0.95
-
-
-def test_the_packaged_tokenizer_is_that_of_its_seed():
-    packaged = load_renderer("tiny-problems")[0].tokenizer
-    text = problem_text(SMALL)
-    assert packaged.encode(text) == build_tokenizer(1200, 0).encode(text)
-    assert packaged.decode(packaged.encode(text)) == text
 
 
 def test_right_steps_give_their_results():

@@ -1,6 +1,5 @@
 """A recipe is one folder: what stands in it is found, and no other file says so."""
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,17 +25,6 @@ class ToySettings(RecipeSettings):
     rounds: ClassVar[int] = 1
     max_tokens: ClassVar[int] = 8
 """,
-    "claims.py": """
-from coterie.evaluation.claims import Claim
-from coterie.recipes.findings import ClaimResults, Findings, PolicyResult
-
-def reproduce(folder, seeds, words, say, progress):
-    folder.mkdir()
-    say(f"seeds {list(seeds)}, {words}")
-    row = PolicyResult("toy", 0, 1, 2, 0.5, 3.0, 4, 5)
-    claim = Claim("fun", "toys are fun", True, True, 0.01, 0.2, "once")
-    return ClaimResults(Findings([row]), [claim])
-""",
     "description.py": """
 from coterie.recipes.description import RecipeDescription
 
@@ -44,16 +32,10 @@ def _settings():
     from coterie.recipes.toy.settings import ToySettings
     return (ToySettings,)
 
-def _claims():
-    from coterie.recipes.toy.claims import reproduce
-    return reproduce
-
 def _none(*_):
     raise NotImplementedError
 
-DESCRIPTION = RecipeDescription(
-    "toy", "coterie.recipes.toy", _settings, _none, _none, claims={"toy": _claims}
-)
+DESCRIPTION = RecipeDescription("toy", "coterie.recipes.toy", _settings, _none, _none)
 """,
     "presets/one.yaml": """
 common: {rate: 0.25, evaluate: {tasks: 7, temperature: 0.5}}
@@ -93,14 +75,6 @@ def test_its_presets_are_common_values_with_those_of_a_data_set_over_them(toy: N
     assert (found["rate"], found["evaluate"]) == (0.25, {"tasks": 9, "temperature": 0.5})
     whole = settings("toy/one").model_dump()
     assert (whole["rate"], whole["seed"], whole["evaluate"]["tasks"]) == (0.5, 4, 500)
-
-
-def test_its_claims_are_tested_by_their_name(toy: None, cli: Cli) -> None:
-    said = cli("reproduce", "toy", "--seeds", 2, "--folder", "here", "rate=1")
-    assert "seeds [0, 1], ['rate=1']" in said.err
-    shown = json.loads(said.out.splitlines()[-1])
-    assert shown["claims"][0]["id"] == "fun" and shown["rows"][0]["method"] == "toy"
-    assert "or toy" in refused(cli, "reproduce", "nothing")
 
 
 def test_a_quickstart_has_sizes_for_its_tasks_only(cli: Cli) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.microworlds import tiny
 from coterie.recipes.registry import settings
+from scripts.tiny.world import load
 
 ASSETS = Path(str(resources.files("coterie") / "assets"))
 MOST_TOKENS = 1_400_000
@@ -31,12 +31,13 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     @cache
     def rebuild(micro_world: str) -> Path:
-        tokens = min(MOST_TOKENS, tiny.MICRO_WORLDS[micro_world].tokens // 2)
+        tokens = min(MOST_TOKENS, load(micro_world).tokens // 2)
         folder = tmp_path_factory.mktemp("rebuilt") / f"tiny-{micro_world}"
         subprocess.run(
-            [sys.executable, "-m", "coterie.microworlds.tiny", "--micro-world", micro_world,
+            [sys.executable, "-m", "scripts.tiny", micro_world,
              "--out", folder, "--tokens", str(tokens)],
             check=True,
+            cwd=Path(__file__).parents[1],
         )  # fmt: skip
         return folder
 

@@ -4,7 +4,9 @@ Heavy imports (torch, transformers) happen inside commands, so that ``--help`` i
 """
 
 import os
+import sys
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -282,6 +284,7 @@ def reproduce(
     on rows that nothing selected; `sweet_rl` has SWEET, its baselines and its ablations; `moat` has joint
     alignment, its halves and supervised training; `dense_tree` has dense trees against sparse pairs; `gap-sft` has
     fine-tuning on parallel against sequential traces, and `gap` reinforcement learning against more fine-tuning.
+    They are files of `experiments/` in the repository, so this command needs a checkout.
 
     Examples:
 
@@ -293,11 +296,17 @@ def reproduce(
 
         coterie reproduce moat --gate
     """
-    from coterie.cli.reproducing import reproduce as begin
-
     if scale != "tiny":
         raise UserError(f"--scale {scale} does not exist", "use --scale tiny")
-    begin(recipe, folder, seeds, words or [], gate_only=gate, console=console)
+    checkout = Path(__file__).parents[3]
+    if not (checkout / "experiments/experiment.py").is_file():
+        raise UserError(
+            "the experiments are not in the installed package",
+            "clone the repository, and run `pip install -e .` in it",
+        )
+    sys.path.insert(0, str(checkout))
+    experiment = import_module("experiments.experiment")
+    experiment.main(recipe, folder, seeds, words or [], gate, console)
 
 
 app.command("config")(config)

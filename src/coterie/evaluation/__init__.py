@@ -1,1 +1,1 @@
-"""Judging a policy: intervals, paired tests, claims."""
+"""Judging a policy: intervals, paired tests."""

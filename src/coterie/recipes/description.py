@@ -5,46 +5,20 @@ which :mod:`coterie.recipes.registry` finds it. Every command reads it, also ``c
 torch nor the rest of its folder, and the functions in it import what they need when they are called.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from coterie.models.chat import ChatRenderer
-    from coterie.progress import Progress
     from coterie.recipes.base import Recipe
-    from coterie.recipes.findings import ClaimResults, GateResult
     from coterie.recipes.settings import RecipeSettings
     from coterie.reports.data import RunReport
     from coterie.runs.folder import Run
     from coterie.trajectories.task import Task
     from coterie.trajectories.tree import Tree
     from coterie.trajectories.turn import Turn
-
-
-class Reproduce(Protocol):
-    """Runs what claims are about, and tests them."""
-
-    def __call__(
-        self,
-        folder: Path,
-        seeds: Iterable[int],
-        words: Sequence[str],
-        say: Callable[[str], None],
-        progress: "Progress",
-    ) -> "ClaimResults":
-        """Run (or resume) everything in ``folder``; ``say`` tells a person what begins."""
-        ...
-
-
-class Gate(Protocol):
-    """Measures, before any training, whether a micro-world has what claims are about."""
-
-    def __call__(self, folder: Path, words: Sequence[str], progress: "Progress") -> "GateResult":
-        """Play (or go on playing) in ``folder``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +57,6 @@ class RecipeDescription:
     """The recipe under such settings."""
     report: "Callable[[Recipe, Run], RunReport]"
     """What the report page of a run shows, finished or not."""
-    claims: "Mapping[str, Callable[[], Reproduce]]" = field(default_factory=dict)
-    """By the name that ``coterie reproduce`` has for them."""
-    gates: "Mapping[str, Callable[[], Gate]]" = field(default_factory=dict)
-    """Of claims that ask something of their micro-world first: by the same names."""
     export_files: Callable[..., None] | None = None
     """The command ``coterie export NAME``: a function with the arguments and options that typer reads."""
     import_files: Callable[..., None] | None = None

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coterie.evaluation.claims import HeldOut
 from coterie.evaluation.self_consistency import Draw
 from coterie.evaluation.statistics import bootstrap_interval
 from coterie.rollout.episodes import CUT_OFF, MESSAGES
@@ -12,6 +11,15 @@ from coterie.trajectories.store import Store
 from coterie.trajectories.tree import LENGTH
 
 STAGE = "evaluate"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Result of one policy on one held-out task."""
+
+    score: float
+    tokens: int
+    """Sampled tokens of the dialogue; 0 for a dialogue that failed, which also scores 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The words of the ``encyclopedia`` micro-world, its kinds of entries and the relations between them.
 
-A name is two words, each of which is one piece of the tiny tokenizer (``microworlds/encyclopedia.py`` checks it).
+A name is two words, each of which is one piece of the tiny tokenizer (``scripts/tiny/encyclopedia.py`` checks it).
 Names share words, as in ``Ada Vell``, ``Ada Quill`` and ``Vell Bank``, so a search also finds entries that are not
 meant.
 """

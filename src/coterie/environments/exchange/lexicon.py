@@ -1,6 +1,6 @@
 """The words of the `exchange` micro-world: people, relations and the values that a relation can take.
 
-Every word here is one piece of the tiny tokenizer when a space precedes it (`microworlds/exchange.py` checks
+Every word here is one piece of the tiny tokenizer when a space precedes it (`scripts/tiny/exchange.py` checks
 it), so that a fact is copied token by token.
 """
 

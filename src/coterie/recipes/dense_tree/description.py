@@ -7,7 +7,6 @@ from coterie.recipes.description import RecipeDescription
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
-    from coterie.recipes.description import Gate, Reproduce
     from coterie.recipes.settings import RecipeSettings
     from coterie.reports.data import RunReport
     from coterie.runs.folder import Run
@@ -40,26 +39,12 @@ def _report(recipe: "Recipe", run: "Run") -> "RunReport":
     return dense_tree_report(recipe, run)
 
 
-def _claims() -> "Reproduce":
-    from coterie.recipes.dense_tree.claims import reproduce
-
-    return reproduce
-
-
-def _gate() -> "Gate":
-    from coterie.recipes.dense_tree.gate import gate
-
-    return gate
-
-
 DESCRIPTION = RecipeDescription(
     name="dense_tree",
     package=__name__.rpartition(".")[0],
     settings=_settings,
     recipe=_recipe,
     report=_report,
-    claims={"dense_tree": _claims},
-    gates={"dense_tree": _gate},
     export_files=export_files,
     import_files=import_files,
 )

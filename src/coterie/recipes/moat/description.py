@@ -7,7 +7,6 @@ from coterie.recipes.moat.files.commands import export_files, import_files
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
-    from coterie.recipes.description import Gate, Reproduce
     from coterie.recipes.settings import RecipeSettings
     from coterie.reports.data import RunReport
     from coterie.runs.folder import Run
@@ -35,18 +34,6 @@ def _report(recipe: "Recipe", run: "Run") -> "RunReport":
     return moat_report(recipe, run)
 
 
-def _claims() -> "Reproduce":
-    from coterie.recipes.moat.claims import reproduce
-
-    return reproduce
-
-
-def _gate() -> "Gate":
-    from coterie.recipes.moat.gate import gate
-
-    return gate
-
-
 DESCRIPTION = RecipeDescription(
     name="moat",
     package=__name__.rpartition(".")[0],
@@ -55,6 +42,4 @@ DESCRIPTION = RecipeDescription(
     report=_report,
     export_files=export_files,
     import_files=import_files,
-    claims={"moat": _claims},
-    gates={"moat": _gate},
 )

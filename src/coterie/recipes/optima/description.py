@@ -7,7 +7,6 @@ from coterie.recipes.optima.files.commands import export_files, import_files
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
-    from coterie.recipes.description import Reproduce
     from coterie.recipes.settings import RecipeSettings
     from coterie.reports.data import RunReport
     from coterie.runs.folder import Run
@@ -33,25 +32,12 @@ def _report(recipe: "Recipe", run: "Run") -> "RunReport":
     return optima_report(recipe, run)
 
 
-def _claims() -> "Reproduce":
-    from coterie.recipes.optima.claims import reproduce
-
-    return reproduce
-
-
-def _claims_of_isft() -> "Reproduce":
-    from coterie.recipes.optima.claims_isft import reproduce
-
-    return reproduce
-
-
 DESCRIPTION = RecipeDescription(
     name="optima",
     package=__name__.rpartition(".")[0],
     settings=_settings,
     recipe=_recipe,
     report=_report,
-    claims={"optima": _claims, "optima/isft": _claims_of_isft},
     export_files=export_files,
     import_files=import_files,
     quickstart="optima/isft",

@@ -7,7 +7,7 @@ from coterie.recipes.sweet_rl.files.commands import export_files, import_files
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
-    from coterie.recipes.description import Reproduce, RunCritic
+    from coterie.recipes.description import RunCritic
     from coterie.recipes.settings import RecipeSettings
     from coterie.reports.data import RunReport
     from coterie.runs.folder import Run
@@ -35,12 +35,6 @@ def _report(recipe: "Recipe", run: "Run") -> "RunReport":
     return sweet_report(recipe, run)
 
 
-def _claims() -> "Reproduce":
-    from coterie.recipes.sweet_rl.claims import reproduce
-
-    return reproduce
-
-
 def _critic(recipe: "Recipe") -> "RunCritic | None":
     from coterie.recipes.sweet_rl.recipe import SweetRL
     from coterie.recipes.sweet_rl.run_critic import SweetCritic
@@ -55,7 +49,6 @@ DESCRIPTION = RecipeDescription(
     settings=_settings,
     recipe=_recipe,
     report=_report,
-    claims={"sweet_rl": _claims},
     export_files=export_files,
     import_files=import_files,
     critic=_critic,

@@ -1,10 +1,9 @@
-"""Pre-train a tiny talker for a micro-world, from a seed, on two CPU cores.
+"""Pre-train the packaged tiny model of a micro-world, from a seed, on two CPU cores.
 
-    python -m coterie.microworlds.tiny --micro-world exchange --out src/coterie/assets/tiny-exchange
+    python -m scripts.tiny exchange --out src/coterie/assets/tiny-exchange
 
 The model is a Llama of about two million weights with a byte-level BPE of its micro-world. It learns from scripted
 dialogues, in two phases: skills, from easy to hard, then the habits that post-training is to change, at a lower rate.
-What a micro-world gives is a `MicroWorld` (`exchange`, `persona`).
 """
 
 import argparse
@@ -19,42 +18,31 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from coterie.microworlds.acts import ACTS
-from coterie.microworlds.encyclopedia import ENCYCLOPEDIA
-from coterie.microworlds.exchange import EXCHANGE
-from coterie.microworlds.model import MicroWorld, tiny_model
-from coterie.microworlds.persona import PERSONA
-from coterie.microworlds.problems import PROBLEMS
 from coterie.models.check import check
 from coterie.training.forward import LossModule
 from coterie.training.sft import SFT
 from coterie.trajectories.row import Row
+from scripts.tiny.world import load, tiny_model
 
-MICRO_WORLDS: dict[str, MicroWorld] = {
-    "exchange": EXCHANGE,
-    "persona": PERSONA,
-    "problems": PROBLEMS,
-    "acts": ACTS,
-    "encyclopedia": ENCYCLOPEDIA,
-}
+NAMES = ("exchange", "persona", "problems", "acts", "encyclopedia")
 HABITS_SEED, HABITS_PEAK = 50_000, 0.4
 """What is added to the seed for the second phase, and its peak rate as a share of the first one's."""
 WINDOW = 600
 """Rows that are sorted by length together, so that batches have little padding."""
 
 
-def batches(rows: Iterator[Row], budget: int, window: int, seed: int) -> Iterator[list[Row]]:
-    """Batches of at most `budget` padded tokens; rows are sorted by length within a window, batches shuffled."""
+def make_batches(rows: Iterator[Row], budget: int, window: int, seed: int) -> Iterator[list[Row]]:
+    """Yield batches of at most `budget` padded tokens: rows sorted by length within a window, batches shuffled."""
     rng = random.Random(seed)
     while chunk := list(islice(rows, window)):
         chunk.sort(key=lambda row: len(row.ids))
-        found: list[list[Row]] = [[]]
+        batches: list[list[Row]] = [[]]
         for row in chunk:
-            if (len(found[-1]) + 1) * len(row.ids) > budget:
-                found.append([])
-            found[-1].append(row)
-        rng.shuffle(found)
-        yield from found
+            if (len(batches[-1]) + 1) * len(row.ids) > budget:
+                batches.append([])
+            batches[-1].append(row)
+        rng.shuffle(batches)
+        yield from batches
 
 
 def pretrain(
@@ -112,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--micro-world", choices=list(MICRO_WORLDS), required=True)
+    parser.add_argument("micro_world", choices=NAMES)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, help="of the first phase")
     parser.add_argument("--seed", type=int, default=0)
@@ -122,18 +110,18 @@ def main() -> None:
     parser.add_argument("--budget", type=int)
     settings = parser.parse_args()
     torch.set_num_threads(settings.threads)
-    micro_world, seed = MICRO_WORLDS[settings.micro_world], settings.seed
-    tokens = settings.tokens or micro_world.tokens
-    budget, peak = settings.budget or micro_world.budget, settings.peak or micro_world.peak
-    tokenizer = micro_world.tokenizer(settings.vocabulary, seed)
+    world, seed = load(settings.micro_world), settings.seed
+    tokens = settings.tokens or world.tokens
+    budget, peak = settings.budget or world.budget, settings.peak or world.peak
+    tokenizer = world.build_tokenizer(settings.vocabulary, seed)
     model = tiny_model(tokenizer, seed)
     weights = sum(p.numel() for p in model.parameters())
     print(f"{weights:,} weights, {len(tokenizer):,} pieces", flush=True)
-    rows = micro_world.skills(tokenizer, tokens, seed)
-    pretrain(model, batches(rows, budget, WINDOW, seed), tokens, peak)
-    more = round(micro_world.habits_share * tokens)
-    rows = micro_world.habits(tokenizer, more, seed + HABITS_SEED)
-    pretrain(model, batches(rows, budget, WINDOW, seed), more, HABITS_PEAK * peak)
+    rows = world.skill_rows(tokenizer, tokens, seed)
+    pretrain(model, make_batches(rows, budget, WINDOW, seed), tokens, peak)
+    more = round(world.habits[0] * tokens)
+    rows = world.habit_rows(tokenizer, more, seed + HABITS_SEED)
+    pretrain(model, make_batches(rows, budget, WINDOW, seed), more, HABITS_PEAK * peak)
     save(model, tokenizer, settings.out)
 
 

@@ -1,4 +1,4 @@
-"""The tiny model of the ``encyclopedia`` micro-world: its tokenizer and the rows that it learns from.
+"""Curriculum of ``tiny-encyclopedia``.
 
 It learns to search for one entity, to read what is found, to repeat a fact and to compare values. Whole trajectories,
 in which it searches several times, are a small share of what it sees, in both forms (``workflow.trace``) equally often:
@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.encyclopedia.entries import Encyclopedia, make_encyclopedia
@@ -31,16 +31,6 @@ from coterie.environments.encyclopedia.questions import (
     rank,
 )
 from coterie.environments.workflow.trace import SEPARATOR, TraceForm
-from coterie.microworlds.model import (
-    END,
-    OPENERS,
-    MicroWorld,
-    chat_row,
-    copy_row,
-    drill_rows,
-    fast_tokenizer,
-    train_bpe,
-)
 from coterie.tools.retrieval.index import build_index
 from coterie.tools.retrieval.retriever import Retriever, open_retriever
 from coterie.tools.retrieval.settings import IndexSettings
@@ -48,6 +38,7 @@ from coterie.tools.retrieval.tool import shown
 from coterie.tools.tags import Tag, Tags
 from coterie.trajectories.calls import ToolResult, call_id
 from coterie.trajectories.row import Row, Target
+from scripts.tiny.world import END, OPENERS, World, answer_row, chat_row, copy_row, split_by
 
 TOOL = "wiki_search"
 TAGS = Tags({TOOL: Tag("query", SEPARATOR)}, inline=True)
@@ -70,8 +61,6 @@ OF_GIVEN = (3, 1)
 class Stage:
     """One part of the curriculum: what share of rows is of which sort. The rest are whole trajectories."""
 
-    share: float
-    """Its share of the tokens."""
     lookups: float
     """Questions that take one search."""
     given: float
@@ -84,12 +73,10 @@ class Stage:
     """Whether those always put the values beside each other; else as often as an expert does."""
 
 
-CURRICULUM = (Stage(0.2, 0.35, 0.3, 0.2), Stage(0.5, 0.1, 0.5, 0.2, (2, 3, 4)))
+STAGES = ((0.2, Stage(0.35, 0.3, 0.2)), (0.5, Stage(0.1, 0.5, 0.2, (2, 3, 4))))
 """First the skills, after the drills."""
-HABITS = Stage(0.2, 0.15, 0.35, 0.15, (2, 3, 4), told=False)
+HABITS = Stage(0.15, 0.35, 0.15, (2, 3, 4), told=False)
 """Then more trajectories with them, as experts write them."""
-
-# -- pieces ----------------------------------------------------------------------------------------
 
 _FIXED = (
     *("<think>", "</think>\n", "<plan>\n", "</plan>\n", f"<{TOOL}>", f"</{TOOL}>", "<answer>"),
@@ -124,6 +111,9 @@ _MADE = (
 """Kinds of pieces, of which each text is one."""
 
 
+_REST = (r" ?[A-Za-z]+", r"\d+", r" ?[^A-Za-z\d\s]+", r"\s+")
+
+
 def _chunks() -> list[str]:
     """What stands around names and values in the templates, longest first."""
     found: dict[str, None] = dict.fromkeys(_FIXED)
@@ -134,49 +124,19 @@ def _chunks() -> list[str]:
     return sorted(filter(None, found), key=len, reverse=True)
 
 
-def build_tokenizer(vocabulary: int, seed: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on trajectories, in which a tag, a word of a name, a value and what stands between them
-    are one piece each.
-
-    Raises ``ValueError`` if one is not.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    kinds = [
-        *_MADE,
-        *map(re.escape, _chunks()),
-        r" ?[A-Za-z]+",
-        r"\d+",
-        r" ?[^A-Za-z\d\s]+",
-        r"\s+",
-    ]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex("|".join(kinds)), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    whole = (*_chunks(), *words())
-    train_bpe(tokenizer, vocabulary, [*_texts(seed), *(one for one in whole for _ in range(200))])
-    split = [one for one in whole if len(tokenizer.encode(one).ids) != 1]
-    if split:
-        raise ValueError(
-            f"texts that are not one piece: {split}; allow more than {vocabulary} pieces"
-        )
-    return fast_tokenizer(tokenizer)
-
-
 def _texts(seed: int) -> Iterator[str]:
-    """What is said in trajectories."""
+    """Yield the texts of trajectories, and often enough what must be a piece."""
     with tempfile.TemporaryDirectory() as folder:
         block = Block(Path(folder), seed)
         for question in block.questions(BLOCK, ("compare", "chain")):
             yield asked(question)
             for form in FORMS:
                 yield from block.said(question, form)
+    yield from (one for one in _whole() for _ in range(200))
 
 
-# -- rows ------------------------------------------------------------------------------------------
+def _whole() -> list[str]:
+    return [*_chunks(), *words()]
 
 
 class Block:
@@ -245,21 +205,6 @@ def trace_row(
     return Row(tuple(ids), tuple(targets), origin=question.question_id)
 
 
-def stage_rows(
-    tokenizer: PreTrainedTokenizerFast, stage: Stage, tokens: float, seed: int
-) -> Iterator[Row]:
-    """Rows of ``tokens`` tokens of one stage, made in blocks."""
-    rng, left, block = random.Random(f"encyclopedia/stage/{seed}"), tokens, 0
-    while left > 0:
-        block += 1
-        with tempfile.TemporaryDirectory() as folder:
-            for row in _block_rows(tokenizer, stage, Block(Path(folder), seed + block), rng):
-                left -= len(row.ids)
-                yield row
-                if left <= 0:
-                    break
-
-
 def _block_rows(
     tokenizer: PreTrainedTokenizerFast, stage: Stage, block: Block, rng: random.Random
 ) -> Iterator[Row]:
@@ -283,40 +228,28 @@ def _block_rows(
             yield trace_row(tokenizer, question, block.said(question, form))
 
 
-# -- drills ----------------------------------------------------------------------------------------
-
-
 def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
-    """Names and values three times over, the repeats as targets: the quickest way to copy."""
+    """Copy names and values."""
     drawn = rng.sample(words(), rng.randint(5, 24))
     return copy_row(tokenizer, "".join(drawn))
 
 
 def fact_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
-    """Entries, then their facts in another order, as targets: the quickest way to look one up."""
+    """Repeat the facts of entries in another order: the quickest way to learn to look one up."""
     entries = rng.sample(_small(rng.randrange(WORLDS)).entries, rng.randint(2, 6))
     facts = [fact.text for entry in entries for fact in entry.facts]
-    told, again = (
-        tokenizer.encode(f"{' '.join(row)} ", add_special_tokens=False)
-        for row in (facts, rng.sample(facts, len(facts)))
-    )
-    ids = (*told, *again)
-    return Row(ids, (Target(len(told), len(ids), "script:drill"),))
+    told, again = (f"{' '.join(row)} " for row in (facts, rng.sample(facts, len(facts))))
+    return answer_row(tokenizer, told, again)
 
 
 def order_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
-    """Values, and then in the order that a question asks for, as targets: the quickest way to compare."""
+    """Order values as a question asks: the quickest way to learn to compare."""
     relation, world = rng.choice(COMPARED), _small(rng.randrange(WORLDS))
     subjects = rng.sample(world.names["corpus", relation.of], rng.randint(2, MOST_ORDERED))
     drawn = {fact.value: fact for fact in (world.fact(one, relation.name) for one in subjects)}
     facts, greatest = tuple(drawn.values()), rng.random() < 0.5
     ordered = ", ".join(fact.value for fact in sorted(facts, key=rank, reverse=greatest))
-    told, again = (
-        tokenizer.encode(text, add_special_tokens=False)
-        for text in (comparing(facts, greatest=greatest), f"{ordered}. ")
-    )
-    ids = (*told, *again)
-    return Row(ids, (Target(len(told), len(ids), "script:drill"),))
+    return answer_row(tokenizer, comparing(facts, greatest=greatest), f"{ordered}. ")
 
 
 @cache
@@ -324,22 +257,23 @@ def _small(seed: int) -> Encyclopedia:
     return make_encyclopedia(seed, COUNTS, ("corpus",))
 
 
-DRILLS = ((0.08, copy_drill), (0.07, fact_drill), (0.15, order_drill))
-"""What comes first: share of the tokens, and the drill."""
+def groups(tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int) -> Iterator[Sequence[Row]]:
+    """Yield single rows, a new encyclopedia for each block."""
+    rng = random.Random(f"encyclopedia/stage/{seed}")
+    for number in count(1):
+        with tempfile.TemporaryDirectory() as folder:
+            for row in _block_rows(tokenizer, stage, Block(Path(folder), seed + number), rng):
+                yield [row]
 
 
-def skill_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
-    """Rows of ``tokens`` tokens in all: drills, then the stages of the curriculum."""
-    rng = random.Random(f"encyclopedia/drills/{seed}")
-    for share, drill in DRILLS:
-        yield from drill_rows(tokenizer, drill, share * tokens, rng)
-    for number, stage in enumerate(CURRICULUM):
-        yield from stage_rows(tokenizer, stage, stage.share * tokens, seed + 1000 * number)
-
-
-def _habit_rows(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Row]:
-    """Rows with whole trajectories."""
-    return stage_rows(tokenizer, HABITS, tokens, seed)
-
-
-ENCYCLOPEDIA = MicroWorld(build_tokenizer, skill_rows, _habit_rows, HABITS.share, tokens=3_600_000)
+WORLD = World(
+    drill_rng="encyclopedia/drills",
+    texts=_texts,
+    pieces=split_by("|".join((*_MADE, *map(re.escape, _chunks()), *_REST))),
+    whole=_whole,
+    groups=groups,
+    drills=((0.08, copy_drill), (0.07, fact_drill), (0.15, order_drill)),
+    stages=STAGES,
+    habits=(0.2, HABITS),
+    tokens=3_600_000,
+)

@@ -1,0 +1,228 @@
+"""MOAT: joint alignment, its halves alone, and supervised training.
+
+Claims, margins and tests were fixed before any run (one-sided paired bootstrap over tasks and
+seeds, p < 0.05; score is success: the actions' result, in the sandbox, is the answer):
+
+* must: joint alignment scores above supervised training that continues with as many rows and steps;
+* reported: joint alignment scores above the planner's half alone, and above the grounder's half alone;
+* reported: J (mean log-likelihood of right actions under the planner's plans) is above the control's;
+* reported: J never falls by more than its standard error, from half-step to half-step;
+* reported: joint alignment scores above the supervised start on problems in other words with one more step.
+
+The control sees more right rows than joint alignment did: tasks are drawn until there are as many rows.
+
+Nothing is trained if the gate is not passed: the grounder must understand right plans and not those that the planner
+samples, and among a task's plans there must be some that it understands better than most. A seed's runs share their
+equal steps: the supervised start, and the first rollouts and rewards.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean, stdev
+
+from coterie.config.folders import make_folder
+from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, gold
+from coterie.environments.problems.environment import Problems, ProblemsSettings
+from coterie.progress import Progress
+from coterie.recipes.moat.data import DATA, HALF, WHOLE
+from coterie.recipes.moat.recipe import Moat
+from coterie.recipes.moat.settings import MoatSettings
+from coterie.recipes.trainings import train_role
+from coterie.rollout.episodes import Episode
+from coterie.rollout.samplers import Sampler
+from coterie.rollout.scripted import ScriptedSampler
+from coterie.runs.casting import open_cast
+from coterie.runs.folder import Run, Step
+from coterie.runs.held_out import HeldOut
+from coterie.runs.play import play
+from coterie.runs.stage import Stage
+from coterie.trajectories.item import Metrics
+from coterie.trajectories.store import Store
+from experiments.experiment import (
+    Claim,
+    Experiment,
+    Gate,
+    Results,
+    above,
+    common_tasks,
+    make_recipe,
+    sampled_scores,
+)
+
+JOINT, CONTROL, START = "joint", "continued SFT", "separate SFT"
+PARTS = {"planner only": "planner", "grounder only": "grounder", CONTROL: "sft"}
+FAR = " (far)"
+"""Suffix of a method's results on problems in other words."""
+CLAIMS = [
+    ("over_continued_sft", f"joint scores above {CONTROL}", True, CONTROL),
+    ("over_planner_only", "joint scores above the planner's half alone", False, "planner only"),
+    ("over_grounder_only", "joint scores above the grounder's half alone", False, "grounder only"),
+]
+BEST_MINUS_MEAN, GOLD_SUCCESS, SAMPLED_SUCCESS = 0.15, 0.9, 0.7
+"""Lower bounds, and the upper bound of sampled plans."""
+
+
+class ContinuedSFT(Moat):
+    """Continue supervised training of both roles with as many rows and steps as joint alignment had."""
+
+    def __init__(self, settings: MoatSettings, counts: Mapping[str, Sequence[int]]) -> None:
+        super().__init__(settings)
+        self.counts = counts
+        """Rows of each role in each iteration."""
+
+    def taught(self, i: int, before: Sequence[Stage], learnt: Sequence[object]) -> list[Stage]:
+        """After the start it depends on the rows of joint alignment, too."""
+        s = self.settings.align.train
+        own = (list(self.counts.values()), s.batch_rows, s.epochs) if i else ()
+        return super().taught(i, before, (*learnt, *own))
+
+    def teach(self, run: Run, iteration: int, role: str, progress: Progress) -> Metrics:
+        """Train a role on as many right rows as it had in joint alignment, in as many steps."""
+        if iteration == 0:
+            return super().teach(run, iteration, role, progress)
+        s, place = self.settings, iteration - 1
+        before = [max(counts) for counts in zip(*self.counts.values(), strict=True)][:place]
+        tasks = self.environment.tasks(
+            "train", self.counts[role][place], s.seed, [s.start.tasks, *before]
+        )
+        train = s.improve.train
+        if role == PLANNER:  # a pair is two rows, and as many pairs are a step
+            whole = {"batch_rows": 2 * s.align.train.batch_rows, "epochs": s.align.train.epochs}
+            train = train.model_copy(update=whole)
+        rows = [row for task in tasks for row in self.right_rows(task, role)]
+        model = self.to_train(run, role, iteration)
+        own = self.seeded(train, iteration)
+        return train_role(run, iteration, model, rows, own, progress, role=role)
+
+
+def reproduce(x: Experiment) -> list[Claim]:
+    """Run joint alignment, its halves and the control; test the claims."""
+    j: dict[str, list[dict[int, dict[str, HeldOut]]]] = {}
+    for seed in x.seeds:
+        joint = moat(x, seed, "joint")
+        with x.run(JOINT, joint) as run:
+            measure(x, START, joint, run, [int(joint.settings.start.enabled)])
+            measure(x, JOINT, joint, run)
+            add_likelihoods(j.setdefault(JOINT, []), joint, run)
+            trained = rows_trained(run, joint)
+        for method, parts in PARTS.items():
+            recipe = moat(x, seed, parts)
+            if method == CONTROL:
+                recipe = ContinuedSFT(recipe.settings, trained)
+            with x.run(method, recipe, shares=JOINT) as run:
+                measure(x, method, recipe, run)
+                add_likelihoods(j.setdefault(method, []), recipe, run)
+    far = f"in other words with one more step, joint scores above {START}"
+    return [
+        *x.claims(JOINT, CLAIMS),
+        *likelihood_claims(j[JOINT], j[CONTROL][-1]),
+        above("far", far, x.of(JOINT + FAR), x.of(START + FAR), must=False),
+    ]
+
+
+def moat(x: Experiment, seed: int, parts: str) -> Moat:
+    """Return the recipe of a variant."""
+    recipe: Moat = make_recipe("moat/maths", [*x.words, f"seed={seed}", f"parts={parts}"])
+    return recipe
+
+
+def rows_trained(run: Run, recipe: Moat) -> dict[str, list[int]]:
+    """Count the rows of each role in each iteration of a finished joint alignment; a pair is two."""
+    iterations = range(1, recipe.settings.rounds)
+    return {
+        PLANNER: [2 * int(run.metrics(Step(i, "align"))["rows"]) for i in iterations],
+        GROUNDER: [int(run.metrics(Step(i, "improve"))["rows"]) for i in iterations],
+    }
+
+
+def measure(
+    x: Experiment, method: str, recipe: Moat, run: Run, versions: Sequence[int] = ()
+) -> None:
+    """Record policies (all after the start by default), and the last one on problems in other words."""
+    own, trainings = recipe.settings, ("align", "improve")
+    versions = versions or range(int(own.start.enabled) + 1, own.rounds + 1)
+    for version in versions:
+        x.add_run(method, run, version, trainings)
+    environment = Problems(ProblemsSettings(far=True))
+    tasks = environment.tasks("heldout", own.evaluate.tasks, own.seed)
+    version = versions[-1]
+
+    async def evaluate(store: Store) -> None:
+        samplers = await recipe.samplers(run, version, own.evaluate.temperature)
+        stats = [one.engine.stats for one in samplers.values()]
+        episodes = [Episode(task, 0, version, "evaluate") for task in tasks]
+        async with open_cast(environment, run.folder, openers=recipe.openers()) as cast:
+            driver = cast.driver(samplers, own.seed)
+            tokens = lambda: sum(one.sampled_tokens for one in stats)  # noqa: E731
+            await play(store, driver, episodes, x.progress, tokens)
+
+    make_folder(run.folder / "evaluations")
+    with Store.open(run.folder / "evaluations" / f"far-{version}.sqlite") as store:
+        try:
+            recipe.models(run).run_async(evaluate(store))
+        finally:
+            recipe.close()
+        x.add_run(method + FAR, run, version, (), store)
+
+
+def add_likelihoods(measures: list[dict[int, dict[str, HeldOut]]], recipe: Moat, run: Run) -> None:
+    """Add the log-likelihoods of a run's held-out tasks, measure after measure."""
+    steps = [step for step in recipe.steps() if step.stage in (WHOLE, HALF)]
+    measures += [{} for _ in steps[len(measures) :]]
+    for measure, step in zip(measures, steps, strict=True):
+        measure[recipe.settings.seed] = {
+            key.task: HeldOut(float(values["loglikelihood"]), 0)
+            for key, values in run.store.metrics(step.iteration, step.stage).items()
+            if "loglikelihood" in values
+        }
+
+
+def likelihood_claims(joint: Sequence[Results], control: Results) -> list[Claim]:
+    """Test J of joint alignment against the control's, and the half-step in which it falls most, by its p."""
+    text = f"J of joint is above that of {CONTROL}"
+    steps = []
+    for measures in pairwise(joint):
+        before, after = common_tasks(*measures)
+        values = [one.score for tasks in before.values() for one in tasks.values()]
+        margin = -stdev(values) / math.sqrt(len(values))
+        falls = "J of joint never falls by more than its standard error"
+        steps.append(above("j_never_falls", falls, after, before, margin=margin, must=False))
+    j = above("j", text, *common_tasks(joint[-1], control), must=False)
+    return [j, max(steps, key=lambda claim: claim.p)]
+
+
+def gate(x: Experiment) -> Gate:
+    """Play held-out tasks with the untrained model: K sampled plans of each, and the right one."""
+    recipe: Moat = make_recipe("moat/maths", x.words)
+    with x.play(recipe, x.folder, lambda run: play_plans(x, recipe, run)) as run:
+        sampled, right = (sampled_scores(run, 0, stage) for stage in ("gate_sampled", "gate_gold"))
+    best = fmean(max(some) - fmean(some) for some in sampled)
+    on_right = fmean(score for some in right for score in some)
+    on_sampled = fmean(map(fmean, sampled))
+    return Gate(
+        {"best_minus_mean": best, "gold_success": on_right, "sampled_success": on_sampled},
+        passed=best >= BEST_MINUS_MEAN
+        and on_right >= GOLD_SUCCESS
+        and on_sampled <= SAMPLED_SUCCESS,
+        asked=f"best_minus_mean at least {BEST_MINUS_MEAN}, gold_success at least {GOLD_SUCCESS}, "
+        f"sampled_success at most {SAMPLED_SUCCESS}",
+    )
+
+
+async def play_plans(x: Experiment, recipe: Moat, run: Run) -> None:
+    """Play all held-out tasks with sampled and with right plans."""
+    s, tasks = recipe.settings.rollout, recipe.heldout_tasks()
+    grounder = await recipe.speaker(run, GROUNDER, 0, s.ground_temperature)
+    renderer = (await recipe.models(run).speak(PLANNER, 0)).renderer
+    right = ScriptedSampler(renderer, lambda task: [gold(task).plan], DATA)
+    planners: dict[str, tuple[Sampler, int]] = {
+        "gate_sampled": (await recipe.speaker(run, PLANNER, 0, s.temperature), s.samples),
+        "gate_gold": (right, 1),
+    }
+    stats = grounder.engine.stats
+    async with recipe.cast(run) as cast:
+        for stage, (planner, samples) in planners.items():
+            episodes = [Episode(task, n, 0, stage) for task in tasks for n in range(samples)]
+            driver = cast.driver({PLANNER: planner, GROUNDER: grounder}, recipe.settings.seed)
+            await play(run.store, driver, episodes, x.progress, lambda: stats.sampled_tokens)

@@ -1,0 +1,79 @@
+"""iSFT against its base and two controls.
+
+Claims, margins and tests were fixed before any run (one-sided paired bootstrap over tasks and
+seeds, p < 0.05). Controls train on as many dialogues as iSFT did in each iteration, under the same
+training settings, so in as many steps:
+
+* ``random``: dialogues drawn at random from the control's own rollouts, instead of the best;
+* ``scripted``: more pre-training on the scripted corpus that made the base.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coterie.environments.exchange.scripts import corpus
+from coterie.models.loading import LoadedModel
+from coterie.recipes.optima.recipe import Optima
+from coterie.recipes.optima.settings import OptimaSettings
+from coterie.runs.folder import Run, Step
+from coterie.runs.stage import Stage
+from coterie.trajectories.row import Row
+from experiments.experiment import Claim, Experiment, above, make_recipe
+from scripts.tiny.exchange import pretraining_rows
+
+MARGINS = {"base": 0.0, "random": 0.10, "scripted": 0.10}
+CORPUS_SEED = 900_000
+"""First seed of the control's dialogues; none of them made the base."""
+
+
+class ScriptedControl(Optima):
+    """More pre-training: each iteration trains on as many scripted dialogues as iSFT selected."""
+
+    def __init__(self, settings: OptimaSettings, counts: Sequence[int]) -> None:
+        super().__init__(settings)
+        self.counts = counts
+
+    def stages(self) -> list[Stage]:
+        """Return the trainings, each from the one before, and the evaluation of the last policy."""
+        whole = super().stages()
+        kept = [*(stage for stage in whole if stage.trains), whole[-1]]
+        return [
+            replace(stage, after=tuple(one.step for one in kept[max(n - 1, 0) : n]))
+            for n, stage in enumerate(kept)
+        ]
+
+    def rows(self, run: Run, iteration: int, policy: LoadedModel) -> list[Row]:
+        """Return both agents' rows of fresh scripted dialogues."""
+        seed = CORPUS_SEED + self.settings.seed * 1000 + iteration
+        dialogues = corpus(seed, self.counts[iteration])
+        return [row for d in dialogues for row in pretraining_rows(d, policy.tokenizer)]
+
+
+def reproduce(x: Experiment) -> list[Claim]:
+    """Run iSFT and its controls; test the claims."""
+    for seed in x.seeds:
+        recipe: Optima = make_recipe("optima/isft", [*x.words, f"seed={seed}"])
+        own = recipe.settings
+        with x.run("isft", recipe) as run:
+            for version in range(own.iterations + 1):
+                x.add_run("isft" if version else "base", run, version)
+            counts = [
+                int(run.metrics(Step(i, "select"))["selected"]) for i in range(own.iterations)
+            ]
+        drawn = own.select.model_copy(update={"rule": "random", "counts": tuple(counts)})
+        random = Optima(own.model_copy(update={"select": drawn}))
+        with x.run("random", random, shares="isft") as run:
+            x.add_run("random", run, own.iterations)
+        with x.run("scripted", ScriptedControl(own, counts)) as run:
+            x.add_run("scripted", run, own.iterations)
+    return [
+        above(
+            f"isft_over_{other}",
+            f"isft scores above {other} by more than {margin:.2f}, at no more tokens",
+            x.of("isft"),
+            x.of(other),
+            margin=margin,
+            at_no_more_tokens=other,
+        )
+        for other, margin in MARGINS.items()
+    ]

@@ -1,0 +1,168 @@
+"""Experiments: the tests of claims against values worked out by hand, what is printed, and one whole experiment."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coterie.errors import UserError
+from coterie.progress import Silent
+from coterie.runs.held_out import HeldOut
+from experiments import moat
+from experiments.experiment import (
+    Experiment,
+    PolicyResult,
+    Results,
+    above,
+    brief,
+    longer,
+    print_claims,
+    token_ratio,
+)
+from experiments.gap_sft import BySeed, cut
+from tests.conftest import SMALL, Cli, refused
+
+
+def results(*of_seeds: list[tuple[float, int]]) -> Results:
+    """(score, tokens) of each task, by seed."""
+    return {
+        seed: {str(task): HeldOut(score, tokens) for task, (score, tokens) in enumerate(tasks)}
+        for seed, tasks in enumerate(of_seeds)
+    }
+
+
+def alike(score: float, tokens: int) -> Results:
+    """Twenty equal tasks of two seeds."""
+    return results(*[[(score, tokens)] * 20] * 2)
+
+
+BASE = alike(0.5, 100)
+
+
+def test_above_has_its_margin_and_its_tokens() -> None:
+    sure = above("a", "a", alike(0.7, 500), BASE, margin=0.1)
+    assert sure.holds and sure.effect == pytest.approx(0.2) and sure.p < 0.001
+    assert not above("a", "a", alike(0.6, 500), BASE, margin=0.1).holds, "exactly the margin"
+    assert above("a", "a", BASE, alike(0.6, 1), margin=-0.2).holds
+    for ours, holds in ((alike(0.7, 100), True), (alike(0.7, 101), False), (alike(0.3, 10), False)):
+        found = above("a", "a", ours, BASE, margin=0.1, at_no_more_tokens="base")
+        assert found.holds == holds and found.tried.endswith("of base's tokens")
+
+
+def test_a_claim_holds_only_where_chance_is_unlikely() -> None:
+    """Two seeds of which one gains and one does not: both draws hit the latter a quarter of the time."""
+    ours = results([(1.0, 10)] * 20, [(0.5, 10)] * 20)
+    found = above("a", "a is above", ours, BASE)
+    assert found.effect == pytest.approx(0.25) and found.p == pytest.approx(0.25, abs=0.02)
+    assert not found.holds
+
+
+def test_longer_compares_tokens_alone() -> None:
+    found = longer("a", "a", alike(0.1, 120), BASE)
+    assert found.holds and found.effect == pytest.approx(20)
+    assert not longer("a", "a", alike(0.9, 100), BASE).holds
+
+
+def test_brief_needs_few_tokens_and_hardly_a_lower_score() -> None:
+    found = brief("b", "b", alike(0.48, 40), BASE, share=0.5, loss=0.05)
+    assert found.holds and found.effect == pytest.approx(-0.6)
+    for ours in (alike(0.48, 60), alike(0.40, 40), alike(0.48, 50), alike(0.45, 40)):
+        found = brief("b", "b", ours, BASE, share=0.5, loss=0.05)
+        assert not found.holds and found.p == 1
+    ours, theirs = results([(0, 30), (0, 10)], [(0, 20)]), results([(0, 40), (0, 40)], [(0, 40)])
+    assert token_ratio(ours, theirs) == 0.5
+
+
+def test_tasks_are_paired_by_name_and_seed() -> None:
+    ours = results([(1.0, 1), (0.0, 1)] * 10, [(0.0, 1), (1.0, 1)] * 10)
+    theirs: Results = {
+        seed: {task: HeldOut(one.score - 0.5, 1) for task, one in reversed(list(tasks.items()))}
+        for seed, tasks in reversed(list(ours.items()))
+    }
+    found = above("a", "a", ours, theirs, margin=0.49)
+    assert found.holds and "interval of the effect 0.500 to 0.500" in found.tried
+
+
+def measured(parallel: float, failed: int = 0) -> BySeed:
+    """Forty questions; the last parallel dialogues failed."""
+    values = [parallel] * (40 - failed) + [None] * failed
+    return {
+        "parallel": {0: {f"q{n}": one for n, one in enumerate(values)}},
+        "sequential": {0: {f"q{n}": 10.0 for n in range(40)}},
+    }
+
+
+def test_a_cut_is_a_share_of_the_sequential_values_without_failures() -> None:
+    assert cut("rounds", "", measured(7.9), 0.8).holds
+    found = cut("rounds", "", measured(8.1, failed=30), 0.8)
+    assert not found.holds and found.effect == pytest.approx(-0.1)
+    assert "8.10 against 10.00, on 10 of 40 questions" in found.claim
+    with pytest.raises(UserError, match="on every question one of the dialogues failed"):
+        cut("rounds", "", measured(1, failed=40), 0.8)
+
+
+@pytest.mark.parametrize(("fall", "holds"), [(0.03, True), (0.09, False)])
+def test_j_may_fall_by_its_standard_error_and_tasks_without_it_are_left_out(
+    fall: float, holds: bool
+) -> None:
+    values = [(-1.0, 0), (-0.5, 0)] * 10
+    fallen = results([(value - fall, 0) for value, _ in values])
+    del fallen[0]["0"]  # type: ignore[attr-defined]
+    control = results([(value - 0.3, 0) for value, _ in values])
+    j, never_falls = moat.likelihood_claims([results(values), results(values), fallen], control)
+    assert j.holds and j.effect == pytest.approx(0.3 - fall) and "19 tasks" in j.tried
+    assert never_falls.holds == holds, "the standard error is 0.057"
+
+
+def test_tables_have_means_of_the_newest_policies_and_no_figure_is_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    x = Experiment(tmp_path, [], [0], print, Silent())
+    x.rows = [
+        PolicyResult("base", 0, 0, 500, 0.5, 40.0, 0, 0),
+        PolicyResult("rejection", 0, 1, 500, 0.9, 40.0, 1000, 125, {"a_share": 0.9}),
+        PolicyResult("rejection", 0, 2, 499, 0.7, 40.0, 1000, 125, {"a_share": 0.5}),
+        PolicyResult("rejection", 1, 2, 500, 0.7, 40.0, 1000, 125, {"a_share": 0.6}),
+    ]
+    print_claims(x, [])
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["a", "share", "0.55"] in lines and ["rejection"] in lines
+    assert ["rejection", "0", "1", "500", "0.900", "40.0", "1000", "125"] in lines
+    assert "fewer than 500 tasks" in out and "…" not in out
+    assert json.loads(out.splitlines()[-1])["rows"][1]["a_share"] == 0.9
+
+
+def test_an_experiment_ends_with_claims_and_rows_and_is_not_done_twice(cli: Cli) -> None:
+    said = cli("reproduce", "optima/isft", "--seeds", 1, *SMALL)
+    assert said.code == 0, said.err
+    result = json.loads(said.out.splitlines()[-1])
+    ids = ["isft_over_base", "isft_over_random", "isft_over_scripted"]
+    assert [claim["id"] for claim in result["claims"]] == ids
+    rows = {row["method"]: row for row in result["rows"]}
+    assert list(rows) == ["base", "isft", "random", "scripted"]
+    assert rows["isft"]["rows"] == rows["random"]["rows"] == rows["scripted"]["rows"] > 0
+    assert rows["isft"]["steps"] == rows["random"]["steps"] == rows["scripted"]["steps"]
+    again = cli("reproduce", "optima/isft", "--seeds", 1, *SMALL)
+    assert json.loads(again.out.splitlines()[-1]) == result
+
+
+def test_nothing_is_trained_if_the_gate_is_not_passed(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moat, "GOLD_SUCCESS", 1.1)
+    words = ("rollout.samples=2", "evaluate.tasks=4")
+    said = cli("reproduce", "moat", "--seeds", 1, "--folder", tmp_path / "all", *words)
+    assert said.code == 1
+    assert json.loads(said.out.splitlines()[-1])["passed"] is False
+    assert "that is not enough to test the claims: best_minus_mean at least" in said.out
+    assert [one.name for one in (tmp_path / "all").iterdir()] == ["gate"]
+
+
+def test_what_cannot_be_reproduced_is_refused(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "have no gate" in refused(cli, "reproduce", "optima", "--gate")
+    on_data = refused(cli, "reproduce", "moat", "dataset=gsm8k_plans")
+    assert "claims are tested on the micro-world problems" in on_data
+    monkeypatch.setattr("coterie.cli.app.__file__", "/env/site-packages/coterie/cli/app.py")
+    assert "clone the repository" in refused(cli, "reproduce", "optima")
