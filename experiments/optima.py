@@ -16,6 +16,7 @@ first rollouts and the first training. The ceiling is one agent of the base that
 """
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 from coterie.environments.registry import make_environment, played_type
@@ -103,7 +104,7 @@ def play(
     recipe: Optima,
     version: int,
     name: str,
-    changes: dict[str, object],
+    changes: Mapping[str, object],
 ) -> Store:
     """Play the held-out tasks as a benchmark with one policy of a finished run; return the store."""
     own = recipe.settings

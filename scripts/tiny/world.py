@@ -29,12 +29,8 @@ ROPE_BASE = 10_000.0
 """The base of the rotary positions' frequencies."""
 LOOK_BACK = (1, 1, 2, 3, 4)
 """Distances at which heads of the first layer begin to look back; the sixth head begins free."""
-
-
 Drill = Callable[[PreTrainedTokenizerFast, random.Random], Row]
 """Makes one row."""
-Shared = tuple[float, Any]
-"""A share of the tokens, and a stage of the curriculum (or a drill)."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +48,10 @@ class World:
     groups: Callable[[PreTrainedTokenizerFast, Any, int], Iterator[Sequence[Row]]]
     """Endless groups of rows, by tokenizer, stage and seed. A group is never cut."""
     drills: Sequence[tuple[float, Drill]]
-    """The first rows."""
-    stages: Sequence[Shared]
+    """The first rows. As below, by shares of the tokens."""
+    stages: Sequence[tuple[float, Any]]
     """First phase, easy ones first."""
-    habits: Shared
+    habits: tuple[float, Any]
     """Second phase: what post-training is to change."""
     tokens: int
     """Tokens of the first phase; the second one's are a share of it."""
