@@ -10,7 +10,7 @@ import io
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -126,7 +126,7 @@ def _raw(
         yield from _lines(file)
 
 
-def _open(file: Path) -> IO[bytes]:
+def _open(file: Path) -> io.BufferedIOBase:
     """Open a JSONL file, which may be compressed."""
     return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
 
