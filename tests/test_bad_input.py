@@ -77,7 +77,7 @@ def test_a_plan_reads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", read)
     lines = dict(recipe(settings("optima/isft")).plan().lines())
-    assert lines["model"] == "1,987,392 weights"
+    assert lines["role policy"] == "1,987,392 weights"
 
 
 def test_weights_that_were_cut_off_are_refused_before_the_start(cli: Cli, tmp_path: Path) -> None:

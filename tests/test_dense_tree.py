@@ -201,7 +201,7 @@ def test_parts_of_the_tasks_are_disjoint_and_whole_together() -> None:
 
 
 def test_a_part_without_tasks_is_refused_before_anything_is_done() -> None:
-    with pytest.raises(UserError, match=r"rollout.shard=\[6,7\] has no tasks: there are 6"):
+    with pytest.raises(UserError, match=r"rollout.shard=\[6,7\] has no tasks"):
         dense("rollout.shard=[6,7]").plan()
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from coterie.environments.registry import is_micro_world, task_word
-from coterie.recipes.plan import RunPlan
 from coterie.recipes.registry import names, played_by, preset, settings
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.tools.retrieval.index import build_index
@@ -354,8 +353,8 @@ def test_presets_of_dense_tree_have_the_values_of_the_released_scripts(
         assert values[key] == value, (method, key)
     assert set(flat(preset(method, name))) <= set(table), method
     plan = recipe_of(found).plan()
-    assert isinstance(plan, RunPlan) and plan.longest_prompt > 50
-    assert plan.dialogues % 1000 == 0 and plan.dialogues > 0 and plan.max_updates > 0
+    assert plan.longest_prompt > 50
+    assert plan.dialogues % 1000 == 0 and plan.dialogues > 0
 
 
 @pytest.mark.parametrize("name", GAP_SETS)
@@ -436,9 +435,7 @@ def test_every_preset_of_moat_can_be_planned_on_the_rows_that_ship(
         build_index(tmp_path / "pages.jsonl", tmp_path / "index")
         words.append(f"environment.corpus={tmp_path / 'index'}")
     found = recipe_of(settings(method, words)).plan()
-    assert isinstance(found, RunPlan)
-    assert found.iterations == 2 and found.longest_prompt > 50
-    assert found.dialogues % 15 == 0 and found.dialogues > 0 and found.max_updates > 0
+    assert found.dialogues > 0 and found.longest_prompt > 50
 
 
 @pytest.fixture(scope="module")
@@ -458,11 +455,10 @@ def test_every_preset_can_be_planned_on_the_rows_that_ship(
 ) -> None:
     own = settings(method, [f"dataset={name}", "dataset.source=sample", f"model={large}"])
     found = recipe_of(own).plan()
-    assert found.iterations == 6
-    assert found.dialogues > 0 and found.max_updates > 0 and found.longest_prompt > 50
+    assert found.dialogues > 0 and found.longest_prompt > 50
 
 
 def test_a_plan_says_how_many_rows_there_are(large: Path) -> None:
     words = ("dataset=gsm8k", "dataset.source=sample", f"model={large}")
     own = settings("optima/isft", words)
-    assert ("training tasks", "52 a round of 7,000 asked for") in recipe_of(own).plan().lines()
+    assert ("training tasks", "52 of 7,000 asked for") in recipe_of(own).plan().lines()

@@ -11,11 +11,9 @@ from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
-from coterie.recipes.gap.settings import GapSettings
-from coterie.recipes.registry import recipe, run_report, settings
-from coterie.recipes.reinforcing import STAGE, ReinforceSettings, UpdateSettings
+from coterie.recipes.registry import run_report, settings
+from coterie.recipes.reinforcing import STAGE, UpdateSettings
 from coterie.recipes.rl.recipe import Reinforce
-from coterie.recipes.trial import _smaller
 from coterie.rewards.advantages import Sampled
 from coterie.rewards.path_reward import Graded, PathReward, PathRewardSettings
 from coterie.runs.folder import Run, Step, open_run
@@ -256,16 +254,6 @@ def test_as_many_minibatches_as_tasks_are_not_refused() -> None:
         made("rl/grpo", [*SMALL, "steps.minibatches=2", "rollout.tasks=2"]).check()
     except UserError as refusal:
         pytest.fail(refusal.what)
-
-
-@pytest.mark.parametrize(("name", "prefix"), [("rl/grpo", ""), ("gap/tiny", "rl.")])
-def test_a_trial_has_no_more_minibatches_than_tasks(name: str, prefix: str) -> None:
-    method = ["method=sft_rl"] if prefix else []
-    own = [f"{prefix}steps.minibatches=16", f"{prefix}rollout.tasks=32"]
-    small = _smaller(recipe(settings(name, [*method, *own])), 8).settings
-    found = small.rl if isinstance(small, GapSettings) else small
-    assert isinstance(found, ReinforceSettings)
-    assert (found.steps.minibatches, found.rollout.tasks) == (8, 8)
 
 
 def test_the_minibatches_of_an_epoch_have_each_group_once() -> None:

@@ -240,8 +240,8 @@ def test_a_length_that_leaves_no_row_is_refused_before_the_run(tmp_path: Path) -
         "evaluate.tasks=2",
     ]
     made("gap/tiny", values).check()
-    with pytest.raises(UserError, match=r"rl\.critic\.train\.max_length=20 leaves nothing"):
-        made("gap/tiny", [*values, "rl.critic.train.max_length=20"]).check()
+    with pytest.raises(UserError, match=r"rl\.critic\.train\.max_length=12 leaves nothing"):
+        made("gap/tiny", [*values, "rl.critic.train.max_length=12"]).check()
 
 
 @pytest.mark.slow

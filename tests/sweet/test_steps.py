@@ -146,10 +146,11 @@ def test_the_plan_counts_the_dialogues_of_all_tasks(method: str) -> None:
     words = ("rollout.tasks=5", "rollout.repeats=3", "evaluate.tasks=4")
     found = settings("sweet_rl/backend", ["environment=persona", f"method={method}", *words])
     whole = recipe(found).plan()
-    assert whole.dialogues == 5 * 3
+    candidates = max(1, int(15 * found.candidates.share)) * found.candidates.count
+    assert whole.dialogues == 5 * 3 + candidates * (method == "sweet")
     assert whole.evaluations == 2 * 4
     lines = dict(whole.lines())
-    assert lines["training dialogues"] == "15"
+    assert lines["training dialogues"] == f"at most {whole.dialogues}"
     assert lines["held-out dialogues"] == "8"
     assert lines["training tasks"] == "5 of 5 asked for"
 

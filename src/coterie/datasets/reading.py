@@ -6,11 +6,10 @@ text with names in the first line (``.csv``, ``.tsv``).
 
 import csv
 import gzip
-import io
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from pydantic import ValidationError
 
@@ -126,13 +125,15 @@ def _raw(
         yield from _lines(file)
 
 
-def _open(file: Path) -> IO[bytes]:
+def _open(file: Path) -> TextIO:
     """Open a JSONL file, which may be compressed."""
-    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
+    if file.suffix == ".gz":
+        return gzip.open(file, "rt", encoding=ENCODING)
+    return file.open(encoding=ENCODING)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, Any]]:
-    with io.TextIOWrapper(_open(file), encoding=ENCODING) as lines:
+    with _open(file) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield number, _parsed(line, f"{file}, line {number}")

@@ -5,20 +5,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial
-from math import prod
 from pathlib import Path
 
 from coterie.config.plugins import label
-from coterie.config.resolve import flatten, keys
+from coterie.config.resolve import flatten
 from coterie.engines.protocol import Engine, Sampling
 from coterie.engines.run_engines import POLICY
 from coterie.environments.checking import check_needs
 from coterie.environments.protocol import Environment
 from coterie.environments.registry import content, make_environment
 from coterie.environments.traits import agents_of, openers_of
+from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, identity
 from coterie.progress import Progress
-from coterie.recipes.plan import Plan, RunPlan, plain_plan
+from coterie.recipes.plan import Plan, make_plan
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
@@ -79,35 +79,34 @@ class Recipe(ABC):
         return label(self.name)
 
     def plan(self) -> Plan:
-        """What the run costs. Raises ``UserError`` for what can't work, in seconds."""
-        return plain_plan(self.settings, self.environment, self.roles(), self.stages())
+        """Size of the run. Raises ``UserError`` for what can't work, in seconds."""
+        return make_plan(self)
+
+    def trainings(self) -> Mapping[str, TrainingSettings]:
+        """Settings of its trainings on rows or pairs, by key; the plan checks them."""
+        return {}
+
+    def training_tasks(self) -> int:
+        """Training tasks that an iteration draws; 0 if none are."""
+        values = flatten(self.settings.model_dump(mode="json"))
+        named = (values.get(key) for key in ("rollout.tasks", "tasks"))
+        return next((n for n in named if isinstance(n, int)), self.settings.evaluate.tasks)
+
+    def dialogues(self) -> int:
+        """Training dialogues over all iterations, at most; 0 where it is not known."""
+        return 0
+
+    def whole_task(self, task: Task) -> Task:
+        """The task of which this one is a part: no part of a held-out task is trained on."""
+        return task
+
+    def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
+        """Tokens that must fit into the context after the longest first prompt."""
+        return self.settings.max_tokens
 
     def openers(self) -> Openers:
         """How each thing is opened that an environment may need of a run."""
         return {Sandbox: Sandbox}
-
-    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
-        """The most that keys may be in a run that only tries the recipe out, on so many training tasks.
-
-        Of these keys those that the settings have; a recipe adds whole numbers of its own, such as how many dialogues
-        there are of a task. It tries one iteration, and one after the first.
-        """
-        usual = {
-            "tasks": tasks,
-            "rollout.tasks": tasks,
-            "iterations": 2,
-            "evaluate.tasks": 4 * tasks,
-        }
-        known = {one.path for one in keys(type(self.settings))}
-        return {key: most for key, most in usual.items() if key in known}
-
-    def amount(self, step: Step) -> int:
-        """What the time of a stage grows with: how many tasks it has, or dialogues.
-
-        Where the plan does not say how many dialogues there are, the keys of :meth:`trial_sizes` do.
-        """
-        is_evaluation = step.stage == EVALUATION
-        return len(self.heldout_tasks()) if is_evaluation else self._dialogues
 
     def stage(
         self,
@@ -159,15 +158,6 @@ class Recipe(ABC):
     def _models(self) -> list[list[str | None]]:
         """What its roles begin as, wherever that lies."""
         return [[role.name, identity(role.model), role.shares] for role in self.roles()]
-
-    @cached_property
-    def _dialogues(self) -> int:
-        plan = self.plan()
-        if isinstance(plan, RunPlan):
-            return plan.dialogues
-        values = flatten(self.settings.model_dump(mode="json"))
-        named = [key for key in self.trial_sizes(1) if key not in ("iterations", "evaluate.tasks")]
-        return prod(int(values[key]) for key in named) if named else len(self.heldout_tasks())
 
     @cached_property
     def _content(self) -> str:

@@ -1,146 +1,190 @@
-"""What a run will cost, before it starts: generations, tokens, updates, memory."""
+"""The size of a run, before it starts, and the refusal of what can't work."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
+from coterie.engines.chat_model import check_chat
 from coterie.engines.servers.vllm import check_vllm
 from coterie.engines.settings import EngineSettings
 from coterie.environments.checking import drawn
 from coterie.environments.gold import GRADER
 from coterie.environments.protocol import Environment
-from coterie.environments.traits import Scripted, formats_of, persons_of
-from coterie.environments.user_simulator import REFERENCE, check_script
+from coterie.environments.traits import Scripted, formats_of, most_turns, persons_of
+from coterie.environments.user_simulator import (
+    REFERENCE,
+    SCRIPT,
+    UserSimulatorSettings,
+    check_script,
+)
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import check_context, free_memory, load_renderer, weights_of
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.opening import first_prompts
-from coterie.runs.roles import Role, check_roles
-from coterie.runs.stage import Stage, check_stages
+from coterie.runs.place import EVALUATION
+from coterie.runs.roles import check_roles
+from coterie.runs.stage import check_stages
+from coterie.tools.sandbox.jail import make_jail
+from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.training.launch import check_launch
 from coterie.training.settings import TrainingSettings
+from coterie.training.trackers import check_tracker
 from coterie.trajectories.task import Task
+
+if TYPE_CHECKING:
+    from coterie.recipes.base import Recipe
 
 RENDERED = 64
 """So many of the wordiest tasks are rendered to find the longest prompt."""
-BYTES_PER_WEIGHT = {"full": 4 * (1 + 1 + 2) + 4, "lora": 4 + 4}
-"""By method: float32 weights and the frozen base; gradients and AdamW's two moments of what is trained."""
-
-
-class Plan(Protocol):
-    """What a run costs."""
-
-    def lines(self) -> list[tuple[str, str]]:
-        """(what, how much) for a table."""
-        ...
+BYTES_PER_WEIGHT = {"full": 4 * (1 + 1 + 2), "lora": 4 + 4}
+"""By method: float32 weights with gradients and AdamW's two moments; or the base, and a merged copy that samples."""
+CRITIC_TRAINING = "critic.train"
+"""Key of the training of a critic: servers never sample from it, and it may have a value head."""
+MARKS = 8
+"""Tokens around a message, at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlainPlan:
-    """What can be said of a recipe that has no plan of its own."""
+class Plan:
+    """The size of a run. Counts are upper bounds: every dialogue and message at its limit."""
 
     stages: tuple[str, ...]
+    tasks: int
+    """Training tasks that an iteration draws."""
+    tasks_wanted: int
+    heldout: int
+    heldout_wanted: int
     weights: Mapping[str, int]
     """By role."""
     memory: int
+    """Bytes for weights, gradients and moments; activations and caches are not counted."""
     longest_prompt: int
-    heldout: int
-
-    def lines(self) -> list[tuple[str, str]]:
-        """(what, how much) for a table."""
-        return [
-            ("stages", f"{len(self.stages)}: {', '.join(dict.fromkeys(self.stages))}"),
-            *((f"role {role}", f"{count:,} weights") for role, count in self.weights.items()),
-            ("memory for weights and optimiser", f"at most {self.memory / 2**20:,.0f} MiB"),
-            ("longest first prompt", f"{self.longest_prompt} tokens"),
-            ("held-out tasks", f"{self.heldout:,}"),
-        ]
-
-
-def plain_plan(
-    settings: RecipeSettings,
-    environment: Environment,
-    roles: Sequence[Role],
-    stages: Sequence[Stage],
-    *,
-    trains_on_tasks: bool = True,
-) -> PlainPlan:
-    """Check what every recipe has, and say what is known of its cost.
-
-    ``trains_on_tasks`` is false where nothing is learned from the environment's training tasks, which it may not have.
-    Raises ``UserError`` for stages out of order, tasks in both splits, a person whom nobody plays, prompts that a
-    model has no room for, and more memory than there is.
-    """
-    check_stages(settings.recipe, stages)
-    check_roles(roles)
-    if persons_of(environment):
-        check_script(environment.script if isinstance(environment, Scripted) else None)
-    count, seed = settings.evaluate.tasks, settings.seed
-    heldout = drawn(environment, "heldout", count, seed)
-    train = drawn(environment, "train", count, seed) if trains_on_tasks else []
-    check_disjoint(train, heldout)
-    longest = 0
-    for role in roles:
-        renderer, context = load_renderer(role.model)
-        longest = longest_prompt(environment, renderer, train + heldout)
-        check_context(context, longest + settings.max_tokens, role.model)
-    weights = {role.name: weights_of(role.model) for role in roles}
-    memory = sum(weights.values()) * BYTES_PER_WEIGHT["full"]
-    check_memory(sum(weights.values()) * BYTES_PER_WEIGHT["lora"], settings)
-    stages_shown = tuple(stage.step.stage for stage in stages)
-    return PlainPlan(stages_shown, weights, memory, longest, len(heldout))
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """The size of a run. Token counts are upper bounds: every turn at its limit."""
-
-    iterations: int
-    tasks: str
-    """How many training tasks there are, and were asked for."""
-    heldout: str
-    """The same of held-out tasks."""
-    may_outgrow: bool
-    """Whether a dialogue of long turns can outgrow the context; its last turn is then cut."""
-    weights: int
-    memory: int
-    """Bytes for weights, gradients and moments, activations and caches not counted."""
-    longest_prompt: int
+    """Tokens of a first prompt."""
+    shortest_prompt: int
+    """Tokens of the first prompt of a training task."""
+    context: int
+    """The shortest context of a role's model."""
     dialogues: int
-    """Training dialogues over all iterations."""
+    """Training dialogues over all iterations; 0 where the recipe does not say."""
     evaluations: int
     """Held-out dialogues over all policies, the base included."""
-    max_sampled_tokens: int
-    max_rows: int
-    max_updates: int
+    turns: int | None
+    """The limit of turns of a dialogue."""
+    max_tokens: int
+
+    @property
+    def generations(self) -> int:
+        """Messages that are sampled."""
+        return (self.dialogues + self.evaluations) * (self.turns or 1)
+
+    @property
+    def may_outgrow(self) -> bool:
+        """Whether a dialogue of long turns can outgrow the context; its last turn is then cut."""
+        grown = self.longest_prompt + (self.turns or 1) * (self.max_tokens + MARKS)
+        return grown > self.context
 
     def lines(self) -> list[tuple[str, str]]:
         """(what, how much) for a table."""
-        return [
-            ("iterations", f"{self.iterations}"),
-            ("training tasks", self.tasks),
-            ("held-out tasks", self.heldout),
-            ("model", f"{self.weights:,} weights"),
-            ("memory for weights and optimiser", f"{self.memory / 2**20:,.0f} MiB"),
+        names = ", ".join(dict.fromkeys(self.stages))
+        found = [("stages", f"{len(self.stages)}: {names}")]
+        if self.tasks_wanted:
+            found.append(("training tasks", f"{self.tasks:,} of {self.tasks_wanted:,} asked for"))
+        found += [
+            ("held-out tasks", f"{self.heldout:,} of {self.heldout_wanted:,} asked for"),
+            *((f"role {role}", f"{count:,} weights") for role, count in self.weights.items()),
+            ("memory for weights and optimizer", f"at least {self.memory / 2**20:,.0f} MiB"),
             (
                 "longest first prompt",
                 f"{self.longest_prompt} tokens"
                 + " (long dialogues outgrow the context and are cut)" * self.may_outgrow,
             ),
-            ("training dialogues", f"{self.dialogues:,}"),
-            ("held-out dialogues", f"{self.evaluations:,}"),
-            ("sampled tokens", f"at most {self.max_sampled_tokens:,}"),
-            ("training rows or pairs", f"at most {self.max_rows:,}"),
-            ("updates", f"at most {self.max_updates:,}"),
         ]
+        if self.dialogues:
+            found.append(("training dialogues", f"at most {self.dialogues:,}"))
+        found.append(("held-out dialogues", f"{self.evaluations:,}"))
+        if self.dialogues and self.turns:
+            count, tokens = self.generations, self.generations * self.max_tokens
+            found.append(("generations", f"at most {count:,}, with {tokens:,} tokens"))
+        return found
 
 
-def updates_of(rows: int, training: TrainingSettings) -> int:
-    """Optimiser steps of a training on so many rows or pairs."""
-    updates = -(-rows // training.batch_rows) * training.epochs
-    return min(updates, training.max_steps or updates)
+def make_plan(recipe: "Recipe") -> Plan:
+    """Check the settings against environment, models and machine, and compute the size of the run.
+
+    Raises ``UserError`` for stages out of order, missing services, tasks in both splits, prompts or rows that a model
+    has no room for, and more memory than there is.
+    """
+    s, environment = recipe.settings, recipe.environment
+    roles, stages = recipe.roles(), recipe.stages()
+    check_stages(s.recipe, stages)
+    check_roles(roles)
+    trainings = recipe.trainings()
+    head = any(role.head for role in roles)
+    _check_services(s, environment, trainings, head=head)
+    wanted = recipe.training_tasks()
+    train = drawn(environment, "train", wanted, s.seed) if wanted else []
+    heldout = drawn(environment, "heldout", s.evaluate.tasks, s.seed)
+    check_disjoint(list(map(recipe.whole_task, train)), list(map(recipe.whole_task, heldout)))
+    longest, shortest, contexts, weights = 0, [], [], {}
+    for role in roles:
+        renderer, context = load_renderer(role.model)
+        prompt = longest_prompt(environment, renderer, train + heldout)
+        check_context(context, prompt + recipe.room(renderer, train), role.model)
+        shortest.append(shortest_prompt(environment, renderer, train or heldout))
+        for name, training in trainings.items():
+            check_length(name, training, context, shortest[-1])
+        longest, weights[role.name] = max(longest, prompt), weights_of(role.model)
+        contexts.append(context)
+    full = any(one.method == "full" for one in trainings.values())
+    memory = max(weights.values()) * BYTES_PER_WEIGHT["full" if full else "lora"]
+    check_memory(memory, s)
+    return Plan(
+        stages=tuple(stage.step.stage for stage in stages),
+        tasks=len(train),
+        tasks_wanted=wanted,
+        heldout=len(heldout),
+        heldout_wanted=s.evaluate.tasks,
+        weights=weights,
+        memory=memory,
+        longest_prompt=longest,
+        shortest_prompt=max(shortest),
+        context=min(contexts),
+        dialogues=recipe.dialogues(),
+        evaluations=len(heldout) * sum(one.step.stage == EVALUATION for one in stages),
+        turns=_turns(environment),
+        max_tokens=s.max_tokens,
+    )
+
+
+def _check_services(
+    s: RecipeSettings,
+    environment: Environment,
+    trainings: Mapping[str, TrainingSettings],
+    *,
+    head: bool,
+) -> None:
+    """Refuse servers, ranks, a tracker, a sandbox or a user simulator that this machine does not have."""
+    check_served(s.engine, {key: one for key, one in trainings.items() if key != CRITIC_TRAINING})
+    for key, training in trainings.items():
+        check_launch(training, s.engine.device_name, key, head=head and key == CRITIC_TRAINING)
+    check_tracker(s.tracker)
+    if Sandbox in environment.needs:
+        make_jail(getattr(s, "sandbox", SandboxSettings()))
+    simulator = getattr(s, "user_simulator", UserSimulatorSettings())
+    check_chat("user_simulator", simulator, SCRIPT)
+    if persons_of(environment) and simulator.url is None and simulator.model == SCRIPT:
+        check_script(environment.script if isinstance(environment, Scripted) else None)
+
+
+def _turns(environment: Environment) -> int | None:
+    try:
+        return most_turns(environment)
+    except UserError:
+        return None
 
 
 def check_disjoint(train: list[Task], heldout: list[Task]) -> None:

@@ -3,7 +3,7 @@
 What a step does is in :mod:`coterie.runs.reinforce`; a recipe composes it by :func:`reinforce`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from pydantic import model_validator
@@ -13,6 +13,7 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
+from coterie.recipes.plan import Plan, check_room, check_served
 from coterie.rewards.path_reward import PathReward, PathRewardSettings
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.learner import Learning
@@ -78,6 +79,11 @@ class ReinforceSettings(Settings):
         """Whether a critic says what is to be expected."""
         return self.advantage.baseline == "values"
 
+    @property
+    def paths(self) -> int:
+        """Paths of all steps, at most."""
+        return self.steps.count * self.rollout.rounds * self.rollout.tasks * self.rollout.samples
+
     @model_validator(mode="after")
     def _refuse_lone_paths(self) -> Self:
         if not self.has_critic and self.rollout.samples < 2:
@@ -100,8 +106,10 @@ def depends(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:
     return tuple(own)
 
 
-def check_reinforce(s: ReinforceSettings, prefix: str = "") -> None:
-    """Refuse (``UserError``) what can't work, before anything is sampled.
+def reinforced_plan(
+    s: ReinforceSettings, engine: EngineSettings, plan: Callable[[], Plan], prefix: str = ""
+) -> Plan:
+    """The ``plan`` of a run with this stage. Refuses (``UserError``) what can't work, before anything is sampled.
 
     ``prefix`` is what the names of these settings begin with.
     """
@@ -122,6 +130,12 @@ def check_reinforce(s: ReinforceSettings, prefix: str = "") -> None:
                 "engine and the trainer share a model",
                 f"leave out {name}.processes and {name}.launch",
             )
+    check_served(engine, {f"{prefix}update": s.update})
+    found = plan()
+    check_room(f"{prefix}update", s.update, found.context, found.shortest_prompt)
+    if s.has_critic:
+        check_room(f"{prefix}critic.train", s.critic.train, found.context, found.shortest_prompt)
+    return found
 
 
 async def reinforce(

@@ -187,8 +187,8 @@ class RelayRecipe(Recipe):
     def players(self) -> Mapping[str, str]:
         return {"planner": "planner", "grounder": "grounder"}
 
-    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
-        return {**super().trial_sizes(tasks), "samples": 2}
+    def dialogues(self) -> int:
+        return 2 * self.settings.tasks * self.settings.samples
 
     def stages(self) -> list[Stage]:
         found, before = list[Stage](), list[Stage]()

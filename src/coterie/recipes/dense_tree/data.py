@@ -16,9 +16,8 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.dense_tree.held_out import HeldOut
 from coterie.recipes.dense_tree.mixing import as_pair
-from coterie.recipes.dense_tree.plan import dense_tree_plan
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
-from coterie.recipes.plan import RunPlan
+from coterie.recipes.plan import Plan
 from coterie.rollout.branches import Branches
 from coterie.rollout.dense_search import DenseSearch, distinct
 from coterie.rollout.grower import Rollout
@@ -31,11 +30,11 @@ from coterie.runs.casting import Openers
 from coterie.runs.folder import Run, Step
 from coterie.runs.growing import rollouts
 from coterie.runs.items import Done
-from coterie.runs.place import EVALUATION
 from coterie.runs.selected import selected
 from coterie.selection.budget import densest
 from coterie.selection.dense_pairs import SiblingPair, count_pairs, dense_pairs, first_differences
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.training.settings import TrainingSettings
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.pair import Pair, turn_pair
@@ -70,26 +69,30 @@ class DenseTreeData(Recipe):
         (self.agent,) = agents_of(self.environment)
         self.steps_of_path = most_turns(self.environment)
 
-    def plan(self) -> RunPlan:
-        """What the run costs. Raises ``UserError`` for outside preferences that are not there, too."""
+    def plan(self) -> Plan:
+        """Size of the run. Raises ``UserError`` for missing preferences and a part without tasks, too."""
         for source in self.settings.mix.sets:
             Preferences(source).find()
-        return dense_tree_plan(self.settings, self.environment)
+        if not self.train_tasks(0):
+            part, parts = self.settings.rollout.shard
+            raise UserError(
+                f"rollout.shard=[{part},{parts}] has no tasks",
+                "divide the run into fewer parts, or give it more rollout.tasks",
+            )
+        return super().plan()
+
+    def trainings(self) -> dict[str, TrainingSettings]:
+        """That on pairs."""
+        return {"train": self.settings.train}
+
+    def dialogues(self) -> int:
+        """The runs of each tree."""
+        s = self.settings
+        return s.search.runs * sum(len(self.train_tasks(i)) for i in range(s.iterations))
 
     def openers(self) -> Openers:
         """The sandbox."""
         return {Sandbox: partial(Sandbox, self.settings.sandbox)}
-
-    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
-        """Of a run with small trees."""
-        sizes = super().trial_sizes(tasks)
-        return {**sizes, "iterations": 1, "search.runs": 2 * self.settings.search.base}
-
-    def amount(self, step: Step) -> int:
-        """How many tasks a stage has."""
-        if step.stage == EVALUATION:
-            return super().amount(step)
-        return len(self.train_tasks(step.iteration))
 
     def train_tasks(self, iteration: int) -> list[Task]:
         """The training tasks of an iteration that are this run's part."""

@@ -25,25 +25,22 @@ from coterie.recipes.gap.held_out import HeldOutQuestions
 from coterie.recipes.gap.settings import EXPERT, GapSettings
 from coterie.recipes.gap.shown import shown_row
 from coterie.recipes.gap.told import ToldEnvironment, task_of, unsaid
-from coterie.recipes.plan import Plan, check_length, check_room, check_served, plain_plan
-from coterie.recipes.reinforcing import CRITIC, STAGE, check_reinforce
+from coterie.recipes.plan import Plan
+from coterie.recipes.reinforcing import CRITIC, reinforced_plan
 from coterie.recipes.trainings import train_role
 from coterie.rollout.driver import Driver
 from coterie.rollout.episodes import Episode
 from coterie.rollout.scripted import ScriptedSampler
 from coterie.runs.casting import Openers
-from coterie.runs.folder import Run, Step
-from coterie.runs.place import EVALUATION
+from coterie.runs.folder import Run
 from coterie.runs.play import play
 from coterie.runs.roles import Role
 from coterie.runs.selected import selected
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.tags import Tags
 from coterie.training.amount import steps_for_targets
-from coterie.training.launch import check_launch
 from coterie.training.prepare import max_row_length
 from coterie.training.settings import TrainingSettings
-from coterie.training.trackers import check_tracker
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.selection import Selection
@@ -123,43 +120,30 @@ class GapData(Recipe):
         return {Sandbox: Sandbox}
 
     def plan(self) -> Plan:
-        """What the run costs. Raises ``UserError`` for rows that the model can't take, and for a missing file."""
+        """Size of the run. Raises ``UserError`` for a missing file, too."""
         s = self.settings
         if s.imitates and s.traces.source != EXPERT and not self.file.is_file():
             raise UserError(
                 f"traces.source={self.file} is not a file", "correct the path, or use traces=expert"
             )
-        own = s.reinforces or s.traces.source == EXPERT
-        found = plain_plan(s, self.environment, self.roles(), self.stages(), trains_on_tasks=own)
-        _, context = load_renderer(s.model)
-        check_length("train", s.train, context, found.longest_prompt)
-        check_launch(s.train, s.engine.device_name, "train")
-        served = {"train": s.train} if s.imitates else {}
-        check_served(s.engine, {**served, "rl.update": s.rl.update} if s.reinforces else served)
         if s.reinforces:
-            check_reinforce(s.rl, "rl.")
-            check_length("rl.update", s.rl.update, context, found.longest_prompt)
-            if s.rl.has_critic:
-                check_room("rl.critic.train", s.rl.critic.train, context, found.longest_prompt)
-        check_tracker(s.tracker)
-        return found
+            return reinforced_plan(s.rl, s.engine, super().plan, "rl.")
+        return super().plan()
 
-    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
-        """Of a run on few traces, with one step of one round."""
-        sizes = {**super().trial_sizes(tasks), "traces.tasks": tasks}
-        if self.settings.reinforces:
-            sizes |= {"rl.rollout.tasks": tasks, "rl.rollout.rounds": 1}
-            sizes |= {"rl.steps.count": 1, "rl.steps.minibatches": tasks}
-        return sizes
+    def trainings(self) -> dict[str, TrainingSettings]:
+        """That on traces."""
+        return {"train": self.settings.train} if self.settings.imitates else {}
 
-    def amount(self, step: Step) -> int:
-        """How many groups a stage has, or traces, or tasks."""
-        if step.stage == EVALUATION:
-            return super().amount(step)
-        rl = self.settings.rl
-        return (
-            rl.rollout.tasks * rl.steps.count if step.stage == STAGE else self.settings.traces.tasks
-        )
+    def training_tasks(self) -> int:
+        """Those of the traces, or of all steps."""
+        s, rl = self.settings, self.settings.rl
+        shown = s.traces.tasks if s.imitates and s.traces.source == EXPERT else 0
+        return max(shown, rl.rollout.tasks * rl.steps.count if s.reinforces else 0)
+
+    def dialogues(self) -> int:
+        """The traces, and the paths of all steps."""
+        s = self.settings
+        return s.traces.tasks * s.imitates + s.rl.paths * s.reinforces
 
     # -- traces ---------------------------------------------------------------------------------
 

@@ -1,9 +1,11 @@
 """What MOAT's stages read and train on: tasks, samplers, right and corrected rows, pairs of plans."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 
+from coterie.engines.chat_model import check_chat
 from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, PlanGround, gold
 from coterie.environments.registry import check_no_tools
 from coterie.errors import UserError
@@ -11,9 +13,8 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.moat.plan import moat_plan
-from coterie.recipes.moat.settings import MoatSettings
-from coterie.recipes.plan import RunPlan
+from coterie.recipes.moat.settings import SCRIPT, MoatSettings
+from coterie.recipes.plan import Plan
 from coterie.recipes.trainings import train_role
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import TokenSampler
@@ -21,10 +22,10 @@ from coterie.rollout.search import Value
 from coterie.rollout.written import Written, write_path
 from coterie.runs.casting import Openers
 from coterie.runs.folder import Run, Step
-from coterie.runs.place import EVALUATION
 from coterie.runs.selected import selected
 from coterie.selection.pairs import PairSettings, sibling_pairs
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.training.settings import TrainingSettings
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.pair import Pair, turn_pair
 from coterie.trajectories.row import Row, rows
@@ -57,24 +58,34 @@ class MoatData(Recipe):
                 "coterie.environments.plan_ground.environment.PlanGround",
             )
 
-    def plan(self) -> RunPlan:
-        """What the run costs."""
-        return moat_plan(self.settings, self.environment)
+    def plan(self) -> Plan:
+        """Size of the run. Raises ``UserError`` for a missing critic and where nothing can be measured, too."""
+        s = self.settings
+        check_chat("correct.critic", s.correct.critic, SCRIPT)
+        if not self.environment.scored_tasks(s.measure.tasks, s.seed):
+            raise UserError("no held-out task has right actions", "give the data set held-out rows")
+        return super().plan()
 
-    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
-        """Of a run with one iteration."""
-        sizes = super().trial_sizes(tasks)
-        return {**sizes, "iterations": 1, "start.tasks": tasks, "measure.tasks": tasks}
+    def trainings(self) -> dict[str, TrainingSettings]:
+        """Those of the settings."""
+        return self.settings.trainings
 
-    def amount(self, step: Step) -> int:
-        """How many tasks a stage has."""
-        if step.stage == EVALUATION:
-            return super().amount(step)
-        if step.stage in (WHOLE, HALF):
-            return len(
-                self.environment.scored_tasks(self.settings.measure.tasks, self.settings.seed)
-            )
-        return len(self.train_tasks(step.iteration))
+    def dialogues(self) -> int:
+        """Plans of each task, and what is measured."""
+        s = self.settings
+        tasks = self.environment.tasks("train", s.rollout.tasks, s.seed)
+        plans = len(tasks) * s.rollout.samples * s.iterations if s.parts != "sft" else 0
+        measured = len(self.environment.scored_tasks(s.measure.tasks, s.seed)) * s.measure.samples
+        return plans + measured * sum(step.stage in (WHOLE, HALF) for step in self.steps())
+
+    def whole_task(self, task: Task) -> Task:
+        """A task by what is asked alone: a single step stands for the task that it is a step of."""
+        shown = {name: task.public[name] for name in ("question", "description")}
+        return replace(task, public=shown)
+
+    def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
+        """All turns of a dialogue."""
+        return self.environment.max_turns * self.settings.max_tokens
 
     def players(self) -> dict[str, str]:
         """Each plays itself."""

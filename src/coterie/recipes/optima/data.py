@@ -1,7 +1,7 @@
 """What Optima's stages read: tasks, format prompts, rewards and values from the record, rows and pairs."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 
 from coterie.engines.inprocess import InProcessEngine
@@ -9,7 +9,6 @@ from coterie.environments.talk import drop_format
 from coterie.environments.traits import agents_of, formats_of
 from coterie.models.loading import LoadedModel
 from coterie.recipes.base import Recipe
-from coterie.recipes.optima.plan import optima_plan
 from coterie.recipes.optima.reward import reward_of, score
 from coterie.recipes.optima.settings import (
     DPORoundSettings,
@@ -17,14 +16,13 @@ from coterie.recipes.optima.settings import (
     OptimaSettings,
     TrainingKind,
 )
-from coterie.recipes.plan import RunPlan
 from coterie.rewards.combined import Reward, RewardSettings
 from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Value
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done
-from coterie.runs.place import EVALUATION
 from coterie.runs.selected import selected
+from coterie.training.settings import TrainingSettings
 from coterie.trajectories.pair import Pair, turn_pair
 from coterie.trajectories.row import Row, rows
 from coterie.trajectories.selection import Selection
@@ -48,22 +46,27 @@ class OptimaData(Recipe):
         for rule in (settings.reward, *_trees(settings)):
             rule.own()
 
-    def plan(self) -> RunPlan:
-        """What the run costs."""
-        return optima_plan(self.settings, self.environment)
-
-    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
-        """Of a run with one iteration of each kind, and one after the first."""
-        sizes = dict(super().trial_sizes(tasks))
+    def trainings(self) -> dict[str, TrainingSettings]:
+        """Those of SFT and DPO."""
+        own = {"train": self.settings.train}
         if isinstance(self.settings, OptimaDPOSettings):
-            sizes |= {"dpo.tasks": tasks, "dpo.probe": 4 * tasks}
-        return sizes
+            own["dpo.train"] = self.settings.dpo.train
+        return own
 
-    def amount(self, step: Step) -> int:
-        """How many tasks a stage has."""
-        if step.stage == EVALUATION:
-            return super().amount(step)
-        return len(self.train_tasks(step.iteration))
+    def training_tasks(self) -> int:
+        """Those of the largest iteration."""
+        return max(self.settings.draws())
+
+    def dialogues(self) -> int:
+        """Samples of each task, or rollouts of each tree and of the probe."""
+        found = 0
+        for i in range(self.settings.iterations):
+            each = self.settings.rollout.samples
+            if self.is_dpo(i):
+                search = self.dpo_settings.search
+                each, found = search.searches * search.rollouts, found + self.dpo_settings.probe
+            found += each * len(self.train_tasks(i))
+        return found
 
     @property
     def dpo_settings(self) -> DPORoundSettings:

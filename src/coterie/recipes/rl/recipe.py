@@ -14,24 +14,20 @@ path's tokens, a divergence from the reference in the loss. DAPO: a wider clip u
 divergence, tasks drawn anew until enough groups tell something, a soft penalty for length. PPO: a critic.
 """
 
-from collections.abc import Mapping
-
 from coterie.engines.run_engines import POLICY
-from coterie.environments.checking import drawn
 from coterie.environments.traits import agents_of
-from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import Plan, check_room, check_served, plain_plan, shortest_prompt
+from coterie.recipes.plan import Plan
 from coterie.recipes.reinforcing import (
     CRITIC,
     STAGE,
-    check_reinforce,
     depends,
     reinforce,
+    reinforced_plan,
 )
 from coterie.recipes.rl.settings import GrpoSettings
-from coterie.runs.folder import Run, Step
+from coterie.runs.folder import Run
 from coterie.runs.roles import Role
 from coterie.runs.stage import Stage
 from coterie.trajectories.item import Metrics
@@ -69,30 +65,16 @@ class Reinforce(Recipe):
         return {agent: agent if each else POLICY for agent in agents}
 
     def plan(self) -> Plan:
-        """What the run costs."""
-        s = self.settings
-        check_reinforce(s)
-        check_served(s.engine, {"update": s.update})
-        found = plain_plan(s, self.environment, self.roles(), self.stages())
-        renderer, context = load_renderer(s.model)
-        train = drawn(self.environment, "train", s.rollout.tasks, s.seed)
-        shortest = shortest_prompt(self.environment, renderer, train)
-        check_room("update", s.update, context, shortest)
-        if s.has_critic:
-            check_room("critic.train", s.critic.train, context, shortest)
-        return found
+        """Size of the run."""
+        return reinforced_plan(self.settings, self.settings.engine, super().plan)
 
-    def trial_sizes(self, tasks: int) -> Mapping[str, int]:
-        """Of a run with one step, of one round."""
-        sizes = {"rollout.tasks": tasks, "rollout.rounds": 1}
-        steps = {"steps.count": 1, "steps.minibatches": tasks}
-        return {**super().trial_sizes(tasks), **sizes, **steps}
-
-    def amount(self, step: Step) -> int:
-        """How many groups a stage has, or tasks."""
-        if step.stage != STAGE:
-            return super().amount(step)
+    def training_tasks(self) -> int:
+        """Those of all steps."""
         return self.settings.rollout.tasks * self.settings.steps.count
+
+    def dialogues(self) -> int:
+        """The paths of all steps."""
+        return self.settings.paths
 
     async def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
         """The steps."""

@@ -1,22 +1,26 @@
 """What ``sweet_rl`` trains on, out of the record: rewards, dialogues to branch, pairs, the critic's views."""
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
+from coterie.engines.chat_model import check_chat
 from coterie.environments.coding import AGENT, CRITIC, Coding, with_reference
 from coterie.environments.registry import check_no_tools
+from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import RunPlan
-from coterie.recipes.sweet_rl.plan import sweet_plan
-from coterie.recipes.sweet_rl.settings import SweetSettings
+from coterie.recipes.plan import Plan
+from coterie.recipes.sweet_rl.settings import POLICY, SweetSettings
 from coterie.rollout.candidates import Played
 from coterie.rollout.episodes import Episode
 from coterie.runs.casting import Cast, Openers, open_cast
 from coterie.runs.folder import Run
 from coterie.runs.selected import selected
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.training.settings import TrainingSettings
 from coterie.trajectories.pair import Pair, trajectory_pair, turn_pair
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
@@ -52,9 +56,29 @@ class SweetData(Recipe):
         """Whether round 0 trains a critic, or a judge takes its place."""
         return self.settings.method == "sweet"
 
-    def plan(self) -> RunPlan:
-        """What the run costs."""
-        return sweet_plan(self.settings, self.environment)
+    def plan(self) -> Plan:
+        """Size of the run. Raises ``UserError`` for a missing judge, too."""
+        check_chat("critic.judge", self.settings.critic.judge, POLICY)
+        return super().plan()
+
+    def trainings(self) -> dict[str, TrainingSettings]:
+        """Those of the method."""
+        return self.settings.trainings
+
+    def dialogues(self) -> int:
+        """Those of each task; n candidates for every turn of some are as many as n dialogues."""
+        s = self.settings
+        played = len(self.train_tasks()) * s.rollout.repeats
+        branched = max(1, int(played * s.candidates.share)) * s.candidates.count
+        return played + branched * self.critical
+
+    def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
+        """A turn, and the reference where the critic is shown it."""
+        critic, shown = self.settings.critic, 0
+        if self.critical and critic.kind != "judge" and critic.privileged:
+            texts = (task.secrets[REFERENCE].reveal(CRITIC) for task in train)
+            shown = max(len(renderer.written(text)) for text in texts)
+        return self.settings.max_tokens + shown
 
     def openers(self) -> Openers:
         """The sandbox."""
