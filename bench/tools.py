@@ -1,4 +1,4 @@
-"""What calls of tools cost beside the sampling: calls side by side, many agents at a time, and retrieval over HTTP.
+"""What calls of tools cost beside the sampling: calls side by side, and many agents at a time.
 
     .venv/bin/python bench/tools.py
     .venv/bin/python bench/tools.py --only agents
@@ -9,11 +9,10 @@ Agents: 512 of them, each of which calls such a tool in three messages and then 
 model on the in-process engine, 8 tokens a message. The baseline is the same sampling (the same prompts and
 tokens) where the tool answers at once, and 3 x 200 ms: what it would take if no agent waited for another one's call.
 
-Retrieval: see `bench/tools_retrieval.py`. About three minutes; the last line is one JSON object:
+About two minutes; the last line is one JSON object:
 
     parallel_8x200ms    time of eight calls over that of one (best: 1)
     agents_512          time with waiting calls over that of the baseline (best: 1)
-    retrieval_p50_ms, retrieval_p99_ms, retrieval_rps, errors, refused_when_full
 """
 
 import coterie  # noqa: F401  # isort: skip  # before torch, which reads how threads are to wait
@@ -33,7 +32,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.timing import rounds
-from bench.tools_retrieval import retrieval_figures
 from coterie.datasets.catalogue import Split
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
@@ -184,7 +182,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=120, help="of the agents' part")
-    parser.add_argument("--only", choices=["calls", "agents", "retrieval"])
+    parser.add_argument("--only", choices=["calls", "agents"])
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     found: dict[str, float] = {}
@@ -192,8 +190,6 @@ def main() -> None:
         found |= asyncio.run(side_by_side())
     if options.only in (None, "agents"):
         found |= asyncio.run(many_agents(options.repeats, options.seconds))
-    if options.only in (None, "retrieval"):
-        found |= retrieval_figures()
     print(json.dumps(found))
 
 

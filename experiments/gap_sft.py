@@ -138,7 +138,7 @@ def time_questions(x: Experiment, recipe: Gap, run: Run) -> Measured:
 
 async def _time_questions(x: Experiment, recipe: Gap, run: Run) -> Measured:
     far = run.folder / "far.yaml"
-    tool = {"name": ENCYCLOPEDIA, "served": True, "delay": DELAY}
+    tool = {"name": ENCYCLOPEDIA, "delay": DELAY}
     far.write_text(yaml.safe_dump({"tools": [tool]}))
     environment = make_environment(settings(NAME, [*x.words, f"tools.config={far}"]))
     tasks = environment.tasks("heldout", TIMED, recipe.settings.seed)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.tools.retrieval.index import build_index
-from coterie.tools.retrieval.settings import EncoderSettings
+from coterie.tools.retrieval.index import EncoderSettings, build_index
 from tests.encoders import tiny_bert
 from tests.row_files import jsonl
 

@@ -25,9 +25,7 @@ from coterie.environments.micro_splits import split_of_key
 from coterie.environments.workflow.segments import scan, violations
 from coterie.environments.workflow.trace import TraceForm
 from coterie.environments.workflow.written import parse_plan
-from coterie.tools.retrieval.index import build_index
-from coterie.tools.retrieval.retriever import open_retriever
-from coterie.tools.retrieval.settings import IndexSettings
+from coterie.tools.retrieval.index import IndexSettings, build_index, open_retriever
 from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
 
 FORMS: tuple[TraceForm, TraceForm] = ("parallel", "sequential")
@@ -260,16 +258,12 @@ def test_the_first_passage_that_bm25_finds_is_the_entry(corpus: Path, tmp_path: 
     assert all(len(hits) == 2 for hits in found), "names share words"
 
 
-def test_the_tool_shows_the_entry_at_a_server(corpus: Path, tmp_path: Path) -> None:
+def test_the_tool_shows_the_entry(corpus: Path, tmp_path: Path) -> None:
     build_index(corpus, tmp_path / "index")
-    file = tmp_path / "tools.yaml"
-    file.write_text(
-        f"tools:\n  - kind: retrieve\n    index: {tmp_path / 'index'}\n",
-    )
     fact = questions("heldout")[0].facts[0]
 
     async def look() -> str:
-        tool = RetrieverTool(RetrieverSettings(serve=str(file), topk=1))
+        tool = RetrieverTool(RetrieverSettings(corpus=str(tmp_path / "index"), topk=1))
         async with tool.open() as functions:
             return await functions["wiki_search"]({"query": fact.query})
 

@@ -16,7 +16,7 @@ from coterie.environments.workflow.segments import violations
 from coterie.environments.workflow.steps import Step, traced
 from coterie.environments.workflow.trace import Trace
 from coterie.environments.workflow.written import parse_plan
-from coterie.tools.retrieval.passages import Passage
+from coterie.tools.retrieval.index import Passage
 from coterie.tools.retrieval.tool import NOTHING, shown
 from coterie.tools.tags import Tag, Tags
 

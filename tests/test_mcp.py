@@ -18,9 +18,8 @@ import psutil
 import pytest
 
 from coterie.errors import UserError
-from coterie.tools.mcp import content, pipes, session
-from coterie.tools.mcp.settings import McpSettings
-from coterie.tools.mcp.source import McpSource
+from coterie.tools.mcp import client
+from coterie.tools.mcp.source import McpSettings, McpSource
 from coterie.tools.run import CallLimits, ToolUnavailable, run_calls
 from coterie.tools.tags import Tag
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
@@ -142,7 +141,10 @@ def test_a_million_characters_are_cut(either: McpSource) -> None:
 def test_an_answer_too_long_to_be_read_fails_its_call_alone(over_pipes: McpSource) -> None:
     pid, long, again = play(
         over_pipes,
-        *([("process", {})], [("long", {"characters": pipes.MAX_LINE}), ("add", {"a": 1, "b": 2})]),
+        *(
+            [("process", {})],
+            [("long", {"characters": client.MAX_LINE}), ("add", {"a": 1, "b": 2})],
+        ),
         [("process", {})],
     )
     assert texts(long) == ["the answer is longer than 16,777,216 bytes, and was not read", "3"]
@@ -152,40 +154,43 @@ def test_an_answer_too_long_to_be_read_fails_its_call_alone(over_pipes: McpSourc
 
 def test_a_line_that_is_too_long_is_not_kept() -> None:
     async def found(*parts: bytes) -> list[tuple[int, bool]]:
-        stream = asyncio.StreamReader()
+        stream = asyncio.StreamReader(limit=client.MAX_LINE)
         for part in parts:
             stream.feed_data(part)
         stream.feed_eof()
-        return [(len(line), over) async for line, over in pipes.lines(stream)]
+        return [(len(line), over) async for line, over in client.lines(stream)]
 
-    most = pipes.MAX_LINE
+    most = client.MAX_LINE
     lines = b"a" * most + b"\n", b"b" * (most + 1) + b"\n", b"c" * 3 * most, b"\nd\n\n"
     assert asyncio.run(found(*lines)) == [
         (most, False),
-        (pipes.HEAD, True),
-        (pipes.HEAD, True),
+        (client.HEAD, True),
+        (client.HEAD, True),
         (1, False),
         (0, False),
     ]
 
 
 def test_a_line_without_an_end_takes_no_memory() -> None:
-    class Endless(asyncio.StreamReader):
-        left = 5 * pipes.MAX_LINE // pipes.CHUNK
-
-        async def read(self, n: int = -1) -> bytes:
-            self.left -= 1
-            return b"x" * n if self.left > 0 else b""
-
     async def read() -> None:
-        async for _ in pipes.lines(Endless()):
+        stream = asyncio.StreamReader(limit=client.MAX_LINE)
+
+        async def feed() -> None:
+            for _ in range(5 * 16):
+                stream.feed_data(b"x" * (client.MAX_LINE // 16))
+                await asyncio.sleep(0)
+            stream.feed_eof()
+
+        feeding = asyncio.ensure_future(feed())
+        async for _ in client.lines(stream):
             raise AssertionError("it has no end")
+        await feeding
 
     tracemalloc.start()
     asyncio.run(read())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 2.5 * pipes.MAX_LINE
+    assert peak < 4 * client.MAX_LINE
 
 
 def test_what_prompts_would_have_of_a_tool_is_bounded() -> None:
@@ -193,7 +198,7 @@ def test_what_prompts_would_have_of_a_tool_is_bounded() -> None:
         one = types.Tool(
             name="a", description=description, input_schema={"type": "object", **schema}
         )
-        return content.listed([one], (), "server").tools[0]
+        return client.listed([one], (), "server").tools[0]
 
     assert found("d" * 4000).description == "d" * 4000
     told = found("d" * 1_000_000).description
@@ -278,8 +283,7 @@ def test_a_server_that_does_not_listen_ends_when_we_are_killed(tmp_path: Path) -
     holder = tmp_path / "holder.py"
     holder.write_text(
         "import asyncio\n"
-        "from coterie.tools.mcp.source import McpSource\n"
-        "from coterie.tools.mcp.settings import McpSettings\n"
+        "from coterie.tools.mcp.source import McpSettings, McpSource\n"
         "async def main(source):\n"
         "    async with source.open():\n"
         "        print('up', flush=True)\n"
@@ -356,16 +360,16 @@ def test_a_change_in_the_run_that_is_told_is_an_error() -> None:
 def test_a_change_that_is_not_told_is_seen_when_the_tools_are_looked_at_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(session, "LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(client, "LOOK_AGAIN", 0.0)
     looks = 0
-    real = session.listed
+    real = client.listed
 
     def count(*given: Any) -> Any:
         nonlocal looks
         looks += 1
         return real(*given)
 
-    monkeypatch.setattr(session, "listed", count)
+    monkeypatch.setattr(client, "listed", count)
     play(source(SIDE), [("add", {"a": 1, "b": 1})], [("add", {"a": 1, "b": 1})])
     assert looks == 4  # made, opened, and before each call
 

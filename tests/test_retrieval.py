@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 from coterie.errors import UserError
-from coterie.tools.retrieval.bm25 import best
-from coterie.tools.retrieval.index import Manifest, build_index
-from coterie.tools.retrieval.passages import Passages
-from coterie.tools.retrieval.retriever import check_index, open_retriever
-from coterie.tools.retrieval.settings import EncoderSettings, IndexSettings
+from coterie.tools.retrieval.index import (
+    EncoderSettings,
+    IndexSettings,
+    Manifest,
+    Passages,
+    best,
+    build_index,
+    check_index,
+    open_retriever,
+)
 from tests.conftest import Cli
 from tests.encoders import tiny_bert
 from tests.passages import ROWS, encoded, indexed
@@ -168,7 +173,7 @@ def outside(dense: Path, file: str) -> IndexSettings:
 def test_a_flat_index_that_others_made_is_searched(dense: Path, tmp_path: Path) -> None:
     import faiss
 
-    from coterie.tools.retrieval.encoder import Encoder
+    from coterie.tools.retrieval.vectors import Encoder
 
     settings = outside(dense, flat(tmp_path / "e5_Flat.index", 5, 16))
     (found,) = open_retriever(settings).search(["Norway"], 5)

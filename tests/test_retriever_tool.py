@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -15,16 +14,15 @@ from fastapi.responses import JSONResponse, Response
 from coterie.errors import UserError
 from coterie.tools.checking import check_tools
 from coterie.tools.finding import sources_of
-from coterie.tools.retrieval.index import build_index
-from coterie.tools.retrieval.tool import NOTHING, RetrieverSettings, RetrieverTool
+from coterie.tools.retrieval.index import Passage
+from coterie.tools.retrieval.tool import NOTHING, Batches, RetrieverSettings, RetrieverTool
 from coterie.tools.run import CallLimits, ToolError, ToolUnavailable, run_calls
 from coterie.tools.source import ToolSource
 from coterie.tools.tags import Tags
 from coterie.trajectories.calls import ToolResult
 from tests.listening import listening
-from tests.passages import ROWS, indexed
+from tests.passages import ROWS, encoded, indexed
 from tests.row_files import jsonl
-from tests.tool_backends import config, serving
 
 pytest.importorskip("bm25s")
 
@@ -189,7 +187,7 @@ def test_more_passages_than_were_asked_for_are_left_out() -> None:
 # -- where the passages are ---------------------------------------------------------------------
 
 
-def test_a_server_a_folder_and_a_file_give_the_same(
+def test_a_folder_and_a_file_give_the_same(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
@@ -206,41 +204,52 @@ def test_a_server_a_folder_and_a_file_give_the_same(
         assert len(list((tmp_path / "home" / "indexes").glob("[!.]*"))) == 1
         assert (await asked(RetrieverSettings(corpus=str(file))))[0] == here
         folder, identity = await asked(RetrieverSettings(corpus=str(index)))
-        async with serving(config(tmp_path, {"kind": "retrieve", "index": str(index)})) as (url, _):
-            assert await asked(RetrieverSettings(url=f"{url}/retrieve")) == (folder, identity)
-            _, other = await asked(RetrieverSettings(url=f"{url}/retrieve", topk=1))
+        _, other = await asked(RetrieverSettings(corpus=str(index), topk=1))
         assert here == folder and other != identity
 
     asyncio.run(play())
 
 
-def test_a_run_starts_a_server_and_ends_it(index: Path, tmp_path: Path) -> None:
-    file = config(tmp_path, {"kind": "retrieve", "index": str(index)})
-    tool = RetrieverTool(RetrieverSettings(serve=str(file)))
-    assert tool.identity == RetrieverTool(RetrieverSettings(corpus=str(index))).identity
+def test_a_folder_is_searched_by_meaning(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    folder = str(encoded(tmp_path) / "index")
+    tool = RetrieverTool(RetrieverSettings(corpus=folder, search="dense", topk=2))
+    assert tool.identity != RetrieverTool(RetrieverSettings(corpus=folder, topk=2)).identity
 
-    async def play() -> list[psutil.Process]:
-        known = psutil.Process().children(recursive=True)
+    async def play() -> list[str]:
         async with tool.open() as functions:
-            every = psutil.Process().children(recursive=True)
-            found = [one for one in every if one not in known]
-            assert any("serve tools" in " ".join(one.cmdline()) for one in found)
-            assert (await functions["wiki_search"]({"query": "Oslo"})) == OSLO
-            return found
+            search = functions["wiki_search"]
+            return list(await asyncio.gather(*(search({"query": one}) for one in ("Oslo", "\0"))))
 
-    children = asyncio.run(play())
-    assert not [one for one in children if one.is_running()]
+    assert all(text.startswith("Doc 1") and "Doc 2" in text for text in asyncio.run(play()))
+
+
+def test_a_search_that_fails_fails_its_own_calls_alone() -> None:
+    async def search(queries: Any) -> Any:
+        await asyncio.sleep(0.01)
+        if "bad" in queries:
+            raise ValueError("no one")
+        return [[Passage(query, query)] for query in queries]
+
+    async def play() -> list[Any]:
+        batches = Batches(search, 0.0)
+        first = asyncio.gather(batches.ask("bad"), batches.ask("beside"), return_exceptions=True)
+        await asyncio.sleep(0.005)
+        given_up = asyncio.ensure_future(batches.ask("good"))
+        later = asyncio.ensure_future(batches.ask("good"))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        return [*await first, await later]
+
+    bad, beside, good = asyncio.run(play())
+    assert isinstance(bad, ValueError) and isinstance(beside, ValueError)
+    assert good == [Passage("good", "good")]
 
 
 def test_what_cannot_be_used_is_refused_when_the_tool_is_made(index: Path, tmp_path: Path) -> None:
     for settings, said in (
         (RetrieverSettings(url="http://127.0.0.1:9/retrieve"), "no retrieval server answers"),
         (RetrieverSettings(corpus=str(tmp_path)), "is not an index"),
-        (RetrieverSettings(serve=str(tmp_path / "none.yaml")), "can't read settings"),
-        (
-            RetrieverSettings(serve=str(config(tmp_path, {"kind": "code"}))),
-            "no tool of the kind retrieve",
-        ),
     ):
         with pytest.raises(UserError, match=said):
             RetrieverTool(settings)
@@ -256,7 +265,9 @@ def test_what_cannot_be_used_is_refused_when_the_tool_is_made(index: Path, tmp_p
 
 def test_a_run_names_it_by_a_file_of_tools(index: Path, tmp_path: Path) -> None:
     entry = {"name": "wiki", "tool": "wiki_search", "corpus": str(index), "topk": 1}
-    (source,) = sources_of(["wiki"], str(config(tmp_path, entry)))
+    file = tmp_path / "tools.yaml"
+    file.write_text(json.dumps({"tools": [entry]}))
+    (source,) = sources_of(["wiki"], str(file))
     assert [tool.name for tool in source.tools] == ["wiki"]
 
     async def play() -> tuple[ToolResult, ...]:
@@ -265,28 +276,5 @@ def test_a_run_names_it_by_a_file_of_tools(index: Path, tmp_path: Path) -> None:
             return found
 
     assert [one.text for one in asyncio.run(play())] == [OSLO, OSLO]
-    with pytest.raises(UserError, match="one of url, corpus and serve"):
+    with pytest.raises(UserError, match="one of url and corpus"):
         sources_of(["wiki_search"], None)
-
-
-def test_a_server_with_other_passages_is_refused_when_the_run_goes_on(
-    index: Path, tmp_path: Path
-) -> None:
-    build_index(jsonl(tmp_path / "fewer.jsonl", *ROWS[:2]), tmp_path / "fewer")
-
-    async def play() -> None:
-        app = FastAPI()
-        told = ["first", "second"]
-
-        @app.get("/corpus")
-        async def corpus() -> dict[str, str]:
-            return {"identity": told.pop(0)}
-
-        async with listening(app) as url:
-            settings = RetrieverSettings(url=f"{url}/retrieve")
-            tool = await asyncio.to_thread(RetrieverTool, settings)
-            with pytest.raises(UserError, match="other passages than before"):
-                async with tool.open():
-                    pass
-
-    asyncio.run(play())

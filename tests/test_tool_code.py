@@ -1,11 +1,10 @@
-"""``POST /run`` of the tool server: programs in the sandbox, and what agents are shown of them."""
+"""The tool ``code``: programs in the sandbox, and what agents are shown of them."""
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
-import httpx2
-
-from tests.tool_backends import config, serving
+from coterie.tools.code_tool import CodeTool, CodeToolSettings
 
 PROGRAMS = [
     ("print(int(input()) * 2)", "21\n", 0,
@@ -24,51 +23,31 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
-def test_programs_run_apart_from_each_other_and_are_shown_as_agents_know_it(tmp_path: Path) -> None:
+def run(*programs: dict[str, Any], **limits: Any) -> list[str]:
+    """What agents are shown of programs that run at the same time."""
+
+    async def play() -> list[str]:
+        async with CodeTool(CodeToolSettings(**limits)).open() as functions:
+            return list(await asyncio.gather(*map(functions["code"], programs)))
+
+    return asyncio.run(play())
+
+
+def test_programs_run_apart_from_each_other_and_are_shown_as_agents_know_it() -> None:
+    programs = [{"code": code, "stdin": stdin} for code, stdin, _, _ in PROGRAMS]
     limits = {"cpu_seconds": 0.5, "wall_seconds": 5, "workers": 2}
-
-    async def play() -> list[httpx2.Response]:
-        async with (
-            serving(config(tmp_path, {"kind": "code", "sandbox": limits})) as (url, _),
-            httpx2.AsyncClient(timeout=60, trust_env=False) as http,
-        ):
-            bodies = [{"code": code, "stdin": stdin} for code, stdin, _, _ in PROGRAMS]
-            posts = (http.post(f"{url}/run", json=body) for body in bodies)
-            found: list[httpx2.Response] = await asyncio.gather(*posts)
-            assert (await http.post(f"{url}/run", json={"code": 3})).status_code == 400
-            return found
-
-    for reply, (_, _, status, shown) in zip(asyncio.run(play()), PROGRAMS, strict=True):
-        told = reply.json()
-        assert told["status"] == status
-        assert told["result"].startswith(shown), told
+    for told, (_, _, status, shown) in zip(run(*programs, sandbox=limits), PROGRAMS, strict=True):
+        assert f"Code exited with status {status}." in told and told.startswith(shown), told
 
 
 def test_a_program_reads_nothing_of_this_machine(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("the answer")
-
-    async def play() -> httpx2.Response:
-        async with (
-            serving(config(tmp_path, {"kind": "code"})) as (url, _),
-            httpx2.AsyncClient(timeout=60, trust_env=False) as http,
-        ):
-            code = f"print(open({str(secret)!r}).read())"
-            return await http.post(f"{url}/run", json={"code": code})
-
-    told = asyncio.run(play()).json()
-    assert told["status"] == 1 and "FileNotFoundError" in told["result"]
-    assert "the answer" not in told["result"]
+    (told,) = run({"code": f"print(open({str(secret)!r}).read())"})
+    assert "status 1." in told and "FileNotFoundError" in told and "the answer" not in told
 
 
-def test_of_a_long_output_the_middle_is_left_out(tmp_path: Path) -> None:
-    async def play() -> httpx2.Response:
-        async with (
-            serving(config(tmp_path, {"kind": "code"})) as (url, _),
-            httpx2.AsyncClient(timeout=60, trust_env=False) as http,
-        ):
-            return await http.post(f"{url}/run", json={"code": "print('a' + 'x' * 10**6 + 'b')"})
-
-    result = asyncio.run(play()).json()["result"]
-    assert len(result) < 31_000 and "characters are left out]" in result
-    assert "\nax" in result and "xb\n" in result
+def test_of_a_long_output_the_middle_is_left_out() -> None:
+    (told,) = run({"code": "print('a' + 'x' * 10**6 + 'b')"})
+    assert len(told) < 31_000 and "characters are left out]" in told
+    assert "\nax" in told and "xb\n" in told

@@ -1,4 +1,4 @@
-"""Pages for agents: read by a run itself or by a server, kept, and summarised. A fake stands for the chat model."""
+"""Pages for agents: fetched, kept, and summarised. A fake stands for the chat model."""
 
 import asyncio
 import json
@@ -7,23 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from coterie.engines.endpoint import EndpointSettings
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
-from coterie.tools.run import CallLimits, ToolError, ToolUnavailable, run_calls
-from coterie.tools.servers.app import Served
+from coterie.tools.run import CallLimits, ToolError, run_calls
 from coterie.tools.source import MESSAGE
 from coterie.tools.tags import Tags
-from coterie.tools.web.crawl import plain_url
-from coterie.tools.web.crawl_server import CrawlBackend, CrawlServerSettings
-from coterie.tools.web.crawl_tool import CrawlPage, CrawlPageSettings
+from coterie.tools.web.pages import CrawlPage, CrawlPageSettings, plain_url
 from coterie.trajectories.calls import ToolCall
 from tests.test_endpoint import Service, fails, says, service
 from tests.test_endpoint import settings as model_at
-from tests.tool_servers import tool_server
 from tests.web_hosts import Hosts, hosts
 
 
@@ -166,33 +161,6 @@ def test_a_model_that_fails_is_no_fault_of_the_agent(host: Hosts, reader: Servic
     reader.script = [fails(500, "it is broken")]
     with pytest.raises(EngineError):
         read(crawler(host, summary=model_at(reader.url)), f"{host.url}/oslo", goal="x")
-
-
-def test_the_server_reads_for_other_programs(host: Hosts, reader: Service) -> None:
-    settings = CrawlServerSettings(
-        kind="crawl", name="crawl", private_hosts=(host.name,), summary=model_at(reader.url)
-    )
-    with tool_server(Served(settings, CrawlBackend(settings))) as url:
-        body = {
-            "urls": [f"{host.url}/oslo", f"{host.url}/nothing"], "task": "", "web_search_query": "Oslo people",
-            "think_content": "thoughts", "messages": [], "summary_type": "page", "chunk_size": 5,
-        }  # fmt: skip
-        answer = httpx2.post(f"{url}/crawl_page", json=body).json()
-        assert answer["success"] and answer["processing_time"] > 0
-        assert answer["obs"].startswith(f"Page 1 [{host.url}/oslo] Summary:\n")
-        assert answer["error_message"] == f"{host.url}/nothing: the server answers with status 404"
-        assert "Question:\nOslo people" in reader.bodies[0]["messages"][1]["content"]
-        assert httpx2.post(f"{url}/crawl_page", json={"urls": []}).status_code == 400
-        here = CrawlPage(CrawlPageSettings(server=url))
-        MESSAGE.set("Who lives there?")
-        assert "Oslo has 700,000." in read(here, f"{host.url}/oslo")
-        assert "Thoughts:\nWho lives there?" in reader.bodies[1]["messages"][1]["content"]
-        MESSAGE.set("")
-        with pytest.raises(ToolError, match="status 404"):
-            read(here, f"{host.url}/nothing")
-        reader.script = [fails(500, "it is broken")]
-        with pytest.raises(ToolUnavailable, match="status 502"):
-            read(here, f"{host.url}/oslo", goal="x")
 
 
 def test_a_file_of_pages_stands_for_the_web(host: Hosts, tmp_path: Path) -> None:

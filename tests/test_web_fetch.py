@@ -16,9 +16,16 @@ from typing import Any
 import httpx2
 import pytest
 
-from coterie.tools.web.addresses import HostSettings, PageError, is_public
-from coterie.tools.web.extract import KINDS, Extractor, Page
-from coterie.tools.web.fetch import Fetched, Fetcher, FetchSettings, unpacked
+from coterie.tools.web.fetch import (
+    Fetched,
+    Fetcher,
+    FetchSettings,
+    HostSettings,
+    PageError,
+    is_public,
+    unpacked,
+)
+from coterie.tools.web.pages import KINDS, Extractor, Page
 from tests.web_hosts import Hosts, hosts
 
 

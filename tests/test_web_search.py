@@ -1,4 +1,4 @@
-"""Web search: backends, the cache, the server and the tool.
+"""Web search: backends, the cache and the tool.
 
 A fake stands for Serper, which is paid for; it speaks as Serper does.
 """
@@ -12,23 +12,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
 from coterie.tools.run import ToolError, ToolUnavailable
-from coterie.tools.servers.app import Served
 from coterie.tools.tags import Tags
 from coterie.tools.web import search as searching
-from coterie.tools.web import serper
-from coterie.tools.web.cache import Cache
-from coterie.tools.web.search import Search
-from coterie.tools.web.search_server import SearchBackend, SearchServerSettings
-from coterie.tools.web.search_settings import SearchSettings
-from coterie.tools.web.search_tool import WebSearch, WebSearchSettings, observation
-from coterie.tools.web.wire import Hit
-from tests.tool_servers import tool_server
+from coterie.tools.web.search import Cache, Hit, WebSearch, WebSearchSettings, observation
 
 PAGES = [
     {
@@ -121,9 +112,9 @@ def corpus(tmp_path: Path) -> str:
     return str(file)
 
 
-def ask(settings: SearchSettings, do: Callable[[Search], Awaitable[Any]]) -> Any:
+def ask(settings: WebSearchSettings, do: Callable[[WebSearch], Awaitable[Any]]) -> Any:
     async def opened() -> Any:
-        search = Search(settings)
+        search = WebSearch(settings)
         async with search.open():
             return await do(search)
 
@@ -173,7 +164,7 @@ def test_serper_is_asked_with_the_key_of_its_variable(fake: FakeSerper) -> None:
 
 
 def test_what_was_asked_is_kept_beyond_the_process(fake: FakeSerper, tmp_path: Path) -> None:
-    settings = SearchSettings(
+    settings = WebSearchSettings(
         backend="serper", upstream=fake.url, cache=str(tmp_path / "kept.sqlite")
     )
     counts = [3, 10, 5, 20, 60, 100]
@@ -187,7 +178,7 @@ def test_a_query_that_finds_little_is_not_asked_again_for_more(
     fake: FakeSerper, tmp_path: Path
 ) -> None:
     fake.there = 4
-    settings = SearchSettings(
+    settings = WebSearchSettings(
         backend="serper", upstream=fake.url, cache=str(tmp_path / "kept.sqlite")
     )
     for count in (10, 8, 10):
@@ -199,11 +190,11 @@ def test_a_query_that_finds_little_is_not_asked_again_for_more(
 
 def test_one_query_of_many_agents_is_asked_once(fake: FakeSerper, tmp_path: Path) -> None:
     fake.pause = 0.2
-    settings = SearchSettings(
+    settings = WebSearchSettings(
         backend="serper", upstream=fake.url, cache=str(tmp_path / "kept.sqlite")
     )
 
-    async def many(search: Search) -> list[list[Hit]]:
+    async def many(search: WebSearch) -> list[list[Hit]]:
         return list(await asyncio.gather(*(search.search("same", 5) for _ in range(20))))
 
     found = ask(settings, many)
@@ -212,9 +203,9 @@ def test_one_query_of_many_agents_is_asked_once(fake: FakeSerper, tmp_path: Path
 
 def test_no_more_queries_at_a_time_than_allowed(fake: FakeSerper) -> None:
     fake.pause = 0.05
-    settings = SearchSettings(backend="serper", upstream=fake.url, upstream_concurrency=3)
+    settings = WebSearchSettings(backend="serper", upstream=fake.url, upstream_concurrency=3)
 
-    async def many(search: Search) -> None:
+    async def many(search: WebSearch) -> None:
         await asyncio.gather(*(search.search(f"q{n}", 5) for n in range(12)))
 
     ask(settings, many)
@@ -222,9 +213,9 @@ def test_no_more_queries_at_a_time_than_allowed(fake: FakeSerper) -> None:
 
 
 def test_no_minute_has_more_queries_than_allowed(fake: FakeSerper) -> None:
-    settings = SearchSettings(backend="serper", upstream=fake.url, requests_per_minute=12)
+    settings = WebSearchSettings(backend="serper", upstream=fake.url, requests_per_minute=12)
 
-    async def many(search: Search) -> None:
+    async def many(search: WebSearch) -> None:
         asked = asyncio.gather(*(search.search(f"q{n}", 5) for n in range(12)))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asked, 1)
@@ -236,8 +227,8 @@ def test_no_minute_has_more_queries_than_allowed(fake: FakeSerper) -> None:
 def test_failures_that_may_pass_are_tried_again(
     fake: FakeSerper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serper.random, "uniform", lambda *_: 0.0)
-    settings = SearchSettings(backend="serper", upstream=fake.url, upstream_retries=2)
+    monkeypatch.setattr(searching.random, "uniform", lambda *_: 0.0)
+    settings = WebSearchSettings(backend="serper", upstream=fake.url, upstream_retries=2)
     fake.statuses = [500, 429]
     assert len(ask(settings, lambda search: search.search("x", 3))) == 3
     fake.statuses = [500, 502, 503]
@@ -250,7 +241,7 @@ def test_a_refused_key_ends_it_and_is_not_shown(fake: FakeSerper) -> None:
     fake.statuses = [403]
     with pytest.raises(EngineGone) as failed:
         ask(
-            SearchSettings(backend="serper", upstream=fake.url),
+            WebSearchSettings(backend="serper", upstream=fake.url),
             lambda search: search.search("x", 3),
         )
     assert "bad key <SERPER_API_KEY>" in str(failed.value) and len(fake.asked) == 1
@@ -260,57 +251,10 @@ def test_a_refused_query_is_told_to_the_agent(fake: FakeSerper) -> None:
     fake.statuses = [400]
     with pytest.raises(ToolError, match="the query is refused") as failed:
         ask(
-            SearchSettings(backend="serper", upstream=fake.url),
+            WebSearchSettings(backend="serper", upstream=fake.url),
             lambda search: search.search("x", 3),
         )
     assert not isinstance(failed.value, ToolUnavailable)
-
-
-def test_the_server_answers_as_serper_does(corpus: str) -> None:
-    settings = SearchServerSettings(kind="search", name="search", backend="corpus", pages=corpus)
-    with tool_server(Served(settings, SearchBackend(settings))) as url:
-        got = httpx2.post(
-            f"{url}/search",
-            json={"q": " capital ", "num": 1, "hl": "en"},
-            headers={"X-API-KEY": "any"},
-        )
-        assert got.status_code == 200
-        (hit,) = got.json()["organic"]
-        assert hit.keys() >= {"title", "link", "snippet", "position"} and hit["position"] == 1
-        for wrong in (
-            {"q": ""},
-            {"q": "  "},
-            {"num": 3},
-            {"q": "x", "num": 0},
-            {"q": "x", "num": 101},
-        ):
-            assert httpx2.post(f"{url}/search", json=wrong).status_code == 400
-        here = WebSearch(WebSearchSettings(server=url))
-        alone = WebSearch(WebSearchSettings(backend="corpus", pages=corpus))
-        assert call(here, "capital", "zebra") == call(alone, "capital", "zebra")
-
-
-def test_our_server_can_be_anothers_upstream(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SERPER_API_KEY", "paid-for")
-    settings = SearchServerSettings(kind="search", name="search", backend="corpus", pages=corpus)
-    with tool_server(Served(settings, SearchBackend(settings))) as url:
-        found = ask(
-            SearchSettings(backend="serper", upstream=f"{url}/search"),
-            lambda one: one.search("Oslo", 5),
-        )
-        assert [hit.link for hit in found] == ["https://example.org/oslo"]
-
-
-def test_an_upstream_that_fails_is_no_fault_of_the_agent(fake: FakeSerper) -> None:
-    settings = SearchServerSettings(
-        kind="search", name="search", backend="serper", upstream=fake.url, upstream_retries=0
-    )
-    with tool_server(Served(settings, SearchBackend(settings))) as url:
-        fake.statuses = [500, 400]
-        with pytest.raises(ToolUnavailable, match="status 502"):
-            call(WebSearch(WebSearchSettings(server=url)), "x")
-        with pytest.raises(ToolError, match="the query is refused"):
-            call(WebSearch(WebSearchSettings(server=url)), "x")
 
 
 def test_what_can_not_work_is_refused_before_anything_is_asked(
@@ -323,8 +267,7 @@ def test_what_can_not_work_is_refused_before_anything_is_asked(
     twice = tmp_path / "twice.jsonl"
     twice.write_text('{"url": "u", "title": "t", "text": "x"}\n' * 2)
     for settings, said in (
-        ({}, "needs either a server or a backend"),
-        ({"backend": "serper", "server": "http://x"}, "needs either a server or a backend"),
+        ({}, "no search backend is chosen"),
         ({"backend": "serper"}, "SERPER_API_KEY is not set"),
         ({"backend": "serpre"}, "did you mean 'serper'"),
         ({"backend": "corpus"}, "no pages to search"),
@@ -334,14 +277,12 @@ def test_what_can_not_work_is_refused_before_anything_is_asked(
     ):
         with pytest.raises(UserError, match=said):
             WebSearch(WebSearchSettings(**settings))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="no tool server at"):
-        call(WebSearch(WebSearchSettings(server="http://127.0.0.1:9")), "x")
 
 
 def test_a_backend_of_ones_own_is_used_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from contextlib import asynccontextmanager\n"
-        "from coterie.tools.web.wire import Hit\n"
+        "from coterie.tools.web.search import Hit\n"
         "class Own:\n"
         "    identity = 'own'\n"
         "    def __init__(self, settings): pass\n"
@@ -355,25 +296,21 @@ def test_a_backend_of_ones_own_is_used_by_its_name(tmp_path: Path) -> None:
     assert "[q](https://own.example)" in call(WebSearch(settings), "q")[0]
 
 
-def test_the_cache_forgets_what_is_old_and_what_is_too_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("coterie.tools.web.cache.TIDY", 1)
+def test_the_cache_forgets_what_is_old(tmp_path: Path) -> None:
     clock = [1000.0]
-    cache = Cache(tmp_path / "c", seconds=10, entries=3, now=lambda: clock[0])
+    cache = Cache(tmp_path / "c", seconds=10, now=lambda: clock[0])
 
     async def use() -> None:
-        for name in "abcd":
+        for name in "ab":
             clock[0] += 1
             await cache.put(name, name.upper())
-        assert [await cache.get(name) for name in "abcd"] == [None, "B", "C", "D"]
-        clock[0] = 1012.0
-        assert [await cache.get(name) for name in "bcd"] == [None, "C", "D"]
+        clock[0] = 1011.0
+        assert [await cache.get(name) for name in "ab"] == [None, "B"]
 
     asyncio.run(use())
     cache.close()
-    later = Cache(tmp_path / "c", seconds=10, entries=3, now=lambda: 1012.5)
-    assert asyncio.run(later.get("d")) == "D"
+    later = Cache(tmp_path / "c", seconds=10, now=lambda: 1011.5)
+    assert asyncio.run(later.get("b")) == "B"
     later.close()
 
 
@@ -388,7 +325,7 @@ def test_a_file_that_is_no_cache_is_left_alone(tmp_path: Path) -> None:
     for file in (text, other):
         before = file.read_bytes()
         with pytest.raises(UserError, match="can't be used"):
-            Cache(file, 10, 10)
+            Cache(file, 10)
         assert file.read_bytes() == before
 
 

@@ -31,9 +31,7 @@ from coterie.environments.encyclopedia.questions import (
     rank,
 )
 from coterie.environments.workflow.trace import SEPARATOR, TraceForm
-from coterie.tools.retrieval.index import build_index
-from coterie.tools.retrieval.retriever import Retriever, open_retriever
-from coterie.tools.retrieval.settings import IndexSettings
+from coterie.tools.retrieval.index import IndexSettings, Retriever, build_index, open_retriever
 from coterie.tools.retrieval.tool import shown
 from coterie.tools.tags import Tag, Tags
 from coterie.trajectories.calls import ToolResult, call_id

@@ -78,8 +78,7 @@ def index(
 
         coterie data index passages.jsonl.gz passages --dense intfloat/e5-base-v2
     """
-    from coterie.tools.retrieval.index import build_index
-    from coterie.tools.retrieval.settings import EncoderSettings
+    from coterie.tools.retrieval.index import EncoderSettings, build_index
 
     encoder = None
     if dense:

@@ -59,6 +59,11 @@ def sources_of(names: Sequence[str], config: str | None) -> tuple[ToolSource, ..
     return _sources(tuple(names), file, "" if file is None else _text(file))
 
 
+def sources_in(file: Path) -> tuple[ToolSource, ...]:
+    """Return all sources that a file of tools names. Raises ``UserError`` as :func:`sources_of` does."""
+    return sources_of(tuple(_entries(file, _text(file))), str(file))
+
+
 def syntax_of(sources: Sequence[ToolSource], settings: ToolsSettings) -> Tags | NativeCalls:
     """How calls are written."""
     if settings.calls == "native":
@@ -146,7 +151,11 @@ def _entries(file: Path, text: str) -> dict[str, Mapping[str, Any]]:
     except yaml.YAMLError as error:
         raise UserError(f"{file} is not YAML: {error}", do) from error
     listed = found.get("tools") if isinstance(found, dict) else None
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+    if (
+        not listed
+        or not isinstance(listed, list)
+        or not all(isinstance(one, dict) for one in listed)
+    ):
         raise UserError(f"{file} has no list of tools", do)
     entries: dict[str, Mapping[str, Any]] = {}
     for one in listed:

@@ -17,8 +17,7 @@ from coterie.engines.keys import find_key
 from coterie.errors import UserError
 from coterie.tools.run import Function, ToolError
 from coterie.tools.tags import Tag
-from coterie.tools.web.addresses import PageError
-from coterie.tools.web.fetch import Fetcher, FetchSettings
+from coterie.tools.web.fetch import Fetcher, FetchSettings, PageError
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.turn import digest
 

@@ -1,4 +1,4 @@
-"""The search of the invented encyclopedia: the real retriever over its entries, in this process or behind HTTP."""
+"""The search of the invented encyclopedia: the real retriever over its entries."""
 
 import asyncio
 import time
@@ -7,12 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from coterie.config.home import home
 from coterie.config.settings import MOST_SEED, Settings, key
 from coterie.environments.encyclopedia.entries import make_encyclopedia
-from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool, index_folder
+from coterie.tools.retrieval.tool import RetrieverSettings, RetrieverTool
 from coterie.tools.run import Function
 from coterie.trajectories.turn import digest
 
@@ -22,7 +20,6 @@ class EncyclopediaSearchSettings(Settings):
 
     seed: int = key(0, "Seed of the encyclopedia.", ge=0, le=MOST_SEED)
     topk: int = key(2, "Entries of a query; the packaged model is used to 2.", ge=1)
-    served: bool = key(False, "Search at a server that the run starts, over HTTP.")
     delay: float = key(0.0, "Least seconds of a call, as of a search that is far away.", ge=0)
 
 
@@ -32,12 +29,8 @@ class EncyclopediaSearch(RetrieverTool):
     settings_type = EncyclopediaSearchSettings  # type: ignore[assignment]
 
     def __init__(self, settings: EncyclopediaSearchSettings) -> None:
-        corpus, topk = _corpus(settings.seed), settings.topk
-        super().__init__(
-            RetrieverSettings(topk=topk, serve=str(_server(corpus)))
-            if settings.served
-            else RetrieverSettings(topk=topk, corpus=str(corpus))
-        )
+        corpus = str(_corpus(settings.seed))
+        super().__init__(RetrieverSettings(topk=settings.topk, corpus=corpus))
         self.delay = settings.delay
 
     @asynccontextmanager
@@ -64,13 +57,4 @@ def _corpus(seed: int) -> Path:
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         made.write(file)
-    return file
-
-
-def _server(corpus: Path) -> Path:
-    """What ``coterie serve tools`` is told, as a file beside the entries."""
-    file = corpus.with_suffix(".yaml")
-    if not file.is_file():
-        entry = {"kind": "retrieve", "index": str(index_folder(corpus))}
-        file.write_text(yaml.safe_dump({"tools": [entry]}), encoding="utf-8")
     return file

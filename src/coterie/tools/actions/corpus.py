@@ -13,11 +13,15 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tools.retrieval.bm25 import Bm25, best
-from coterie.tools.retrieval.index import Manifest
-from coterie.tools.retrieval.passages import PAGES, Passages
-from coterie.tools.retrieval.retriever import check_index
-from coterie.tools.retrieval.settings import IndexSettings
+from coterie.tools.retrieval.index import (
+    PAGES,
+    Bm25,
+    IndexSettings,
+    Manifest,
+    Passages,
+    best,
+    check_index,
+)
 
 
 @dataclass(frozen=True, slots=True)

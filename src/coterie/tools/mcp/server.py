@@ -1,61 +1,127 @@
-"""Our tools by MCP in ``coterie serve tools``: ``/mcp``, or standard input and output."""
+"""Our tools as one MCP server, over HTTP or over standard input and output: ``coterie serve tools``."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
-from fastapi import APIRouter
-from starlette.routing import Route
+import mcp_types as types
+import uvicorn
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
 
-from coterie.config.settings import key
-from coterie.tools.finding import sources_of
-from coterie.tools.joined import Joined
-from coterie.tools.mcp.settings import need_sdk
-from coterie.tools.run import CallLimits
-from coterie.tools.servers.kinds import BackendSettings
+import coterie
+from coterie.engines.protocol import EngineError
+from coterie.errors import UserError
+from coterie.tools.checking import check_tools, checked
+from coterie.tools.run import CallLimits, Function, run_calls
+from coterie.tools.source import SessionSource, ToolSource
+from coterie.trajectories.calls import Tool, ToolCall, call_id
 
-LOCAL = ("127.0.0.1:*", "localhost:*", "[::1]:*")
-
-
-class McpServerSettings(BackendSettings):
-    """Which tools are offered."""
-
-    tools: tuple[str, ...] = key(
-        ...,
-        "Names of tools, as a run has them: web_search, python, package.module:NAME.",
-        min_length=1,
-    )
-    config: str | None = key(None, "A file that says what some of them are, as a run's.")
-    calls: CallLimits = key(CallLimits(), "How calls are run.")
-    hosts: tuple[str, ...] = key(
-        LOCAL,
-        "Hosts under whose names the server is asked (`tools.intranet:*`); requests under other names, and those of "
-        "web pages, are refused.",
-    )
+HOSTS = ("127.0.0.1:*", "localhost:*", "[::1]:*")
+"""Names under which the server may be reached, so that no web page gets to it by a name of its own."""
+MAX_CALLS = 64
+"""Calls that run at the same time."""
+GRACE = 3
+"""Seconds that running calls have to end after Ctrl-C."""
+LIMITS = CallLimits(seconds=120.0)
+logger = logging.getLogger(__name__)
 
 
-class McpBackend:
-    """Offers tools by MCP. Raises ``UserError`` for those that can't work."""
+class ToolServer:
+    """Tools of sources. Calls are checked and limited as those of our own agents are.
 
-    settings_type = McpServerSettings
+    Tools with sessions (``python``) have one session over standard input and output, and one for each call over HTTP,
+    where requests belong to no client.
+    """
 
-    def __init__(self, settings: McpServerSettings) -> None:
-        need_sdk()
-        from coterie.tools.mcp.offer import Offer
-
-        sources = sources_of(settings.tools, settings.config)
-        self._hosts = settings.hosts
-        self._offer = Offer(Joined(dict(zip(settings.tools, sources, strict=True))), settings.calls)
-        self.router = APIRouter()
-        self.router.routes.append(
-            Route("/mcp", endpoint=self._offer, methods=["GET", "POST", "DELETE"])
+    def __init__(self, sources: Sequence[ToolSource], limits: CallLimits = LIMITS) -> None:
+        self._sources = sources
+        self._limits = limits
+        self._tools = tuple(tool for source in sources for tool in source.tools)
+        check_tools(self._tools)
+        self._owners: dict[str, SessionSource] = {
+            tool.name: source
+            for source in sources
+            if isinstance(source, SessionSource)
+            for tool in source.tools
+        }
+        self._functions: dict[str, Function] = {}
+        self._shared: dict[type, Any] = {}
+        self._room = asyncio.Semaphore(MAX_CALLS)
+        self.server: Server[Any] = Server(
+            "coterie",
+            version=coterie.__version__,
+            on_list_tools=self._list,
+            on_call_tool=self._call,
         )
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """The tools."""
-        async with self._offer.open(self._hosts):
+    async def open(self, *, one_client: bool = False) -> AsyncIterator[None]:
+        """Open the tools. Raises ``UserError`` if one can't be opened."""
+        async with AsyncExitStack() as stack:
+            owners = list(dict.fromkeys(self._owners.values()))
+            for need in dict.fromkeys(need for owner in owners for need in owner.needs):
+                self._shared[need] = await stack.enter_async_context(need())
+            for source in self._sources:
+                self._functions |= await stack.enter_async_context(source.open())
+            for owner in owners if one_client else ():
+                session = owner.open_session(0, self._shared)
+                self._functions |= await stack.enter_async_context(session)
             yield
 
+    async def listen(self, listener: socket.socket, ready: Callable[[], None]) -> None:
+        """Answer HTTP requests under ``/mcp`` until Ctrl-C or SIGTERM. Web pages are refused."""
+        security = TransportSecuritySettings(allowed_hosts=list(HOSTS))
+        app = self.server.streamable_http_app(
+            json_response=True, stateless_http=True, transport_security=security
+        )
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE
+        )
+        async with self.open():
+            ready()
+            await uvicorn.Server(config).serve(sockets=[listener])
+
     async def talk(self) -> None:
-        """Serve one client by standard input and output, until its input ends."""
-        await self._offer.talk()
+        """Answer standard input until it ends."""
+        async with self.open(one_client=True), stdio_server() as (read, write):
+            await self.server.run(read, write, self.server.create_initialization_options())
+
+    async def _list(self, *_: object) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_tool(tool) for tool in self._tools])
+
+    async def _call(self, _: object, asked: types.CallToolRequestParams) -> types.CallToolResult:
+        call = ToolCall(call_id(0), asked.name, json.dumps(asked.arguments or {}))
+        calls = checked([call], self._tools)
+        try:
+            async with self._room, self._opened(asked.name) as functions:
+                (result,) = await run_calls(calls, self._tools, functions, self._limits)
+        except (EngineError, UserError) as error:
+            logger.warning("%s: %s", asked.name, error)
+            raise MCPError(types.INTERNAL_ERROR, f"{asked.name} can't be reached") from error
+        content = types.TextContent(text=result.text)
+        return types.CallToolResult(content=[content], is_error=result.error)
+
+    @asynccontextmanager
+    async def _opened(self, name: str) -> AsyncIterator[Mapping[str, Function]]:
+        """Give what runs a call of this tool."""
+        if name in self._functions or name not in self._owners:
+            yield self._functions
+            return
+        async with self._owners[name].open_session(0, self._shared) as functions:
+            yield functions
+
+
+def _tool(tool: Tool) -> types.Tool:
+    return types.Tool(
+        name=tool.name,
+        description=tool.description,
+        input_schema=dict(tool.parameters),
+        annotations=types.ToolAnnotations(read_only_hint=not tool.alone),
+    )

@@ -1,25 +1,283 @@
-"""A folder of passages that can be searched: how ``coterie data index`` makes it, and what it says of itself."""
+"""Passages on disk, indexed by words (BM25) or by meaning (vectors), and their search.
 
+A corpus may have tens of millions of passages, so none of them is kept as an object: a folder has the passages as JSON
+lines, where each begins, and the index; all files are mapped into memory.
+"""
+
+import asyncio
+import gzip
+import hashlib
+import importlib.util
+import json
+import mmap
+from array import array
 from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Any, BinaryIO, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from coterie.config.folders import check_new_folder, expanded, whole_folder
+from coterie.config.settings import Settings, key
+from coterie.config.text import read_json
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent
-from coterie.tools.retrieval import bm25 as words
-from coterie.tools.retrieval import vectors as meaning
-from coterie.tools.retrieval.passages import Passages, PassageWriter, read_rows
-from coterie.tools.retrieval.settings import EncoderSettings
+from coterie.trajectories.turn import digest
 
-if TYPE_CHECKING:  # loads torch
-    from coterie.tools.retrieval.encoder import Encoder
-
+PASSAGES, OFFSETS, PAGES = "passages.jsonl", "offsets.npy", "pages.npy"
 MANIFEST, VECTORS = "manifest.json", "vectors.faiss"
 FORM = 2
-"""Of the folder."""
+"""Version of the folder."""
+MAX_CHARACTERS = 2000
+"""Of a paragraph; a longer one is cut into several."""
+SAMPLE = 1 << 16
+"""Bytes of a large file, from both its ends, of which its hash is made."""
+ROW = 'a row is {"id": "7", "contents": "\\"Oslo\\"\\nOslo is a city."} or {"title": "Oslo", "text": "Oslo is a city."}'
+Places = NDArray[np.int64]
+Scores = NDArray[np.float32]
+
+
+class EncoderSettings(Settings):
+    """A sentence encoder, and how texts are given to it."""
+
+    model: str = key(..., "A folder or a hub name, such as intfloat/e5-base-v2.", min_length=1)
+    query_prefix: str = key("query: ", "What stands before a query.", source="E5")
+    passage_prefix: str = key("passage: ", "What stands before a passage.", source="E5")
+    max_tokens: int = key(256, "Tokens of a text; more are cut off.", source="Search-R1", ge=8)
+    device: str = key(
+        "auto",
+        "Where it runs: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`. On a GPU in half precision.",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+    )
+    batch: int = key(64, "Texts that it reads at the same time.", ge=1)
+
+    def identity(self) -> str:
+        """A hash of what vectors depend on, wherever the model is. Raises ``UserError`` for what is not a model."""
+        from coterie.models.loading import identity  # loads torch
+
+        numbers = (self.query_prefix, self.passage_prefix, str(self.max_tokens))
+        return digest(identity(self.model), *numbers)
+
+
+class IndexSettings(Settings):
+    """What is searched, and how."""
+
+    index: str = key(..., "The folder that `coterie data index` made.", min_length=1)
+    search: Literal["bm25", "dense"] = key("bm25", "By words (BM25), or by meaning (vectors).")
+    vectors: str | None = key(
+        None,
+        "Of `search: dense`: a FAISS index of inner products with one vector for each passage, such as e5_Flat.index "
+        "of Wiki-18; default: the vectors that the folder was made with.",
+    )
+    encoder: EncoderSettings | None = key(
+        None,
+        "Of `search: dense`: the encoder (`model`, `query_prefix`, `max_tokens`, ...); default: the one that the "
+        "folder's vectors were made with.",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.search != "dense" and (self.vectors is not None or self.encoder is not None):
+            raise ValueError("vectors and encoder are for `search: dense`")
+        if self.vectors is not None and self.encoder is None:
+            raise ValueError(
+                "vectors needs the encoder that they were made with (`encoder: {model: NAME}`)"
+            )
+        return self
+
+    @property
+    def folder(self) -> Path:
+        """Of the passages."""
+        return expanded(self.index)
+
+
+# -- passages ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of text that is found as a whole."""
+
+    id: str
+    contents: str
+    """Its title in quotes, in a line by itself, then its text; or a text alone."""
+
+    @property
+    def title(self) -> str:
+        """Its title; empty if it has none."""
+        first, line_end, _ = self.contents.partition("\n")
+        return first[1:-1] if line_end and _quoted(first) else ""
+
+    @property
+    def text(self) -> str:
+        """All but the title."""
+        first, line_end, rest = self.contents.partition("\n")
+        return rest if line_end and _quoted(first) else self.contents
+
+
+class Passages:
+    """The passages of a folder, by their place. May be read by several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._offsets: NDArray[np.int64] = np.load(folder / OFFSETS, mmap_mode="r")
+        with (folder / PASSAGES).open("rb") as file:
+            self._rows = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if int(self._offsets[-1]) != len(self._rows):
+            raise UserError(f"{folder} is damaged: {PASSAGES} was changed", "make the index again")
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, place: int) -> Passage:
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        row = json.loads(self._rows[int(self._offsets[place]) : int(self._offsets[place + 1])])
+        return Passage(row["id"], row["contents"])
+
+    def __iter__(self) -> Iterator[Passage]:
+        return map(self.__getitem__, range(len(self)))
+
+
+def read_rows(file: Path, progress: Progress) -> Iterator[tuple[int, Passage]]:
+    """The passages of a JSONL file (``.gz``: compressed), each with the number of its row, from 0.
+
+    A row with ``contents`` is one passage. One with ``title`` and ``text`` is a page: its text is cut at line ends into
+    paragraphs. Raises ``UserError`` that names the line, and for a file that can't be read.
+    """
+    try:
+        with file.open("rb") as raw:
+            progress.start(file.stat().st_size, "reading")
+            page = seen = 0
+            for number, line in enumerate(_lines(raw, file), 1):
+                if number % 1000 == 0:
+                    progress.advance(raw.tell() - seen)
+                    seen = raw.tell()
+                if line.strip():
+                    for passage in _passages(_row(file, number, line), page, file, number):
+                        yield page, passage
+                    page += 1
+            progress.advance(file.stat().st_size - seen)
+    except (OSError, EOFError) as error:
+        raise UserError(f"{file} can't be read: {error}", "give a JSONL file in UTF-8") from error
+
+
+def _quoted(line: str) -> bool:
+    return len(line) >= 2 and line[0] == line[-1] == '"'
+
+
+def _lines(raw: BinaryIO, file: Path) -> Iterator[bytes]:
+    if file.suffix != ".gz":
+        yield from raw
+        return
+    with gzip.open(raw) as lines:
+        yield from lines
+
+
+def _row(file: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = read_json(line.decode())
+    except ValueError as error:
+        raise _bad(file, number) from error
+    if not isinstance(row, dict):
+        raise _bad(file, number)
+    return row
+
+
+def _passages(row: dict[str, Any], page: int, file: Path, number: int) -> Iterator[Passage]:
+    """The passages of a row; ids are its own, or its number, and its paragraphs are counted from 0."""
+    id_ = str(row.get("id", page))
+    if "contents" in row:
+        yield Passage(id_, _text(row["contents"], file, number))
+        return
+    title, text = row.get("title"), _text(row.get("text"), file, number)
+    if not isinstance(title, str):
+        raise _bad(file, number)
+    title = " ".join(title.split())
+    pieces = list(_paragraphs(text))
+    for count, piece in enumerate(pieces):
+        own = id_ if len(pieces) == 1 else f"{id_}-{count}"
+        yield Passage(own, f'"{title}"\n{piece}')
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        line = " ".join(line.split())
+        for begin in range(0, len(line), MAX_CHARACTERS):
+            yield line[begin : begin + MAX_CHARACTERS]
+
+
+def _text(value: object, file: Path, number: int) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise _bad(file, number)
+    return value
+
+
+def _bad(file: Path, number: int) -> UserError:
+    return UserError(
+        f"{file}, line {number}, is not a row with `contents`, or with the texts `title` and `text`",
+        ROW,
+    )
+
+
+# -- by words -----------------------------------------------------------------------------------
+
+
+class Bm25:
+    """An open BM25 index (package ``bm25s``). Several threads may use it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._index = need_bm25s().BM25.load(str(folder), mmap=True, show_progress=False)
+
+    def scores(self, query: str) -> Scores:
+        """Return the score of each passage for a query; 0 for one without any of its words."""
+        (tokens,) = need_bm25s().tokenize([query], return_ids=False, show_progress=False)
+        known = [one for one in tokens if one in self._index.vocab_dict]
+        if not known:
+            return np.zeros(int(self._index.scores["num_docs"]), dtype=np.float32)
+        scores: Scores = self._index.get_scores(known)
+        return scores
+
+    def search(self, query: str, count: int) -> tuple[Places, Scores]:
+        """Return places and scores of the best passages that have a word of the query, best first."""
+        scores = self.scores(query)
+        places = best(scores, count)
+        return places, scores[places]
+
+
+def best(scores: Scores, count: int, among: Places | None = None) -> Places:
+    """Return the places of the highest scores above 0 (``among`` some), highest first, equal ones in their order."""
+    places = np.flatnonzero(scores) if among is None else among[scores[among] > 0]
+    if count < len(places):
+        kept = scores[places]
+        places = places[kept >= np.partition(kept, len(kept) - count)[len(kept) - count]]
+    return places[np.lexsort((places, -scores[places]))][:count]
+
+
+def need_bm25s() -> Any:
+    """Return the package ``bm25s``. Raises ``UserError`` if it is missing."""
+    try:
+        import bm25s
+    except ImportError as error:
+        raise UserError(
+            "searching passages needs the package bm25s", "pip install 'coterie[retrieval]'"
+        ) from error
+    return bm25s
+
+
+def _need_faiss() -> None:
+    if importlib.util.find_spec("faiss") is None:
+        raise UserError(
+            "searching by vectors needs the package faiss", "pip install 'coterie[dense]'"
+        )
+
+
+# -- the folder ---------------------------------------------------------------------------------
 
 
 class MadeWith(BaseModel):
@@ -45,17 +303,19 @@ class Manifest(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """That of a folder. Raises ``UserError`` for what is not an index."""
+        """Read the manifest of a folder. Raises ``UserError`` for what is not an index."""
         try:
-            found = cls.model_validate_json((folder / MANIFEST).read_bytes())
+            manifest = cls.model_validate_json((folder / MANIFEST).read_bytes())
         except (OSError, ValidationError) as error:
             raise UserError(
                 f"{folder} is not an index of pages, or of an older form",
                 "make one: coterie data index FILE.jsonl FOLDER",
             ) from error
-        if found.form != FORM:
-            raise UserError(f"{folder} is of form {found.form}, not {FORM}", "make the index again")
-        return found
+        if manifest.form != FORM:
+            raise UserError(
+                f"{folder} is of form {manifest.form}, not {FORM}", "make the index again"
+            )
+        return manifest
 
 
 def build_index(
@@ -66,7 +326,7 @@ def build_index(
     encoder: EncoderSettings | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Index a JSONL file (``passages.read_rows``); how many passages it has.
+    """Index a JSONL file (:func:`read_rows`); return the number of passages.
 
     With an ``encoder`` they are also indexed by meaning. Raises ``UserError`` for a file that can't be read, a row
     that is broken, a folder that is there already, and a package or a model that is missing.
@@ -79,43 +339,180 @@ def build_index(
 def fill_index(
     new: Path, file: Path, *, bm25: bool, encoder: EncoderSettings | None, progress: Progress
 ) -> int:
-    """As :func:`build_index`, into a new folder that the caller keeps or drops."""
+    """Do what :func:`build_index` does, in a new folder that the caller keeps or drops."""
     if bm25:
-        words.package()
-    loaded = None if encoder is None else _loaded(encoder)
-    writer = PassageWriter(new)
-    contents = writer.passing(read_rows(file, progress))
-    tokens = words.tokenized(contents) if bm25 else deque(contents, 0)
-    written = writer.finish()
-    if not written.passages:
+        need_bm25s()
+    loaded: Any = None
+    if encoder is not None:
+        _need_faiss()
+        from coterie.tools.retrieval.vectors import Encoder  # loads torch
+
+        loaded = Encoder(encoder)
+    offsets, pages, content = array("q", [0]), array("q"), hashlib.sha256()
+
+    def contents() -> Iterator[str]:
+        with (new / PASSAGES).open("wb") as out:
+            for page, one in read_rows(file, progress):
+                fields = {"id": one.id, "contents": one.contents}
+                row = (json.dumps(fields, ensure_ascii=False) + "\n").encode()
+                out.write(row)
+                content.update(row)
+                offsets.append(offsets[-1] + len(row))
+                pages.append(page)
+                yield one.contents
+
+    tokens: Any = None
+    if bm25:
+        tokens = need_bm25s().tokenize(contents(), show_progress=False)
+    else:
+        deque(contents(), 0)
+    if not pages:
         raise UserError(f"{file} has no text", "give rows with `contents`, or `title` and `text`")
+    np.save(new / OFFSETS, np.frombuffer(offsets, np.int64))
+    np.save(new / PAGES, np.frombuffer(pages, np.int64))
     if bm25:
-        words.build_bm25(tokens, new)
+        if not tokens.vocab:
+            raise UserError("no passage has a word that can be searched", "search by meaning alone")
+        index = need_bm25s().BM25()
+        index.index(tokens, show_progress=False)
+        index.save(str(new), show_progress=False)
     made = None
-    if encoder is not None and loaded is not None:
-        meaning.build_vectors(Passages(new), loaded, new / VECTORS, progress)
-        made = MadeWith(encoder=_placed(encoder), identity=encoder.identity())
-    told = Manifest(
+    if encoder is not None:
+        from coterie.tools.retrieval.vectors import build_vectors
+
+        build_vectors(Passages(new), loaded, new / VECTORS, progress)
+        place = expanded(encoder.model)
+        model = str(place.absolute()) if place.is_dir() else encoder.model
+        placed = encoder.model_copy(update={"model": model})
+        made = MadeWith(encoder=placed, identity=encoder.identity())
+    manifest = Manifest(
         form=FORM,
-        passages=written.passages,
-        pages=written.pages,
-        content=written.content,
+        passages=len(pages),
+        pages=pages[-1] + 1,
+        content=content.hexdigest(),
         bm25=bm25,
         vectors=made,
     )
-    (new / MANIFEST).write_text(told.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    return written.passages
+    (new / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return manifest.passages
 
 
-def _placed(encoder: EncoderSettings) -> EncoderSettings:
-    """An encoder whose folder is found from everywhere."""
-    folder = expanded(encoder.model)
-    model = str(folder.absolute()) if folder.is_dir() else encoder.model
-    return encoder.model_copy(update={"model": model})
+# -- search -------------------------------------------------------------------------------------
 
 
-def _loaded(encoder: EncoderSettings) -> "Encoder":
-    meaning.package()
-    from coterie.tools.retrieval.encoder import Encoder  # loads torch
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage, and how well it fits a query."""
 
-    return Encoder(encoder)
+    passage: Passage
+    score: float
+
+
+Searching = Callable[[Sequence[str], int], Awaitable[list[list[Hit]]]]
+"""Queries, and the most passages of each: the passages of each, best first."""
+
+
+class Retriever:
+    """An open index; ``search`` finds places of passages. Several threads may use it."""
+
+    def __init__(
+        self,
+        passages: Passages,
+        search: Callable[[Sequence[str], int], list[tuple[Places, Scores]]],
+    ) -> None:
+        self._passages, self._search = passages, search
+
+    def search(self, queries: Sequence[str], count: int) -> list[list[Hit]]:
+        """Return at most ``count`` passages of each query, best first."""
+        return [
+            [
+                Hit(self._passages[int(place)], float(score))
+                for place, score in zip(places, scores, strict=True)
+            ]
+            for places, scores in self._search(queries, count)
+        ]
+
+
+@asynccontextmanager
+async def searching(settings: IndexSettings) -> AsyncIterator[Searching]:
+    """Open an index that is searched in a thread of its own. Raises ``UserError`` as :func:`open_retriever`."""
+    retriever = await asyncio.to_thread(open_retriever, settings)
+    with ThreadPoolExecutor(1, "search") as thread:
+
+        async def search(queries: Sequence[str], count: int) -> list[list[Hit]]:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(thread, retriever.search, queries, count)
+
+        yield search
+
+
+def check_index(settings: IndexSettings) -> str:
+    """Return a hash of what searches give, wherever files lie.
+
+    Raises ``UserError`` for what can't be searched, as far as it shows without loading anything large.
+    """
+    manifest = Manifest.read(settings.folder)
+    if settings.search == "bm25":
+        need_bm25s()
+        if not manifest.bm25:
+            raise UserError(
+                f"{settings.index} was made without BM25",
+                "search by meaning (`search: dense`), or make the index again",
+            )
+        return digest(manifest.content, "bm25")
+    _need_faiss()
+    encoder, file = _encoder(settings, manifest), _vectors(settings)
+    if not file.is_file():
+        raise UserError(
+            f"there is no file {file}", "give the FAISS index that goes with the corpus"
+        )
+    return digest(manifest.content, encoder.identity(), sampled_hash(file))
+
+
+def open_retriever(settings: IndexSettings) -> Retriever:
+    """Open an index. Raises ``UserError`` as :func:`check_index`, and for what does not fit together."""
+    manifest = Manifest.read(settings.folder)
+    passages = Passages(settings.folder)
+    if settings.search == "bm25":
+        words = Bm25(settings.folder)
+        return Retriever(passages, lambda queries, count: [words.search(q, count) for q in queries])
+    _need_faiss()
+    from coterie.tools.retrieval.vectors import Encoder, VectorIndex  # loads torch
+
+    index = VectorIndex(_vectors(settings), len(passages))
+    encoder = Encoder(_encoder(settings, manifest))
+    index.check_width(encoder)
+    return Retriever(passages, lambda queries, count: index.search(encoder.queries(queries), count))
+
+
+def sampled_hash(file: Path) -> str:
+    """Return a hash of a large file's size and of both its ends."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        head = opened.read(SAMPLE)
+        opened.seek(max(0, size - SAMPLE))
+        return hashlib.sha256(b"%d " % size + head + opened.read()).hexdigest()
+
+
+def _vectors(settings: IndexSettings) -> Path:
+    given = settings.vectors
+    return settings.folder / VECTORS if given is None else expanded(given)
+
+
+def _encoder(settings: IndexSettings, manifest: Manifest) -> EncoderSettings:
+    """The encoder that is meant; for the folder's own vectors it must be the one that made them."""
+    if settings.vectors is not None and settings.encoder is not None:
+        return settings.encoder
+    made = manifest.vectors
+    if made is None:
+        raise UserError(
+            f"{settings.index} was made without vectors",
+            "make the index again with --dense MODEL, or give `vectors` and `encoder`",
+        )
+    encoder = settings.encoder or made.encoder
+    if encoder.identity() != made.identity:
+        raise UserError(
+            f"the vectors of {settings.index} were made by another encoder than {encoder.model}, or in another way",
+            f"they were made by {made.encoder.model}",
+        )
+    return encoder

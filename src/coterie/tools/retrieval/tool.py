@@ -1,82 +1,94 @@
-"""The tool that agents search passages with: in this process, at a server, or at a server that the run starts.
+"""The tool that agents search passages with: in this process, or at a retrieval server.
 
-    tool = RetrieverTool(RetrieverSettings(url="http://127.0.0.1:8008/retrieve"))
+    tool = RetrieverTool(RetrieverSettings(corpus="passages"))
     async with tool.open() as functions:
         text = await functions["wiki_search"]({"query": "capital of Norway"})
 
-Calls that are made at the same time, such as those of one message, go out in one request.
+Calls of the same moment, such as those of one message, are one search. A server speaks the protocol of Search-R1's:
+``POST /retrieve`` with ``{"queries", "topk", "return_scores"}``. No part of its reply is trusted.
 """
 
 import asyncio
 import re
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx2
-from pydantic import field_validator, model_validator
+from pydantic import BaseModel, ValidationError, field_validator, model_validator
 
 from coterie.config.folders import expanded
 from coterie.config.home import home, new_folder, sha256
 from coterie.config.settings import Settings, key
 from coterie.config.urls import server_url
-from coterie.engines.protocol import EngineError
-from coterie.engines.servers.child import Child, Launch
+from coterie.engines.limits import retry_after
 from coterie.errors import UserError
 from coterie.progress import Silent
-from coterie.tools.retrieval.batches import Batches
-from coterie.tools.retrieval.client import RetrieverClient, served_identity
-from coterie.tools.retrieval.index import FORM, fill_index
-from coterie.tools.retrieval.passages import Passage
-from coterie.tools.retrieval.retriever import check_index, searching
-from coterie.tools.retrieval.server import RetrieveBackend
-from coterie.tools.retrieval.settings import IndexSettings
-from coterie.tools.retrieval.wire import MOST_PASSAGES
-from coterie.tools.run import Function, ToolError
-from coterie.tools.servers.config import read_tools
+from coterie.tools.retrieval.index import (
+    FORM,
+    EncoderSettings,
+    IndexSettings,
+    Passage,
+    check_index,
+    fill_index,
+    searching,
+)
+from coterie.tools.run import Function, ToolError, ToolUnavailable
 from coterie.tools.tags import Tag
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.turn import digest
 
-MOST = 128
-"""Queries of one request."""
-AT_ONCE = 16
-"""Requests at the same time."""
-GRACE_SECONDS = 5.0
-"""That a server which we started has to end."""
-CONNECTING = 5.0
-"""Seconds for a reply about health."""
+MAX_PASSAGES = 100
+"""Of one query."""
+MAX_QUERIES = 128
+"""Queries of one search."""
+MAX_SEARCHES = 16
+"""Searches at the same time."""
+CONNECT_SECONDS = 5.0
+KEPT_SECONDS = 2.0
+"""An idle connection is closed before a server would do so (uvicorn: 5 s)."""
+RETRIED = (408, 425, 429)
+"""Statuses below 500 that may pass."""
+REFUSED = (400, 413, 422)
+"""Statuses of a query that the server does not accept."""
+FIRST_PAUSE, MAX_PAUSE = 0.2, 10.0
+"""Seconds between two tries; the pause doubles."""
+SHOWN = 300
+"""Characters of a server's message that an error quotes."""
 NOTHING = "No passages were found."
 _HEADER = re.compile(r'^Doc \d+ \(Title: "(.*)"\)$', re.MULTILINE)
-Found = list[Passage] | ToolError
-Asking = Callable[[Sequence[str]], Awaitable[Sequence[Found]]]
+Answer = list[Passage] | ToolError
+Search = Callable[[Sequence[str]], Awaitable[Sequence[Answer]]]
 
 
 class RetrieverSettings(Settings):
-    """A tool that searches passages; one of ``url``, ``corpus`` and ``serve`` says where."""
+    """A tool that searches passages; either ``url`` or ``corpus`` says where."""
 
     name: str = key("wiki_search", "The tool's name.", pattern=r"^[A-Za-z0-9_-]+$")
     description: str = key(
         "Finds passages of an encyclopedia that fit a query.", "What agents are told of it."
     )
-    url: str | None = key(None, "A server, such as http://127.0.0.1:8008/retrieve.")
+    url: str | None = key(
+        None, "A retrieval server, such as http://127.0.0.1:8000/retrieve (Search-R1's protocol)."
+    )
     corpus: str | None = key(
         None,
-        "Passages that this process searches by words: a folder that `coterie data index` made, or a JSONL file "
-        "of rows with `contents`, or `title` and `text`, which is indexed once.",
+        "Passages that this process searches: a folder that `coterie data index` made, or a JSONL file of rows with "
+        "`contents`, or `title` and `text`, which is indexed once.",
     )
-    serve: str | None = key(
-        None, "A file of tools, one of them of the kind retrieve, for a server that the run starts."
+    search: Literal["bm25", "dense"] = key(
+        "bm25", "Of `corpus`: by words (BM25), or by meaning (vectors)."
     )
-    topk: int = key(3, "Passages of a query.", source="Search-R1", ge=1, le=MOST_PASSAGES)
-    seconds: float = key(8.0, "Time limit of one try of a request.", gt=0)
-    tries: int = key(3, "Tries of a request that fails for a reason that may pass.", ge=1)
-    start_seconds: float = key(
-        600.0, "Of `serve`: how long the server may take until it answers.", gt=0
+    vectors: str | None = key(
+        None, "Of `search: dense`: a FAISS index made elsewhere; default: the folder's vectors."
     )
+    encoder: EncoderSettings | None = key(
+        None, "Of `search: dense`: the encoder; default: the one of the folder's vectors."
+    )
+    topk: int = key(3, "Passages of a query.", source="Search-R1", ge=1, le=MAX_PASSAGES)
+    seconds: float = key(8.0, "Of `url`: time limit of one try of a request.", gt=0)
+    tries: int = key(3, "Of `url`: tries of a request that fails for a reason that may pass.", ge=1)
     window_ms: float = key(2.0, "Milliseconds that a call waits for others.", ge=0)
 
     @field_validator("url")
@@ -88,8 +100,12 @@ class RetrieverSettings(Settings):
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
-        if sum(one is not None for one in (self.url, self.corpus, self.serve)) != 1:
-            raise ValueError("give one of url, corpus and serve")
+        if (self.url is None) == (self.corpus is None):
+            raise ValueError("give one of url and corpus")
+        if self.url is not None and self.search == "dense":
+            raise ValueError("search is of a corpus; a server searches as it was started")
+        if self.search != "dense" and (self.vectors is not None or self.encoder is not None):
+            raise ValueError("vectors and encoder are for `search: dense`")
         return self
 
 
@@ -102,112 +118,97 @@ class RetrieverTool:
         self.settings = settings
         self.tools = (Tool(settings.name, settings.description, _parameters()),)
         self.tags: Mapping[str, Tag] = {settings.name: Tag("query", "|")}
-        self._content = self._told()
-        self.identity = digest("retriever", settings.name, str(settings.topk), self._content)
+        self.identity = digest("retriever", settings.name, str(settings.topk), self._content())
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
         """See ``ToolSource``."""
-        s = self.settings
-        async with self._asking() as asking:
-            batches = Batches(
-                _once_each(asking), window=s.window_ms / 1000, most=MOST, at_once=AT_ONCE
-            )
+        async with self._searching() as search:
+            batches = Batches(search, self.settings.window_ms / 1000)
 
             async def do(arguments: Mapping[str, Any]) -> str:
-                """The passages of one query, as a text."""
                 query = str(arguments["query"]).strip()
                 if not query:
                     raise ToolError("the query is empty")
-                found = await batches.ask(query)
-                if isinstance(found, ToolError):
-                    raise ToolError(str(found))
-                return shown(found)
+                answer = await batches.ask(query)
+                if isinstance(answer, ToolError):
+                    raise ToolError(str(answer))
+                return shown(answer)
 
             try:
-                yield {s.name: do}
+                yield {self.settings.name: do}
             finally:
                 await batches.close()
 
-    def _told(self) -> str:
-        """A hash of what is searched; refuses what can't be."""
+    def _content(self) -> str:
+        """Return a hash of what is searched; a server does not say. Raises ``UserError`` for what can't be."""
         s = self.settings
         if s.url is not None:
-            return served_identity(s.url)
-        if s.serve is not None:
-            return _served(Path(s.serve)).identity
+            try:
+                httpx2.get(s.url, timeout=CONNECT_SECONDS, trust_env=False)
+            except (httpx2.HTTPError, OSError) as error:
+                raise UserError(
+                    f"no retrieval server answers at {s.url}: {error}",
+                    "start it, or correct the address",
+                ) from error
+            return ""
         assert s.corpus is not None
         place = expanded(s.corpus)
         if not place.is_file():
-            return check_index(IndexSettings(index=s.corpus))
+            return check_index(self._index(place))
+        if s.search == "dense":
+            raise UserError(
+                f"{place} has no vectors",
+                f"make an index: coterie data index {place} FOLDER --dense MODEL",
+            )
         return sha256(place)
 
-    @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[Asking]:
+    def _index(self, folder: Path) -> IndexSettings:
         s = self.settings
-        if s.corpus is not None:
-            async with searching(
-                IndexSettings(index=str(index_folder(expanded(s.corpus))))
-            ) as search:
+        return IndexSettings(
+            index=str(folder), search=s.search, vectors=s.vectors, encoder=s.encoder
+        )
 
-                async def here(queries: Sequence[str]) -> list[Found]:
-                    hits = await search(queries, s.topk)
-                    return [[hit.passage for hit in one] for one in hits]
-
-                yield here
-            return
-        async with self._server() as url:
-            client = RetrieverClient(url, seconds=s.seconds, tries=s.tries)
+    @asynccontextmanager
+    async def _searching(self) -> AsyncIterator[Search]:
+        s = self.settings
+        if s.url is not None:
+            client = RetrieverClient(s.url, seconds=s.seconds, tries=s.tries)
             try:
                 yield lambda queries: client.search(queries, s.topk)
             finally:
                 await client.close()
-
-    @asynccontextmanager
-    async def _server(self) -> AsyncIterator[str]:
-        """Where the server is; started here, if that is asked for."""
-        s = self.settings
-        if s.url is not None:
-            if await asyncio.to_thread(served_identity, s.url) != self._content:
-                raise UserError(
-                    f"{s.url} searches other passages than before, or in another way",
-                    "start the server with the corpus that the run began with",
-                )
-            yield s.url
             return
-        with tempfile.TemporaryDirectory(prefix="coterie-tools-") as folder:
-            launch = Launch(
-                "tools",
-                self._command,
-                environment={},
-                log=Path(folder) / "log",
-                start_seconds=s.start_seconds,
-                grace_seconds=GRACE_SECONDS,
-            )
-            try:
-                child = await Child.start(launch, _healthy)
-            except EngineError as error:
-                raise UserError(
-                    f"the server of {s.serve} did not start: {error}", "fix what its log says"
-                ) from error
-            try:
-                yield f"{child.url}/retrieve"
-            finally:
-                await child.end()
+        assert s.corpus is not None
+        folder = await asyncio.to_thread(index_folder, expanded(s.corpus))
+        async with searching(self._index(folder)) as search:
 
-    def _command(self, port: int) -> list[str]:
-        words = ("serve", "tools", "--config", str(self.settings.serve), "--port", str(port))
-        return [sys.executable, "-m", "coterie", *words]
+            async def here(queries: Sequence[str]) -> list[Answer]:
+                hits = await search(queries, s.topk)
+                return [[hit.passage for hit in one] for one in hits]
+
+            yield here
 
 
 def shown(passages: Sequence[Passage]) -> str:
-    """Passages as agents are shown them."""
+    """Return passages as agents are shown them."""
     return "\n\n".join(_block(n, one) for n, one in enumerate(passages, 1)) or NOTHING
 
 
 def titles_in(text: str) -> tuple[str, ...]:
-    """Titles of the passages in a text that :func:`shown` wrote, also of one that was cut."""
+    """Return the titles of the passages in a text that :func:`shown` wrote, also if it was cut."""
     return tuple(_HEADER.findall(text))
+
+
+def index_folder(place: Path) -> Path:
+    """Return the index of a folder, or of a file, made the first time."""
+    if not place.is_file():
+        return place
+    target = home() / "indexes" / f"{sha256(place)}-{FORM}"
+    if not target.is_dir():
+        with new_folder(target) as new:
+            fill_index(new, place, bm25=True, encoder=None, progress=Silent())
+    return target
 
 
 def _block(number: int, passage: Passage) -> str:
@@ -220,39 +221,145 @@ def _parameters() -> dict[str, object]:
     return {"type": "object", "properties": {"query": query}, "required": ["query"]}
 
 
-def _once_each(asking: Asking) -> Asking:
-    """Asks equal queries once."""
+class Batches:
+    """Search queries together that come within ``window`` seconds, equal ones once. Use it in one event loop."""
 
-    async def ask(queries: Sequence[str]) -> list[Found]:
-        different = list(dict.fromkeys(queries))
-        found = dict(zip(different, await asking(different), strict=True))
-        return [found[query] for query in queries]
+    def __init__(self, search: Search, window: float) -> None:
+        self._search, self._window = search, window
+        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self._room = asyncio.Semaphore(MAX_SEARCHES)
+        self._running: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
-    return ask
+    async def ask(self, query: str) -> Answer:
+        """Return the answer to one query; raise what its search raised."""
+        loop = asyncio.get_running_loop()
+        answer = self._waiting.setdefault(query, loop.create_future())
+        if len(self._waiting) >= MAX_QUERIES:
+            self._begin()
+        elif self._timer is None:
+            self._timer = loop.call_later(self._window, self._begin)
+        return await asyncio.shield(answer)
 
+    async def close(self) -> None:
+        """Give up what is not answered."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for answer in self._waiting.values():
+            answer.cancel()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
 
-def index_folder(place: Path) -> Path:
-    """The index of a folder, or of a file, made the first time."""
-    if not place.is_file():
-        return place
-    target = home() / "indexes" / f"{sha256(place)}-{FORM}"
-    if not target.is_dir():
-        with new_folder(target) as new:
-            fill_index(new, place, bm25=True, encoder=None, progress=Silent())
-    return target
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch, self._waiting = self._waiting, {}
+        task = asyncio.ensure_future(self._run(batch))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
-
-def _served(file: Path) -> RetrieveBackend:
-    """The tool of a server's file that has ``/retrieve``. Raises ``UserError`` if there is none."""
-    for one in read_tools(file):
-        if isinstance(one.backend, RetrieveBackend):
-            return one.backend
-    raise UserError(f"{file} has no tool of the kind retrieve", "add one")
-
-
-async def _healthy(url: str) -> bool:
-    async with httpx2.AsyncClient(trust_env=False, timeout=CONNECTING) as http:
+    async def _run(self, batch: Mapping[str, "asyncio.Future[Answer]"]) -> None:
         try:
-            return (await http.get(f"{url}/health")).status_code == httpx2.codes.OK
-        except (httpx2.HTTPError, OSError):
-            return False
+            async with self._room:
+                answers = await self._search(list(batch))
+            for future, answer in zip(batch.values(), answers, strict=True):
+                future.set_result(answer)
+        except Exception as error:
+            for future in batch.values():
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # a caller that was cancelled does not read it
+        finally:
+            for future in batch.values():
+                future.cancel()
+
+
+# -- a server -----------------------------------------------------------------------------------
+
+
+class _Document(BaseModel):
+    contents: str
+    id: str | int = ""
+
+
+class _Scored(BaseModel):
+    document: _Document
+
+
+class _Reply(BaseModel):
+    """A reply with scores, or without."""
+
+    result: list[list[_Scored | _Document]]
+
+
+class _Refused(Exception):
+    """The server does not accept the queries."""
+
+
+class RetrieverClient:
+    """Client of the server at ``url``, which ends in ``/retrieve``. ``seconds``: time limit of a try."""
+
+    def __init__(self, url: str, *, seconds: float, tries: int) -> None:
+        self.url = url
+        self._tries = tries
+        self._http = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS)),
+            limits=httpx2.Limits(keepalive_expiry=KEPT_SECONDS),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def search(self, queries: Sequence[str], count: int) -> list[Answer]:
+        """Return at most ``count`` passages of each query, best first, or why the server refuses it.
+
+        Raises ``ToolUnavailable`` if the server can't be reached, or answers nothing that can be used.
+        """
+        try:
+            return await self._ask(queries, count)
+        except _Refused as error:
+            if len(queries) == 1:
+                return [ToolError(str(error))]
+        alone = await asyncio.gather(*(self.search([query], count) for query in queries))
+        return [answer for (answer,) in alone]
+
+    async def _ask(self, queries: Sequence[str], count: int) -> list[Answer]:
+        body = {"queries": list(queries), "topk": count, "return_scores": True}
+        fault, pause = "", FIRST_PAUSE
+        for number in range(self._tries):
+            if number:
+                await asyncio.sleep(min(pause, MAX_PAUSE))
+                pause *= 2
+            try:
+                reply = await self._http.post(self.url, json=body)
+            except (httpx2.HTTPError, OSError) as error:
+                fault = f"no answer from {self.url}: {error!r}"
+                continue
+            status, said = reply.status_code, reply.text[:SHOWN]
+            if status in REFUSED:
+                raise _Refused(f"the query was refused: {said}")
+            if status >= 500 or status in RETRIED:
+                fault = f"{self.url} answered {status}: {said}"
+                wait = retry_after(reply.headers.get("retry-after"), reply.headers.get("date"))
+                pause = max(pause, wait or 0.0)
+                continue
+            if status != httpx2.codes.OK:
+                raise ToolUnavailable(f"{self.url} answered {status}: {said}")
+            try:
+                rows = _Reply.model_validate_json(reply.content).result
+            except ValidationError:
+                fault = f"{self.url} gave a broken reply: {said}"
+                continue
+            if len(rows) == len(queries):
+                return [[_passage(one) for one in row[:count]] for row in rows]
+            fault = f"{self.url} gave {len(rows)} results for {len(queries)} queries"
+        raise ToolUnavailable(fault)
+
+
+def _passage(one: _Scored | _Document) -> Passage:
+    document = one.document if isinstance(one, _Scored) else one
+    return Passage(str(document.id), document.contents)

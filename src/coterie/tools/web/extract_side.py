@@ -1,7 +1,7 @@
 """Takes the text out of pages, in a process of its own: a page may be made to take all time or memory.
 
 Reads lines of JSON (``{"html": ..., "url": ...}``) and answers each with one (``{"title": ..., "text": ...}``). Started
-by :mod:`coterie.tools.web.extract`; run by hand it says ``ready`` if the package trafilatura is there.
+by :mod:`coterie.tools.web.pages`; run by hand it says ``ready`` if the package trafilatura is there.
 """
 
 import json

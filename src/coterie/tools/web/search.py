@@ -1,117 +1,416 @@
-"""Web search: a backend behind a cache."""
+"""The tool ``web_search``: Serper (google.serper.dev) or a file of pages behind it, and a cache of answers."""
 
 import asyncio
+import hashlib
 import json
+import random
+import sqlite3
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+import httpx2
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
 from coterie.config.plugins import Kind, find
+from coterie.config.settings import Settings, key
+from coterie.config.urls import server_url
+from coterie.engines.keys import find_key
+from coterie.engines.limits import Limits, retry_after
+from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
-from coterie.tools.web.cache import Cache
-from coterie.tools.web.pages import PageFile, PageIndex, need_bm25s
-from coterie.tools.web.search_settings import SearchSettings
-from coterie.tools.web.wire import Hit, SearchAnswer
+from coterie.tools.retrieval.index import best, need_bm25s
+from coterie.tools.run import Function, ToolError, ToolUnavailable
+from coterie.tools.tags import Tag
+from coterie.trajectories.calls import Tool
+from coterie.trajectories.turn import digest
 
 FEW, MANY = 10, 100
-"""How many hits are asked for: outside servers charge for a query by these steps."""
-
-
-class Upstream(Protocol):
-    """What answers queries; a class that is made with :class:`SearchSettings` and raises ``UserError`` there."""
-
-    identity: str
-    """What its answers depend on, but not where it is."""
-
-    def open(self) -> AbstractAsyncContextManager[None]:
-        """What it needs while queries come."""
-        ...
-
-    async def search(self, query: str, count: int) -> list[Hit]:
-        """At most ``count`` hits, best first. Raises ``ToolError`` and ``ToolUnavailable``."""
-        ...
-
-
-class CorpusSearch:
-    """Search in a file of pages. Raises ``UserError`` for a file that has none."""
-
-    def __init__(self, settings: SearchSettings) -> None:
-        need_bm25s()
-        if not settings.pages:
-            raise UserError("there are no pages to search", "give the file: pages=FILE.jsonl")
-        self._pages = PageFile.read(Path(settings.pages))
-        self.identity = f"corpus-{self._pages.identity}"
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """Make the index."""
-        self._index = await asyncio.to_thread(PageIndex, self._pages)
-        yield
-
-    async def search(self, query: str, count: int) -> list[Hit]:
-        """The best pages."""
-        return await asyncio.to_thread(self._index.search, query, count)
-
-
+"""Numbers of hits that are requested: outside servers charge for a query by these steps."""
+MAX_QUERY = 2000
+"""Characters."""
+SNIPPET = 300
+"""Characters of a page of a file that a hit shows."""
+RETRIED = (408, 425, 429)
+"""Statuses below 500 that may pass."""
+REFUSED = (401, 402, 403)
+"""The key is wrong or has no credit: no query will be answered."""
+SHOWN = 300
+"""Characters of an answer that an error quotes."""
+WAIT = 30.0
+"""Seconds to wait for another process that writes into the cache."""
+TOOL = Tool(
+    "web_search",
+    "Searches the web; gives titles, links and snippets of the pages that fit best.",
+    {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "What to search for."}},
+        "required": ["query"],
+        "additionalProperties": False,
+    },
+)
 BACKENDS = Kind(
     "search_backend",
     {
-        "serper": "coterie.tools.web.serper:Serper",
+        "serper": "coterie.tools.web.search:Serper",
         "corpus": "coterie.tools.web.search:CorpusSearch",
     },
 )
 
 
-class Search:
-    """Answers queries, and keeps the answers of outside servers.
+class WebSearchSettings(Settings):
+    """Where queries are answered, and what is cached."""
 
-    Raises ``UserError`` for a backend that is not there or can't work.
-    """
+    backend: str = key(
+        "",
+        "What answers: serper (Google's results, needs a key), corpus (a file of pages), or your own.",
+    )
+    num: int = key(10, "Pages that a query finds at most.", ge=1, le=MANY, source="GAP's code")
+    upstream: str = key("https://google.serper.dev/search", "Of serper: where it is.", quiet=True)
+    key_variable: str = key(
+        "SERPER_API_KEY",
+        "Of serper: environment variable (or name in `.env`) that holds the key. Not the key itself.",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        quiet=True,
+    )
+    requests_per_minute: float | None = key(None, "Of serper: most queries in any minute.", ge=1)
+    upstream_concurrency: int = key(8, "Of serper: most queries at a time.", ge=1)
+    upstream_seconds: float = key(60.0, "Of serper: time limit of one try, in seconds.", gt=0)
+    upstream_retries: int = key(
+        3, "Of serper: further tries after a failure that may pass.", ge=0, le=20
+    )
+    pages: str = key("", "Of corpus: a JSONL file of rows with url, title, text, and perhaps date.")
+    cache: str = key("", "A file in which answers are kept; empty: no cache. Not for corpus.")
+    cache_seconds: float = key(
+        3600.0, "How long an answer is kept.", gt=0, source="GAP's search server"
+    )
 
-    def __init__(self, settings: SearchSettings) -> None:
+    @field_validator("upstream")
+    @classmethod
+    def _check_upstream(cls, url: str) -> str:
+        if server_url(url).userinfo:
+            raise ValueError("must not hold a password or key")
+        return url.rstrip("/")
+
+
+class Hit(BaseModel):
+    """A page that fits a query."""
+
+    model_config = ConfigDict(extra="ignore")
+    title: str = ""
+    link: str
+    snippet: str = ""
+    date: str | None = None
+    source: str | None = None
+
+
+class SearchAnswer(BaseModel):
+    """Serper's answer: hits, best first."""
+
+    model_config = ConfigDict(extra="ignore")
+    organic: list[Hit] = Field(default_factory=list)
+
+
+class Upstream(Protocol):
+    """A backend: a class that is made with :class:`WebSearchSettings`, and may raise ``UserError`` there."""
+
+    identity: str
+    """What its answers depend on, but not where it is."""
+
+    def open(self) -> AbstractAsyncContextManager[None]:
+        """Open what it needs while queries come."""
+        ...
+
+    async def search(self, query: str, count: int) -> list[Hit]:
+        """Return at most ``count`` hits, best first. Raises ``ToolError`` and ``ToolUnavailable``."""
+        ...
+
+
+class WebSearch:
+    """Web search. Raises ``UserError`` for a backend that is missing or can't work."""
+
+    settings_type = WebSearchSettings
+
+    def __init__(self, settings: WebSearchSettings) -> None:
         if not settings.backend:
             raise UserError("no search backend is chosen", "give backend=serper or backend=corpus")
         self._settings = settings
         self._backend: Upstream = find(BACKENDS, settings.backend).thing(settings)
-        self.identity = self._backend.identity
+        self.tools = (TOOL,)
+        self.tags: Mapping[str, Tag] = {TOOL.name: Tag("query", "|")}
+        self.identity = digest("web_search", settings.num, self._backend.identity)
         self._cache: Cache | None = None
-        self._asked: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """The backend and the cache. Raises ``UserError`` if one can't be opened."""
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        """Open the backend and the cache. Raises ``UserError`` if one can't be opened."""
         s = self._settings
-        if s.cache and s.backend != "corpus":
-            self._cache = Cache(Path(s.cache), s.cache_seconds, s.cache_entries)
-        try:
-            async with self._backend.open():
-                yield
-        finally:
-            if self._cache is not None:
-                self._cache.close()
+        async with AsyncExitStack() as stack:
+            if s.cache and s.backend != "corpus":
+                self._cache = Cache(Path(s.cache), s.cache_seconds)
+                stack.callback(self._cache.close)
+            await stack.enter_async_context(self._backend.open())
+            yield {TOOL.name: self._run}
 
     async def search(self, query: str, count: int) -> list[Hit]:
-        """At most ``count`` hits; from the cache, if that was asked for as many before.
+        """Return at most ``count`` hits, from the cache if it was asked for as many.
 
-        The same query, asked by several at once, is asked once.
+        Equal queries at the same time are asked once.
         """
         query = " ".join(query.split())
         if self._cache is None:
             return await self._backend.search(query, count)
-        key = f"{self.identity}\n{query}"
-        turn = self._asked.setdefault(key, asyncio.Lock())
-        async with turn:
+        key = f"{self._backend.identity}\n{query}"
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
             kept = await self._cache.get(key)
             if kept is not None:
-                found = json.loads(kept)
-                hits = SearchAnswer.model_validate(found).organic
-                if len(hits) >= count or found["asked"] >= count:
+                answer = json.loads(kept)
+                hits = SearchAnswer.model_validate(answer).organic
+                if len(hits) >= count or answer["asked"] >= count:
                     return hits[:count]
             asked = FEW if count <= FEW and kept is None else MANY
             hits = await self._backend.search(query, asked)
-            answer = {"asked": asked, "at": time.time(), **SearchAnswer(organic=hits).model_dump()}
+            answer = {"asked": asked, **SearchAnswer(organic=hits).model_dump()}
             await self._cache.put(key, json.dumps(answer))
         return hits[:count]
+
+    async def _run(self, arguments: Mapping[str, Any]) -> str:
+        query = str(arguments["query"]).strip()
+        if not query:
+            raise ToolError("the query is empty")
+        if len(query) > MAX_QUERY:
+            raise ToolError(f"the query is longer than {MAX_QUERY} characters")
+        return observation(query, await self.search(query, self._settings.num))
+
+
+def observation(query: str, hits: Sequence[Hit]) -> str:
+    """Return what the agent is shown of the hits."""
+    if not hits:
+        return f"No results found for query: {query}"
+    blocks = []
+    for place, hit in enumerate(hits, 1):
+        lines = [
+            f"{place}. [{hit.title}]({hit.link})",
+            *([f"Date published: {hit.date}"] if hit.date else []),
+            *([f"Source: {hit.source}"] if hit.source else []),
+            hit.link,
+            hit.snippet,
+        ]
+        blocks.append("\n".join(lines).rstrip())
+    return f"Found {len(hits)} results:\n\n## Web Results\n" + "\n\n".join(blocks)
+
+
+class Serper:
+    """The outside server, or one that speaks as it does. Raises ``UserError`` if its key is not set."""
+
+    def __init__(self, settings: WebSearchSettings) -> None:
+        self._settings = settings
+        self._key = find_key(settings.key_variable, Path())
+        self.identity = "serper"
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Open connections, and the limits that all queries share."""
+        s = self._settings
+        self._limits = Limits(s.requests_per_minute, None)
+        self._room = asyncio.Semaphore(s.upstream_concurrency)
+        async with httpx2.AsyncClient(
+            headers=self._key.in_header("X-API-KEY"), timeout=s.upstream_seconds
+        ) as self._client:
+            yield
+
+    async def search(self, query: str, count: int) -> list[Hit]:
+        """Return its hits. Raises ``ToolUnavailable`` when it fails for good, ``ToolError`` for a refused query."""
+        failure = ""
+        async with self._room:
+            for number in range(self._settings.upstream_retries + 1):
+                if number:
+                    await asyncio.sleep(min(30.0, 2.0 ** (number - 1)) * random.uniform(0.5, 1))
+                await self._limits.admit(0)
+                answer = await self._try(query, count)
+                if not isinstance(answer, str):
+                    return answer
+                failure = answer
+        raise ToolUnavailable(f"web search at {self._settings.upstream}: {failure}")
+
+    async def _try(self, query: str, count: int) -> list[Hit] | str:
+        """Return its hits, or what went wrong and may pass."""
+        url, seconds = self._settings.upstream, self._settings.upstream_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._client.post(url, json={"q": query, "num": count})
+        except (TimeoutError, httpx2.TimeoutException):
+            return f"no answer within {seconds:g} seconds"
+        except httpx2.RequestError as error:
+            return f"no connection: {error or type(error).__name__}"
+        said = self._key.redact(" ".join(answer.text[: 10 * SHOWN].split()))[:SHOWN]
+        if answer.status_code in REFUSED:
+            raise EngineGone(f"web search at {url}: status {answer.status_code}: {said}")
+        if answer.status_code in RETRIED or answer.status_code >= 500:
+            wait = retry_after(answer.headers.get("Retry-After"), answer.headers.get("Date"))
+            if wait is not None:
+                self._limits.pause(wait)
+            return f"status {answer.status_code}: {said}"
+        if not answer.is_success:
+            raise ToolError(f"the query is refused: {said}")
+        try:
+            return SearchAnswer.model_validate(json.loads(answer.content)).organic[:count]
+        except (ValueError, ValidationError):
+            return f"the answer is not of Serper's form: {said}"
+
+
+# -- a file of pages instead of the web ---------------------------------------------------------
+
+
+class PageRow(BaseModel):
+    """A page: ``{"url": "https://example.org/oslo", "title": "Oslo", "text": "..."}``, perhaps with a ``date``."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    url: str = Field(min_length=1)
+    title: str
+    text: str = Field(min_length=1)
+    date: str | None = None
+
+
+@dataclass(frozen=True)
+class PageFile:
+    """The pages of a JSONL file, in memory."""
+
+    rows: tuple[PageRow, ...]
+    identity: str
+    """A hash of the file."""
+
+    @classmethod
+    def read(cls, file: Path) -> "PageFile":
+        """Read a file. Raises ``UserError`` that names the line which is not a page, and for two pages of one URL."""
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"{file} can't be read: {error}", "give a JSONL file of pages"
+            ) from error
+        rows = tuple(_rows(file, content))
+        urls: set[str] = set()
+        for row in rows:
+            if row.url in urls:
+                raise UserError(f"{file} has two pages of {row.url}", "remove one of them")
+            urls.add(row.url)
+        if not rows:
+            raise UserError(f"{file} has no page", "give rows with url, title and text")
+        return cls(rows, hashlib.sha256(content).hexdigest()[:16])
+
+
+class CorpusSearch:
+    """BM25 over titles and texts of a file of pages. Raises ``UserError`` for a file that has none."""
+
+    def __init__(self, settings: WebSearchSettings) -> None:
+        need_bm25s()
+        if not settings.pages:
+            raise UserError("there are no pages to search", "give the file: pages=FILE.jsonl")
+        pages = PageFile.read(Path(settings.pages))
+        self._rows = pages.rows
+        self.identity = f"corpus-{pages.identity}"
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Make the index."""
+        self._index = await asyncio.to_thread(self._make)
+        yield
+
+    async def search(self, query: str, count: int) -> list[Hit]:
+        """Return the best pages, equal ones in the file's order; none without a word of the query."""
+        return await asyncio.to_thread(self._search, query, count)
+
+    def _make(self) -> Any:
+        index = need_bm25s().BM25()
+        texts = [f"{row.title} {row.text}" for row in self._rows]
+        index.index(need_bm25s().tokenize(texts, show_progress=False), show_progress=False)
+        return index
+
+    def _search(self, query: str, count: int) -> list[Hit]:
+        (tokens,) = need_bm25s().tokenize([query], return_ids=False, show_progress=False)
+        known = [one for one in tokens if one in self._index.vocab_dict]
+        if not known:
+            return []
+        scores = np.asarray(self._index.get_scores(known), np.float32)
+        return [_hit(self._rows[place], known) for place in best(scores, count).tolist()]
+
+
+def _hit(row: PageRow, words: list[str]) -> Hit:
+    """Return a hit whose snippet is the line that has most of the words."""
+    lines = [line.strip() for line in row.text.splitlines() if line.strip()]
+    line = max(lines, key=lambda line: sum(word in line.lower() for word in words), default="")
+    return Hit(title=row.title, link=row.url, snippet=line[:SNIPPET], date=row.date)
+
+
+def _rows(file: Path, content: bytes) -> Iterator[PageRow]:
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            try:
+                yield PageRow.model_validate_json(line)
+            except ValidationError as error:
+                raise UserError(
+                    f"{file}, line {number}, is not a page: {error.errors()[0]['msg']}",
+                    'a row is {"url": "https://example.org/oslo", "title": "Oslo", "text": "Oslo is ..."}',
+                ) from error
+
+
+# -- the cache of searches and of pages ---------------------------------------------------------
+
+
+class Cache:
+    """Texts by key, each for ``seconds``, in a SQLite file that several processes may use. Close it.
+
+    Raises ``UserError`` for a file that can't be used. ``now`` is the clock, in seconds.
+    """
+
+    def __init__(self, file: Path, seconds: float, now: Callable[[], float] = time.time) -> None:
+        self._seconds, self._now = seconds, now
+        self._lock = threading.Lock()
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._base = sqlite3.connect(
+                file, timeout=WAIT, check_same_thread=False, isolation_level=None
+            )
+            tables = self._base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            if {name for (name,) in tables} - {"kept"}:
+                raise sqlite3.DatabaseError("it is the file of another program")
+            self._base.execute("PRAGMA journal_mode=WAL")
+            self._base.execute(
+                "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, at REAL NOT NULL, text TEXT NOT NULL)"
+            )
+            self._base.execute("DELETE FROM kept WHERE at <= ?", (now() - seconds,))
+        except (OSError, sqlite3.Error) as error:
+            raise UserError(
+                f"the cache {file} can't be used: {error}", "give another file, or remove it"
+            ) from error
+
+    async def get(self, key: str) -> str | None:
+        """Return the text of a key; None if there is none, or it is too old."""
+        rows = await asyncio.to_thread(
+            self._execute, "SELECT at, text FROM kept WHERE key = ?", key
+        )
+        return rows[0][1] if rows and self._now() - rows[0][0] < self._seconds else None
+
+    async def put(self, key: str, text: str) -> None:
+        """Keep a text, in place of the key's older one."""
+        add = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?)"
+        await asyncio.to_thread(self._execute, add, key, self._now(), text)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._base.close()
+
+    def _execute(self, statement: str, *values: object) -> list[Any]:
+        with self._lock:
+            return self._base.execute(statement, values).fetchall()

@@ -1,0 +1,539 @@
+"""The connection to one MCP server: the SDK's client in a task that owns it, made again when the server is gone."""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+import anyio
+import httpx2
+import mcp_types as types
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp import Client
+from mcp.client.session import IncomingMessage, MessageHandlerFnT
+from mcp.client.stdio import get_default_environment
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+
+from coterie.engines.keys import find_key
+from coterie.engines.servers import leash
+from coterie.errors import UserError
+from coterie.tools.checking import check_tools
+from coterie.tools.mcp.source import Listed, McpSettings, changes
+from coterie.tools.run import ToolError, ToolUnavailable, cut_text
+from coterie.trajectories.calls import Tool
+
+MAX_LINE = 16 * 2**20
+"""Maximum bytes of one message of a command."""
+TOO_LONG = -32010
+"""Error code of a request whose answer is longer."""
+HEAD = 256
+"""Bytes kept of a message that is too long; they include its id."""
+MAX_EVENT = 64 * 2**20
+"""Maximum bytes of one answer in a stream of events."""
+MAX_PAGES = 100
+"""Maximum pages of a tool list."""
+MAX_NAME = 64
+"""Characters of a tool's name that chat templates and endpoints accept."""
+MAX_DESCRIPTION = 4000
+"""Characters of a tool's description that are shown: it is part of every prompt."""
+MAX_SCHEMA = 40_000
+"""Maximum characters of a tool's schema, which can't be cut."""
+LOOK_AGAIN = 30.0
+"""Seconds after which the tools are listed again before a call: not every server announces changes."""
+END_SECONDS = 2.0
+"""Seconds that a command has to end when its input ends, and then to be ended."""
+GRACE = 1.0
+"""Seconds between SIGTERM and SIGKILL of a command."""
+SHOWN = 500
+"""Last characters of a command's standard error that an error quotes."""
+FAULTS = (types.INTERNAL_ERROR, types.INVALID_REQUEST)
+"""Codes of errors that are not the agent's fault: a tool's own errors are in its result."""
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
+_ID = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*([0-9]+|"[^"\\]*")\s*,')
+T = TypeVar("T")
+Received = SessionMessage | Exception
+# Errors of servers are in our own errors; the SDK's log would also write them to the terminal.
+logging.getLogger("mcp").addHandler(logging.NullHandler())
+
+
+class LinkLost(ToolUnavailable):
+    """The connection is gone, or never came up."""
+
+
+class Session:
+    """Calls of the tools that a run has, over one connection at a time. Close it."""
+
+    def __init__(self, settings: McpSettings, known: Listed) -> None:
+        self._settings = settings
+        self._known = known
+        self._link: Link | None = None
+        self._listed_at = 0.0
+        self._turn = asyncio.Lock()
+        self._dropped: list[Link] = []
+        self._changed: UserError | None = None
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return a tool's answer.
+
+        Raises ``ToolError`` if it fails, ``ToolUnavailable`` if the server is gone (it is started again for the next
+        call), ``UserError`` if its tools have changed, which fails all later calls too.
+        """
+        link = await self.ready()
+        try:
+            result = await link.call(self._known.names[name], dict(arguments))
+        except LinkLost:
+            self._drop(link)
+            raise
+        except MCPError as error:
+            if error.code == types.REQUEST_TIMEOUT:
+                seconds = self._settings.seconds
+                raise ToolError(f"no answer within {seconds:g} seconds") from error
+            if error.code in FAULTS:
+                if error.code == types.INVALID_REQUEST:  # the server has forgotten the session
+                    self._drop(link)
+                raise link.lost(error.error.message) from error
+            raise ToolError(error.error.message) from error
+        except (RuntimeError, ValueError) as error:  # not of the protocol, or of its schema
+            raise ToolError(f"the tool's result can't be read: {error}") from error
+        text = text_of(result)
+        if result.is_error:
+            raise ToolError(text or "the tool failed and does not say why")
+        return text
+
+    async def ready(self) -> "Link":
+        """Return a connection to a server with the run's tools. Raises ``UserError`` and ``ToolUnavailable``."""
+        async with self._turn:
+            if self._changed is not None:
+                raise self._changed
+            if self._link is not None and not self._link.alive:
+                self._drop(self._link)
+            link = self._link = self._link or Link(self._settings)
+            try:
+                await link.ready()
+                if link.suspect or time.monotonic() - self._listed_at > LOOK_AGAIN:
+                    await self._check_tools(link)
+            except LinkLost:
+                self._drop(link)
+                raise
+            return link
+
+    async def close(self) -> None:
+        """End the connection, and the server if we started it."""
+        if self._link is not None:
+            self._drop(self._link)
+        await asyncio.gather(*(link.close() for link in self._dropped))
+
+    async def _check_tools(self, link: "Link") -> None:
+        """List the tools again, and compare."""
+        link.suspect = False  # before the request: a change that is announced meanwhile counts
+        settings = self._settings
+        try:
+            now = listed(await link.tools(), settings.read_only, settings.server)
+        except UserError as error:
+            self._changed = error
+            raise
+        except (MCPError, ValueError) as error:
+            raise link.lost(f"it does not list its tools: {error}") from error
+        except BaseException:
+            link.suspect = True
+            raise
+        if now.identity != self._known.identity:
+            self._changed = UserError(
+                f"the tools of the MCP server `{settings.server}` have changed ({changes(self._known, now)})",
+                "a run's tools stay the same: give it the server as it was, or begin another run",
+            )
+            raise self._changed
+        self._listed_at = time.monotonic()
+
+    def _drop(self, link: "Link") -> None:
+        link.drop()
+        self._dropped = [one for one in self._dropped if one.open and one is not link] + [link]
+        if self._link is link:
+            self._link = None
+
+
+async def first_list(settings: McpSettings) -> Listed:
+    """Return the tools of a server. Raises ``UserError`` if it does not answer."""
+    try:
+        link = Link(settings)
+        try:
+            await link.ready()
+            return listed(await link.tools(), settings.read_only, settings.server)
+        finally:
+            await link.close()
+    except (LinkLost, MCPError, ValueError) as error:
+        raise UserError(
+            str(error), "start the server, or correct its command or URL; try it by hand"
+        ) from error
+
+
+class Link:
+    """One connection. It comes up by itself.
+
+    The SDK's cancel scopes must end in the task that began them, so one task opens the client, waits, and closes it;
+    calls come from any task. A cancelled call is cancelled at the server and leaves the connection open.
+    """
+
+    def __init__(self, settings: McpSettings) -> None:
+        self.suspect = True
+        """True if its tools may have changed since they were listed."""
+        self._settings = settings
+        self._ended = asyncio.Event()
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._stderr = bytearray()
+        self._owner = asyncio.create_task(self._own())
+
+    async def ready(self) -> None:
+        """Wait for the handshake. Raises :class:`LinkLost`."""
+        await asyncio.shield(self._client)
+
+    @property
+    def alive(self) -> bool:
+        """Return True if no fault is known."""
+        return not self._owner.done() and not self._ended.is_set()
+
+    @property
+    def open(self) -> bool:
+        """Return True until it has ended."""
+        return not self._owner.done()
+
+    async def tools(self) -> list[types.Tool]:
+        """List all tools. Raises :class:`LinkLost`."""
+        tools: list[types.Tool] = []
+        cursor: str | None = None
+        async with self._limit(self._settings.start_seconds):
+            for _ in range(MAX_PAGES):
+                page = await self._ask(lambda client, at=cursor: client.list_tools(cursor=at))  # type: ignore[misc]
+                tools += page.tools
+                if not (cursor := page.next_cursor):
+                    return tools
+        raise self.lost(f"its list of tools has more than {MAX_PAGES} pages")
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
+        """Call a tool. Raises ``MCPError`` for what the server refuses, :class:`LinkLost`."""
+        seconds = self._settings.seconds
+        return await self._ask(
+            lambda client: client.call_tool(name, arguments, read_timeout_seconds=seconds)
+        )
+
+    def drop(self) -> None:
+        """Begin to close it."""
+        self._ended.set()
+
+    async def close(self) -> None:
+        """Close it; a command of ours has ended when this returns."""
+        self.drop()
+        if not self._client.done():
+            self._owner.cancel()
+        await asyncio.wait({self._owner})
+        self._client.exception()  # was raised before, or nobody waits for it
+
+    def lost(self, why: str) -> LinkLost:
+        """Return the error that says why, and what the server wrote last."""
+        wrote = " ".join(self._stderr.decode(errors="replace").split())[-SHOWN:]
+        text = f"the MCP server `{self._settings.server}`: {why}"
+        return LinkLost(f"{text}; it wrote: {wrote}" if wrote else text)
+
+    async def _ask(self, ask: Callable[[Client], Awaitable[T]]) -> T:
+        """Send a request; wait until there is an answer or the connection is gone."""
+        if not self.alive or not self._client.done():
+            raise self.lost("the connection is closed")
+        request = asyncio.ensure_future(ask(self._client.result()))
+        try:
+            await asyncio.wait({request, self._owner}, return_when=asyncio.FIRST_COMPLETED)
+            if request.done() and not request.cancelled():
+                return await request
+        except MCPError as error:
+            if error.code == types.CONNECTION_CLOSED:
+                raise self.lost("it went away") from error
+            raise
+        finally:
+            if not request.done():
+                request.cancel()
+                await asyncio.wait({request})
+        raise self.lost("it went away")
+
+    async def _own(self) -> None:
+        try:
+            async with _client(self._settings, self._hear, self._stderr) as opening:
+                async with self._limit(self._settings.start_seconds):
+                    client = await opening()
+                self._client.set_result(client)
+                await self._ended.wait()
+        except (Exception, asyncio.CancelledError) as error:
+            if not self._client.done():
+                self._client.set_exception(self.lost(_reason(error)))
+        finally:
+            self._ended.set()
+
+    @asynccontextmanager
+    async def _limit(self, seconds: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError as error:
+            raise self.lost(f"it has not answered within {seconds:g} seconds") from error
+
+    async def _hear(self, message: IncomingMessage) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self.suspect = True
+
+
+@asynccontextmanager
+async def _client(
+    settings: McpSettings, hear: MessageHandlerFnT, stderr: bytearray
+) -> AsyncIterator[Callable[[], Awaitable[Client]]]:
+    """Give a function that opens the client, which is closed at the end."""
+    async with AsyncExitStack() as stack:
+        if settings.url is None:
+            log = stack.enter_context(_tail(stderr))
+            transport: Any = pipes(settings, log)
+        else:
+            headers = (
+                find_key(settings.key_variable, Path()).header if settings.key_variable else {}
+            )
+            timeout = httpx2.Timeout(settings.start_seconds, read=None)
+            http = await stack.enter_async_context(
+                httpx2.AsyncClient(headers=headers, timeout=timeout)
+            )
+            transport = streamable_http_client(
+                settings.url, http_client=http, max_sse_event_size=MAX_EVENT
+            )
+        client = Client(transport, message_handler=hear, cache=None)
+        yield lambda: stack.enter_async_context(client)
+
+
+@contextmanager
+def _tail(kept: bytearray) -> Iterator[TextIO]:
+    """Give a file whose last characters are kept."""
+    loop = asyncio.get_running_loop()
+    source, target = os.pipe()
+    os.set_blocking(source, False)
+
+    def read() -> None:
+        with suppress(BlockingIOError):
+            if not (more := os.read(source, 65536)):
+                loop.remove_reader(source)
+            kept.extend(more)
+            del kept[:-SHOWN]
+
+    loop.add_reader(source, read)
+    try:
+        with open(target, "w") as file:
+            yield file
+    finally:
+        read()
+        loop.remove_reader(source)
+        os.close(source)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first problem of a group of errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, LinkLost):
+        return str(error).partition("`: ")[2] or str(error)
+    return str(error) or type(error).__name__
+
+
+# -- a command: one line of JSON for each message -----------------------------------------------
+# The SDK's own transport keeps a line in memory however long it is, and lets the command outlive our SIGKILL.
+
+
+@asynccontextmanager
+async def pipes(
+    settings: McpSettings, log: TextIO
+) -> AsyncIterator[
+    tuple[MemoryObjectReceiveStream[Received], MemoryObjectSendStream[SessionMessage]]
+]:
+    """Start the command; a transport for the SDK's client. The process has ended when the block has."""
+    environment = get_default_environment()
+    for name in settings.environment:
+        if name not in os.environ:
+            raise UserError(f"{name} is not set", f"export {name}=..., or leave it out")
+        environment[name] = os.environ[name]
+    # The leash ends the command when we are gone.
+    guard = [sys.executable, "-I", "-S", leash.__file__, "--talk", str(os.getpid()), str(GRACE)]
+    process = await asyncio.create_subprocess_exec(
+        *guard,
+        *settings.command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=environment,
+        cwd=settings.folder or None,
+        start_new_session=True,
+        limit=MAX_LINE,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    answers, incoming = anyio.create_memory_object_stream[Received](0)
+    outgoing, requests = anyio.create_memory_object_stream[SessionMessage](0)
+    reading = asyncio.create_task(_read(process.stdout, answers))
+    writing = asyncio.create_task(_write(process.stdin, requests, answers))
+    try:
+        yield incoming, outgoing
+    finally:
+        with anyio.CancelScope(shield=True):
+            incoming.close()
+            outgoing.close()
+            await asyncio.wait({writing}, timeout=END_SECONDS / 4)
+            writing.cancel()
+            process.stdin.close()
+            await _end(process)
+            reading.cancel()
+            await asyncio.wait({reading, writing})
+            answers.close()
+            requests.close()
+
+
+async def lines(stdout: asyncio.StreamReader) -> AsyncIterator[tuple[bytes, bool]]:
+    """Read lines; of one over the reader's limit give the beginning, and True."""
+    head = b""
+    while True:
+        try:
+            line = await stdout.readuntil(b"\n")
+        except asyncio.LimitOverrunError as error:
+            head = head or (await stdout.readexactly(HEAD))
+            await stdout.readexactly(max(0, error.consumed - HEAD))
+        except asyncio.IncompleteReadError:
+            return
+        else:
+            yield head or line[:-1], bool(head)
+            head = b""
+
+
+async def _read(stdout: asyncio.StreamReader, answers: MemoryObjectSendStream[Received]) -> None:
+    """Pass on messages; when the client has gone read on, so that the command does not block."""
+    async with answers:
+        async for line, too_long in lines(stdout):
+            message = _refusal(line) if too_long else _message(line)
+            if message is None:
+                break
+            try:
+                await answers.send(message)
+            except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+                break
+    while await stdout.read(2**16):
+        pass
+
+
+async def _write(
+    stdin: asyncio.StreamWriter,
+    requests: MemoryObjectReceiveStream[SessionMessage],
+    answers: MemoryObjectSendStream[Received],
+) -> None:
+    try:
+        async for one in requests:
+            text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
+            stdin.write(text.encode() + b"\n")
+            await stdin.drain()
+    except OSError:  # the command reads nothing more, so no request would be answered
+        await answers.aclose()
+
+
+def _message(line: bytes) -> Received:
+    try:
+        return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError as error:
+        return error
+
+
+def _refusal(head: bytes) -> Received | None:
+    """Return an error in the place of an answer; None if its request is unknown."""
+    number = _ID.match(head)
+    if number is None:
+        return None
+    why = f"the answer is longer than {MAX_LINE:,} bytes, and was not read"
+    error = {"code": TOO_LONG, "message": why}
+    return _message(
+        json.dumps({"jsonrpc": "2.0", "id": json.loads(number[1]), "error": error}).encode()
+    )
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Wait until it ends, or end it; the leash ends its children."""
+    for end in (lambda: None, process.terminate, process.kill):
+        with suppress(ProcessLookupError):
+            end()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                while process.returncode is None:  # wait() would also wait for inherited pipes
+                    await asyncio.sleep(0.01)
+                return
+
+
+# -- what a server says, as ours ----------------------------------------------------------------
+
+
+def listed(given: Sequence[types.Tool], read_only: Sequence[str], server: str) -> Listed:
+    """Return a server's tools as ours. Raises ``UserError`` if there are none, or a model can't be offered one."""
+    if not given:
+        raise UserError(f"{server} has no tools", "give a server that has some")
+    ours = [_OTHER.sub("_", one.name)[:MAX_NAME] for one in given]
+    tools = tuple(
+        Tool(
+            name,
+            cut_text(one.description or "", MAX_DESCRIPTION),
+            one.input_schema,
+            alone=not _only_reads(one, read_only),
+        )
+        for name, one in zip(ours, given, strict=True)
+    )
+    if unknown := set(read_only) - {one.name for one in given} - set(ours):
+        raise UserError(
+            f"{server} has no tool {min(unknown)!r}, which read_only names",
+            f"it has: {', '.join(ours)}",
+        )
+    for tool in tools:
+        if (size := len(json.dumps(tool.parameters))) > MAX_SCHEMA:
+            raise UserError(
+                f"{server}: the parameters of {tool.name} are {size:,} characters long, and part of every prompt",
+                f"give a server whose tools have schemas of at most {MAX_SCHEMA:,} characters",
+            )
+    try:
+        check_tools(tools)
+    except UserError as error:
+        raise UserError(f"{server}: {error.what}", "correct the server") from error
+    rows = [
+        [one.name, one.description, one.input_schema, _only_reads(one, read_only)] for one in given
+    ]
+    text = json.dumps(rows, sort_keys=True)
+    names = dict(zip(ours, (one.name for one in given), strict=True))
+    return Listed(tools, names, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def text_of(result: types.CallToolResult) -> str:
+    """Return a result as text; everything else is named in a short note."""
+    parts = [_part(one) for one in result.content]
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(parts)
+
+
+def _part(one: types.ContentBlock) -> str:
+    if isinstance(one, types.TextContent):
+        return one.text
+    if isinstance(one, types.ImageContent | types.AudioContent):
+        return f"[{one.type}, {one.mime_type}, about {3 * len(one.data) // 4:,} bytes: not shown]"
+    if isinstance(one, types.EmbeddedResource):
+        inner = one.resource
+        if isinstance(inner, types.TextResourceContents):
+            return inner.text
+        return f"[resource {inner.uri}, {inner.mime_type or 'of no known type'}: not shown]"
+    return f"[link to {one.uri}: {one.name}]"
+
+
+def _only_reads(one: types.Tool, read_only: Sequence[str]) -> bool:
+    hint = one.annotations.read_only_hint if one.annotations else None
+    return bool(hint) or one.name in read_only

@@ -1,0 +1,212 @@
+"""``coterie serve tools``: one MCP server of all tools of a file, reached by the SDK's client and by our agents."""
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters
+
+from coterie.errors import UserError
+from coterie.tools.finding import sources_in
+from coterie.tools.joined import Joined
+from coterie.tools.mcp.server import ToolServer
+from coterie.tools.mcp.source import McpSettings, McpSource
+from coterie.tools.run import CallLimits, Function, ToolError, ToolUnavailable
+from coterie.tools.tags import Tag
+from coterie.trajectories.calls import Tool
+from tests.conftest import Cli
+from tests.row_files import jsonl
+from tests.serving import started
+
+pytest.importorskip("bm25s")
+
+WORD = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+ASKED: list[tuple[str, dict[str, str]]] = [
+    ("python", {"code": "x = 6\nx * 7"}),
+    ("wiki_search", {"query": "capital of Norway"}),
+    ("web_search", {"query": "Oslo"}),
+    ("crawl_page", {"urls": "https://e.org/oslo"}),
+    ("crawl_page", {"urls": "http://169.254.169.254/latest/meta-data/"}),
+]
+ANSWERS = ["42", "Oslo is the capital", "[Oslo](https://e.org/oslo)", "The capital.", "no such"]
+
+
+class Words:
+    """A source of two tools."""
+
+    def __init__(self, name: str = "say") -> None:
+        self.tools = (Tool(name, "Says a word.", WORD), Tool("break", "Breaks.", WORD, alone=True))
+        self.tags = {name: Tag("word")}
+        self.identity = name
+        self.open_now = 0
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        async def say(arguments: Mapping[str, Any]) -> str:
+            if arguments["word"] == "bad":
+                raise ToolError("a bad word")
+            return f"{self.identity}: {arguments['word']}"
+
+        async def destroy(arguments: Mapping[str, Any]) -> str:
+            raise ToolUnavailable("secret place is gone")
+
+        self.open_now += 1
+        yield {self.tools[0].name: say, "break": destroy}
+        self.open_now -= 1
+
+
+def talk(server: ToolServer, do: Callable[[Client], Awaitable[Any]]) -> Any:
+    async def over_memory() -> Any:
+        async with server.open(), Client(server.server) as client:
+            return await do(client)
+
+    return asyncio.run(over_memory())
+
+
+async def answers(client: Client) -> list[str]:
+    """Call every tool of :func:`served`."""
+    names = [tool.name for tool in (await client.list_tools()).tools]
+    assert names == ["python", "wiki_search", "web_search", "crawl_page"]
+    results = [await client.call_tool(name, given) for name, given in ASKED]
+    assert [one.is_error for one in results] == [False] * 4 + [True]
+    return [one.content[0].text for one in results]  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """A file of tools: Python, passages, and a web of one page."""
+    page = {"url": "https://e.org/oslo", "title": "Oslo", "text": "The capital."}
+    pages = str(jsonl(tmp_path / "pages.jsonl", page))
+    rows = jsonl(
+        tmp_path / "rows.jsonl",
+        {"title": "Oslo", "text": "Oslo is the capital of Norway."},
+        {"title": "Rome", "text": "Rome is old."},
+    )
+    tools = [
+        {"name": "python"},
+        {"name": "wiki_search", "corpus": str(rows)},
+        {"name": "web_search", "backend": "corpus", "pages": pages},
+        {"name": "crawl_page", "pages": pages},
+    ]
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": tools}))
+    return tmp_path / "tools.yaml"
+
+
+def test_calls_are_checked_limited_and_answered() -> None:
+    words = Words()
+    server = ToolServer([words], CallLimits(max_characters=100, tries=1))
+
+    async def calls(client: Client) -> list[Any]:
+        with pytest.raises(Exception, match="break can't be reached") as failed:
+            await client.call_tool("break", {"word": "x"})
+        assert "secret place" not in str(failed.value)
+        given = ({"word": "hello"}, {"word": "bad"}, {"wrong": 1}, {"word": "x" * 500})
+        return [await client.call_tool("say", one) for one in given]
+
+    good, bad, wrong, long = talk(server, calls)
+    assert (good.content[0].text, good.is_error) == ("say: hello", False)
+    assert (bad.content[0].text, bad.is_error) == ("a bad word", True)
+    assert wrong.is_error and "wrong arguments" in wrong.content[0].text
+    assert "characters are left out" in long.content[0].text
+    assert words.open_now == 0
+
+
+def test_the_sdks_client_reaches_all_tools_by_standard_input_and_output(served: Path) -> None:
+    words = ["-m", "coterie", "serve", "tools", "--config", str(served), "--stdio"]
+    home = {name: os.environ[name] for name in ("PYTHONPATH", "COTERIE_HOME") if name in os.environ}
+    command = StdioServerParameters(command=sys.executable, args=words, env=home)
+
+    async def play() -> None:
+        async with Client(command) as client:
+            for said, part in zip(await answers(client), ANSWERS, strict=True):
+                assert part in said
+            kept = await client.call_tool("python", {"code": "x"})
+            assert kept.content[0].text == "6"  # type: ignore[union-attr]
+
+    asyncio.run(play())
+
+
+def test_the_sdks_client_and_our_agents_reach_all_tools_over_http(served: Path, cli: Cli) -> None:
+    async def play(url: str) -> None:
+        async with Client(url) as client:
+            for said, part in zip(await answers(client), ANSWERS, strict=True):
+                assert part in said
+            kept = await client.call_tool("python", {"code": "x"})
+            assert "NameError" in kept.content[0].text, "each call has a session of its own"  # type: ignore[union-attr]
+
+    with started("tools", "--config", str(served), "--port", "0") as (child, url):
+        asyncio.run(play(url))
+        head = {"Accept": "application/json, text/event-stream"}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        for more in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+            refused = httpx2.post(url, json=body, headers=head | more)
+            assert refused.status_code in (403, 421)
+        words = "policy=tiny-encyclopedia tasks=2 max_tokens=64 tools.calls=inline"
+        ran = cli("evaluate", "encyclopedia", *words.split(), f"tools.use=[mcp:{url}]")
+        assert ran.code == 0, ran.err
+        (row,) = json.loads(ran.out.splitlines()[-1])["rows"]
+        assert row["calls"] > row["call_errors"] and row["failed"] == 0
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 0
+
+
+def test_our_agents_start_it_by_its_command(served: Path) -> None:
+    command = [sys.executable, "-m", "coterie", "serve", "tools", "--config", str(served)]
+    place = tuple({"PYTHONPATH", "COTERIE_HOME"} & os.environ.keys())
+    source = McpSource(McpSettings(server=shlex.join([*command, "--stdio"]), environment=place))
+    assert [one.alone for one in source.tools] == [True, False, False, False]
+    assert source.tags["web_search"] == Tag("query")
+
+    async def use() -> str:
+        async with source.open() as functions:
+            return await functions["web_search"]({"query": "Oslo"})
+
+    assert "[Oslo](https://e.org/oslo)" in asyncio.run(use())
+
+
+def test_what_can_not_be_served_is_refused(tmp_path: Path, cli: Cli) -> None:
+    file = tmp_path / "tools.yaml"
+    for tools, said in (
+        ([], "has no list of tools"),
+        ([{"name": "nothing"}], "no tool is called 'nothing'"),
+        ([{"name": "wiki_search", "corpus": "nowhere"}], "nowhere is not an index"),
+        ([{"name": "web_search"}], "no search backend"),
+    ):
+        file.write_text(json.dumps({"tools": tools}))
+        with pytest.raises(UserError, match=said):
+            sources_in(file)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ran = cli("serve", "tools", "--config", file, "--port", taken.getsockname()[1])
+    assert ran.code == 2 and "can't listen on port" in ran.err
+    ran = cli("serve", "tools", "--config", tmp_path / "none.yaml", "--port", 0)
+    assert ran.code == 2 and "can't be read" in ran.err
+
+
+def test_tools_of_one_name_get_their_sources_in_front_and_no_others_do() -> None:
+    first, second = Words(), Words("tell")
+    joined = Joined({"here": first, "there": second})
+    assert [tool.name for tool in joined.tools] == ["say", "here_break", "tell", "there_break"]
+    assert joined.tags == {"say": Tag("word"), "tell": Tag("word")}
+    assert joined.identity != Joined({"there": second, "here": first}).identity
+
+    async def use() -> list[str]:
+        async with joined.open() as functions:
+            assert first.open_now == second.open_now == 1
+            with pytest.raises(ToolUnavailable):
+                await functions["there_break"]({"word": "x"})
+            return [await functions[name]({"word": "x"}) for name in ("say", "tell")]
+
+    assert asyncio.run(use()) == ["say: x", "tell: x"]
+    with pytest.raises(UserError, match="two tools are called"):
+        Joined({"a": Words(), "b": Words(), "c": Words("a_say")})
