@@ -200,7 +200,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
     "docs/howto/serve-and-endpoints.md": {"runs/optima-isft": run("isft")},
     "docs/howto/tools.md": {
         "passages.jsonl": lines({"id": "7", "contents": '"Oslo"\nOslo is the capital of Norway.'}),
-        "tools.yaml": text("tools:\n  - kind: retrieve\n    index: passages\n"),
+        "tools.yaml": text("tools:\n  - name: wiki_search\n    corpus: passages\n"),
     },
 }  # fmt: skip
 """What a page does not say how to make, by its place in the page's folder."""
