@@ -1,12 +1,59 @@
-"""The tool ``code``: programs with standard input, in the sandbox."""
+"""The tool ``code``: programs in the sandbox, and what agents are shown of them."""
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
-from coterie.tools.code_tool import CodeTool, CodeToolSettings
-from coterie.tools.program import unfenced
+from coterie.tools.code_tool import CodeTool, CodeToolSettings, unfenced
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.toolbox import ToolsSettings, open_toolbox
 from coterie.trajectories.calls import ToolCall
+
+PROGRAMS = [
+    ("print(int(input()) * 2)", "21\n", 0,
+     "[EXECUTED] Code exited with status 0.\n[STDOUT:BEGIN]\n42\n[STDOUT:END]"),
+    ("import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))\nexit()", "1 2 3", 0,
+     "[EXECUTED] Code exited with status 0.\n[STDOUT:BEGIN]\n6\n[STDOUT:END]"),
+    ("x = 1", "", 0, "[EXECUTED] Code exited with status 0. (no output)"),
+    ("print('so far')\nraise SystemExit(3)", "", 3,
+     "[FAILED] Code exited with status 3.\n[STDOUT:BEGIN]\nso far\n[STDOUT:END]"),
+    ("def f(n):\n    return 1 // n\nprint(f(0))", "", 1,
+     "[FAILED] Code exited with status 1.\n[STDERR:BEGIN]\nTraceback (most recent call last):\n"
+     '  File "main.py", line 3, in <module>\n    print(f(0))\n'),
+    ("while True:\n    pass", "", 137,
+     "[FAILED] Code exited with status 137.\n[STDERR:BEGIN]\nit took too long\n[STDERR:END]"),
+    ("import os\nos._exit(0)", "", 137, "[FAILED] Code exited with status 137.\n[STDERR:BEGIN]\n"),
+]  # fmt: skip
+
+
+def run(*programs: dict[str, Any], **limits: Any) -> list[str]:
+    """What agents are shown of programs that run at the same time."""
+
+    async def play() -> list[str]:
+        async with CodeTool(CodeToolSettings(**limits)).open() as functions:
+            return list(await asyncio.gather(*map(functions["code"], programs)))
+
+    return asyncio.run(play())
+
+
+def test_programs_run_apart_from_each_other_and_are_shown_as_agents_know_it() -> None:
+    programs = [{"code": code, "stdin": stdin} for code, stdin, _, _ in PROGRAMS]
+    limits = {"cpu_seconds": 0.5, "wall_seconds": 5, "workers": 2}
+    for told, (_, _, status, shown) in zip(run(*programs, sandbox=limits), PROGRAMS, strict=True):
+        assert f"Code exited with status {status}." in told and told.startswith(shown), told
+
+
+def test_a_program_reads_nothing_of_this_machine(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("the answer")
+    (told,) = run({"code": f"print(open({str(secret)!r}).read())"})
+    assert "status 1." in told and "FileNotFoundError" in told and "the answer" not in told
+
+
+def test_of_a_long_output_the_middle_is_left_out() -> None:
+    (told,) = run({"code": "print('a' + 'x' * 10**6 + 'b')"})
+    assert len(told) < 31_000 and "characters are left out]" in told
+    assert "\nax" in told and "xb\n" in told
 
 
 def test_a_program_of_a_block_reads_the_block_after_it_and_nothing_stays() -> None:

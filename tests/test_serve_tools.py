@@ -181,7 +181,7 @@ def test_what_can_not_be_served_is_refused(tmp_path: Path, cli: Cli) -> None:
         ([], "has no list of tools"),
         ([{"name": "nothing"}], "no tool is called 'nothing'"),
         ([{"name": "wiki_search", "corpus": "nowhere"}], "nowhere is not an index"),
-        ([{"name": "web_search"}], "no search backend"),
+        ([{"name": "web_search"}], "backend: is missing"),
     ):
         file.write_text(json.dumps({"tools": tools}))
         with pytest.raises(UserError, match=said):

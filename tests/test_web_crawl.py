@@ -186,7 +186,7 @@ def test_what_can_not_work_is_refused_before_anything_is_read(
     endpoint = EndpointSettings(url="http://127.0.0.1:9/v1", model="m", key_variable="NO_SUCH_KEY")
     with pytest.raises(UserError, match="NO_SUCH_KEY is not set"):
         crawler(summary=endpoint)
-    with pytest.raises(UserError, match="can't be read"):
+    with pytest.raises(UserError, match="there is no file"):
         crawler(pages="nowhere.jsonl")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'coterie\[web\]'"):

@@ -236,11 +236,10 @@ class Bm25:
 
     def scores(self, query: str) -> Scores:
         """Return the score of each passage for a query; 0 for one without any of its words."""
-        (tokens,) = need_bm25s().tokenize([query], return_ids=False, show_progress=False)
-        known = [one for one in tokens if one in self._index.vocab_dict]
-        if not known:
+        words = known_words(self._index, query)
+        if not words:
             return np.zeros(int(self._index.scores["num_docs"]), dtype=np.float32)
-        scores: Scores = self._index.get_scores(known)
+        scores: Scores = self._index.get_scores(words)
         return scores
 
     def search(self, query: str, count: int) -> tuple[Places, Scores]:
@@ -248,6 +247,12 @@ class Bm25:
         scores = self.scores(query)
         places = best(scores, count)
         return places, scores[places]
+
+
+def known_words(index: Any, query: str) -> list[str]:
+    """Return the words of a query that a BM25 index has."""
+    (words,) = need_bm25s().tokenize([query], return_ids=False, show_progress=False)
+    return [one for one in words if one in index.vocab_dict]
 
 
 def best(scores: Scores, count: int, among: Places | None = None) -> Places:

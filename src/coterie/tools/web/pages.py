@@ -103,9 +103,9 @@ class CrawlPage:
         self._file: dict[str, Page] | None = None
         content = "web"
         if s.pages:
-            pages = PageFile.read(Path(s.pages))
+            pages = PageFile(Path(s.pages))
             content = pages.identity
-            self._file = {row.url: Page(row.url, row.title, row.text) for row in pages.rows}
+            self._file = {url: Page(url, row.title, row.text) for url, row in pages.rows.items()}
         else:
             self._extractor = Extractor()
         if s.summary is not None and s.summary.key_variable:

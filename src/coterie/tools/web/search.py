@@ -1,31 +1,29 @@
 """The tool ``web_search``: Serper (google.serper.dev) or a file of pages behind it, and a cache of answers."""
 
 import asyncio
-import hashlib
 import json
 import random
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import httpx2
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from coterie.config.plugins import Kind, find
+from coterie.config.home import sha256
 from coterie.config.settings import Settings, key
 from coterie.config.urls import server_url
+from coterie.datasets.reading import numbered
 from coterie.engines.keys import find_key
 from coterie.engines.limits import Limits, retry_after
 from coterie.engines.protocol import EngineGone
 from coterie.errors import UserError
-from coterie.tools.retrieval.index import best, need_bm25s
+from coterie.tools.retrieval.index import best, known_words, need_bm25s
 from coterie.tools.run import Function, ToolError, ToolUnavailable
 from coterie.tools.tags import Tag
 from coterie.trajectories.calls import Tool
@@ -55,21 +53,13 @@ TOOL = Tool(
         "additionalProperties": False,
     },
 )
-BACKENDS = Kind(
-    "search_backend",
-    {
-        "serper": "coterie.tools.web.search:Serper",
-        "corpus": "coterie.tools.web.search:CorpusSearch",
-    },
-)
 
 
 class WebSearchSettings(Settings):
     """Where queries are answered, and what is cached."""
 
-    backend: str = key(
-        "",
-        "What answers: serper (Google's results, needs a key), corpus (a file of pages), or your own.",
+    backend: Literal["serper", "corpus"] = key(
+        ..., "What answers: serper (Google's results, needs a key), or corpus (a file of pages)."
     )
     num: int = key(10, "Pages that a query finds at most.", ge=1, le=MANY, source="GAP's code")
     upstream: str = key("https://google.serper.dev/search", "Of serper: where it is.", quiet=True)
@@ -117,31 +107,14 @@ class SearchAnswer(BaseModel):
     organic: list[Hit] = Field(default_factory=list)
 
 
-class Upstream(Protocol):
-    """A backend: a class that is made with :class:`WebSearchSettings`, and may raise ``UserError`` there."""
-
-    identity: str
-    """What its answers depend on, but not where it is."""
-
-    def open(self) -> AbstractAsyncContextManager[None]:
-        """Open what it needs while queries come."""
-        ...
-
-    async def search(self, query: str, count: int) -> list[Hit]:
-        """Return at most ``count`` hits, best first. Raises ``ToolError`` and ``ToolUnavailable``."""
-        ...
-
-
 class WebSearch:
-    """Web search. Raises ``UserError`` for a backend that is missing or can't work."""
+    """Web search. Raises ``UserError`` for a backend that can't work."""
 
     settings_type = WebSearchSettings
 
     def __init__(self, settings: WebSearchSettings) -> None:
-        if not settings.backend:
-            raise UserError("no search backend is chosen", "give backend=serper or backend=corpus")
         self._settings = settings
-        self._backend: Upstream = find(BACKENDS, settings.backend).thing(settings)
+        self._backend = (Serper if settings.backend == "serper" else CorpusSearch)(settings)
         self.tools = (TOOL,)
         self.tags: Mapping[str, Tag] = {TOOL.name: Tag("query", "|")}
         self.identity = digest("web_search", settings.num, self._backend.identity)
@@ -281,32 +254,23 @@ class PageRow(BaseModel):
     date: str | None = None
 
 
-@dataclass(frozen=True)
 class PageFile:
-    """The pages of a JSONL file, in memory."""
+    """The pages of a JSONL file, in memory. Raises ``UserError`` that names a line, and for two pages of one URL."""
 
-    rows: tuple[PageRow, ...]
-    identity: str
-    """A hash of the file."""
-
-    @classmethod
-    def read(cls, file: Path) -> "PageFile":
-        """Read a file. Raises ``UserError`` that names the line which is not a page, and for two pages of one URL."""
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise UserError(
-                f"{file} can't be read: {error}", "give a JSONL file of pages"
-            ) from error
-        rows = tuple(_rows(file, content))
-        urls: set[str] = set()
-        for row in rows:
-            if row.url in urls:
+    def __init__(self, file: Path) -> None:
+        self.rows: dict[str, PageRow] = {}
+        for number, fields in numbered(file):
+            try:
+                row = PageRow.model_validate(fields)
+            except ValidationError as error:
+                raise UserError(
+                    f"{file}, line {number}, is not a page: {error.errors()[0]['msg']}",
+                    'a row is {"url": "https://example.org/oslo", "title": "Oslo", "text": "Oslo is ..."}',
+                ) from error
+            if row.url in self.rows:
                 raise UserError(f"{file} has two pages of {row.url}", "remove one of them")
-            urls.add(row.url)
-        if not rows:
-            raise UserError(f"{file} has no page", "give rows with url, title and text")
-        return cls(rows, hashlib.sha256(content).hexdigest()[:16])
+            self.rows[row.url] = row
+        self.identity = sha256(file)[:16]
 
 
 class CorpusSearch:
@@ -316,8 +280,8 @@ class CorpusSearch:
         need_bm25s()
         if not settings.pages:
             raise UserError("there are no pages to search", "give the file: pages=FILE.jsonl")
-        pages = PageFile.read(Path(settings.pages))
-        self._rows = pages.rows
+        pages = PageFile(Path(settings.pages))
+        self._rows = list(pages.rows.values())
         self.identity = f"corpus-{pages.identity}"
 
     @asynccontextmanager
@@ -337,12 +301,11 @@ class CorpusSearch:
         return index
 
     def _search(self, query: str, count: int) -> list[Hit]:
-        (tokens,) = need_bm25s().tokenize([query], return_ids=False, show_progress=False)
-        known = [one for one in tokens if one in self._index.vocab_dict]
-        if not known:
+        words = known_words(self._index, query)
+        if not words:
             return []
-        scores = np.asarray(self._index.get_scores(known), np.float32)
-        return [_hit(self._rows[place], known) for place in best(scores, count).tolist()]
+        places = best(self._index.get_scores(words), count)
+        return [_hit(self._rows[place], words) for place in places.tolist()]
 
 
 def _hit(row: PageRow, words: list[str]) -> Hit:
@@ -350,18 +313,6 @@ def _hit(row: PageRow, words: list[str]) -> Hit:
     lines = [line.strip() for line in row.text.splitlines() if line.strip()]
     line = max(lines, key=lambda line: sum(word in line.lower() for word in words), default="")
     return Hit(title=row.title, link=row.url, snippet=line[:SNIPPET], date=row.date)
-
-
-def _rows(file: Path, content: bytes) -> Iterator[PageRow]:
-    for number, line in enumerate(content.splitlines(), 1):
-        if line.strip():
-            try:
-                yield PageRow.model_validate_json(line)
-            except ValidationError as error:
-                raise UserError(
-                    f"{file}, line {number}, is not a page: {error.errors()[0]['msg']}",
-                    'a row is {"url": "https://example.org/oslo", "title": "Oslo", "text": "Oslo is ..."}',
-                ) from error
 
 
 # -- the cache of searches and of pages ---------------------------------------------------------
