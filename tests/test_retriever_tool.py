@@ -232,7 +232,7 @@ def test_a_search_that_fails_fails_its_own_calls_alone() -> None:
         return [[Passage(query, query)] for query in queries]
 
     async def play() -> list[Any]:
-        batches = Batches(search, 0.0)
+        batches = Batches(search, 0.0, 2)
         first = asyncio.gather(batches.ask("bad"), batches.ask("beside"), return_exceptions=True)
         await asyncio.sleep(0.005)
         given_up = asyncio.ensure_future(batches.ask("good"))

@@ -4,7 +4,6 @@ A corpus may have tens of millions of passages, so none of them is kept as an ob
 lines, where each begins, and the index; all files are mapped into memory.
 """
 
-import asyncio
 import gzip
 import hashlib
 import importlib.util
@@ -12,9 +11,7 @@ import json
 import mmap
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self
@@ -65,10 +62,9 @@ class EncoderSettings(Settings):
         return digest(identity(self.model), *numbers)
 
 
-class IndexSettings(Settings):
-    """What is searched, and how."""
+class SearchSettings(Settings):
+    """How passages are searched."""
 
-    index: str = key(..., "The folder that `coterie data index` made.", min_length=1)
     search: Literal["bm25", "dense"] = key("bm25", "By words (BM25), or by meaning (vectors).")
     vectors: str | None = key(
         None,
@@ -90,6 +86,12 @@ class IndexSettings(Settings):
                 "vectors needs the encoder that they were made with (`encoder: {model: NAME}`)"
             )
         return self
+
+
+class IndexSettings(SearchSettings):
+    """What is searched, and how."""
+
+    index: str = key(..., "The folder that `coterie data index` made.", min_length=1)
 
     @property
     def folder(self) -> Path:
@@ -413,10 +415,6 @@ class Hit:
     score: float
 
 
-Searching = Callable[[Sequence[str], int], Awaitable[list[list[Hit]]]]
-"""Queries, and the most passages of each: the passages of each, best first."""
-
-
 class Retriever:
     """An open index; ``search`` finds places of passages. Several threads may use it."""
 
@@ -436,19 +434,6 @@ class Retriever:
             ]
             for places, scores in self._search(queries, count)
         ]
-
-
-@asynccontextmanager
-async def searching(settings: IndexSettings) -> AsyncIterator[Searching]:
-    """Open an index that is searched in a thread of its own. Raises ``UserError`` as :func:`open_retriever`."""
-    retriever = await asyncio.to_thread(open_retriever, settings)
-    with ThreadPoolExecutor(1, "search") as thread:
-
-        async def search(queries: Sequence[str], count: int) -> list[list[Hit]]:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(thread, retriever.search, queries, count)
-
-        yield search
 
 
 def check_index(settings: IndexSettings) -> str:

@@ -13,26 +13,26 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import httpx2
 from pydantic import BaseModel, ValidationError, field_validator, model_validator
 
 from coterie.config.folders import expanded
 from coterie.config.home import home, new_folder, sha256
-from coterie.config.settings import Settings, key
+from coterie.config.settings import key
 from coterie.config.urls import server_url
 from coterie.engines.limits import retry_after
 from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.tools.retrieval.index import (
     FORM,
-    EncoderSettings,
     IndexSettings,
     Passage,
+    SearchSettings,
     check_index,
     fill_index,
-    searching,
+    open_retriever,
 )
 from coterie.tools.run import Function, ToolError, ToolUnavailable
 from coterie.tools.tags import Tag
@@ -43,8 +43,8 @@ MAX_PASSAGES = 100
 """Of one query."""
 MAX_QUERIES = 128
 """Queries of one search."""
-MAX_SEARCHES = 16
-"""Searches at the same time."""
+MAX_REQUESTS = 16
+"""Requests to a server at the same time."""
 CONNECT_SECONDS = 5.0
 KEPT_SECONDS = 2.0
 """An idle connection is closed before a server would do so (uvicorn: 5 s)."""
@@ -62,7 +62,7 @@ Answer = list[Passage] | ToolError
 Search = Callable[[Sequence[str]], Awaitable[Sequence[Answer]]]
 
 
-class RetrieverSettings(Settings):
+class RetrieverSettings(SearchSettings):
     """A tool that searches passages; either ``url`` or ``corpus`` says where."""
 
     name: str = key("wiki_search", "The tool's name.", pattern=r"^[A-Za-z0-9_-]+$")
@@ -76,15 +76,6 @@ class RetrieverSettings(Settings):
         None,
         "Passages that this process searches: a folder that `coterie data index` made, or a JSONL file of rows with "
         "`contents`, or `title` and `text`, which is indexed once.",
-    )
-    search: Literal["bm25", "dense"] = key(
-        "bm25", "Of `corpus`: by words (BM25), or by meaning (vectors)."
-    )
-    vectors: str | None = key(
-        None, "Of `search: dense`: a FAISS index made elsewhere; default: the folder's vectors."
-    )
-    encoder: EncoderSettings | None = key(
-        None, "Of `search: dense`: the encoder; default: the one of the folder's vectors."
     )
     topk: int = key(3, "Passages of a query.", source="Search-R1", ge=1, le=MAX_PASSAGES)
     seconds: float = key(8.0, "Of `url`: time limit of one try of a request.", gt=0)
@@ -104,8 +95,6 @@ class RetrieverSettings(Settings):
             raise ValueError("give one of url and corpus")
         if self.url is not None and self.search == "dense":
             raise ValueError("search is of a corpus; a server searches as it was started")
-        if self.search != "dense" and (self.vectors is not None or self.encoder is not None):
-            raise ValueError("vectors and encoder are for `search: dense`")
         return self
 
 
@@ -124,7 +113,8 @@ class RetrieverTool:
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
         """See ``ToolSource``."""
         async with self._searching() as search:
-            batches = Batches(search, self.settings.window_ms / 1000)
+            at_once = MAX_REQUESTS if self.settings.url else 1
+            batches = Batches(search, self.settings.window_ms / 1000, at_once)
 
             async def do(arguments: Mapping[str, Any]) -> str:
                 query = str(arguments["query"]).strip()
@@ -180,14 +170,14 @@ class RetrieverTool:
                 await client.close()
             return
         assert s.corpus is not None
-        folder = await asyncio.to_thread(index_folder, expanded(s.corpus))
-        async with searching(self._index(folder)) as search:
+        index = self._index(await asyncio.to_thread(index_folder, expanded(s.corpus)))
+        retriever = await asyncio.to_thread(open_retriever, index)
 
-            async def here(queries: Sequence[str]) -> list[Answer]:
-                hits = await search(queries, s.topk)
-                return [[hit.passage for hit in one] for one in hits]
+        async def here(queries: Sequence[str]) -> list[Answer]:
+            hits = await asyncio.to_thread(retriever.search, queries, s.topk)
+            return [[hit.passage for hit in one] for one in hits]
 
-            yield here
+        yield here
 
 
 def shown(passages: Sequence[Passage]) -> str:
@@ -224,10 +214,10 @@ def _parameters() -> dict[str, object]:
 class Batches:
     """Search queries together that come within ``window`` seconds, equal ones once. Use it in one event loop."""
 
-    def __init__(self, search: Search, window: float) -> None:
+    def __init__(self, search: Search, window: float, at_once: int) -> None:
         self._search, self._window = search, window
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
-        self._room = asyncio.Semaphore(MAX_SEARCHES)
+        self._room = asyncio.Semaphore(at_once)
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
