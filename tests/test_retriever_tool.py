@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from coterie.errors import UserError
 from coterie.tools.checking import check_tools
@@ -42,12 +44,12 @@ class Fake:
 
     def __init__(self, answer: Answer) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.app = FastAPI()
 
-        @self.app.post("/retrieve")
         async def retrieve(request: Request) -> Response:
             self.bodies.append(json.loads(await request.body()))
             return answer(len(self.bodies), self.bodies[-1])
+
+        self.app = Starlette(routes=[Route("/retrieve", retrieve, methods=["POST"])])
 
 
 def echoed(number: int, body: dict[str, Any]) -> Response:
@@ -158,10 +160,11 @@ def test_a_server_that_stalls_is_given_up_in_time() -> None:
     async def play() -> None:
         fake, go = Fake(echoed), asyncio.Event()
 
-        @fake.app.post("/slow/retrieve")
-        async def slow() -> None:
+        async def slow(_: Request) -> Response:
             await go.wait()
+            return Response()
 
+        fake.app.router.routes.append(Route("/slow/retrieve", slow, methods=["POST"]))
         async with listening(fake.app) as url:
             given = RetrieverSettings(url=f"{url}/slow/retrieve", seconds=0.2, tries=2)
             tool = await asyncio.to_thread(RetrieverTool, given)
