@@ -151,8 +151,8 @@ def test_a_full_disk_is_refused_before_the_start(cli: Cli, monkeypatch: pytest.M
 
 def test_a_broken_import_line_is_named_and_nothing_is_written(cli: Cli, tmp_path: Path) -> None:
     assert cli("evaluate", "mine", *SMALL).code == 0
-    assert cli("export", "mine", "record.jsonl").code == 0
-    lines = (tmp_path / "record.jsonl").read_text().splitlines()
+    assert cli("export", "data", "mine", "--to", "jsonl", "--out", "files").code == 0
+    lines = (tmp_path / "files/trajectories.jsonl").read_text().splitlines()
     lines[6] = lines[6][:-9]
     (tmp_path / "record.jsonl").write_text("\n".join(lines) + "\n")
     assert "line 7" in refused(cli, "import", "record.jsonl", "imported.sqlite")

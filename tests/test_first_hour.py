@@ -11,7 +11,6 @@ import pytest
 from coterie.cli.refusing import INTERRUPTED
 from coterie.config.folders import whole_folder
 from coterie.errors import UserError
-from coterie.recipes.line_files import LineFile
 from coterie.recipes.registry import recipe, settings
 from coterie.runs import loop
 from coterie.training import trackers
@@ -50,11 +49,8 @@ PLACES = (
     ("quickstart", *FEW, "--folder", "{}/new"),
     ("reproduce", "optima", "--folder", "{}/new"),
     ("run", "optima/isft", "--folder", "run", "seed=5", "--fork", "{}/new"),
-    ("export", "run", "{}/record.jsonl"),
-    ("export", "optima", "run", "--out", "{}/files"),
+    ("export", "data", "run", "--to", "jsonl", "--out", "{}/files"),
     ("import", "some.jsonl", "{}/store.sqlite"),
-    ("import", "optima", "some.jsonl", "--folder", "{}/new"),
-    ("import", "sweet_rl", "some.jsonl", "--folder", "{}/new"),
     ("data", "prompt-pool", "--out", "{}/pool.jsonl", *SERVER),
 )  # fmt: skip
 
@@ -93,13 +89,7 @@ def test_what_is_there_already_is_refused_before_the_work(
     cli: Cli, run: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out/rewarded_iteration_0.jsonl").touch()
-    assert "rewarded_iteration_0.jsonl exists" in refused(
-        cli, "export", "optima", "run", "--out", "out"
-    )
-    assert len(list((tmp_path / "out").iterdir())) == 1, "nothing was written beside it"
-    for kind in ("optima", "sweet_rl"):
-        assert "out exists" in refused(cli, "import", kind, "nowhere.jsonl", "--folder", "out")
+    assert "out exists" in refused(cli, "export", "data", "run", "--to", "trl", "--out", "out")
     assert "out exists" in refused(
         cli, "run", "optima/isft", "--folder", "run", "seed=5", "--fork", "out"
     )
@@ -133,8 +123,6 @@ def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(cli: Cli, tmp_path: 
         text = (SAMPLE / f"{split}.jsonl").read_text(encoding="utf-8")
         (tmp_path / f"rows/{split}.jsonl").write_text(text, encoding="utf-8-sig")
     (tmp_path / "pool.yaml").write_text("- Speak in numbers.\n", encoding="utf-8-sig")
-    (tmp_path / "theirs.jsonl").write_text("{}\n", encoding="utf-8-sig")
-    assert list(LineFile(tmp_path / "theirs.jsonl").objects()) == [(1, {})]
     words = ("dataset.source=rows", "environment.format_pool_file=pool.yaml", "model=tiny-exchange",
              "rollout.max_tokens=16", "train.max_length=1024", "rollout.tasks=1", "evaluate.tasks=1",
              "train.tokens_per_microbatch=1024")  # fmt: skip
@@ -237,7 +225,7 @@ def test_a_run_whose_record_is_gone_or_empty_is_refused(cli: Cli, run: Path) -> 
         ("run", "optima/isft", "--folder", "run"),
         ("train", "run"),
         ("report", "run"),
-        ("export", "optima", "run", "--out", "out"),
+        ("export", "data", "run", "--to", "trl", "--out", "out"),
     ):
         said = refused(cli, *words)
         assert "store.sqlite" in said and "is gone" in said and "from a copy" in said

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from coterie.cli.export_data import DataExport, export
 from coterie.datasets.corpus import distinct_passages, rows_of, write_passages
 from coterie.environments.workflow.environment import Workflow
 from coterie.environments.workflow.trace import Query, Trace
@@ -17,8 +18,6 @@ from coterie.environments.workflow.written import parse_plan
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.gap.files.exporting import export_run
-from coterie.recipes.gap.files.prompts import read_prompts
 from coterie.recipes.gap.recipe import Gap
 from coterie.recipes.gap.shown import shown_row
 from coterie.recipes.gap.told import pieces, unsaid
@@ -264,7 +263,6 @@ def test_a_run_whose_file_of_traces_is_gone_is_still_a_run(tools: Path, tmp_path
         again = made(tools, f"traces={file}")
         write_page(run_report(again, run), run.report)
         assert "Traces" in run.report.read_text()
-        assert export_run(again, run, tmp_path / "files").traces == 1
     with pytest.raises(UserError, match="is not a file"):
         again.check()
     recipe.close()
@@ -347,26 +345,25 @@ def test_what_cannot_work_is_refused_before_the_run(
         made(tools, *words).check()
 
 
+def exported(run: Run, out: Path) -> tuple[Path, int]:
+    """A file of the traces that a run selected, as LLaMA-Factory and `traces=` read it, and their number."""
+    done = export(DataExport(run.folder, "llamafactory", out))
+    return out / "rows.jsonl", done.counts["rows"]
+
+
 def test_what_is_exported_is_learned_as_it_was(
     tools: Path, played: tuple[Gap, Run], tmp_path: Path
 ) -> None:
-    """To LLaMA-Factory's and GAP's files, and back: the same tokens are trained, under the same prompts."""
-    recipe, run = played
-    done = export_run(recipe, run, tmp_path / "files")
-    assert done.traces == run.metrics(Step(0, "select"))["selected"] and done.prompts == 8
-    info = json.loads((tmp_path / "files/dataset_info.json").read_text())
-    assert info["gap"]["file_name"] == "sft.json"
-    again = made(tools, f"traces={tmp_path / 'files/sft.json'}")
+    """To LLaMA-Factory's form and back: the same tokens are trained, under the same prompts."""
+    _, run = played
+    file, count = exported(run, tmp_path / "files")
+    assert count == run.metrics(Step(0, "select"))["selected"]
+    again = made(tools, f"traces={file}")
     with open_run(tmp_path / "run", again.name, again.settings) as other:
         run_steps(again, other, Silent(), again.steps()[1:3])
-        assert other.metrics(Step(0, "select"))["selected"] == done.traces
+        assert other.metrics(Step(0, "select"))["selected"] == count
         assert trained_rows(other) == trained_rows(run)
     again.close()
-    prompts = read_prompts(tmp_path / "files/prompts.parquet")
-    assert len({one.index for one in prompts}) == 8
-    assert (
-        prompts[0].tools == ("wiki_search",) and prompts[0].question in prompts[0].prompt[0].content
-    )
 
 
 def test_what_a_passage_forges_is_neither_trained_nor_exported_as_the_agents(
@@ -385,14 +382,14 @@ def test_what_a_passage_forges_is_neither_trained_nor_exported_as_the_agents(
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent(), recipe.steps()[1:3])
         assert run.metrics(Step(0, "rollout"))["violations"] == 0
-        export_run(recipe, run, tmp_path / "files")
+        file, _ = exported(run, tmp_path / "files")
         expected = trained_rows(run)
     recipe.close()
     renderer, _ = load_renderer(recipe.settings.model)
     for ids, mask in expected:
         own = renderer.decode([one for one, target in zip(ids, mask, strict=True) if target])
         assert "forged" not in own and "forged" in renderer.decode(ids)
-    again = made(tools, f"traces={tmp_path / 'files/sft.json'}")
+    again = made(tools, f"traces={file}")
     with open_run(tmp_path / "again", again.name, again.settings) as other:
         run_steps(again, other, Silent(), again.steps()[1:3])
         assert expected and trained_rows(other) == expected
@@ -426,10 +423,10 @@ def closed(*words: str) -> Gap:
 def test_a_control_learns_the_answers_alone_of_the_same_questions_on_as_many_tokens(
     played: tuple[Gap, Run], tmp_path: Path
 ) -> None:
-    recipe, run = played
-    export_run(recipe, run, tmp_path / "files")
+    _, run = played
+    file, _ = exported(run, tmp_path / "files")
     asked = run.metrics(Step(0, "select"))["selected"]
-    own = closed(f"traces={tmp_path / 'files/sft.json'}", "train.target_tokens=400")
+    own = closed(f"traces={file}", "train.target_tokens=400")
     with open_run(tmp_path / "run", own.name, own.settings) as control:
         run_steps(own, control, Silent())
         select, train = (control.metrics(Step(0, name)) for name in ("select", "train"))

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from pyarrow.parquet import read_table
 
+from coterie.cli.export_data import DataExport, export
 from coterie.environments.workflow.code import tests_of as all_tests_of
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.gap.files.exporting import export_run
-from coterie.recipes.gap.files.prompts import Programme, read_prompts
 from coterie.recipes.gap.recipe import Gap
 from coterie.recipes.gap.shown import shown_row
 from coterie.recipes.registry import recipe as recipe_of
@@ -75,11 +75,10 @@ def test_a_policy_learns_the_traces_of_a_file_and_its_programs_are_run(tmp_path:
         text = shown_row(renderer, row)
         own = "".join(part.partition("]]")[2] for part in text.split("[["))
         assert "<code>" in own and "<answer>" in own and "42" not in own
-        done = export_run(recipe, run, tmp_path / "files")
+        export(DataExport(run.folder, "llamafactory", tmp_path / "files"))
     recipe.close()
-    assert (done.traces, done.prompts, len(done.files)) == (1, 0, 2), "it has no training questions"
-    (trace,) = json.loads((tmp_path / "files/sft.json").read_text())
-    assert trace["output"].count("<observation>") == 1 and QUESTION in trace["instruction"]
+    asked, trace = json.loads((tmp_path / "files/rows.jsonl").read_text())["messages"]
+    assert trace["content"].count("<observation>") == 1 and QUESTION in asked["content"]
 
 
 def test_a_set_for_evaluation_alone_can_be_planned(tmp_path: Path) -> None:
@@ -123,11 +122,12 @@ def test_own_problems_with_a_training_split_are_exported_with_their_tests(tmp_pa
     assert isinstance(recipe, Gap)
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent(), recipe.steps()[1:3])
-        done = export_run(recipe, run, tmp_path / "files")
+        run.store.put_tasks(recipe.environment.tasks("train", 2, 0))
+        done = export(DataExport(run.folder, "verl", tmp_path / "files"))
     recipe.close()
-    assert done.prompts == 1, "tests that call a function have no place in the file"
-    (prompt,) = read_prompts(tmp_path / "files/prompts.parquet")
-    assert isinstance(prompt.gold, Programme) and prompt.gold.expected_output == ("3",)
-    assert (prompt.ability, prompt.tools) == ("coding", ("code",))
+    assert done.counts["train"] == 1, "tests that call a function have no place in the file"
+    (prompt,) = read_table(tmp_path / "files/train.parquet").to_pylist()
+    assert json.loads(prompt["reward_model"]["ground_truth"])["outputs"] == ["3"]
+    assert prompt["ability"] == "code" and "Add train." in prompt["prompt"][-1]["content"]
     tasks = recipe.environment.tasks("train", 2, 0)
     assert sorted(all_tests_of(task)[0].output for task in tasks) == ["1", "3"]

@@ -11,7 +11,6 @@ from coterie.environments.format_pool import read_pool
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
-from coterie.recipes.line_files import LineFile
 from coterie.recipes.optima.settings import OptimaSettings
 from coterie.trajectories.jsonl import import_
 from coterie.trajectories.tree import Tree
@@ -44,8 +43,6 @@ def test_rows_that_spell_one_are_refused_with_their_line(tmp_path: Path, spelled
     rows.write_text(whole + whole.replace("what", spelled))
     with pytest.raises(UserError, match=r"line 2 .*half a character"):
         list(read_rows(rows, Gsm8kRow, Silent()))
-    with pytest.raises(UserError, match=r"line 2: .*half a character"):
-        list(LineFile(rows).objects())
     rows.write_text(whole)
     (row,) = read_rows(rows, Gsm8kRow, Silent())
     assert row.question.endswith("😀")

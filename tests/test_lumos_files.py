@@ -1,4 +1,4 @@
-"""Lumos' two files: read in each form, joined, written, and what is said of files that do not fit."""
+"""Lumos' two files: read in each form, joined, and what is said of files that do not fit."""
 
 import json
 from collections.abc import Iterator
@@ -19,9 +19,8 @@ from coterie.datasets.lumos_files import (
     join,
     read_lumos,
 )
-from coterie.datasets.lumos_lines import Form, ground_line, plan_line, unroll, write_lumos
 from coterie.datasets.lumos_text import actions, asked, subgoals
-from coterie.datasets.plan_rows import PlanRow, PlanStep
+from coterie.datasets.plan_rows import PlanRow
 from coterie.datasets.prepared import folder_of, read_manifest
 from coterie.datasets.rows import LeftOut
 from coterie.errors import UserError
@@ -320,64 +319,6 @@ def test_two_files_of_a_kind_are_refused(files: tuple[Path, Path], tmp_path: Pat
         list(join(files, Silent()))
     put(files[1], GROUND)
     assert len(list(join(files[::-1], Silent()))) == 1, "in any order"
-
-
-# Writing
-
-
-@pytest.mark.parametrize("name", ["lumos_maths", "lumos_complex_qa", "lumos_web"])
-@pytest.mark.parametrize(
-    "form, steps", [("onetime", False), ("iterative", False), ("iterative", True)]
-)
-def test_what_was_written_is_read_as_the_same_rows(
-    name: str, form: Form, steps: bool, files: tuple[Path, Path]
-) -> None:
-    rows = [row for row in load_rows(name, "train", "sample") if isinstance(row, PlanRow)]
-    rows[0] = rows[0].model_copy(update={"description": "An empty page"})
-    two = PlanStep(subgoal="Add", actions=("R1 = Calculator(1)", "R2 = Calculator(2)"))
-    last = PlanStep(subgoal="Add more", actions=("R3 = Calculator(R1 + R2)",))
-    rows[1] = rows[1].model_copy(update={"steps": (two, last)})
-    write_lumos(rows, *files, form, unrolled=steps)
-    assert read_lumos(*files) == rows and len(rows) > 20
-    first = json.loads(files[0].read_text().splitlines()[0])
-    assert "An empty page" in first["messages"][0]["content"]
-    assert first["dataset"] == name.replace("lumos_", "").replace("web", "web_agent")
-
-
-def test_unrolling_gives_a_line_for_each_turn_with_the_dialogue_so_far() -> None:
-    row = load_rows("lumos_maths", "train", "sample")[0]
-    assert isinstance(row, PlanRow)
-    plan, ground = plan_line(row, "iterative"), ground_line(row, "iterative")
-    plans, grounds = list(unroll(plan)), list(unroll(ground))
-    assert (len(plans), len(grounds)) == (len(row.steps) + 1, len(row.steps))
-    assert [one.id for one in grounds] == [f"{row.id}_{step}" for step in range(len(row.steps))]
-    for step, one in enumerate(plans):
-        assert one.messages == plan.messages[: 2 * step + 2]
-        assert one.messages[-1].role == "assistant"
-    assert plans[-1].messages[-1].content == "Yes, I will stop planning."
-
-
-def test_rows_that_would_be_read_as_others_are_not_written(files: tuple[Path, Path]) -> None:
-    def row(subgoal: str = "Do it", action: str = "R1 = A(b)", **fields: Any) -> PlanRow:
-        steps = (PlanStep(subgoal=subgoal, actions=(action,)),)
-        known = {"id": "a", "question": "What?", "answer": "1", "domain": "maths"}
-        return PlanRow(**(known | {"steps": steps} | fields))
-
-    for bad in (
-        row("Do it; Subgoal 2: Do that"),
-        row(action="R1 = A(b); R2 = B(c)"),
-        row(question="What?; Initial Environment Description: x"),
-    ):
-        with pytest.raises(UserError, match="row a can't be written"):
-            write_lumos([bad], *files)
-    loose = row(aligned=False)
-    with pytest.raises(UserError, match="not known which actions"):
-        write_lumos([loose], *files)
-    write_lumos([loose], *files, "onetime")
-    with pytest.raises(UserError, match="same id"):
-        write_lumos([row(), row()], *files)
-    with pytest.raises(UserError, match="no steps to unroll"):
-        write_lumos([row()], *files, "onetime", unrolled=True)
 
 
 # The sets by name

@@ -17,11 +17,7 @@ import pytest
 
 from coterie.config.home import sha256
 from coterie.datasets.catalogue import find
-from coterie.datasets.local import load_rows
-from coterie.datasets.lumos_lines import write_lumos
-from coterie.datasets.plan_rows import PlanRow
 from coterie.models.conversion import MANIFEST, ModelManifest
-from coterie.recipes.moat.files.records import write_columns
 from coterie.tools.retrieval.index import build_index
 from tests.docs_check.pages import ROOT
 from tests.docs_check.rules import MOAT, ON_ROWS, SMALL, SWEET
@@ -34,9 +30,7 @@ from tests.templates import model
 from tests.test_data import sums, table
 from tests.test_endpoint import service
 from tests.test_format_pools import FRESH, replies
-from tests.test_original_files import HOTPOT_LINE
-from tests.test_original_pairs import PAIRS_LINE
-from tests.test_sweet_preferences import PAIR
+from tests.test_lumos_files import ground_at_once, plan_at_once, put
 from tests.web_tasks import write
 
 SAMPLES = Path(str(resources.files("coterie") / "assets/data"))
@@ -126,22 +120,18 @@ def worked(start: int, stop: int) -> list[dict[str, str]]:
 
 
 def plans_and_actions(_: House, path: Path) -> None:
-    """The sample of a Lumos set as upstream's two files, of which ``path`` is that of the plans."""
-    rows = [row for row in load_rows("lumos_maths", "train", "sample") if isinstance(row, PlanRow)]
-    write_lumos(rows, path, path.with_name(path.name.replace("plan", "ground")), form="onetime")
-
-
-def columns(*rows: list[object]) -> Make:
-    """A table of what was sampled of each line."""
-
-    def write(_: House, path: Path) -> None:
-        write_columns(path, [[str(cell) for cell in row] for row in rows], len(rows[0]))
-
-    return write
-
-
-LUMOS = len(load_rows("lumos_maths", "train", "sample"))
-"""Lines of the sample."""
+    """Lumos' two files, of which ``path`` is that of the plans."""
+    task = "How much is 2 and {n}?"
+    names = [f"maths_{n}" for n in range(20)]
+    put(path, *(plan_at_once(task.format(n=n), one, "Add") for n, one in enumerate(names)))
+    calls = "R1 = Calculator(2 + {n})"
+    put(
+        path.with_name(path.name.replace("plan", "ground")),
+        *(
+            ground_at_once(task.format(n=n), one, calls.format(n=n), "Add")
+            for n, one in enumerate(names)
+        ),
+    )
 
 
 def web_tasks(_: House, path: Path) -> None:
@@ -190,12 +180,8 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "traces.json": text(json.dumps(PROGRAM_TRACES)),
     },
     "docs/howto/first-hour.md": {"letters.py": copied(ROOT / "examples/letters.py")},
-    "docs/howto/original-files.md": {
-        "rewarded_iteration_0.jsonl": lines(HOTPOT_LINE), "iteration_1_dpo_format.jsonl": lines(PAIRS_LINE),
-        "colbench_code_offline_15k_llama8b.jsonl": lines(*ROWS), "random_pairs.jsonl": lines(PAIR),
-        "runs/optima-isft": run("isft"), "runs/sweet": run("sweet"), "plan.jsonl": plans_and_actions,
-        "maths_multi_1.csv": columns(*([f"Subgoal 1: add {n}", "Subgoal 1: wait"] for n in range(LUMOS))),
-        "maths_score_1.csv": columns(*([2.5, 1.0] for _ in range(LUMOS))),
+    "docs/howto/export.md": {
+        "colbench_code_offline_15k_llama8b.jsonl": lines(*ROWS), "runs/mine": run("isft"),
     },
     "docs/howto/serve-and-endpoints.md": {"runs/optima-isft": run("isft")},
     "docs/howto/tools.md": {

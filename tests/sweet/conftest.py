@@ -27,7 +27,7 @@ from tests.sweet.known import (
     imported,
 )
 from tests.test_step_critic import moved
-from tests.test_sweet_import import made
+from tests.test_sweet_offline import made
 
 
 @pytest.fixture

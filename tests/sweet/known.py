@@ -12,10 +12,10 @@ import torch
 from coterie.models.heads import find_head
 from coterie.models.loading import LoadedModel, load
 from coterie.progress import Silent
-from coterie.recipes.sweet_rl.files.importing import import_trajectories, survey
 from coterie.recipes.sweet_rl.recipe import SweetRL
 from coterie.rollout.candidates import candidates
-from coterie.runs.folder import Run, Step
+from coterie.runs.folder import Run, Step, open_run
+from coterie.runs.loop import run_steps
 from coterie.training.checkpoint import weight_hash
 from coterie.training.forward import row_logprobs
 from coterie.training.sides import side_statistic
@@ -23,7 +23,7 @@ from coterie.trajectories.row import Row
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
-from tests.test_sweet_import import RIGHT, WRONG, made, row, wrote
+from tests.test_sweet_offline import RIGHT, WRONG, made, row, wrote
 
 BASE = "tiny-exchange"
 WORDS = ("rollout.tasks=3", "rollout.repeats=2", "candidates.share=1", "candidates.temperature=0.9")
@@ -49,9 +49,10 @@ def base() -> LoadedModel:
 
 
 def imported(folder: Path) -> SweetRL:
-    """A run whose dialogues are played; its recipe."""
-    rows, recipe = wrote(folder / "theirs.jsonl", ROWS), made(*WORDS)
-    import_trajectories(rows, recipe, folder / "run", Silent(), found=survey(rows))
+    """A run that has read its dialogues; its recipe."""
+    recipe = made(*WORDS, f"offline={wrote(folder / 'theirs.jsonl', ROWS)}")
+    with open_run(folder / "run", recipe.name, recipe.settings) as run:
+        run_steps(recipe, run, Silent(), [Step(0, "rollout")])
     return recipe
 
 

@@ -41,7 +41,7 @@ from tests.sweet.known import (
     trained,
 )
 from tests.test_step_critic import naive
-from tests.test_sweet_import import REFERENCE_CODE, made
+from tests.test_sweet_offline import REFERENCE_CODE, made
 
 
 def test_the_first_dialogue_of_every_task_gets_candidates_before_the_second_of_any(

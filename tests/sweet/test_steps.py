@@ -17,7 +17,7 @@ from coterie.recipes.sweet_rl.settings import SweetSettings
 from coterie.rollout.episodes import Episode
 from coterie.runs.folder import Run, Step
 from tests.sweet.known import BRANCH, REWARD, SELECT_TURNS, TRAIN
-from tests.test_sweet_import import made
+from tests.test_sweet_offline import made
 
 
 @dataclass

@@ -14,7 +14,7 @@ from coterie.training.dpo import DPO
 from coterie.training.regression import Regression
 from coterie.training.sft import SFT
 from tests.sweet.known import SECRET, TRAIN, WORDS, Training, by_base, said, text, trained
-from tests.test_sweet_import import REFERENCE_CODE, RIGHT, WRONG, made
+from tests.test_sweet_offline import REFERENCE_CODE, RIGHT, WRONG, made
 
 
 def test_the_critic_learns_a_success_over_a_failure_with_the_reference_shown(

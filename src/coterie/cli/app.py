@@ -18,7 +18,8 @@ import coterie
 from coterie.cli.chat import chat
 from coterie.cli.config import config
 from coterie.cli.data import app as data_app
-from coterie.cli.files import export_app, import_app
+from coterie.cli.export import app as export_app
+from coterie.cli.export import import_record
 from coterie.cli.merge import merge
 from coterie.cli.models import app as models_app
 from coterie.cli.refusing import run_app
@@ -42,7 +43,6 @@ app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 app.add_typer(serve_app, name="serve")
 app.add_typer(export_app, name="export")
-app.add_typer(import_app, name="import")
 console = notes()
 
 
@@ -77,6 +77,7 @@ StageRecipe = Annotated[
 app.command("run")(run)
 app.command("sweep")(sweep)
 app.command("merge")(merge)
+app.command("import")(import_record)
 
 
 def _stage(name: str, text: str) -> None:

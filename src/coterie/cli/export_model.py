@@ -1,46 +1,161 @@
-"""``coterie export model``: the weights that a run has trained, with tokenizer and model card, for others to load."""
+"""What ``coterie export model`` does: a folder that Transformers or PEFT loads, and its upload."""
 
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from coterie.cli.model_card import model_card
+from coterie.config.folders import check_new_folder, whole_folder
+from coterie.errors import UserError, did_you_mean
+from coterie.models.hub import hub_answers
+from coterie.models.loading import ADAPTER_FILE, TOKENIZER_FILES, is_adapter, load
+from coterie.models.saved import writing
+from coterie.recipes.base import Recipe
+from coterie.recipes.recorded_run import recorded_run
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.runs.folder import Run
+from coterie.terminal.console import notes
+
+FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", ADAPTER_FILE, *TOKENIZER_FILES)
+"""What of a training's final folder others need."""
+TOKEN = "make one with write access at https://huggingface.co/settings/tokens, then `hf auth login` or set HF_TOKEN"
 
 
-def export_model(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    out: Annotated[Path, typer.Option(help="Folder to make.")],
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Merge a LoRA adapter into its base: a whole model.")
-    ] = False,
-    push: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Also upload it to the Hugging Face hub, as OWNER/NAME."),
-    ] = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="Make the repository of --push private.")
-    ] = False,
-    role: Annotated[
-        str | None, typer.Option(help="Which of the run's models; default: the policy.")
-    ] = None,
-    iteration: Annotated[
-        int | None,
-        typer.Option(help="The version that this iteration began with; default: the newest."),
-    ] = None,
-) -> None:
-    """Write the weights and the tokenizer of a run's last policy, with a model card.
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Which model of a run goes where."""
 
-    The folder can be given as `model=` to coterie, and to Transformers (an adapter to PEFT). --push needs a
-    token: `hf auth login`, or the variable HF_TOKEN.
+    folder: Path
+    out: Path
+    merge: bool = False
+    role: str | None = None
+    iteration: int | None = None
 
-    Examples:
 
-        coterie export model runs/optima-isft --out mine
+def export(what: Export, push: str | None, *, private: bool = False) -> None:
+    """Write the folder; then upload it, if ``push`` names a repository.
 
-        coterie export model runs/lora --out mine --merge
-
-        coterie export model runs/optima-isft --out mine --push me/mine --private
+    Raises :class:`UserError`, before anything is loaded, for a folder that is there, a role or version that
+    the run does not have, and an upload that would be refused.
     """
-    from coterie.cli.exporting import Export, export
+    check_new_folder(what.out, "remove it, or give --out another name")
+    api = None if push is None else _hub(push)
+    with recorded_run(what.folder, recipe_of) as (recipe, run):
+        role = _role(recipe, what.role)
+        version = exported_version(recipe, run, role, what.iteration)
+        path = recipe.policy_path(run, version, role)
+        if what.merge and not is_adapter(path):
+            raise UserError(
+                f"--merge: version {version} of {role!r} is a whole model and no adapter",
+                "leave --merge out",
+            )
+        with whole_folder(what.out) as partial:
+            _write(recipe, run, what, (role, version), partial)
+            card = model_card(recipe, run, role, version, adapter=is_adapter(partial))
+            (partial / "README.md").write_text(card, encoding="utf-8")
+    if api is not None and push is not None:
+        _upload(api, push, what.out, private)
 
-    export(Export(folder, out, merge, role, iteration), push, private=private)
-    print(out)
+
+def _write(recipe: Recipe, run: Run, what: Export, which: tuple[str, int], partial: Path) -> None:
+    """The weights and the tokenizer."""
+    role, version = which
+    path = recipe.policy_path(run, version, role)
+    if version and not what.merge:
+        for file in sorted({file for one in FILES for file in Path(path).glob(one)}):
+            shutil.copyfile(file, partial / file.name)
+        if is_adapter(path):
+            base = next(one.model for one in recipe.roles() if one.name == role)
+            load(base).tokenizer.save_pretrained(partial)
+        return
+    loaded = recipe.load_policy(run, version, role)
+    with writing(partial):
+        loaded.model.save_pretrained(partial)
+    loaded.tokenizer.save_pretrained(partial)
+
+
+def _role(recipe: Recipe, wanted: str | None) -> str:
+    names = [role.name for role in recipe.roles()]
+    if wanted is not None and wanted not in names:
+        raise UserError(
+            f"{recipe.name} has no role {wanted!r}",
+            f"{did_you_mean(wanted, names)}use one of: {', '.join(names)}",
+        )
+    return wanted or names[0]
+
+
+def exported_version(recipe: Recipe, run: Run, role: str, wanted: int | None) -> int:
+    """Return the wanted version of a role, or its newest trained one. Raises ``UserError`` if there is none."""
+    have = recipe.versions(run, role)
+    if wanted is not None and wanted not in have:
+        raise UserError(
+            f"{run.folder} has no version {wanted} of {role!r} (it has {', '.join(map(str, have))}; 0 "
+            "is what it began as)",
+            "give one of these with --iteration, or run it further",
+        )
+    if wanted is None and have[-1] == 0:
+        raise UserError(
+            f"{run.folder} has not trained {role!r} yet",
+            "run it further, or give --iteration 0 for the model that it began as",
+        )
+    return have[-1] if wanted is None else wanted
+
+
+def _hub(name: str) -> HfApi:
+    """The hub, ready to take a repository of that name from us."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UserError(
+            f"--push {name}: {str(error).splitlines()[0]}", "such as OWNER/NAME"
+        ) from error
+    if "/" not in name:
+        raise UserError(f"--push {name} does not say whose it is", f"such as --push OWNER/{name}")
+    if get_token() is None:
+        raise UserError("--push needs a token of the Hugging Face hub, and there is none", TOKEN)
+    if not hub_answers():
+        raise UserError(
+            "--push: the Hugging Face hub can't be reached",
+            "leave --push out, and upload the folder later: hf upload NAME FOLDER",
+        )
+    api = HfApi()
+    try:
+        account = api.whoami()
+    except HfHubHTTPError as error:
+        raise UserError("--push: the hub does not accept the token", TOKEN) from error
+    _check_rights(account, name)
+    return api
+
+
+def _check_rights(account: dict[str, Any], name: str) -> None:
+    """Refuse a token that can't write, or not for the owner; what fine-grained ones may do the hub does not say."""
+    role = account.get("auth", {}).get("accessToken", {}).get("role")
+    if role == "read":
+        raise UserError(f"--push {name}: the token may only read", TOKEN)
+    owners = [account["name"], *(one["name"] for one in account.get("orgs", ()))]
+    owner = name.partition("/")[0]
+    if role == "write" and owner.lower() not in map(str.lower, owners):
+        raise UserError(
+            f"--push {name}: the token is of {', '.join(owners)}, and not of {owner}",
+            f"such as --push {owners[0]}/{name.partition('/')[2]}",
+        )
+
+
+def _upload(api: HfApi, name: str, folder: Path, private: bool) -> None:
+    try:
+        api.create_repo(name, private=private or None, exist_ok=True)
+        done = api.upload_folder(repo_id=name, folder_path=folder, commit_message="coterie export")
+    except (
+        Exception
+    ) as error:  # the client wraps some errors, and raises those of several libraries
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise UserError(
+            f"the upload to {name} failed: {reason}",
+            f"{folder} is written; check the name and the token, then: hf upload {name} {folder}",
+        ) from error
+    notes().print(f"uploaded to {done.repo_url}")

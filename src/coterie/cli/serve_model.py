@@ -19,7 +19,7 @@ from coterie.errors import UserError
 from coterie.terminal.console import notes
 
 if TYPE_CHECKING:
-    from coterie.cli.exporting import Export
+    from coterie.cli.export_model import Export
     from coterie.engines.servers.settings import VLLMSettings
 
 HOST = "127.0.0.1"
@@ -74,7 +74,7 @@ def model(
     """
     from transformers.utils.import_utils import is_serve_available
 
-    from coterie.cli.exporting import export
+    from coterie.cli.export_model import export
     from coterie.engines.servers.child import free_port, port_taken
     from coterie.engines.servers.member import absolute
     from coterie.engines.servers.settings import VLLMSettings
@@ -107,7 +107,7 @@ def model(
 
 def _policy(run: Path, iteration: int | None) -> "tuple[VLLMSettings, str, Export | None]":
     """Return how a run's vLLM is started, where its policy is, and how that is made if it is an adapter."""
-    from coterie.cli.exporting import Export, exported_version
+    from coterie.cli.export_model import Export, exported_version
     from coterie.config.home import sha256
     from coterie.engines.servers.member import absolute
     from coterie.models.loading import is_adapter, resolve

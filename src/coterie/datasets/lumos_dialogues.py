@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from coterie.config.plain import wrong_at
-from coterie.datasets.lumos_lines import NAMES, NOT_KNOWN, LumosLine
+from coterie.datasets.lumos_lines import NAMES, LumosLine
 from coterie.datasets.lumos_text import (
     GO_ON,
     PLAN_GIVEN,
@@ -170,9 +170,8 @@ def planned(at: NumberedLine) -> Planned:
             texts += subgoals(text.strip().removeprefix(GO_ON).strip(), number)
         if len(texts) != len(turns):
             raise ValueError("has several subgoals in one turn")
-        told = (result(one.content) for one in said[2::2])
-        results = tuple("" if one == NOT_KNOWN else one for one in told)
-    return Planned(at, first.task, first.description, tuple(texts), at.line.results or results)
+        results = tuple(result(one.content) for one in said[2::2])
+    return Planned(at, first.task, first.description, tuple(texts), results)
 
 
 def grounded(at: NumberedLine) -> Grounded:

@@ -156,9 +156,7 @@ def _row(plan: Planned, ground: Grounded) -> PlanRow | LeftOut:
         if not one_line(theirs).startswith(expected):
             return LeftOut(OTHER_SUBGOALS, where)
     dealt, aligned = (
-        _dealt(ground.actions[0], len(plan.subgoals), ground.at.line.counts)
-        if ground.whole
-        else (ground.actions, True)
+        _dealt(ground.actions[0], len(plan.subgoals)) if ground.whole else (ground.actions, True)
     )
     if len(dealt) != len(plan.subgoals):
         return LeftOut(NO_ACTIONS, where)
@@ -169,7 +167,7 @@ def _row(plan: Planned, ground: Grounded) -> PlanRow | LeftOut:
     return PlanRow(
         id=line.id,
         question=plan.task,
-        answer=line.answer or last,
+        answer=last,
         steps=tuple(
             PlanStep(subgoal=subgoal, actions=group, result=came)
             for subgoal, group, came in zip(plan.subgoals, dealt, results, strict=True)
@@ -180,16 +178,12 @@ def _row(plan: Planned, ground: Grounded) -> PlanRow | LeftOut:
     )
 
 
-def _dealt(
-    flat: Sequence[str], count: int, counts: Sequence[int]
-) -> tuple[tuple[tuple[str, ...], ...], bool]:
+def _dealt(flat: Sequence[str], count: int) -> tuple[tuple[tuple[str, ...], ...], bool]:
     """The actions of a whole plan by subgoal, and whether they are known to belong there; none if they are too few.
 
-    They are told apart by ``counts`` if given; by their number if it is that of the subgoals; or by their tools, for a
-    subgoal's last action is one that gives what was asked for.
+    They are told apart by their number if it is that of the subgoals; or by their tools, for a subgoal's last action is
+    one that gives what was asked for.
     """
-    if len(counts) == count and sum(counts) == len(flat) and all(one > 0 for one in counts):
-        return _cut(flat, counts), True
     if len(flat) <= count:
         return tuple((one,) for one in flat), len(flat) == count
     sizes = [0]

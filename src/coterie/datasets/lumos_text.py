@@ -4,12 +4,10 @@ Formats: https://github.com/allenai/lumos. Instructions around a task are not re
 """
 
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from coterie.datasets.plan_rows import one_line
 
-STOP_QUESTION = "Should we stop planning?"
 STOP = "Yes, I will stop planning."
 GO_ON = "No, I will keep planning."
 PLAN_GIVEN = "Subgoals to be grounded:"
@@ -79,11 +77,6 @@ def subgoals(text: str, first: int = 1) -> list[str]:
     if not all(texts):
         raise ValueError("has a subgoal without text")
     return texts
-
-
-def subgoal_line(texts: Sequence[str], first: int = 1) -> str:
-    """What :func:`subgoals` reads."""
-    return "; ".join(f"Subgoal {number}: {text}" for number, text in enumerate(texts, first))
 
 
 def actions(text: str, last: int = 0) -> list[str]:

@@ -2,10 +2,11 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 
 from coterie.config.plugins import label
 from coterie.config.resolve import flatten
@@ -27,12 +28,16 @@ from coterie.runs.folder import Run, Step
 from coterie.runs.place import EVALUATION
 from coterie.runs.play import play, summary
 from coterie.runs.roles import Role, Roles
+from coterie.runs.selected import selected
 from coterie.runs.stage import Stage
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.item import Metrics
+from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
+from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import digest
+from coterie.trajectories.view import Edit
 
 Work = (
     Callable[[Run, int, Progress], Metrics | None]
@@ -47,6 +52,8 @@ class Recipe(ABC):
     settings: RecipeSettings
     environment: Environment
     name: str
+    edits: Mapping[str, Edit] = MappingProxyType({})
+    """The recontext rules of its selections, by name."""
     by_task: tuple[str, ...] = ()
     """Stages of which each item is the work of one task, the sampling first, and other names under which they write
     such items. `coterie merge` puts them together; without any, runs of the recipe can't be merged."""
@@ -77,6 +84,12 @@ class Recipe(ABC):
     def title(self) -> str:
         """Its name in titles."""
         return label(self.name)
+
+    def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
+        """Yield the role, tree and selection of everything that an iteration trains on."""
+        players = self.players()
+        for tree, one in selected(run, iteration):
+            yield players[one.agent], tree, one
 
     def plan(self) -> Plan:
         """Size of the run. Raises ``UserError`` for what can't work, in seconds."""

@@ -57,10 +57,6 @@ class RecipeDescription:
     """The recipe under such settings."""
     report: "Callable[[Recipe, Run], RunReport]"
     """What the report page of a run shows, finished or not."""
-    export_files: Callable[..., None] | None = None
-    """The command ``coterie export NAME``: a function with the arguments and options that typer reads."""
-    import_files: Callable[..., None] | None = None
-    """The command ``coterie import NAME``."""
     critic: "Callable[[Recipe], RunCritic | None] | None" = None
     """The critic for ``coterie evaluate critic=RUN``; ``None`` of a recipe whose settings have none."""
     quickstart: str | None = None

@@ -42,7 +42,7 @@ from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import Message, digest
-from coterie.trajectories.view import View, recontext, view
+from coterie.trajectories.view import Edit, View, recontext, view
 
 GROWN = "grown"
 """The stage under which trees are noted that grow no more."""
@@ -52,11 +52,17 @@ SUCCESS = 1.0
 """The score of a run that succeeded."""
 
 
+def plain(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return messages without examples and without what a step was asked for besides."""
+    return drop_requests(drop_shots(messages))
+
+
 class DenseTreeData(Recipe):
     """The data of a run under given settings."""
 
     settings: DenseTreeSettings
     by_task = ("rollout", GROWN, "reward")
+    edits: Mapping[str, Edit] = {PLAIN: plain}
 
     def __init__(self, settings: DenseTreeSettings) -> None:
         super().__init__(settings)
@@ -226,7 +232,7 @@ class DenseTreeData(Recipe):
         if one.context is None:
             return view(tree, one.leaf, one.agent)
         render = self.renderer.render
-        return recontext(tree, one.leaf, one.agent, name=one.context, edit=_plain, render=render)
+        return recontext(tree, one.leaf, one.agent, name=one.context, edit=plain, render=render)
 
     @cached_property
     def renderer(self) -> ChatRenderer:
@@ -285,10 +291,6 @@ def tree_values(
     for path, one in distinct(tree, played, set()):
         found.add(path, one.reward or 0.0)
     return found.values()
-
-
-def _plain(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    return drop_requests(drop_shots(messages))
 
 
 async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:

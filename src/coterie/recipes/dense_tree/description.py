@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from coterie.recipes.dense_tree.files.commands import export_files, import_files
 from coterie.recipes.description import RecipeDescription
 
 if TYPE_CHECKING:
@@ -45,6 +44,4 @@ DESCRIPTION = RecipeDescription(
     settings=_settings,
     recipe=_recipe,
     report=_report,
-    export_files=export_files,
-    import_files=import_files,
 )

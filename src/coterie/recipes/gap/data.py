@@ -20,11 +20,11 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.gap.files.traces import BrokenTrace, TraceRow, read_traces
 from coterie.recipes.gap.held_out import HeldOutQuestions
 from coterie.recipes.gap.settings import EXPERT, GapSettings
 from coterie.recipes.gap.shown import shown_row
 from coterie.recipes.gap.told import ToldEnvironment, task_of, unsaid
+from coterie.recipes.gap.traces import BrokenTrace, TraceRow, read_traces
 from coterie.recipes.plan import Plan
 from coterie.recipes.reinforcing import CRITIC, reinforced_plan
 from coterie.recipes.trainings import train_role

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from coterie.recipes.description import RecipeDescription
-from coterie.recipes.gap.files.commands import export_files, import_files
 
 if TYPE_CHECKING:
     from coterie.recipes.base import Recipe
@@ -43,6 +42,4 @@ DESCRIPTION = RecipeDescription(
     settings=_settings,
     recipe=_recipe,
     report=_report,
-    export_files=export_files,
-    import_files=import_files,
 )

@@ -1,7 +1,7 @@
 """What MOAT's stages read and train on: tasks, samplers, right and corrected rows, pairs of plans."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -203,6 +203,13 @@ class MoatData(Recipe):
                 "lower pairs.margin, or raise rollout.samples, rollout.tasks or rollout.temperature",
             )
         return found
+
+    def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
+        """Yield the planner's pairs and what the grounder learns."""
+        yield from super().trained_on(run, iteration)
+        for tree in run.store.trees(iteration, "correct"):
+            for turn in tree.leaves():
+                yield GROUNDER, tree, Selection(turn.id, GROUNDER)
 
     def corrected_rows(self, run: Run, iteration: int) -> list[Row]:
         """What the stage ``correct`` left; raises ``UserError`` if that is nothing."""

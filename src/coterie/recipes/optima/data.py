@@ -1,7 +1,7 @@
 """What Optima's stages read: tasks, format prompts, rewards and values from the record, rows and pairs."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from coterie.engines.inprocess import InProcessEngine
@@ -29,7 +29,7 @@ from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import digest
-from coterie.trajectories.view import View, recontext, view
+from coterie.trajectories.view import Edit, View, recontext, view
 
 DROP_FORMAT = "drop_format"
 """Name of the recontext rule of iteration 0."""
@@ -39,6 +39,7 @@ class OptimaData(Recipe):
     """The data of a run under given settings."""
 
     settings: OptimaSettings
+    edits: Mapping[str, Edit] = {DROP_FORMAT: drop_format}
 
     def __init__(self, settings: OptimaSettings) -> None:
         super().__init__(settings)

@@ -1,11 +1,15 @@
 """What ``sweet_rl`` trains on, out of the record: rewards, dialogues to branch, pairs, the critic's views."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 
+from coterie.config.folders import expanded
+from coterie.config.home import sha256
 from coterie.engines.chat_model import check_chat
 from coterie.environments.coding import AGENT, CRITIC, Coding, with_reference
+from coterie.environments.colbench import BackendProgramming
 from coterie.environments.registry import check_no_tools
 from coterie.environments.user_simulator import REFERENCE
 from coterie.errors import UserError
@@ -22,6 +26,7 @@ from coterie.runs.selected import selected
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.training.settings import TrainingSettings
 from coterie.trajectories.pair import Pair, trajectory_pair, turn_pair
+from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
@@ -57,8 +62,10 @@ class SweetData(Recipe):
         return self.settings.method == "sweet"
 
     def plan(self) -> Plan:
-        """Size of the run. Raises ``UserError`` for a missing judge, too."""
+        """Size of the run. Raises ``UserError`` for a missing judge or file of dialogues, too."""
         check_chat("critic.judge", self.settings.critic.judge, POLICY)
+        if self.settings.offline is not None:
+            self._check_offline(expanded(self.settings.offline))
         return super().plan()
 
     def trainings(self) -> dict[str, TrainingSettings]:
@@ -79,6 +86,22 @@ class SweetData(Recipe):
             texts = (task.secrets[REFERENCE].reveal(CRITIC) for task in train)
             shown = max(len(renderer.written(text)) for text in texts)
         return self.settings.max_tokens + shown
+
+    def _check_offline(self, file: Path) -> None:
+        """Refuse a file of dialogues that is missing or of another environment."""
+        if not isinstance(self.environment, BackendProgramming):
+            raise UserError(
+                f"offline: tasks of {self.settings.played} are not of ColBench's form",
+                "use dataset=colbench_code",
+            )
+        if not file.is_file():
+            raise UserError(f"offline={file} is not a file", "correct the path")
+
+    @cached_property
+    def offline_content(self) -> tuple[str, ...]:
+        """Checksum of the file of dialogues, where there is one."""
+        file = None if self.settings.offline is None else expanded(self.settings.offline)
+        return () if file is None else (sha256(file) if file.is_file() else "",)
 
     def openers(self) -> Openers:
         """The sandbox."""
@@ -104,6 +127,12 @@ class SweetData(Recipe):
         """In which context a round trains on dialogues: the critic may be shown the reference."""
         privileged = iteration == FIRST and self.critical and self.settings.critic.privileged
         return PRIVILEGED if privileged else None
+
+    def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
+        """Yield what trains each role; the critic learns from the dialogues of round 0."""
+        role = CRITIC if iteration == FIRST and self.critical else self.leading
+        for tree, one in selected(run, iteration):
+            yield role, tree, one
 
     def critic_training(self) -> tuple[object, ...]:
         """What the critic's scores depend on."""

@@ -24,12 +24,14 @@ reference stands in the system prompt, not before it.
 from collections.abc import Sequence
 from functools import partial
 
+from coterie.config.folders import expanded
 from coterie.engines.run_engines import POLICY
 from coterie.environments.coding import AGENT, CRITIC
 from coterie.progress import Progress
 from coterie.recipes.sweet_rl.branching import branch
 from coterie.recipes.sweet_rl.critic import advantages
 from coterie.recipes.sweet_rl.data import FIRST, SECOND, SweetData, rewards
+from coterie.recipes.sweet_rl.offline import play_offline
 from coterie.recipes.sweet_rl.training import foretell, imitate, prefer_selected, train_critic
 from coterie.rollout.candidates import candidates
 from coterie.runs.folder import Run, Step
@@ -56,7 +58,8 @@ class SweetRL(SweetData):
         judged = s.critic.kind == "judge"
         talk = (s.user_simulator.identity(), s.rollout.max_tokens, *s.engine.identity())
         evaluation = partial(self.evaluation, depends=(*talk, s.evaluate.fingerprint()))
-        rollout = stage(FIRST, "rollout", self.rollout, (), (*talk, s.rollout.fingerprint()))
+        played = (*talk, s.rollout.fingerprint(), *self.offline_content)
+        rollout = stage(FIRST, "rollout", self.rollout, (), played)
         found = [evaluation(FIRST, ()), rollout]
         if not (self.critical and judged):
             how = (self.critical, s.method == "rejection_ft", s.min_reward)
@@ -84,7 +87,9 @@ class SweetRL(SweetData):
     # -- round 0 --------------------------------------------------------------------------------
 
     async def rollout(self, run: Run, round_: int, progress: Progress) -> Metrics:
-        """k dialogues a task by the base policy."""
+        """k dialogues a task by the base policy, or those of a file."""
+        if self.settings.offline is not None:
+            return await play_offline(self, run, expanded(self.settings.offline), progress)
         s = self.settings.rollout
         return await self.play(run, self.episodes(), s.temperature, s.top_p, progress)
 

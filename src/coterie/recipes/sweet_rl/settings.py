@@ -139,6 +139,13 @@ class SweetSettings(RecipeSettings):
     user_simulator: UserSimulatorSettings = UserSimulatorSettings()
     sandbox: SandboxSettings = SandboxSettings()
     rollout: RepeatSettings = RepeatSettings()
+    offline: str | None = key(
+        None,
+        "File of SWEET-RL's offline trajectories (JSONL) instead of sampled dialogues: at most rollout.tasks tasks "
+        "and rollout.repeats dialogues of each.",
+        source="SWEET-RL: colbench_code_offline_15k_llama8b.jsonl",
+        min_length=1,
+    )
     min_reward: float = key(
         1.0,
         "Least share of tests that a dialogue passes which is preferred to others or imitated; below 1 for models "

@@ -1,29 +1,24 @@
-"""GAP's SFT JSON: a list of prompts with whole traces, read and written.
+"""GAP's SFT JSON: a list of prompts with whole traces.
 
 A row is LLaMA-Factory's ``{"instruction", "input", "output"}``: the prompt, the question (often empty, then it stands
 in the prompt after ``Question:``), and the whole trace with its observations, as one text. Or it is ``{"messages"}``
 (roles and contents) or ``{"conversations"}`` (``from`` and ``value``), with one user's and one assistant's message.
-Rows that a model has rewritten have ``original_output`` and ``conversion_status`` besides.
-
 :func:`observations` says what is masked in training, as places in the text and not as tokens.
 """
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import model_validator
 
-from coterie.config.folders import whole_file
 from coterie.datasets.reading import read_rows
 from coterie.datasets.rows import SetRow, Text
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent
 
-ConversionStatus = Literal["success", "validation_failed", "failed", "exception"]
 QUESTION = "Question:"
 """Stands before the question in a prompt."""
 OBSERVATION, ANSWER = "observation", "answer"
@@ -39,10 +34,6 @@ class TraceRow(SetRow):
     input: str = ""
     output: Text
     system: str = ""
-    original_output: str | None = None
-    """The trace before a model rewrote it."""
-    conversion_status: ConversionStatus | None = None
-    """How the rewriting went; all but ``success`` kept the original."""
 
     @property
     def prompt(self) -> str:
@@ -166,16 +157,3 @@ def observations(trace: str) -> tuple[tuple[int, int], ...]:
     if begun is not None:
         raise ValueError(f"has an observation that is never closed (character {begun + 1})")
     return tuple(spans)
-
-
-def write_traces(path: Path, rows: Iterable[TraceRow]) -> int:
-    """Write a new SFT JSON, a row a line; how many there are. Raises ``UserError`` if it can't be made."""
-    count = 0
-    with whole_file(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
-        file.write("[")
-        for count, row in enumerate(rows, 1):
-            known = {"instruction": row.instruction, "input": row.input, "output": row.output}
-            known |= row.model_dump(exclude_defaults=True, exclude=set(known))
-            file.write((",\n" if count > 1 else "\n") + json.dumps(known, ensure_ascii=False))
-        file.write("\n]\n")
-    return count

@@ -1,0 +1,116 @@
+"""``coterie export`` and ``coterie import``: the rows, pairs, trajectories, tasks and weights of a run."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Write what a run has trained on, or its model, for other programs.",
+)
+
+
+class DataForm(StrEnum):
+    """For whom data is written."""
+
+    jsonl = "jsonl"
+    trl = "trl"
+    llamafactory = "llamafactory"
+    verl = "verl"
+
+
+@app.command("data")
+def export_data(
+    folder: RunArgument,
+    to: Annotated[DataForm, typer.Option(help="The form of the files.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to make; default: RUN/export/FORM.")
+    ] = None,
+    iteration: Annotated[
+        int | None, typer.Option(help="Which iteration; default: all.", min=0)
+    ] = None,
+    role: Annotated[
+        str | None, typer.Option(help="Only what trains this model; default: all models.")
+    ] = None,
+    secrets: Annotated[
+        bool, typer.Option("--secrets", help="With jsonl: privileged fields of trajectories, too.")
+    ] = False,
+) -> None:
+    """Write the training rows, preference pairs, trajectories or tasks of a run.
+
+    `jsonl`: rows with exact tokens, pairs, and all trajectories (for `coterie import`). `trl` and `llamafactory`: rows
+    and pairs as chats. `verl`: tasks with their right answers, which no other form has.
+
+    Examples:
+
+        coterie export data runs/optima-isft --to trl
+
+        coterie export data runs/optima-isft --to verl --out tasks
+    """
+    from coterie.cli.export_data import DataExport, export
+
+    exported = export(DataExport(folder, to.value, out, iteration, role, secrets))
+    for name, count in exported.counts.items():
+        typer.echo(f"{name}: {count:,}", err=True)
+    print(exported.folder)
+
+
+@app.command("model")
+def export_model(
+    folder: RunArgument,
+    out: Annotated[Path, typer.Option(help="Folder to make.")],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge a LoRA adapter into its base: a whole model.")
+    ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Also upload it to the Hugging Face hub, as OWNER/NAME."),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository of --push private.")
+    ] = False,
+    role: Annotated[
+        str | None, typer.Option(help="Which of the run's models; default: the policy.")
+    ] = None,
+    iteration: Annotated[
+        int | None,
+        typer.Option(help="The version that this iteration began with; default: the newest."),
+    ] = None,
+) -> None:
+    """Write the weights and the tokenizer of a run's last policy, with a model card.
+
+    The folder can be given as `model=` to coterie, and to Transformers (an adapter to PEFT). --push needs a
+    token: `hf auth login`, or the variable HF_TOKEN.
+
+    Examples:
+
+        coterie export model runs/optima-isft --out mine
+
+        coterie export model runs/lora --out mine --merge
+
+        coterie export model runs/optima-isft --out mine --push me/mine --private
+    """
+    from coterie.cli.export_model import Export, export
+
+    export(Export(folder, out, merge, role, iteration), push, private=private)
+    print(out)
+
+
+def import_record(
+    file: Annotated[Path, typer.Argument(help="trajectories.jsonl of an export.")],
+    store: Annotated[Path, typer.Argument(help="Store to make, such as mine.sqlite.")],
+) -> None:
+    """Make a store from exported trajectories; nothing is written if a line is broken.
+
+    Example:
+
+        coterie import runs/optima-isft/export/jsonl/trajectories.jsonl imported.sqlite
+    """
+    from coterie.trajectories.jsonl import import_
+
+    import_(file, store)
+    print(store)

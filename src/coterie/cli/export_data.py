@@ -1,0 +1,199 @@
+"""What ``coterie export data`` does: a folder of rows, pairs and trajectories, or of verl's tasks."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.config.folders import check_new_folder, whole_folder
+from coterie.environments.gold import known_answers, question_of
+from coterie.environments.workflow.code import Code, tests_of
+from coterie.errors import UserError, did_you_mean
+from coterie.models.loading import load_renderer
+from coterie.recipes.base import Recipe
+from coterie.recipes.recorded_run import recorded_run
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.rollout.opening import first_prompts
+from coterie.runs.folder import Run
+from coterie.trajectories import jsonl, reader
+from coterie.trajectories.export import LLAMAFACTORY, Form, Trained, chat, export_pair, export_rows
+from coterie.trajectories.task import Task
+
+ROWS, PAIRS, TRAJECTORIES, LEFT_OUT = "rows", "pairs", "trajectories", "left out"
+
+
+@dataclass(frozen=True, slots=True)
+class DataExport:
+    """What is written of a run, and where."""
+
+    folder: Path
+    to: str
+    out: Path | None = None
+    iteration: int | None = None
+    role: str | None = None
+    secrets: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A folder, and how many things of each kind are in it."""
+
+    folder: Path
+    counts: Counter[str]
+
+
+def export(what: DataExport) -> Exported:
+    """Write the folder, whole or not at all. Raises ``UserError`` if it exists or the run has nothing for it."""
+    out = what.out or what.folder / "export" / what.to
+    check_new_folder(out, "remove it, or give --out another name")
+    with recorded_run(what.folder, recipe_of) as (recipe, run):
+        names = [role.name for role in recipe.roles()]
+        if what.role is not None and what.role not in names:
+            raise UserError(
+                f"{recipe.name} has no role {what.role!r}",
+                f"{did_you_mean(what.role, names)}use one of: {', '.join(names)}",
+            )
+        if what.to != "verl" and not (found := _iterations(recipe, run, what.iteration)):
+            raise UserError(
+                f"{run.folder} has no finished stage" + _of(what.iteration), "run it further"
+            )
+        with whole_folder(out) as partial:
+            if what.to == "verl":
+                return Exported(out, _write_tasks(recipe, run, what.role, partial))
+            counts = _write_chats(recipe, run, what, found, partial)
+            if what.to == "jsonl":
+                iterations = None if what.iteration is None else found
+                file = partial / f"{TRAJECTORIES}.jsonl"
+                jsonl.export(run.store, file, iterations=iterations, secrets=what.secrets)
+            elif not counts[ROWS] + counts[PAIRS]:
+                raise _nothing(what, counts[LEFT_OUT])
+    return Exported(out, counts)
+
+
+def _nothing(what: DataExport, left_out: int) -> UserError:
+    if left_out:
+        return UserError(
+            f"none of {left_out} pairs of {what.folder} can be written for {what.to}: their sides have the same text, "
+            "or are whole dialogues",
+            "use --to jsonl",
+        )
+    return UserError(
+        f"{what.folder} has selected nothing to train on" + _of(what.iteration),
+        "run it further; reinforcement learning selects nothing: --to jsonl has its trajectories",
+    )
+
+
+def _of(iteration: int | None) -> str:
+    return "" if iteration is None else f" in iteration {iteration}"
+
+
+def _iterations(recipe: Recipe, run: Run, wanted: int | None) -> list[int]:
+    done = {step.iteration for step in recipe.steps() if run.is_finished(step)}
+    return sorted(i for i in done if wanted in (None, i))
+
+
+def _write_chats(
+    recipe: Recipe, run: Run, what: DataExport, iterations: list[int], out: Path
+) -> Counter[str]:
+    """Write rows and pairs, each file only if there are some; what LLaMA-Factory asks about them, too."""
+    form: Form = what.to  # type: ignore[assignment]  # verl is written by another function
+    counts, tools = Counter[str](), set[str]()
+    with (out / "rows.jsonl").open("w") as rows, (out / "pairs.jsonl").open("w") as pairs:
+        for one in _trained(recipe, run, iterations):
+            if what.role not in (None, one.role):
+                continue
+            if one.selection.rejected is None:
+                for row in export_rows(one, form):
+                    rows.write(json.dumps(row) + "\n")
+                    counts[ROWS] += 1
+                    tools |= {ROWS} if "tools" in row else set()
+            elif (pair := export_pair(one, form)) is not None:
+                pairs.write(json.dumps(pair) + "\n")
+                counts[PAIRS] += 1
+                tools |= {PAIRS} if "tools" in pair else set()
+            else:
+                counts[LEFT_OUT] += 1
+    for name in (ROWS, PAIRS):
+        if not counts[name]:
+            (out / f"{name}.jsonl").unlink()
+    if form == "llamafactory":
+        info = {
+            f"coterie_{name}": _info(name, name in tools) for name in (ROWS, PAIRS) if counts[name]
+        }
+        (out / "dataset_info.json").write_text(json.dumps(info, indent=2) + "\n")
+    return counts
+
+
+def _info(name: str, tools: bool) -> dict[str, Any]:
+    """Return the entry of a file in LLaMA-Factory's ``dataset_info.json``."""
+    columns = {"messages": "messages" if name == ROWS else "conversations"}
+    columns |= {key: key for key in ("chosen", "rejected") if name == PAIRS}
+    columns |= {"tools": "tools"} if tools else {}
+    ranking = {"ranking": True} if name == PAIRS else {}
+    return {"file_name": f"{name}.jsonl", **LLAMAFACTORY, **ranking, "columns": columns}
+
+
+def _trained(recipe: Recipe, run: Run, iterations: list[int]) -> Iterator[Trained]:
+    renderers = {role.name: load_renderer(role.model)[0] for role in recipe.roles()}
+    for iteration in iterations:
+        for role, tree, one in recipe.trained_on(run, iteration):
+            edit = None if one.context is None else recipe.edits[one.context]
+            yield Trained(role, tree, one, renderers[role].render, edit)
+
+
+def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Counter[str]:
+    """Write tasks as verl's Parquet: those of the record for training, and the held-out ones."""
+    from pyarrow import Table
+    from pyarrow.parquet import write_table
+
+    players = recipe.players()
+    agents = [agent for agent, one in players.items() if one == (role or recipe.leading)]
+    if not agents:
+        raise UserError(f"{role} plays no agent of {recipe.settings.played}", "leave --role out")
+    heldout = {task.id: task for task in recipe.heldout_tasks()}
+    with run.store.snapshot() as db:
+        recorded = [id_ for id_ in reader.task_ids(db) if id_ not in heldout]
+    train = {id_: run.store.task(id_) for id_ in recorded}
+    counts = Counter[str]()
+    for split, tasks in (("train", train), ("heldout", heldout)):
+        found = [_verl_row(recipe, task, agents[0], split) for task in tasks.values()]
+        rows = [row for row in found if row is not None]
+        counts += Counter({split: len(rows), LEFT_OUT: len(found) - len(rows)})
+        if rows:
+            write_table(Table.from_pylist(rows), out / f"{split}.parquet")
+    if not counts["train"] + counts["heldout"]:
+        raise UserError(
+            f"no task of {recipe.settings.played} has a right answer that verl could compare with",
+            "use --to jsonl",
+        )
+    return counts
+
+
+def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, Any] | None:
+    """Return a row of verl; ``None`` for a task without a right answer, or with tests that call a function."""
+    environment = recipe.environment
+    answers = known_answers(task)
+    if answers:
+        truth = answers[0]
+    elif isinstance(environment, Code) and all(t.kind == "stdin" for t in tests_of(task)):
+        tests = tests_of(task)
+        truth = json.dumps(
+            {"inputs": [t.input for t in tests], "outputs": [t.output for t in tests]}
+        )
+    else:
+        return None
+    opening = first_prompts(environment, task)[agent]
+    return {
+        "data_source": recipe.settings.played,
+        "prompt": chat(opening.tree, opening.messages, agent),
+        "ability": "qa" if answers else "code",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {
+            "index": task.id,
+            "split": split,
+            "question": question_of(task),
+            "answer": list(answers),
+        },
+    }

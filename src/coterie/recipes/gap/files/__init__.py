@@ -1,1 +1,0 @@
-"""The files of GAP's released code: traces for supervised fine-tuning, and prompts for reinforcement learning."""

@@ -1,1 +1,0 @@
-"""The files of SWEET-RL's released code: trajectories and preference pairs."""
