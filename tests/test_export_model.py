@@ -7,7 +7,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from coterie.cli import exporting
+from coterie.cli import export_model
 from coterie.cli.given import given
 from coterie.models import hub
 from coterie.models.loading import load
@@ -69,7 +69,7 @@ def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*words: object, **more: object) -> None:
         raise AssertionError("the run was opened")
 
-    monkeypatch.setattr(exporting, "recorded_run", read)
+    monkeypatch.setattr(export_model, "recorded_run", read)
 
 
 @pytest.mark.usefixtures("no_loading")
@@ -77,13 +77,13 @@ def test_a_push_that_can_not_work_is_refused_before_anything_else(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push = ("export", "model", "run", "--out", "mine", "--push")
-    monkeypatch.setattr(exporting, "get_token", lambda: None)
+    monkeypatch.setattr(export_model, "get_token", lambda: None)
     said = refused(cli, *push, "me/mine")
     assert "needs a token" in said and "HF_TOKEN" in said
     assert "OWNER/mine" in refused(cli, *push, "mine")
     assert "OWNER/NAME" in refused(cli, *push, "me/my model")
-    monkeypatch.setattr(exporting, "get_token", lambda: "hf_x")
-    monkeypatch.setattr(exporting, "hub_answers", lambda: False)
+    monkeypatch.setattr(export_model, "get_token", lambda: "hf_x")
+    monkeypatch.setattr(export_model, "hub_answers", lambda: False)
     assert "can't be reached" in refused(cli, *push, "me/mine")
     assert not Path("mine").exists()
 

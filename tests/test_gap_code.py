@@ -77,7 +77,7 @@ def test_a_policy_learns_the_traces_of_a_file_and_its_programs_are_run(tmp_path:
         assert "<code>" in own and "<answer>" in own and "42" not in own
         export(DataExport(run.folder, "llamafactory", tmp_path / "files"))
     recipe.close()
-    asked, trace = json.loads((tmp_path / "files/rows.jsonl").read_text())["messages"]
+    _, asked, trace = json.loads((tmp_path / "files/rows.jsonl").read_text())["messages"]
     assert trace["content"].count("<observation>") == 1 and QUESTION in asked["content"]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config.folders import check_new_folder, whole_folder
-from coterie.environments.gold import known_answers, question_of
-from coterie.environments.workflow.code import Code, tests_of
+from coterie.environments.gold import GRADER, known_answers, question_of
+from coterie.environments.workflow.code import TESTS
 from coterie.errors import UserError, did_you_mean
 from coterie.models.loading import load_renderer
 from coterie.recipes.base import Recipe
@@ -173,27 +173,25 @@ def _write_tasks(recipe: Recipe, run: Run, role: str | None, out: Path) -> Count
 
 def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, Any] | None:
     """Return a row of verl; ``None`` for a task without a right answer, or with tests that call a function."""
-    environment = recipe.environment
     answers = known_answers(task)
-    if answers:
-        truth = answers[0]
-    elif isinstance(environment, Code) and all(t.kind == "stdin" for t in tests_of(task)):
-        tests = tests_of(task)
-        truth = json.dumps(
-            {"inputs": [t.input for t in tests], "outputs": [t.output for t in tests]}
-        )
-    else:
+    truth = answers[0] if answers else _program_tests(task)
+    if not truth:
         return None
-    opening = first_prompts(environment, task)[agent]
+    opening = first_prompts(recipe.environment, task)[agent]
+    extra = {"index": task.id, "split": split, "question": question_of(task)}
     return {
         "data_source": recipe.settings.played,
         "prompt": chat(opening.tree, opening.messages, agent),
         "ability": "qa" if answers else "code",
         "reward_model": {"style": "rule", "ground_truth": truth},
-        "extra_info": {
-            "index": task.id,
-            "split": split,
-            "question": question_of(task),
-            "answer": list(answers),
-        },
+        "extra_info": {**extra, "answer": list(answers)},
     }
+
+
+def _program_tests(task: Task) -> str:
+    """Return what a program must print, in the form of verl's ``prime_code``; empty for other tasks."""
+    tests = json.loads(task.secrets[TESTS].reveal(GRADER)) if TESTS in task.secrets else []
+    if not all(isinstance(one, dict) and one.get("kind") == "stdin" for one in tests):
+        return ""
+    found = {key: [one[key[:-1]] for one in tests] for key in ("inputs", "outputs")}
+    return json.dumps(found) if tests else ""
