@@ -122,7 +122,7 @@ def worked(start: int, stop: int) -> list[dict[str, str]]:
 def plans_and_actions(_: House, path: Path) -> None:
     """Lumos' two files, of which ``path`` is that of the plans."""
     task = "How much is 2 and {n}?"
-    names = [f"maths_{n}" for n in range(20)]
+    names = [f"maths_{n}" for n in range(100)]
     put(path, *(plan_at_once(task.format(n=n), one, "Add") for n, one in enumerate(names)))
     calls = "R1 = Calculator(2 + {n})"
     put(

@@ -33,7 +33,6 @@ class TraceRow(SetRow):
     instruction: Text
     input: str = ""
     output: Text
-    system: str = ""
 
     @property
     def prompt(self) -> str:
@@ -57,29 +56,21 @@ class TraceRow(SetRow):
             ("conversations", "from", "value"),
         ):
             if name in value:
-                return _alpaca(value, value[name], (name, role, content))
+                return _alpaca(value[name], (name, role, content))
         return {name: told for name, told in value.items() if told is not None}
 
 
-def _alpaca(value: Mapping[str, Any], said: Any, names: tuple[str, str, str]) -> dict[str, Any]:
-    """A row with messages, with the keys of one without. Raises ``ValueError``."""
+def _alpaca(said: Any, names: tuple[str, str, str]) -> dict[str, Any]:
+    """Return the fields of a row with messages; a system message is left out. Raises ``ValueError``."""
     name, role, content = names
     if not isinstance(said, list) or not all(isinstance(one, Mapping) for one in said):
         raise ValueError(f"{name} is not a list of messages")
     roles = [_ROLES.get(str(one.get(role)), str(one.get(role))) for one in said]
-    texts = [one.get(content) for one in said]
-    systems = roles[:1] == ["system"]
-    if roles[systems:] != ["user", "assistant"]:
+    if roles[roles[:1] == ["system"] :] != ["user", "assistant"]:
         raise ValueError(
             f"its roles are {', '.join(roles) or 'none'}: a trace is one message of the user and one of the assistant"
         )
-    known = {"instruction": texts[-2], "output": texts[-1]}
-    if systems:
-        known["system"] = texts[0]
-    rest = {
-        key: told for key, told in value.items() if key not in (name, "input") and told is not None
-    }
-    return rest | known
+    return {"instruction": said[-2].get(content), "output": said[-1].get(content)}
 
 
 @dataclass(frozen=True, slots=True)
