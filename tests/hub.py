@@ -3,26 +3,28 @@
 import base64
 import hashlib
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
 import huggingface_hub.constants as hub
 import pytest
 
+COMMIT = re.compile(r"/resolve/([0-9a-f]{40})/")
+"""A pinned revision in an address."""
+
 
 @dataclass
 class Hub:
-    """A server with the files of one data set's repository."""
+    """A server with the files of data repositories, by the ends of their addresses."""
 
     files: dict[str, bytes]
-    cut_at: int | None = None
-    """End the next answer after so many bytes and refuse the ones after it."""
-    spoil: bool = False
-    """Send other bytes than those that the checksum is of."""
-    refuse: bool = False
-    ranges: list[str] = field(default_factory=list)
-    """The Range of each GET, in order."""
+    asked: list[str] = field(default_factory=list)
+    """The path of each request, in order."""
 
 
 def serve(served: Hub) -> ThreadingHTTPServer:
@@ -31,39 +33,25 @@ def serve(served: Hub) -> ThreadingHTTPServer:
             self.answer(body=False)
 
         def do_GET(self) -> None:
-            served.ranges.append(self.headers.get("Range", ""))
             self.answer(body=True)
 
         def answer(self, body: bool) -> None:
+            served.asked.append(self.path)
             found = [data for path, data in served.files.items() if self.path.endswith(path)]
-            if not found or (body and served.refuse):
-                self.send_response(500 if found else 404)
+            if not found:
+                self.send_response(404)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
-            data = found[0]
-            digest = hashlib.sha256(data).hexdigest()
-            start = int(self.headers["Range"].split("=")[1].rstrip("-")) if self.ranged else 0
-            self.send_response(206 if self.ranged else 200)
-            self.send_header("Content-Length", str(len(data) - start))
-            if self.ranged:
-                self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-            self.send_header("X-Repo-Commit", "0" * 40)
-            self.send_header("ETag", f'"{digest}"')
-            self.send_header("X-Linked-Size", str(len(data)))
+            commit = COMMIT.search(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(found[0])))
+            self.send_header("X-Repo-Commit", commit[1] if commit else "0" * 40)
+            self.send_header("ETag", f'"{hashlib.sha256(found[0]).hexdigest()}"')
+            self.send_header("X-Linked-Size", str(len(found[0])))
             self.end_headers()
-            if not body:
-                return
-            sent = bytes(len(data)) if served.spoil else data
-            stop = len(data)
-            if served.cut_at is not None:
-                stop, served.cut_at, served.refuse = served.cut_at, None, True
-            self.wfile.write(sent[start:stop])
-            self.close_connection = stop < len(data)
-
-        @property
-        def ranged(self) -> bool:
-            return "Range" in self.headers
+            if body:
+                self.wfile.write(found[0])
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -71,6 +59,20 @@ def serve(served: Hub) -> ThreadingHTTPServer:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     return server
+
+
+@contextmanager
+def stub_hub(
+    files: dict[str, bytes], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Hub]:
+    """A hub with these files, and an empty cache."""
+    served = Hub(files)
+    server = serve(served)
+    point_hub_at(server, monkeypatch)
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(cache))
+    yield served
+    server.shutdown()
+    server.server_close()
 
 
 @dataclass

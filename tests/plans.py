@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 from coterie.datasets.catalogue import Split
-from coterie.datasets.plan_rows import PlanRow, PlanStep
+from coterie.datasets.plans import PlanRow, PlanStep
 
 NAMES = ("Ana", "Ben", "Cleo", "Dan", "Eva", "Fay")
 

@@ -1,4 +1,4 @@
-"""Rows of ColBench: upstream's form, signatures, what is wrong with them, preparing them."""
+"""Rows of ColBench: upstream's form, signatures, what is wrong with them, loading them."""
 
 import asyncio
 import json
@@ -9,21 +9,15 @@ from typing import Any
 import pytest
 
 from coterie.cli.code_rows import CheckedRow, check_rows, is_verdict
-from coterie.datasets.catalogue import SPLITS, find
+from coterie.datasets.catalogue import SPLITS
 from coterie.datasets.code_rows import SENTENCE, CodeRow, Signature, signature
-from coterie.datasets.download import download
-from coterie.datasets.local import load_rows, rows_file
-from coterie.datasets.prepared import folder_of, read_manifest
-from coterie.datasets.preparing import prepare
+from coterie.datasets.load import content, load, load_rows, sample_folder
 from coterie.datasets.rows import question_key
 from coterie.errors import UserError
-from coterie.progress import Silent
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from tests.conftest import Cli
-from tests.hub import Hub, point_hub_at, serve
-
-pytestmark = pytest.mark.usefixtures("own_home")
+from tests.hub import stub_hub
 
 REFERENCE = "def fee(days):\n    return 5 + max(0, days - 3) * 2"
 CALLS = {f"test{n}": f"fee({n})" for n in range(1, 11)}
@@ -84,10 +78,10 @@ def test_the_sample_is_the_first_of_the_synthetic_rows() -> None:
 
 
 def test_a_compressed_file_that_is_cut_is_refused(tmp_path: Path) -> None:
-    whole = rows_file("colbench_code", "train", "easy").read_bytes()
+    whole = (sample_folder("colbench_code") / "easy/train.jsonl.gz").read_bytes()
     (file := tmp_path / "rows.jsonl.gz").write_bytes(whole[:-40])
     with pytest.raises(UserError, match=r"rows\.jsonl\.gz is broken"):
-        load_rows("colbench_code", "train", file)
+        load("colbench_code", file)
 
 
 def test_upstreams_row_and_the_canonical_one_are_the_same() -> None:
@@ -138,7 +132,7 @@ def test_a_broken_row_is_named_by_its_line(
 ) -> None:
     file = jsonl(tmp_path / "rows.jsonl", [task(), task(**change)])
     with pytest.raises(UserError, match=r"line 2 is broken") as error:
-        load_rows("colbench_code", "train", file)
+        load("colbench_code", file)
     assert said in error.value.what
 
 
@@ -203,97 +197,61 @@ def test_the_command_lists_rows_by_finding(cli: Cli, tmp_path: Path) -> None:
     said = cli("data", "check", "colbench_code", "--source", jsonl(tmp_path / "rows.jsonl", bad))
     assert said.code == 0 and "constant passes" in said.out
     told = json.loads(said.out.splitlines()[-1])
-    [file] = told["files"]
+    [file] = told["splits"]
     assert (file["rows"], file["unusable"]) == (3, 1)
     assert file["findings"] == {"empty": [3], "constant": [2]}
     assert "rows.jsonl: 3 rows, 2 with findings, 1 can't be tasks" in said.out
     said = cli("data", "check", "gsm8k", "--source", "sample")
     assert said.code == 2 and "have no code to run" in said.err
-    said = cli("data", "check", "colbench_code")
-    assert said.code == 2 and "coterie data download colbench_code" in said.err
 
 
-# Preparing
+# Loading
 
 
-def test_upstreams_files_are_prepared_and_bad_rows_reported(cli: Cli) -> None:
-    train = [task(f"Train {n}?") for n in range(4)]
-    jsonl(
-        Path("tasks/train.jsonl"),
-        [*train, task("Bad?", ground_truth=None), task("Few?", test_cases=["fee(1)"])],
-    )
-    jsonl(Path("tasks/test.jsonl"), [task("Test?"), task("Train 3?")])
-    said = cli("data", "prepare", "colbench_code", "--from", "tasks")
-    assert said.code == 0, said.err
-    assert "train: 4 rows (2 dropped" in said.err and "heldout: 2 rows" in said.err
-    assert "train.jsonl: 6 rows, 2 with findings, 1 can't be tasks" in said.err
-    manifest = read_manifest(Path(said.out.strip()))
-    assert "CC-BY-NC" in manifest.licence and "test is its first 1,000 rows" in manifest.split
-    assert {row.question[:6] for row in load_rows("colbench_code", "train")} == {"Train ", "Few?Th"}
-    said = cli("data", "check", "colbench_code")
-    told = json.loads(said.out.splitlines()[-1])
-    assert [file["findings"] for file in told["files"]] == [{"count": [4]}, {}]
-
-
-def test_preparing_leaves_out_what_checking_calls_unusable(cli: Cli, tmp_path: Path) -> None:
-    """Rows that fail when they are run too, and one whose value only a comparison hides."""
-    faults = FAULTS | {
-        "not plain, compared": {
-            "ground_truth": "def fee(days):\n    return lambda: days",
-            "test_cases": {name: f"{call} == 5" for name, call in CALLS.items()},
-        },
-        "fails, two lines": {"ground_truth": "def fee(days):\n    raise ValueError('one\\ntwo')"},
+def test_rows_without_fault_are_written_and_can_be_loaded(cli: Cli, tmp_path: Path) -> None:
+    """A reference that fails when it is run, and one whose value only a comparison hides."""
+    hidden = {
+        "ground_truth": "def fee(days):\n    return lambda: days",
+        "test_cases": {name: f"{call} == 5" for name, call in CALLS.items()},
     }
-    del faults["fails, endless"]  # takes its time, and fails as the others do
-    rows = [task(f"Task {n}?", **{k: v for k, v in change.items() if k != "problem_description"})
-            for n, change in enumerate(faults.values())]  # fmt: skip
-    train = jsonl(tmp_path / "raw/train.jsonl", rows)
-    jsonl(tmp_path / "raw/test.jsonl", [task("Test?")])
-
-    def unusable(source: object) -> int:
-        said = cli("data", "check", "colbench_code", "--source", source)
-        assert said.code == 0, said.err
-        return int(sum(file["unusable"] for file in json.loads(said.out.splitlines()[-1])["files"]))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COTERIE_HOME", str(train))
-        refused = cli("data", "prepare", "colbench_code", "--from", tmp_path / "raw")
-        assert refused.code == 2 and "check" not in refused.err, "no place, so nothing is run"
-    bad = unusable(train)
-    assert bad == sum(name.startswith(("fails", "random", "not plain", "empty")) for name in faults)
-    said = cli("data", "prepare", "colbench_code", "--from", tmp_path / "raw")
-    assert f"{len(rows)} rows" in said.err and f"{bad} can't be tasks" in said.err
-    assert read_manifest(Path(said.out.strip())).train.dropped == bad
-    assert unusable("prepared") == 0
+    bad = [FAULTS["fails, error"], FAULTS["random"], FAULTS["empty, reference"], hidden]
+    rows = [task(f"Bad {n}?", **change) for n, change in enumerate(bad)]
+    jsonl(
+        tmp_path / "raw/train.jsonl", [*rows, task("Train?"), task("Few?", test_cases=["fee(1)"])]
+    )
+    jsonl(tmp_path / "raw/test.jsonl", [task("Test?"), task("Train?")])
+    said = cli("data", "check", "colbench_code", "--source", "raw", "--out", "checked")
+    assert said.code == 0, said.err
+    told = json.loads(said.out.splitlines()[-1])["splits"]
+    assert [(one["name"], one["rows"], one["unusable"]) for one in told] == [
+        ("train", 4, 3),
+        ("heldout", 2, 0),
+    ]
+    found = load("colbench_code", tmp_path / "checked").rows
+    assert [row.question[:4] for row in found["train"]] == ["Few?"]
+    assert [row.question[:4] for row in found["heldout"]] == ["Test", "Trai"]
 
 
 def test_rows_after_the_first_thousand_of_the_test_file_are_never_held_out(tmp_path: Path) -> None:
-    entry = find("colbench_code")
-    test = jsonl(tmp_path / "test.jsonl", [task(f"Test {n}?") for n in range(1003)])
-    train = jsonl(tmp_path / "train.jsonl", [task("Train?")])
-    manifest = prepare(entry, [train, test], folder_of(entry), Silent())
-    assert (manifest.heldout.rows, manifest.heldout.dropped) == (1000, 0)
-    questions = {row.question for row in load_rows("colbench_code", "heldout")}
-    assert questions == {
-        row["problem_description"] for row in map(task, (f"Test {n}?" for n in range(1000)))
-    }
-    manifest = prepare(entry, [test], folder_of(entry), Silent(), heldout=0.5)
-    assert manifest.heldout.rows + manifest.train.rows == 1000
+    rows = [task(f"Test {n}?") for n in range(1003)]
+    jsonl(tmp_path / "test.jsonl", rows)
+    jsonl(tmp_path / "train.jsonl", [task("Train?")])
+    found = load("colbench_code", tmp_path).rows
+    assert [row.question for row in found["heldout"]] == [
+        row["problem_description"] for row in rows[:1000]
+    ]
+    assert len(found["train"]) == 1
 
 
-def test_upstreams_files_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revision_that_is_not_pinned_is_part_of_the_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = {
         f"/main/backend_tasks/{name}.jsonl": jsonl(
             tmp_path / f"{name}.jsonl", [task(f"{name} {n}?") for n in range(2)]
         ).read_bytes()
         for name in ("train", "test")
     }
-    server = serve(Hub(files))
-    point_hub_at(server, monkeypatch)
-    try:
-        manifest = download(find("colbench_code"), Silent())
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert (manifest.train.rows, manifest.heldout.rows) == (2, 2)
-    assert "revision main" in manifest.source
+    with stub_hub(files, tmp_path / "cache", monkeypatch):
+        assert [len(rows) for rows in load("colbench_code").rows.values()] == [2, 2]
+        assert f"{'0' * 40}/backend_tasks/train.jsonl" in content("colbench_code", "hub", 0.1)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coterie.datasets.contest_rows import ContestTest
+from coterie.datasets.code_rows import ContestTest
 from coterie.tools.contest import ContestLimits, Verdict, judged
 from coterie.tools.contest_output import same_output, same_value
 from coterie.tools.sandbox.pool import Sandbox

@@ -187,13 +187,10 @@ def test_a_file_that_the_disk_does_not_take_is_an_error_of_the_disk(tmp_path: Pa
         assert not list(tmp_path.iterdir()), "no half of it is left"
 
 
-def test_a_disk_that_takes_no_file_of_that_size_is_named(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
-    rows = [f"--from={TINY.parent / 'data/gsm8k' / split}.jsonl" for split in ("train", "heldout")]
+def test_a_disk_that_takes_no_file_of_that_size_is_named(cli: Cli) -> None:
+    words = ("data", "passages", "2wiki", "--source", "sample", "--out", "passages.jsonl")
     with _no_file_above(64):
-        assert "File too large" in refused(cli, "data", "prepare", "gsm8k", *rows)
+        assert "File too large" in refused(cli, *words)
 
 
 def test_what_is_missing_in_a_saved_file_is_named(tmp_path: Path) -> None:

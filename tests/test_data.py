@@ -1,27 +1,23 @@
-"""Data sets: rows are validated, prepared sets are whole and disjoint, downloads resume and are checked."""
+"""Data sets: rows are validated, splits are disjoint, files come from the hub or from the user."""
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants as hub
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from coterie.config.home import new_folder
 from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
-from coterie.datasets.local import load_rows, sample_folder
-from coterie.datasets.prepared import folder_of, read_manifest
-from coterie.datasets.preparing import prepare
-from coterie.datasets.reading import read_rows
+from coterie.datasets.files import read_rows
+from coterie.datasets.load import Rows, dataset_type, load, load_rows, sample_folder
+from coterie.datasets.preferences import PREFERENCE_SETS
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, question_key
 from coterie.errors import UserError
-from coterie.progress import Silent
-from tests.conftest import Cli
-
-pytestmark = pytest.mark.usefixtures("own_home")
+from tests.conftest import Cli, refused
+from tests.hub import stub_hub
 
 SHARED = next(
     (up / "shared/data" for up in Path(__file__).parents if (up / "shared/data").is_dir()),
@@ -69,7 +65,7 @@ def table(file: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def read(file: Path, row: type) -> list:
-    return list(read_rows(file, row, Silent()))
+    return list(read_rows(file, row))
 
 
 # The rows that ship with the package
@@ -90,7 +86,7 @@ def test_a_sample_of_each_set_is_there_and_its_splits_are_disjoint(name: str) ->
         == len({row.id for row in train + heldout})
         == count
     )
-    folder = sample_folder(find(name))
+    folder = sample_folder(name)
     assert all((folder / f"{split}.jsonl").stat().st_size < 500_000 for split in splits)
     assert f"## {name}" in (folder.parent / "LICENCES.md").read_text()
 
@@ -173,142 +169,106 @@ def test_a_file_that_is_no_data_is_refused(tmp_path: Path) -> None:
             load_rows("gsm8k", "train", tmp_path / name)
 
 
-# Preparing
+# Splits
 
 
-def prepared(name: str, *sources: Path, **options: Any) -> Path:
-    target = folder_of(find(name))
-    prepare(find(name), sources, target, Silent(), **options)
-    return target
-
-
-def test_a_prepared_set_loads_and_its_manifest_tells_what_it_is(tmp_path: Path, cli: Cli) -> None:
-    jsonl(tmp_path / "train.jsonl", sums(0, 6))
-    jsonl(tmp_path / "test.jsonl", sums(6, 10))
-    said = cli("data", "prepare", "gsm8k", "--from", "train.jsonl", "--from", "test.jsonl")
-    assert said.code == 0 and "train: 6 rows" in said.err
-    assert [row.answer for row in load_rows("gsm8k", "heldout")] == ["7", "8", "9", "10"]
-    folder = Path(said.out.strip())
-    manifest = read_manifest(folder)
-    assert (manifest.licence, manifest.source) == ("MIT", "train.jsonl, test.jsonl")
-    digest = hashlib.sha256((folder / "train.jsonl").read_bytes()).hexdigest()
-    assert (manifest.train.rows, manifest.train.sha256) == (6, digest)
-    assert load_rows("gsm8k", "train", folder) == load_rows("gsm8k", "train")
+def splits(source: Path, name: str = "gsm8k", share: float = 0.1) -> dict[str, list[str]]:
+    """Answers by split."""
+    found = load(name, source, share).rows.items()
+    return {split: [row.answer for row in rows] for split, rows in found}
 
 
 def test_no_question_is_in_both_splits(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", [*sums(0, 6), *sums(0, 2)])
     again = [{**row, "question": row["question"].upper() + " "} for row in sums(4, 6)]
     jsonl(tmp_path / "dev.jsonl", [*sums(6, 8), *again, again[0]])
-    manifest = read_manifest(prepared("gsm8k", tmp_path))
-    assert (manifest.train.rows, manifest.train.dropped) == (4, 4)
-    assert (manifest.heldout.rows, manifest.heldout.dropped) == (4, 1)
-    train, heldout = ({row.key for row in load_rows("gsm8k", split)} for split in SPLITS)
-    assert not train & heldout
+    found = load("gsm8k", tmp_path)
+    assert [row.answer for row in found.rows["train"]] == ["1", "2", "3", "4"]
+    assert [row.answer for row in found.rows["heldout"]] == ["7", "8", "5", "6"]
+    assert found.left_out == {"is there before": 3, "is held out": 2}
 
 
-def test_one_split_is_divided_by_a_seed_whatever_else_is_in_it(tmp_path: Path) -> None:
-    few, many = (
-        jsonl(tmp_path / "few.jsonl", sums(0, 60)),
-        jsonl(tmp_path / "m.jsonl", sums(0, 300)),
-    )
+def test_a_folder_of_both_splits_is_taken_as_it_is(tmp_path: Path) -> None:
+    for split, rows in (("train", sums(0, 3)), ("heldout", sums(3, 5))):
+        jsonl(tmp_path / f"{split}.jsonl", rows)
+    assert splits(tmp_path) == {"train": ["1", "2", "3"], "heldout": ["4", "5"]}
+    jsonl(tmp_path / "heldout.jsonl", sums(2, 5))
+    rows = Rows(dataset_type("gsm8k").model_validate({"name": "gsm8k", "source": str(tmp_path)}))
+    with pytest.raises(UserError, match="1 questions of gsm8k are both training and held-out"):
+        rows.split("train")
 
-    def heldout(file: Path, seed: int) -> set[str]:
-        manifest = read_manifest(prepared("gsm8k", file, heldout=0.3, seed=seed))
-        assert f"seed {seed}" in manifest.split and "0.3" in manifest.split
-        return {row.id for row in load_rows("gsm8k", "heldout")}
 
-    small, large = heldout(few, 0), heldout(many, 0)
-    everything = {question_key(row["question"]) for row in sums(0, 60)}
-    assert small == large & everything
-    assert 60 < len(large) < 120
-    assert heldout(many, 1) != large
+def test_one_split_is_divided_by_the_questions_alone(tmp_path: Path) -> None:
+    few = splits(jsonl(tmp_path / "few.jsonl", sums(0, 60)), share=0.3)
+    many = splits(jsonl(tmp_path / "m.jsonl", sums(0, 300)[::-1]), share=0.3)
+    assert set(few["heldout"]) == set(many["heldout"]) & {str(n) for n in range(1, 61)}
+    assert 60 < len(many["heldout"]) < 120 and len(many["train"] + many["heldout"]) == 300
 
 
 def test_files_that_do_not_make_two_splits_are_refused(tmp_path: Path) -> None:
-    train, other = (
-        jsonl(tmp_path / "train.jsonl", sums(0, 4)),
-        jsonl(tmp_path / "x.jsonl", sums(4, 8)),
-    )
-    test = jsonl(tmp_path / "test.jsonl", sums(4, 8))
+    jsonl(tmp_path / "train.jsonl", sums(0, 4))
+    jsonl(tmp_path / "x.jsonl", sums(4, 8))
     (tmp_path / "empty").mkdir()
-    for said, sources, share in [
-        ("no file of the heldout split", [train], None), ("tells no split", [train, other], None),
-        ("several splits", [train, test], 0.5), ("is not a share", [train], 1.5),
-        ("no row is left for the heldout split", [train], 1e-9), ("no file or folder", [test / "a"], None),
-        ("has no .jsonl", [tmp_path / "empty"], None),
+    one = jsonl(tmp_path / "empty/../one.jsonl", sums(0, 1))
+    for said, source in [
+        ("tells no split", tmp_path), ("no heldout row of gsm8k is left", one),
+        ("no file or folder", tmp_path / "none"), ("has no .jsonl", tmp_path / "empty"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=said):
-            prepared("gsm8k", *sources, heldout=share)
-    assert not folder_of(find("gsm8k")).exists()
-
-
-def test_a_failed_preparation_leaves_the_older_set_alone(tmp_path: Path, own_home: Path) -> None:
-    train, test = (
-        jsonl(tmp_path / "train.jsonl", sums(0, 4)),
-        jsonl(tmp_path / "test.jsonl", sums(4, 8)),
-    )
-    prepared("gsm8k", train, test)
-    jsonl(train, [*sums(0, 2), {"question": "broken"}])
-    with pytest.raises(UserError, match=r"train.jsonl, line 3"):
-        prepared("gsm8k", train, test)
-    assert len(load_rows("gsm8k", "train")) == 4
-    assert [path.name for path in (own_home / "data").glob("[!.]*")] == ["gsm8k"]
-    assert not list((own_home / "data").glob("*.partial"))
-
-
-def test_a_home_that_can_not_be_written_or_is_being_written_is_refused(
-    tmp_path: Path, own_home: Path
-) -> None:
-    jsonl(tmp_path / "train.jsonl", sums(0, 4))
-    jsonl(tmp_path / "test.jsonl", sums(4, 8))
-    sources = [tmp_path / "train.jsonl", tmp_path / "test.jsonl"]
-    with new_folder(folder_of(find("gsm8k"))), pytest.raises(UserError, match="just now"):
-        prepared("gsm8k", *sources)
-    shutil.rmtree(own_home)
-    own_home.write_text("a file where the folder should be")
-    with pytest.raises(UserError, match="COTERIE_HOME"):
-        prepared("gsm8k", *sources)
-
-
-def test_a_changed_file_is_refused(tmp_path: Path) -> None:
-    jsonl(tmp_path / "train.jsonl", sums(0, 4))
-    jsonl(tmp_path / "test.jsonl", sums(4, 8))
-    folder = prepared("gsm8k", tmp_path)
-    file = folder / "train.jsonl"
-    file.write_text(file.read_text().replace("and one", "and two", 1))
-    with pytest.raises(UserError, match="has changed since it was prepared"):
-        load_rows("gsm8k", "train")
-    assert len(load_rows("gsm8k", "heldout")) == 4
-    (folder / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match=r"manifest.json can't be read"):
-        load_rows("gsm8k", "heldout")
-
-
-def test_missing_data_says_both_ways_and_an_unknown_set_names_the_known(cli: Cli) -> None:
-    with pytest.raises(UserError) as error:
-        load_rows("hotpot_qa", "train")
-    assert "coterie data download hotpot_qa" in error.value.todo
-    assert "coterie data prepare hotpot_qa --from" in error.value.todo
-    said = cli("data", "download", "hotpotqa")
-    assert (
-        said.code == 2
-        and "known sets: hotpot_qa, 2wiki, trivia_qa, cbt, gsm8k, svamp, math, arc_c, mmlu"
-        in said.err
-    )
-    listed = cli("data", "list")
-    assert listed.code == 0 and "CC BY-SA 4.0" in listed.out and "90,447" in listed.out
+            load("gsm8k", source)
 
 
 @real_rows
-def test_upstreams_real_files_can_be_prepared() -> None:
-    gsm8k = SHARED / "gsm8k"
-    prepared("gsm8k", gsm8k / "train_first2000.jsonl", gsm8k / "test.jsonl")
-    assert [len(load_rows("gsm8k", split)) for split in SPLITS] == [2000, 1000]
-    prepared("hotpot_qa", SHARED / "hotpotqa/dev_distractor_200_with_context.jsonl", heldout=0.3)
-    assert sum(len(load_rows("hotpot_qa", split)) for split in SPLITS) == 140
+def test_published_files_of_a_user_are_divided(tmp_path: Path) -> None:
+    for name, split in (("train_first2000", "train"), ("test", "test")):
+        shutil.copy(SHARED / f"gsm8k/{name}.jsonl", tmp_path / f"{split}.jsonl")
+    assert {split: len(rows) for split, rows in splits(tmp_path).items()} == {
+        "train": 2000,
+        "heldout": 1000,
+    }
+    plans = load("gsm8k_plans", tmp_path)
+    assert [len(plans.rows[split]) for split in SPLITS] == [1871, 917]
+    wiki = splits(SHARED / "hotpotqa/dev_distractor_200_with_context.jsonl", "hotpot_qa", 0.3)
+    assert sum(map(len, wiki.values())) == 140
     with pytest.raises(UserError, match=r"dev_qa_first3000.jsonl, line 1 is broken: id"):
-        load_rows("hotpot_qa", "train", SHARED / "hotpotqa/dev_qa_first3000.jsonl")
+        load("hotpot_qa", SHARED / "hotpotqa/dev_qa_first3000.jsonl")
 
 
-# Downloading, with the hub's real client, from a server of our own that answers as the hub does
+# The hub, with its real client, from a server of our own
+
+
+def test_a_set_is_downloaded_once(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [repo] = find("gsm8k").repos
+    parts = {repo.train[0]: sums(0, 40), repo.heldout[0]: sums(40, 50)}
+    files = {name: table(tmp_path / "a.parquet", rows).read_bytes() for name, rows in parts.items()}
+    with stub_hub(files, tmp_path / "cache", monkeypatch) as served:
+        said = cli("data", "download", "gsm8k")
+        assert said.code == 0 and said.out == "train: 40 rows\nheldout: 10 rows\n", said.err
+        assert any(f"openai/gsm8k/resolve/{repo.revision}/" in path for path in served.asked)
+        before = len(served.asked)
+        rows = Rows(dataset_type("gsm8k").model_validate({"name": "gsm8k"}))
+        assert [row.answer for row in rows.split("heldout")][:2] == ["41", "42"]
+        assert rows.content() == f"openai/gsm8k@{repo.revision}"
+        assert len(served.asked) == before, "a pinned revision in the cache needs no network"
+
+
+def test_without_a_network_the_repository_and_the_remedy_are_named(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stub_hub({}, tmp_path / "cache", monkeypatch):
+        pass
+    said = refused(cli, "data", "download", "hotpot_qa")
+    assert "distractor/validation-00000-of-00001.parquet of hotpotqa/hotpot_qa" in said
+    assert "`coterie data download hotpot_qa` on another machine" in said
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE" in refused(cli, "evaluate", "hotpot_qa", "policy=tiny-exchange")
+    assert "knows no file of aime24" in refused(cli, "data", "download", "aime24")
+    assert "known sets: hotpot_qa, 2wiki" in refused(cli, "data", "download", "hotpotqa")
+
+
+def test_the_list_has_every_set(cli: Cli) -> None:
+    listed = cli("data", "list")
+    assert listed.code == 0 and "CC BY-SA 4.0" in listed.out and "90,447" in listed.out
+    assert all(name in listed.out for name in (*CATALOGUE, *PREFERENCE_SETS))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.datasets.filtering import RateRule
-from coterie.datasets.local import load_rows
+from coterie.cli.data_filter import RateRule
+from coterie.datasets.load import load_rows
 from coterie.environments.gold import gold_answer
 from coterie.errors import UserError
 from coterie.progress import Silent
@@ -135,8 +135,6 @@ def test_what_cannot_be_filtered_is_refused(cli: Cli, store: Path) -> None:
     known = ["--store", store, "--out", "x"]
     for words, wrong in (
         (["mhqa", *CLOSED[:2], "--store", "no.sqlite", "--out", "x"], "there is no file no.sqlite"),
-        (["mhqa", *CLOSED[:2], *known, "--stage", "rollout"], "no dialogue of the stage 'rollout'"),
-        (["mhqa", *CLOSED[:2], *known, "--iteration", "3"], "in iteration 3"),
         (["mhqa", *CLOSED[:2], *known, "--split", "heldout"], "no heldout row of this data set"),
         (
             ["mhqa", *CLOSED[:2], *known, "--least", "0.3", "--most", "0.4"],

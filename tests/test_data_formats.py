@@ -8,23 +8,15 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from coterie.datasets.boxed import boxed_answer
 from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
-from coterie.datasets.context_rows import CbtRow, TriviaRow
-from coterie.datasets.download import download
-from coterie.datasets.local import load_rows
-from coterie.datasets.prepared import folder_of, read_manifest
-from coterie.datasets.preparing import prepare
-from coterie.datasets.problem_rows import ChoiceRow, MathRow
-from coterie.datasets.reading import read_rows
-from coterie.datasets.rows import QuestionRow, TwoWikiRow
+from coterie.datasets.files import read_rows
+from coterie.datasets.load import load
+from coterie.datasets.problems import ChoiceRow, MathRow, boxed_answer
+from coterie.datasets.rows import CbtRow, QuestionRow, TriviaRow, TwoWikiRow
 from coterie.errors import UserError
-from coterie.progress import Silent
-from tests.hub import Hub, point_hub_at, serve
+from tests.hub import stub_hub
 from tests.row_files import jsonl
-from tests.test_data import SHARED, real_rows
-
-pytestmark = pytest.mark.usefixtures("own_home")
+from tests.test_data import SHARED, real_rows, table
 
 CONTEXT = [["Emma", ["A novel.", "By Jane Austen."]], ["Empty", []], ["Jane Austen", ["Hers."]]]
 FACTS = [["Emma", 1], ["Jane Austen", 0]]
@@ -89,7 +81,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
 
 
 def read(name: str, file: Path) -> list[QuestionRow]:
-    return list(read_rows(file, find(name).row, Silent()))
+    return list(read_rows(file, find(name).row))
 
 
 @pytest.mark.parametrize("name", UPSTREAM)
@@ -166,7 +158,7 @@ def test_a_broken_row_is_named_by_file_and_line(
     good = UPSTREAM[name]
     file = jsonl(tmp_path / "rows.jsonl", good, good | change, good)
     with pytest.raises(UserError) as error:
-        load_rows(name, "train", file)
+        read(name, file)
     assert f"{file}, line 2 is broken" in error.value.what and said in error.value.what
 
 
@@ -174,7 +166,7 @@ def test_a_broken_row_is_named_by_file_and_line(
 def test_a_row_without_a_question_says_so(name: str, tmp_path: Path) -> None:
     lacking = {key: value for key, value in UPSTREAM[name].items() if key != "question"}
     with pytest.raises(UserError, match=r"line 1 is broken: question: is missing"):
-        load_rows(name, "train", jsonl(tmp_path / "rows.jsonl", lacking))
+        read(name, jsonl(tmp_path / "rows.jsonl", lacking))
 
 
 @pytest.mark.parametrize(
@@ -191,19 +183,15 @@ def test_boxes_of_maths_own_solutions(text: str, want: str | None) -> None:
 def test_what_can_not_be_asked_is_passed_over_and_counted(tmp_path: Path) -> None:
     web = UPSTREAM["trivia_qa"]
     wikipedia = web | {"search_results": {"description": []}}
-    empty = UPSTREAM["math"] | {"solution": r"None: $\boxed{}$.", "problem": "How many?"}
     jsonl(tmp_path / "train.jsonl", wikipedia, web, wikipedia)
     jsonl(tmp_path / "dev.jsonl", web | {"question": "Which?", "question_id": "tc_2"})
-    prepare(find("trivia_qa"), [tmp_path], folder_of(find("trivia_qa")), Silent())
-    manifest = read_manifest(folder_of(find("trivia_qa")))
-    assert (manifest.train.rows, manifest.train.dropped) == (1, 2)
+    assert load("trivia_qa", tmp_path).left_out == {"has no snippets": 2}
     jsonl(tmp_path / "train.jsonl", wikipedia)
-    with pytest.raises(UserError, match=r"no row is left for the train split \(1 were dropped"):
-        prepare(find("trivia_qa"), [tmp_path], folder_of(find("trivia_qa")), Silent())
-    assert (
-        len(load_rows("math", "train", jsonl(tmp_path / "m_train.jsonl", empty, UPSTREAM["math"])))
-        == 1
-    )
+    with pytest.raises(UserError, match=r"no train row of trivia_qa is left \(dropped: 1 has no"):
+        load("trivia_qa", tmp_path)
+    empty = UPSTREAM["math"] | {"solution": r"None: $\boxed{}$.", "problem": "How many?"}
+    [row] = read("math", jsonl(tmp_path / "math.jsonl", empty))
+    assert row.flaw == "its answer is empty"
 
 
 def test_one_stem_with_other_options_is_another_question(tmp_path: Path) -> None:
@@ -214,59 +202,26 @@ def test_one_stem_with_other_options_is_another_question(tmp_path: Path) -> None
     assert keys[0] == keys[1] != keys[2]
 
 
-def test_mmlu_trains_on_no_question_of_arc(tmp_path: Path) -> None:
-    mmlu = find("mmlu")
-    known, fresh = UPSTREAM["mmlu"], UPSTREAM["mmlu"] | {"question": "What is cold?", "answer": 0}
-    held = UPSTREAM["mmlu"] | {"question": "What burns?"}
-    files = [jsonl(tmp_path / "auxiliary_train.jsonl", known, fresh)]
-    files.append(jsonl(tmp_path / "test.jsonl", held))
-    with pytest.raises(UserError, match="arc_c is not prepared") as error:
-        prepare(mmlu, files, folder_of(mmlu), Silent())
-    assert "coterie data download arc_c" in error.value.todo
-    arc = UPSTREAM["arc_c"] | {"choices": {"text": ["sun", "sea"], "label": ["1", "2"]}}
-    parts = [jsonl(tmp_path / "arc_train.jsonl", arc | {"answerKey": "1"})]
-    parts.append(jsonl(tmp_path / "arc_test.jsonl", UPSTREAM["arc_c"] | {"question": "Why?"}))
-    prepare(find("arc_c"), parts, folder_of(find("arc_c")), Silent())
-    manifest = prepare(mmlu, files, folder_of(mmlu), Silent())
-    assert (manifest.train.rows, manifest.train.dropped) == (1, 1)
-    assert "arc_c" in manifest.split
-    assert [row.question for row in load_rows("mmlu", "train")] == ["What is cold?"]
-
-
-def test_a_set_of_many_folders_is_downloaded_whole(
+def test_a_set_of_many_folders_and_one_that_leaves_out_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MATH: seven files of one name in seven folders; and MMLU brings ARC with it."""
+    """MATH has seven files of one name in seven folders; MMLU trains on no question of ARC."""
     files = {}
     for name in ("math", "arc_c", "mmlu"):
         [repo] = find(name).repos
-        for split in SPLITS:
-            for file in repo.train if split == "train" else repo.heldout:
-                row = json.loads(json.dumps(UPSTREAM[name]))
-                question = "problem" if name == "math" else "question"
-                row[question] += f" In {file}?" * (name != "mmlu" or split == "heldout")
-                parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "one.parquet")
-                files[f"/{file}"] = (tmp_path / "one.parquet").read_bytes()
-    server = serve(Hub(files))
-    point_hub_at(server, monkeypatch)
-    try:
-        manifest = download(find("math"), Silent())
-        assert (manifest.train.rows, manifest.heldout.rows) == (7, 7)
-        assert download(find("mmlu"), Silent()).train.rows == 1
-        assert read_manifest(folder_of(find("arc_c"))).train.rows == 1
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def test_a_folder_of_folders_can_be_prepared(tmp_path: Path) -> None:
-    for subject in ("algebra", "geometry"):
-        (tmp_path / subject).mkdir()
-        for split in ("train", "test"):
-            row = UPSTREAM["math"] | {"problem": f"{subject} of {split}?"}
-            jsonl(tmp_path / subject / f"{split}.jsonl", row)
-    manifest = prepare(find("math"), [tmp_path], folder_of(find("math")), Silent())
-    assert (manifest.train.rows, manifest.heldout.rows) == (2, 2)
+        for file in repo.train + repo.heldout:
+            row = json.loads(json.dumps(UPSTREAM[name]))
+            question = "problem" if name == "math" else "question"
+            row[question] += f" In {file}?" * (name == "math")
+            row[question] += " Now?" * (name != "math" and file in repo.heldout)
+            files[f"{repo.name}/resolve/{repo.revision}/{file}"] = table(
+                tmp_path / "a.parquet", [row, row | {question: f"{name} of {file}?"}]
+            ).read_bytes()
+    with stub_hub(files, tmp_path / "cache", monkeypatch):
+        assert [len(load("math").rows[split]) for split in SPLITS] == [14, 14]
+        found = load("mmlu")
+    assert found.left_out == {"is a question of arc_c": 1}
+    assert [len(found.rows[split]) for split in SPLITS] == [1, 2]
 
 
 NOT_PINNED = (
@@ -279,16 +234,12 @@ NOT_PINNED = (
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_catalogue_is_complete(name: str) -> None:
     entry = find(name)
-    files = [(one.name, file) for one in entry.repos for file in one.files]
-    assert len(set(files)) == len(files)
+    files = [(one.name, file) for one in entry.repos for file in one.train + one.heldout]
+    assert len(set(files)) == len(files) and bool(files) != bool(entry.url)
     for one in entry.repos:
         assert len(one.revision) == 40 or (one.revision == "main" and name in NOT_PINNED)
         assert bool(one.train) == (entry.train is not None)
         assert bool(one.heldout) == (entry.heldout is not None)
-    assert entry.citation and entry.licence and entry.licence_url.startswith("https://")
-    for split in SPLITS:
-        upstream = entry.upstream(split)
-        assert upstream is None or upstream.rows >= (300 if "train" in entry.splits else 30)
 
 
 @real_rows
@@ -304,4 +255,4 @@ def test_the_catalogue_is_complete(name: str) -> None:
     ],
 )  # fmt: skip
 def test_real_rows_are_read(name: str, file: str, count: int) -> None:
-    assert len(load_rows(name, "train", SHARED / file)) == count
+    assert sum(row.usable for row in read(name, SHARED / file)) == count

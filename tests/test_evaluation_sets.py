@@ -14,28 +14,23 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from coterie.datasets import contest_rows
-from coterie.datasets.answer_rows import IMAGE, ExamRow, WebRow
+from coterie.datasets import code_rows as contest_rows
+from coterie.datasets.answers import IMAGE, ExamRow, WebRow
 from coterie.datasets.catalogue import find
-from coterie.datasets.contest_rows import SEALED, ContestRow, LiveCodeRow
-from coterie.datasets.local import load_rows
-from coterie.datasets.prepared import folder_of, read_manifest
-from coterie.datasets.preparing import prepare
-from coterie.datasets.problem_rows import MathRow
-from coterie.datasets.reading import read_rows
+from coterie.datasets.code_rows import SEALED, ContestRow, LiveCodeRow
+from coterie.datasets.files import read_rows
+from coterie.datasets.load import load_rows
+from coterie.datasets.problems import MathRow
 from coterie.datasets.rows import QuestionRow
 from coterie.errors import UserError
-from coterie.progress import Silent
 from tests.row_files import jsonl
 from tests.test_data import SHARED, real_rows
-
-pytestmark = pytest.mark.usefixtures("own_home")
 
 CANARY = "a canary of these tests: 3f"
 
 
 def read(name: str, file: Path) -> Any:
-    [row] = read_rows(file, find(name).row, Silent())
+    [row] = read_rows(file, find(name).row)
     return row
 
 
@@ -183,8 +178,8 @@ def test_what_can_not_be_asked_or_graded_is_left_out_with_its_reason(
     file = jsonl(
         tmp_path / "test.jsonl", raw, raw | change | {"question": "Other?", "problem": "Other?"}
     )
-    manifest = prepare(find(name), [file], folder_of(find(name)), Silent())
-    assert manifest.reasons == {flaw: 1} and len(load_rows(name, "heldout", file)) == 1
+    assert len(load_rows(name, "heldout", file)) == 1
+    assert [row.flaw for row in read_rows(file, find(name).row)] == ["", flaw]
 
 
 def test_browsecomp_is_read_as_the_table_that_is_published(tmp_path: Path) -> None:
@@ -195,9 +190,6 @@ def test_browsecomp_is_read_as_the_table_that_is_published(tmp_path: Path) -> No
         table.writerow(raw)
     row = read("browsecomp", tmp_path / "browse_comp_test_set.csv")
     assert isinstance(row, WebRow) and (row.question, row.answer) == ("Which Müller?", "Gerd")
-    folder = folder_of(find("browsecomp"))
-    prepare(find("browsecomp"), [tmp_path / "browse_comp_test_set.csv"], folder, Silent())
-    assert "Gerd" in (folder / "heldout.jsonl").read_text()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +199,7 @@ def test_what_its_canary_does_not_open_is_refused(answer: str, tmp_path: Path) -
     raw = PUBLISHED["browsecomp"][0]
     file = jsonl(tmp_path / "a.jsonl", raw, raw | {"answer": answer})
     with pytest.raises(UserError, match=r"line 2 is broken: .*can't be decrypted"):
-        list(read_rows(file, find("browsecomp").row, Silent()))
+        list(read_rows(file, find("browsecomp").row))
 
 
 # Programs
@@ -267,8 +259,6 @@ def test_a_pickle_is_never_read_and_it_is_said_what_is_lacking(tmp_path: Path) -
         row = read("livecodebench", file)
         assert len(row.tests) == 1 and row.sealed and row.lack == SEALED and row.usable
     assert not ran.exists()
-    prepare(find("livecodebench"), [file], folder_of(find("livecodebench")), Silent())
-    assert read_manifest(folder_of(find("livecodebench"))).lacks == {SEALED: 1}
 
 
 def test_packed_tests_larger_than_the_limit_are_not_unpacked(
@@ -294,7 +284,7 @@ def test_broken_tests_are_named_by_their_line(
 ) -> None:
     file = jsonl(tmp_path / "a.jsonl", LIVE, LIVE | change)
     with pytest.raises(UserError, match="line 2 is broken") as error:
-        list(read_rows(file, LiveCodeRow, Silent()))
+        list(read_rows(file, LiveCodeRow))
     assert said in error.value.what
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from coterie.datasets.local import load_rows
-from coterie.datasets.musique import MusiqueRow
+from coterie.datasets.answers import MusiqueRow
+from coterie.datasets.load import load_rows
 from coterie.datasets.rows import HotpotRow, QuestionRow, TwoWikiRow
 from coterie.environments.workflow import expert_2wiki, expert_hotpot, expert_musique, steps
 from coterie.environments.workflow.expert import NO_GOLD, NoTrace, trace_of

@@ -10,8 +10,8 @@ from pyarrow.parquet import read_table
 from trl.data_utils import apply_chat_template, is_conversational
 
 from coterie.cli.export_data import DataExport, export
-from coterie.datasets.answer_rows import AnswerRow
-from coterie.datasets.reading import read_rows
+from coterie.datasets.answers import AnswerRow
+from coterie.datasets.files import read_rows
 from coterie.errors import UserError
 from coterie.models.loading import load, load_renderer
 from coterie.progress import Silent

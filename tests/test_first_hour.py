@@ -76,15 +76,6 @@ def test_evaluations_that_have_no_place_are_refused_before_a_policy_is_loaded(
     assert "runs/evaluations" in said
 
 
-def test_data_for_which_there_is_no_place(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "file/home"))
-    rows = [f"--from={SAMPLE / name}.jsonl" for name in ("train", "heldout")]
-    assert "COTERIE_HOME" in refused(cli, "data", "prepare", "gsm8k", *rows)
-
-
 def test_what_is_there_already_is_refused_before_the_work(
     cli: Cli, run: Path, tmp_path: Path
 ) -> None:
@@ -102,10 +93,7 @@ def test_an_empty_file_is_named(cli: Cli, tmp_path: Path, name: str) -> None:
     (tmp_path / "rows").mkdir()
     for split in ("train", "heldout"):
         (tmp_path / f"rows/{split}.jsonl").touch()
-    said = refused(
-        cli, "data", "prepare", "gsm8k", "--from", name, "--from", name.replace("train", "test")
-    )
-    assert "test." in said
+    assert "train." in refused(cli, "run", "optima/isft", "dataset=gsm8k", f"dataset.source={name}")
     source = ("dataset.source=rows", "model=tiny-exchange")
     assert "rows/train.jsonl is empty" in refused(
         cli, "run", "optima/isft", "dataset=gsm8k", *source

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from coterie.cli.export_data import DataExport, export
-from coterie.datasets.corpus import distinct_passages, rows_of, write_passages
+from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.environments.workflow.environment import Workflow
 from coterie.environments.workflow.trace import Query, Trace
 from coterie.environments.workflow.written import parse_plan

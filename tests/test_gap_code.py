@@ -98,7 +98,7 @@ def test_nobody_writes_traces_of_programs(tmp_path: Path) -> None:
 
 
 PLUGIN = """
-from coterie.datasets.contest_rows import CodeContestsRow
+from coterie.datasets.code_rows import CodeContestsRow
 
 class Mine:
     row = CodeContestsRow

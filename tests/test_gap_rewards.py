@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from coterie.datasets.corpus import distinct_passages, rows_of, write_passages
+from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.engines.chat_model import Answer
 from coterie.environments.gold import gold_answer
 from coterie.environments.workflow.judging import AnswerJudge

@@ -8,25 +8,24 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from coterie.config.folders import expanded
-from coterie.datasets.answer_rows import AnswerRow
+from coterie.datasets.answers import AnswerRow, MusiqueRow
 from coterie.datasets.catalogue import find
-from coterie.datasets.context_rows import TriviaRow
-from coterie.datasets.corpus import distinct_passages, rows_of, write_passages
-from coterie.datasets.finding import Rows, dataset_type
-from coterie.datasets.local import load_rows
-from coterie.datasets.musique import MusiqueRow
-from coterie.datasets.prepared import folder_of, read_manifest
-from coterie.datasets.preparing import prepare
-from coterie.datasets.reading import read_rows
-from coterie.datasets.rows import HotpotRow, QuestionRow, TwoWikiRow
+from coterie.datasets.files import read_rows
+from coterie.datasets.load import (
+    Rows,
+    dataset_type,
+    distinct_passages,
+    load,
+    load_rows,
+    rows_of,
+    write_passages,
+)
+from coterie.datasets.rows import HotpotRow, TriviaRow, TwoWikiRow
 from coterie.errors import UserError
 from coterie.progress import Silent
 from tests.conftest import Cli, refused
 from tests.row_files import jsonl
 from tests.test_data import SHARED, real_rows
-
-pytestmark = pytest.mark.usefixtures("own_home")
 
 CONTEXT = [
     ["Emma", ["A novel.", "By Jane Austen."]],
@@ -54,7 +53,7 @@ MUSIQUE = {
 
 
 def one(name: str, file: Path) -> Any:
-    [row] = read_rows(file, find(name).row, Silent())
+    [row] = read_rows(file, find(name).row)
     assert isinstance(row, find(name).row)
     return row
 
@@ -80,7 +79,7 @@ def test_a_row_of_2wiki_keeps_its_type_and_its_evidences(tmp_path: Path) -> None
 def test_an_evidence_that_is_no_triple_is_named(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", TWO_WIKI, TWO_WIKI | {"evidences": [["Emma", "author"]]})
     with pytest.raises(UserError, match=r"a.jsonl, line 2 is broken: evidences.0"):
-        list(read_rows(file, TwoWikiRow, Silent()))
+        list(read_rows(file, TwoWikiRow))
 
 
 def test_passages_are_all_paragraphs_and_the_facts_titles_are_gold(tmp_path: Path) -> None:
@@ -98,11 +97,9 @@ def test_passages_are_all_paragraphs_and_the_facts_titles_are_gold(tmp_path: Pat
 
 def test_a_row_whose_paragraphs_were_left_out_is_counted_and_not_used(tmp_path: Path) -> None:
     bare = {key: value for key, value in TWO_WIKI.items() if key != "context"} | {"question": "?!"}
-    train = jsonl(tmp_path / "train.jsonl", TWO_WIKI, bare)
-    dev = jsonl(tmp_path / "dev.jsonl", TWO_WIKI | {"question": "Another?"})
-    manifest = prepare(find("2wiki"), [train, dev], folder_of(find("2wiki")), Silent())
-    assert manifest.reasons == {"has no paragraphs": 1}
-    assert len(load_rows("2wiki", "train", train)) == 1
+    jsonl(tmp_path / "train.jsonl", TWO_WIKI, bare)
+    jsonl(tmp_path / "dev.jsonl", TWO_WIKI | {"question": "Another?"})
+    assert load("2wiki", tmp_path).left_out == {"has no paragraphs": 1}
 
 
 def test_trivias_snippets_keep_the_titles_of_their_pages(tmp_path: Path) -> None:
@@ -149,13 +146,14 @@ def test_a_broken_row_of_musique_is_named_by_its_line(
 ) -> None:
     file = jsonl(tmp_path / "a.jsonl", MUSIQUE, MUSIQUE | change)
     with pytest.raises(UserError, match=r"a\.jsonl, line 2 is broken") as error:
-        list(read_rows(file, MusiqueRow, Silent()))
+        list(read_rows(file, MusiqueRow))
     assert said in error.value.what
 
 
 def test_what_musiques_paragraphs_do_not_answer_is_left_out(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", MUSIQUE, MUSIQUE | {"id": "x", "answerable": False})
-    assert [row.id for row in load_rows("musique", "train", file)] == ["2hop__1_2"]
+    flaws = [row.flaw for row in read_rows(file, MusiqueRow)]
+    assert flaws == ["", "can't be answered by its paragraphs"]
 
 
 # Questions with several answers
@@ -187,7 +185,7 @@ def test_a_table_of_text_is_read_and_its_broken_row_named(tmp_path: Path) -> Non
     assert one("popqa", file).answers == ("Ann", "A")
     file.write_text("id\tquestion\tanswer\n4\tWho?\tAnn\n5\tWho?\tAnn\tBob\n")
     with pytest.raises(UserError, match=r"test.tsv, row 2 is broken: it has more cells"):
-        list(read_rows(file, AnswerRow, Silent()))
+        list(read_rows(file, AnswerRow))
 
 
 def test_a_set_for_evaluation_alone_takes_one_file_and_trains_on_nothing(tmp_path: Path) -> None:
@@ -202,28 +200,10 @@ def test_a_set_for_evaluation_alone_takes_one_file_and_trains_on_nothing(tmp_pat
         load_rows("bamboogle", "train", file)
 
 
-def test_a_set_for_evaluation_alone_is_prepared_whole(tmp_path: Path, cli: Cli) -> None:
-    file = jsonl(
-        tmp_path / "train.jsonl",
-        *({"question": f"Who {n}?", "answer": "Ann"} for n in (1, 2, 2)),
-    )
-    assert cli("data", "prepare", "bamboogle", "--from", file).code == 0
-    folder = folder_of(find("bamboogle"))
-    assert sorted(path.name for path in folder.iterdir()) == ["heldout.jsonl", "manifest.json"]
-    manifest = read_manifest(folder)
-    assert manifest.train is None and manifest.heldout and manifest.heldout.rows == 2
-    assert len(load_rows("bamboogle", "heldout")) == 2
-    assert "bamboogle" in cli("data", "list").out
-    assert "for evaluation alone" in refused(
-        cli, "data", "prepare", "bamboogle", "--from", file, "--heldout", "0.5"
-    )
-
-
-def test_without_packaged_rows_or_a_file_on_the_hub_it_is_said_what_to_do(cli: Cli) -> None:
+def test_a_set_without_packaged_rows_says_where_its_files_are() -> None:
     with pytest.raises(UserError, match="no rows of aime24 come with coterie") as error:
         load_rows("aime24", "heldout", "sample")
-    assert "data prepare aime24" in error.value.todo and "download" not in error.value.todo
-    assert "knows no file of aime24" in refused(cli, "data", "download", "aime24")
+    assert "https://huggingface.co/datasets/HuggingFaceH4/aime_2024" in error.value.todo
 
 
 # The corpus
@@ -284,7 +264,7 @@ def test_rows_without_passages_make_no_corpus(tmp_path: Path) -> None:
 def test_real_rows_are_read_and_their_gold_is_among_their_passages(
     name: str, file: str, count: int
 ) -> None:
-    rows: list[QuestionRow] = load_rows(name, "heldout", expanded(SHARED / file))
+    rows = [row for row in read_rows(SHARED / file, find(name).row) if row.usable]
     assert len(rows) == count
     read = [row for row in rows if row.passages]
     assert len(read) == (count if "_with_" in file else 0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from coterie.config.resolve import resolve
-from coterie.datasets.reading import read_rows
+from coterie.datasets.files import read_rows
 from coterie.datasets.rows import Gsm8kRow
 from coterie.environments.format_pool import read_pool
 from coterie.errors import UserError

@@ -1,34 +1,32 @@
 """Lumos' two files: read in each form, joined, and what is said of files that do not fit."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coterie.datasets.catalogue import SPLITS, find
-from coterie.datasets.download import download
-from coterie.datasets.local import load_rows
-from coterie.datasets.lumos_dialogues import NO_ACTIONS, NOT_ENDED, NOT_TURNS, STEPS_MISSING, TWICE
-from coterie.datasets.lumos_files import (
+from coterie.datasets.catalogue import find
+from coterie.datasets.load import Loaded, load
+from coterie.datasets.lumos import (
+    NO_ACTIONS,
     NO_PARTNER,
+    NOT_ENDED,
+    NOT_TURNS,
     OTHER_NUMBER,
     OTHER_SUBGOALS,
     OTHER_TASK,
+    STEPS_MISSING,
+    TWICE,
+    actions,
+    asked,
     join,
-    read_lumos,
+    subgoals,
 )
-from coterie.datasets.lumos_text import actions, asked, subgoals
-from coterie.datasets.plan_rows import PlanRow
-from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets.plans import PlanRow
 from coterie.datasets.rows import LeftOut
 from coterie.errors import UserError
-from coterie.progress import Silent
-from tests.conftest import Cli
-from tests.hub import Hub, point_hub_at, serve
-
-pytestmark = pytest.mark.usefixtures("own_home")
+from tests.hub import stub_hub
 
 Line = dict[str, Any]
 
@@ -116,6 +114,10 @@ def unrolled(whole: Line) -> list[Line]:
     ]
 
 
+def rows_of(files: tuple[Path, Path]) -> list[PlanRow]:
+    return [row for row in join(files) if isinstance(row, PlanRow)]
+
+
 # Reading
 
 
@@ -124,7 +126,7 @@ def test_a_dialogue_step_by_step_gives_subgoals_actions_and_results(
 ) -> None:
     put(files[0], PLAN)
     put(files[1], GROUND)
-    (row,) = read_lumos(*files)
+    (row,) = rows_of(files)
     assert (row.id, row.question, row.domain, row.description) == (
         "complex_qa_7", "Is Ann older than Bob?", "complex_qa", "",
     )  # fmt: skip
@@ -143,7 +145,7 @@ def test_a_web_row_has_its_last_action_as_answer_and_the_description(
 ) -> None:
     put(files[0], WEB_PLAN)
     put(files[1], WEB_GROUND)
-    (row,) = read_lumos(*files)
+    (row,) = rows_of(files)
     assert (row.domain, row.description, row.steps[0].result) == ("web", "A shop's page", "")
     assert row.answer == "R1 = TYPE(Env, QUERY: Type hat into the search field, TEXT: hat)"
 
@@ -151,10 +153,10 @@ def test_a_web_row_has_its_last_action_as_answer_and_the_description(
 def test_a_line_for_each_step_gives_the_same_rows(files: tuple[Path, Path]) -> None:
     put(files[0], PLAN, WEB_PLAN)
     put(files[1], WEB_GROUND, GROUND)
-    whole = read_lumos(*files)
+    whole = rows_of(files)
     put(files[0], *unrolled(PLAN), *unrolled(WEB_PLAN))
     put(files[1], *unrolled(GROUND), *unrolled(WEB_GROUND))
-    assert read_lumos(*files) == whole and len(whole) == 2
+    assert rows_of(files) == whole and len(whole) == 2
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,7 @@ def test_actions_given_at_once_are_dealt_to_the_subgoals(
 ) -> None:
     put(files[0], plan_at_once("Add: 2 and 2", "maths_1", "Do this; now", "Do that"))
     put(files[1], ground_at_once("Add: 2 and 2", "maths_1", calls, "Do this; now", "Do that"))
-    (row,) = read_lumos(*files)
+    (row,) = rows_of(files)
     assert [len(step.actions) for step in row.steps] == sizes
     assert (row.aligned, row.answer, row.question) == (aligned, "", "Add: 2 and 2")
     assert row.subgoals == ("Do this; now", "Do that")
@@ -208,7 +210,7 @@ def test_lines_join_by_id_and_not_by_their_place(files: tuple[Path, Path]) -> No
         for n, task in enumerate(tasks)
     ]
     put(files[1], *reversed(grounds))
-    rows = read_lumos(*files)
+    rows = rows_of(files)
     assert [row.id for row in rows] == [f"maths_{n}" for n in range(4)]
     assert [row.actions[0] for row in rows] == [f"R1 = Calculator({n})" for n in range(4)]
 
@@ -218,7 +220,7 @@ def test_lines_that_were_numbered_anew_join_by_their_task(files: tuple[Path, Pat
     # the second row was left out before the numbers were given
     grounds = [(0, "0?"), (1, "2?"), (2, "3?")]
     put(files[1], *(ground_at_once(t, f"maths_{n}", f"R1 = A({t})", "Do it") for n, t in grounds))
-    found = list(join(files, Silent()))
+    found = list(join(files))
     rows = [one for one in found if isinstance(one, PlanRow)]
     assert [(row.question, row.actions) for row in rows] == [
         (f"{n}?", (f"R1 = A({n}?)",)) for n in (0, 2, 3)
@@ -232,7 +234,7 @@ def test_tasks_that_are_there_twice_join_by_id_only(files: tuple[Path, Path]) ->
     put(files[0], *(plan_at_once("same?", f"maths_{n}", "Do it") for n in range(4)))
     grounds = [ground_at_once("same?", f"maths_{n}", f"R1 = A({n})", "Do it") for n in (1, 2, 8, 9)]
     put(files[1], *grounds)
-    found = list(join(files, Silent()))
+    found = list(join(files))
     assert {row.id: row.actions for row in found if isinstance(row, PlanRow)} == {
         "maths_1": ("R1 = A(1)",),
         "maths_2": ("R1 = A(2)",),
@@ -244,18 +246,14 @@ def test_files_that_do_not_join_are_refused_with_ids_and_numbers(files: tuple[Pa
     put(files[0], *(plan_at_once(f"{n}?", f"maths_{n}", "Do it") for n in range(9)))
     put(files[1], *(ground_at_once(f"{n}?", f"maths_{n}", "R1 = A(b)", "Do it") for n in range(2)))
     with pytest.raises(UserError) as error:
-        read_lumos(*files)
-    assert (
-        "7 lines of plan.jsonl and ground.jsonl make no row, 2 rows are whole" in error.value.what
-    )
+        rows_of(files)
+    assert "only 2 rows can be made of plan.jsonl and ground.jsonl" in error.value.what
     assert (
         "line 3 (maths_2) " + NO_PARTNER in error.value.what and "maths_5" not in error.value.what
     )
-    with pytest.raises(UserError, match="only 2 rows can be made"):
-        list(join(files, Silent()))
     put(files[1], *(ground_at_once(f"{n}!", f"maths_{n}", "R1 = A(b)", "Do it") for n in range(9)))
     with pytest.raises(UserError, match=OTHER_TASK):
-        read_lumos(*files)
+        rows_of(files)
 
 
 def without(whole: Line, *places: int) -> Line:
@@ -279,7 +277,7 @@ def changed(whole: Line, place: int, text: str) -> Line:
         ([changed(PLAN, 3, "No, I will keep planning. Subgoal 2: Find Al")], [GROUND], OTHER_SUBGOALS),
         ([changed(PLAN, 3, "No, I will keep planning. Subgoal 3: Find Al")], [GROUND], "taken apart"),
         ([changed(PLAN, 0, "Do something")], [GROUND], "taken apart"),
-        ([PLAN, PLAN], [GROUND], TWICE),
+        ([PLAN, PLAN, PLAN], [GROUND], TWICE),
         ([plan_at_once("a?", "m", "One", "Two")], [ground_at_once("a?", "m", "R1 = A(b)", "One", "Two")], NO_ACTIONS),
         (unrolled(PLAN)[:1] + unrolled(PLAN)[2:], unrolled(GROUND), STEPS_MISSING),
         (unrolled(PLAN), unrolled(GROUND)[:1] + unrolled(GROUND)[2:], STEPS_MISSING),
@@ -291,7 +289,7 @@ def test_lines_that_make_no_row_say_why(
     put(files[0], *plan)
     put(files[1], *ground)
     with pytest.raises(UserError) as error:
-        read_lumos(*files)
+        rows_of(files)
     assert reason in error.value.what and ".jsonl, line" in error.value.what
 
 
@@ -300,7 +298,7 @@ def test_a_broken_line_is_named_by_file_and_line(files: tuple[Path, Path]) -> No
     put(files[1], GROUND)
     files[0].write_text(files[0].read_text()[:-40])
     with pytest.raises(UserError, match=r"plan.jsonl, line 2 is broken: no JSON"):
-        read_lumos(*files)
+        rows_of(files)
     for bad, why in [
         ({key: value for key, value in PLAN.items() if key != "id"}, "id: is missing"),
         (PLAN | {"messages": PLAN["messages"][:1]}, "at least 2"),
@@ -309,16 +307,16 @@ def test_a_broken_line_is_named_by_file_and_line(files: tuple[Path, Path]) -> No
     ]:
         put(files[0], PLAN, bad)
         with pytest.raises(UserError, match=rf"plan.jsonl, line 2 is .*{why}"):
-            read_lumos(*files)
+            rows_of(files)
 
 
 def test_two_files_of_a_kind_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
     put(files[0], PLAN)
     put(files[1], PLAN)
     with pytest.raises(UserError, match=r"2 plan files and 0 ground files are given \(plan.jsonl"):
-        list(join(files, Silent()))
+        list(join(files))
     put(files[1], GROUND)
-    assert len(list(join(files[::-1], Silent()))) == 1, "in any order"
+    assert len(list(join(files[::-1]))) == 1, "in any order"
 
 
 # The sets by name
@@ -336,67 +334,30 @@ def many(count: int) -> tuple[list[Line], list[Line]]:
     return plans, grounds
 
 
-def check_prepared(count: int) -> None:
-    manifest = read_manifest(folder_of(find("lumos_complex_qa")))
-    bad = count // 10
-    assert manifest.train.rows + manifest.heldout.rows == count - bad
-    assert manifest.reasons == {NO_ACTIONS: bad, NO_PARTNER: bad}
-    assert 0.05 * count < manifest.heldout.rows < 0.16 * count and "0.1" in manifest.split
-    train, held = ({row.key for row in load_rows("lumos_complex_qa", one)} for one in SPLITS)
-    assert not train & held
+def check_loaded(found: Loaded, count: int) -> None:
+    assert found.left_out == {NO_ACTIONS: count // 10, NO_PARTNER: count // 10}
+    train, held = found.rows["train"], found.rows["heldout"]
+    assert len(train) + len(held) == count - count // 10 and 0.05 * count < len(held) < 0.16 * count
+    assert not {row.key for row in train} & {row.key for row in held}
 
 
-def test_a_set_is_prepared_from_its_two_files_and_a_tenth_is_held_out(
-    files: tuple[Path, Path], cli: Cli
+def test_a_folder_of_the_two_files_is_joined_and_a_tenth_is_held_out(
+    files: tuple[Path, Path],
 ) -> None:
     for file, lines in zip(files, many(300), strict=True):
         put(file, *lines)
-    words = (
-        "data",
-        "prepare",
-        "lumos_complex_qa",
-        "--from",
-        str(files[1]),
-        "--from",
-        str(files[0]),
-    )
-    done = cli(*words)
-    assert done.code == 0 and f"dropped, 30: {NO_ACTIONS}" in done.err, done.err
-    check_prepared(300)
-    assert cli("data", "check", "lumos_complex_qa").code == 0
-    assert cli(*words, "--heldout", "0.5").code == 0
-    assert len(load_rows("lumos_complex_qa", "heldout")) > 100
+    check_loaded(load("lumos_complex_qa", files[0].parent), 300)
+    assert len(load("lumos_complex_qa", files[0].parent, 0.5).rows["heldout"]) > 100
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    entry = find("lumos_complex_qa")
+def test_a_set_of_two_repositories_is_downloaded_and_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repos = find("lumos_complex_qa").repos
     bodies = ["".join(json.dumps(one) + "\n" for one in lines).encode() for lines in many(300)]
-    served = Hub(
-        {
-            f"{one.name}/resolve/{one.revision}/{one.files[0]}": body
-            for one, body in zip(entry.repos, bodies, strict=True)
-        }
-    )
-    server = serve(served)
-    point_hub_at(server, monkeypatch)
-    yield served
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_set_of_two_repositories_is_downloaded_and_joined(hub: Hub) -> None:
-    entry = find("lumos_complex_qa")
-    manifest = download(entry, Silent())
-    assert all(one.name in manifest.source for one in entry.repos)
-    check_prepared(300)
-    before = len(hub.ranges)
-    assert download(entry, Silent()) == manifest and len(hub.ranges) == before
-
-
-def test_without_the_hub_both_repositories_are_named(hub: Hub) -> None:
-    hub.files.clear()
-    with pytest.raises(UserError) as error:
-        download(find("lumos_complex_qa"), Silent())
-    for one in find("lumos_complex_qa").repos:
-        assert one.name in error.value.todo and one.files[0] in error.value.todo
+    served = {
+        f"{one.name}/resolve/{one.revision}/{one.train[0]}": body
+        for one, body in zip(repos, bodies, strict=True)
+    }
+    with stub_hub(served, tmp_path, monkeypatch):
+        check_loaded(load("lumos_complex_qa"), 300)

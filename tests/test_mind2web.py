@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from coterie.datasets.mind2web import Mind2WebRow
-from coterie.datasets.page_elements import DEPTH, MAX_TEXT, MOST, elements, texts_of
-from coterie.datasets.plan_rows import PlanRow, PlanStep
+from coterie.datasets.mind2web import DEPTH, MAX_TEXT, MOST, Mind2WebRow, elements, texts_of
+from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, PlanGround, gold
 from coterie.environments.plan_ground.given import ELEMENTS
 from coterie.environments.protocol import WELL_FORMED, Grade, State

@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 
-from coterie.datasets.arithmetic import number, value
-from coterie.datasets.catalogue import SPLITS, find
-from coterie.datasets.gsm8k_plans import BROKEN, NO_STEPS, OTHER_ANSWER, Gsm8kPlanRow
-from coterie.datasets.local import load_rows
-from coterie.datasets.plan_rows import PlanRow
-from coterie.datasets.prepared import folder_of, read_manifest
-from coterie.datasets.preparing import prepare
-from coterie.datasets.strategyqa_plans import BRACKETS, FORWARD, NO_PARTS, StrategyPlanRow
+from coterie.datasets.load import load
+from coterie.datasets.plans import (
+    BRACKETS,
+    BROKEN,
+    FORWARD,
+    NO_PARTS,
+    NO_STEPS,
+    OTHER_ANSWER,
+    Gsm8kPlanRow,
+    PlanRow,
+    StrategyPlanRow,
+)
+from coterie.datasets.problems import number, value
 from coterie.errors import UserError
-from coterie.progress import Silent
-from tests.conftest import Cli
 from tests.test_data import SHARED, jsonl, real_rows
-
-pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def solved(answer: str, question: str = "How many are there?") -> Gsm8kPlanRow:
@@ -131,36 +132,17 @@ def test_a_solution_without_a_plan_is_left_out_with_the_reason(answer: str, why:
     assert (row.left_out, row.flaw, row.steps, row.usable) == (why, why, (), False)
 
 
-def test_prepared_plans_count_what_was_left_out(tmp_path: Path, cli: Cli) -> None:
-    def rows(start: int) -> list[dict[str, str]]:
-        good = [
-            {"question": f"What is {n} and 1?", "answer": f"It is <<{n}+1={n + 1}>>.\n#### {n + 1}"}
-            for n in range(start, start + 5)
-        ]
-        return [*good, {"question": f"What {start}?", "answer": "It is 9.\n#### 9"}, good[0]]
-
-    jsonl(tmp_path / "train.jsonl", rows(0))
-    jsonl(tmp_path / "test.jsonl", rows(10))
-    said = cli("data", "prepare", "gsm8k_plans", "--from", "train.jsonl", "--from", "test.jsonl")
-    assert said.code == 0 and "train: 5 rows (2 dropped)" in said.err
-    assert f"dropped, 2: {NO_STEPS}" in said.err
-    manifest = read_manifest(folder_of(find("gsm8k_plans")))
-    assert manifest.reasons == {NO_STEPS: 2, "is there before": 2}
-    row = load_rows("gsm8k_plans", "heldout")[0]
-    assert isinstance(row, Gsm8kPlanRow) and row.actions == ("R1 = Calculator(10 + 1)",)
-
-
 def test_broken_rows_are_named_by_file_and_line(tmp_path: Path) -> None:
     good = {"question": "What?", "answer": "<<1+1=2>>2\n#### 2"}
     file = jsonl(tmp_path / "train.jsonl", [good, good | {"answer": "two"}])
     with pytest.raises(UserError, match=r"line 2 is broken: .*no '####'"):
-        load_rows("gsm8k_plans", "train", file)
+        load("gsm8k_plans", file)
     file.write_text(json.dumps(good) + "\n" + json.dumps(good)[:20] + "\n")
     with pytest.raises(UserError, match=r"line 2 is broken: no JSON"):
-        load_rows("gsm8k_plans", "train", file)
+        load("gsm8k_plans", file)
     jsonl(file, [{"qid": "a", "question": "Is it?", "decomposition": []}])
     with pytest.raises(UserError, match=r"line 1 is broken: answer: is missing"):
-        load_rows("strategyqa_plans", "train", file)
+        load("strategyqa_plans", file)
 
 
 # StrategyQA
@@ -238,10 +220,12 @@ def test_every_plan_of_a_real_solution_reaches_the_gold_answer(file: str, count:
 
 
 @real_rows
-def test_real_questions_are_taken_apart(tmp_path: Path) -> None:
-    files = [SHARED / "strategyqa/dev_229_with_decomposition.jsonl"]
-    prepare(find("strategyqa_plans"), files, tmp_path / "made", Silent(), heldout=0.5)
-    rows = [
-        row for split in SPLITS for row in load_rows("strategyqa_plans", split, tmp_path / "made")
-    ]
-    assert len(rows) == 169 and {row.answer for row in rows} == {"yes", "no"}
+@pytest.mark.parametrize("file, count", [("dev_229", 169), ("train_1656", 1655)])
+def test_real_questions_are_taken_apart(file: str, count: int) -> None:
+    found = load("strategyqa_plans", SHARED / f"strategyqa/{file}_with_decomposition.jsonl").rows
+    rows = found["train"] + found["heldout"]
+    assert (
+        len(rows) == count
+        and 0.05 < len(found["heldout"]) / count < 0.15
+        and {row.answer for row in rows} == {"yes", "no"}
+    )

@@ -10,8 +10,7 @@ import pytest
 from coterie.cli.plugin_check import check_all, imported
 from coterie.config.plugins import find, settled
 from coterie.datasets.catalogue import SPLITS
-from coterie.datasets.finding import DATASETS, Rows
-from coterie.datasets.qa import QASettings
+from coterie.datasets.load import DATASETS, QASettings, Rows
 from coterie.environments.registry import ENVIRONMENTS, make_environment
 from coterie.errors import UserError
 from coterie.recipes.registry import recipe, settings

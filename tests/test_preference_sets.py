@@ -1,9 +1,11 @@
-"""Outside preferences: prepared by name, drawn by counts, rendered as pairs, trained on with the trees' pairs.
+"""Outside preferences: by name and from files, drawn by counts, rendered as pairs, trained on with the trees' pairs.
 
 Nothing is downloaded: the files here are our own words in the forms that UltraInteract and UltraFeedback have.
 """
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +13,21 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from coterie.datasets.download import download_preferences
-from coterie.datasets.preference_files import Preferences, prepare_preferences
-from coterie.datasets.preferences import PREFERENCE_SETS, PreferenceRow
-from coterie.datasets.prepared import folder_of, read_manifest
+from coterie.datasets import preferences
+from coterie.datasets.preferences import (
+    PREFERENCE_SETS,
+    PreferenceRow,
+    Preferences,
+)
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
-from coterie.progress import Silent
 from coterie.recipes.dense_tree.held_out import HeldOut
 from coterie.recipes.dense_tree.mixing import as_pair
 from tests.conftest import Cli, refused
-from tests.hub import Hub, point_hub_at, serve
+from tests.hub import stub_hub
 from tests.row_files import jsonl
 
-pytestmark = pytest.mark.usefixtures("own_home")
-
+Cached = Callable[..., list[PreferenceRow]]
 INTERACT, FEEDBACK = PREFERENCE_SETS["ultra_interact"], PREFERENCE_SETS["ultra_feedback"]
 
 
@@ -56,9 +58,15 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def prepared(file: Path, one: Any = INTERACT) -> list[PreferenceRow]:
-    prepare_preferences(one, [file], folder_of(one), Silent())
-    return Preferences(one.name).draw(10**6, "all")
+@pytest.fixture
+def cached(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[PreferenceRow]]:
+    """The pairs of a set whose files in the hub's cache are this one."""
+
+    def read(file: Path, one: Any = INTERACT) -> list[PreferenceRow]:
+        monkeypatch.setattr(preferences, "download", lambda *of: file)
+        return list(one.pairs())
+
+    return read
 
 
 def ours(name: Path, count: int, asked: str = "What is 2 and 3?") -> Path:
@@ -75,8 +83,8 @@ def ours(name: Path, count: int, asked: str = "What is 2 and 3?") -> Path:
 # -- upstream's rows --------------------------------------------------------------------------
 
 
-def test_an_interaction_is_a_dialogue_and_two_actions(tmp_path: Path) -> None:
-    (row,) = prepared(jsonl(tmp_path / "a.jsonl", interaction(1)))
+def test_an_interaction_is_a_dialogue_and_two_actions(tmp_path: Path, cached: Cached) -> None:
+    (row,) = cached(jsonl(tmp_path / "a.jsonl", interaction(1)))
     assert row.id == "row1"
     assert row.messages == (
         ("user", "What is 2 and 3?"),
@@ -89,9 +97,11 @@ def test_an_interaction_is_a_dialogue_and_two_actions(tmp_path: Path) -> None:
     )
 
 
-def test_replies_are_compared_two_by_two_by_their_overall_scores(tmp_path: Path) -> None:
+def test_replies_are_compared_two_by_two_by_their_overall_scores(
+    tmp_path: Path, cached: Cached
+) -> None:
     row = judged(("red", 3), ("blue", 8.5), ("dun", None), ("green", 3.0), ("grey", 1.0))
-    found = prepared(jsonl(tmp_path / "a.jsonl", row), FEEDBACK)
+    found = cached(jsonl(tmp_path / "a.jsonl", row), FEEDBACK)
     assert {(one.chosen, one.rejected) for one in found} == {
         ("blue", "red"), ("blue", "green"), ("blue", "grey"), ("red", "grey"), ("green", "grey"),
     }  # fmt: skip
@@ -99,7 +109,7 @@ def test_replies_are_compared_two_by_two_by_their_overall_scores(tmp_path: Path)
     assert len({one.id for one in found}) == 5
 
 
-def test_parquet_is_read_and_what_makes_no_pair_is_counted(tmp_path: Path) -> None:
+def test_parquet_is_read_and_what_makes_no_pair_is_counted(tmp_path: Path, cached: Cached) -> None:
     rows = [
         interaction(1),
         interaction(2),
@@ -109,10 +119,10 @@ def test_parquet_is_read_and_what_makes_no_pair_is_counted(tmp_path: Path) -> No
         interaction(5, trajectory=interaction(5)["trajectory"][:2]),
     ]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "0000_pair.parquet")
-    assert len(prepared(tmp_path / "0000_pair.parquet")) == 2
-    manifest = read_manifest(folder_of(INTERACT))
-    assert (manifest.train.rows, manifest.train.dropped, manifest.heldout) == (2, 4, None)
-    assert dict(manifest.reasons) == {
+    assert len(cached(tmp_path / "0000_pair.parquet")) == 2
+    left_out = Counter[str]()
+    assert len(list(INTERACT.pairs(left_out))) == 2
+    assert left_out == {
         "is there before": 1, "chosen and rejected are equal": 1, "rejected: must hold some text": 1,
         "the dialogue before the replies doesn't end with a turn of the user": 1,
     }  # fmt: skip
@@ -131,34 +141,26 @@ def test_parquet_is_read_and_what_makes_no_pair_is_counted(tmp_path: Path) -> No
     ],
 )  # fmt: skip
 def test_a_row_of_another_form_is_refused_with_its_line(
-    one: Any, row: dict[str, Any], said: str, tmp_path: Path
+    one: Any, row: dict[str, Any], said: str, tmp_path: Path, cached: Cached
 ) -> None:
     good = interaction(0) if one is INTERACT else judged(("a", 1), ("b", 2))
     with pytest.raises(UserError, match=r"a.jsonl, line 2 is broken") as error:
-        prepared(jsonl(tmp_path / "a.jsonl", good, row), one)
+        cached(jsonl(tmp_path / "a.jsonl", good, row), one)
     assert said in error.value.what
-    assert not folder_of(one).exists()
 
 
-def test_a_set_is_downloaded_prepared_listed_and_not_checked_by_name(
+def test_a_set_is_downloaded_and_drawn_from(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {one: json.dumps(judged((one, 1), ("b", 2))) + "\n" for one in FEEDBACK.repos[0].files}
-    server = serve(Hub({name: text.encode() for name, text in files.items()}))
-    point_hub_at(server, monkeypatch)
-    manifest = download_preferences(FEEDBACK, Silent())
-    server.shutdown()
-    assert download_preferences(FEEDBACK, Silent()) == manifest, "it is there"
-    assert manifest.train.rows == 6 and "40b436560ca8" in manifest.source
-    file = jsonl(tmp_path / "pairs.jsonl", *map(interaction, range(7)))
-    done = cli("data", "prepare", "ultra_interact", "--from", str(file))
-    assert done.code == 0 and done.out.strip() == str(folder_of(INTERACT))
-    assert "train: 7 rows" in done.err and "heldout" not in done.err
-    listed = cli("data", "list").out
-    assert [line.split()[-1] for line in listed.splitlines() if "ultra_" in line] == ["7", "6"]
-    assert "has preferences" in refused(cli, "data", "check", "ultra_interact")
-    words = ("data", "prepare", "ultra_interact", "--from", file, "--heldout", "0.1")
-    assert "nothing is held out" in refused(cli, *words)
+    files = {one: json.dumps(judged((one, 1), ("b", 2))) + "\n" for one in FEEDBACK.repo.train}
+    bodies = {name: text.encode() for name, text in files.items()}
+    with stub_hub(bodies, tmp_path / "cache", monkeypatch) as served:
+        said = cli("data", "download", "ultra_feedback")
+        assert said.code == 0 and said.out == "6 pairs\n", said.err
+        before = len(served.asked)
+        drawn = Preferences("ultra_feedback").draw(4, "x")
+        assert len({row.rejected for row in drawn}) == 4 and len(served.asked) == before
+        assert "openbmb/UltraInteract_pair" in refused(cli, "data", "download", "ultra_interact")
 
 
 # -- draws ------------------------------------------------------------------------------------
@@ -174,20 +176,12 @@ def test_a_draw_is_without_replacement_and_by_the_seed(tmp_path: Path) -> None:
     assert sorted(whole) == sorted(f"n{n}" for n in range(40)), "all, each once"
 
 
-def test_what_is_not_there_changed_or_broken_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not prepared on this machine") as error:
-        Preferences("ultra_interact").draw(1, "x")
-    assert "coterie data download ultra_interact" in error.value.todo
+def test_what_is_not_there_or_broken_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no set of preferences 'ultra_interac'") as error:
         Preferences("ultra_interac")
     assert "did you mean 'ultra_interact'?" in error.value.todo
     with pytest.raises(UserError, match="there is no file"):
-        Preferences("nothing.jsonl").find()
-    prepared(jsonl(tmp_path / "a.jsonl", interaction(1), interaction(2)))
-    changed = folder_of(INTERACT) / "train.jsonl"
-    changed.write_text(changed.read_text().replace("case 1", "case 9"))
-    with pytest.raises(UserError, match="has changed since it was prepared"):
-        Preferences("ultra_interact").draw(1, "x")
+        Preferences("nothing.jsonl").files()
     file = ours(tmp_path / "b.jsonl", 2)
     row = lines(file)[0]
     for change, said in [

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from coterie.datasets.plan_rows import PlanStep
+from coterie.datasets.plans import PlanStep
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, UNREADABLE, gold

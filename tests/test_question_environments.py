@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from coterie.datasets.local import load_rows
+from coterie.datasets.load import load_rows
 from coterie.datasets.rows import HotpotRow
 from coterie.environments.contexts import deal_paragraphs
 from coterie.environments.protocol import State
 from coterie.environments.talk import FORMAT_SOURCE, Talk
-from coterie.errors import UserError
 from coterie.rollout.opening import first_prompts
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import LENGTH, TURNS, Ending
@@ -123,12 +122,6 @@ def test_a_debates_score_compares_numbers(gold: str, given: str | None, score: f
     secret = Secret(gold, name="answer", readers=frozenset({"grader"}))
     task = Task("t", {"question": "?"}, {"answer": secret})
     assert talk_in("gsm8k").score(task, given) == score
-
-
-def test_missing_data_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COTERIE_HOME", str(tmp_path))
-    with pytest.raises(UserError, match="coterie data download hotpot_qa"):
-        talk_in("hotpot_qa", "dataset.source=prepared").tasks("train", 1, 0)
 
 
 def large(folder: Path) -> Path:

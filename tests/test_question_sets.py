@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.datasets.context_rows import CbtRow, TriviaRow
-from coterie.datasets.local import load_rows
-from coterie.datasets.rows import Paragraph, SupportingFact, TwoWikiRow
+from coterie.datasets.load import load_rows
+from coterie.datasets.rows import CbtRow, Paragraph, SupportingFact, TriviaRow, TwoWikiRow
 from coterie.environments.contexts import deal, deal_parts, deal_snippets
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
 from coterie.environments.gold import gold_answer, gold_answers

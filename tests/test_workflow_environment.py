@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from coterie.datasets.corpus import distinct_passages, rows_of, write_passages
+from coterie.datasets.load import distinct_passages, rows_of, write_passages
 from coterie.engines.chat_model import Answer
 from coterie.engines.messages import Utterance
 from coterie.environments.gold import gold_answer

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from coterie.datasets.corpus import distinct_passages, write_passages
-from coterie.datasets.local import load_rows
+from coterie.datasets.load import distinct_passages, load_rows, write_passages
 from coterie.datasets.rows import QuestionRow
 from coterie.engines.protocol import Completion, EngineError, Sampling, Stats
 from coterie.environments.protocol import Grade, Shared, State, Transition

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,7 +26,7 @@ from tests.row_programs import EXAMS, LIVE, METHOD, PROGRAM_TRACES
 from tests.serving import started
 from tests.sweet.known import ROWS
 from tests.templates import model
-from tests.test_data import sums, table
+from tests.test_data import table
 from tests.test_endpoint import service
 from tests.test_format_pools import FRESH, replies
 from tests.test_lumos_files import ground_at_once, plan_at_once, put
@@ -87,11 +86,6 @@ def text(said: str) -> Make:
 def copied(file: Path) -> Make:
     """A file or a folder that the repository has."""
     return lambda _, path: (shutil.copytree if file.is_dir() else shutil.copy)(file, path)
-
-
-def sample(name: str) -> Make:
-    """A file of the packaged rows, under another name."""
-    return lambda _, path: shutil.copy(SAMPLES / name, path)
 
 
 def whole(rows: Path) -> Make:
@@ -158,14 +152,8 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "mine.jsonl": lines(*({"q": f"What is {n} and 1?", "a": str(n + 1)} for n in range(40))),
     },
     "docs/howto/data-and-models.md": {
-        "train.jsonl": lines(*sums(0, 40)), "test.jsonl": lines(*sums(40, 60)),
         "hotpot_dev_distractor_v1.json": whole(SAMPLES / "hotpot_qa/heldout.jsonl"),
-        "train_socratic.jsonl": lines(*worked(0, 40)), "test_socratic.jsonl": lines(*worked(40, 60)),
-        "lumos_maths_plan_onetime.jsonl": plans_and_actions,
         "errands.jsonl": web_tasks, "backend_tasks": upstream_tasks,
-        "musique_ans_v1.0_train.jsonl": sample("musique/train.jsonl"),
-        "musique_ans_v1.0_dev.jsonl": sample("musique/heldout.jsonl"),
-        "browse_comp_test_set.csv": text("problem,answer\nWho?,Ann\n"),
     },
     "docs/howto/evaluate.md": {
         "runs/mine": run("isft"), "runs/sweet": run("sweet"), "runs/moat": run("moat"),
@@ -212,13 +200,10 @@ def house(folder: Path, variables: pytest.MonkeyPatch) -> Iterator[House]:
         stack.callback(hub.server_close)
         stack.callback(hub.shutdown)
         variables.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+        variables.setenv("HF_HOME", str(folder / "hub"))
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not home.exists():
             _put_model(home / "models/smollm2")
-            upstream_tasks(None, folder / "backend_tasks")
-            prepare = "coterie data prepare colbench_code --from backend_tasks"
-            fault = typed(shlex.split(prepare), folder).fault
-            assert not fault, fault
         fcntl.flock(lock, fcntl.LOCK_UN)
         _, server = stack.enter_context(started("model", "tiny-exchange", "--port", "0", logs=True))
         writer = stack.enter_context(service(_writes))
@@ -229,10 +214,16 @@ def _hub_files() -> dict[str, bytes]:
     (repository,) = find("gsm8k").repos
     parts = {repository.train[0]: worked(0, 40), repository.heldout[0]: worked(40, 60)}
     with TemporaryDirectory() as own:  # two workers of pytest have one folder
-        return {
+        tables = {
             name: table(Path(own) / "made.parquet", rows).read_bytes()
             for name, rows in parts.items()
         }
+    folder = SAMPLES / "colbench_code"
+    return {
+        **tables,
+        "backend_tasks/train.jsonl": (folder / "train.jsonl").read_bytes(),
+        "backend_tasks/test.jsonl": (folder / "heldout.jsonl").read_bytes(),
+    }
 
 
 def _put_model(folder: Path) -> None:

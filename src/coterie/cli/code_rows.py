@@ -11,19 +11,17 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
-from coterie.datasets.catalogue import SPLITS, DataSet
+from coterie.config.folders import check_new_folder, expanded, whole_folder
+from coterie.datasets.catalogue import DataSet
 from coterie.datasets.code_rows import CodeRow, signature
-from coterie.datasets.local import rows_file
-from coterie.datasets.preparing import Examine
-from coterie.datasets.reading import read_rows
-from coterie.datasets.splits import split_of
+from coterie.datasets.files import read_rows
+from coterie.datasets.load import load
 from coterie.environments.colbench import compared
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent
@@ -93,10 +91,10 @@ class CheckedRow:
 
 
 @dataclass(frozen=True, slots=True)
-class FileReport:
-    """One file's rows, checked."""
+class Report:
+    """Checked rows of a split, or of a file."""
 
-    file: Path
+    name: str
     rows: tuple[CheckedRow, ...]
 
     def numbers(self, kind: FindingKind) -> list[int]:
@@ -105,54 +103,43 @@ class FileReport:
 
     @property
     def unusable(self) -> int:
-        """How many rows can be no task."""
+        """Number of rows that can be no task."""
         return sum(not row.usable for row in self.rows)
 
 
-def check(entry: DataSet, source: str, console: Console) -> None:
-    """Run every reference of a source's rows on its tests, and print what is wrong."""
+def check(entry: DataSet, source: str, out: Path | None, console: Console) -> None:
+    """Run every reference of a source's rows on its tests, print what is wrong, and write the other rows to ``out``."""
     if not issubclass(entry.row, CodeRow):
         raise UserError(
-            f"rows of {entry.name} have no code to run and no plans to read",
-            "give a set that has, such as colbench_code or gsm8k_plans",
+            f"rows of {entry.name} have no code to run", "give a set that has: colbench_code"
         )
-    files = list(dict.fromkeys(rows_file(entry.name, split, source) for split in SPLITS))
-    rows = {file: _numbered(file) for file in files}
+    if out is not None:
+        check_new_folder(out, "give another folder")
+    file = expanded(source)
+    rows: Mapping[str, Sequence[Any]]
+    if file.is_file() and out is None:
+        rows = {file.name: list(read_rows(file, CodeRow))}
+    else:
+        rows = {str(split): some for split, some in load(entry.name, source).rows.items()}
     reports = _checked(rows, console)
     _print(reports, results())
-    print(json.dumps({"set": entry.name, "files": [_json(one) for one in reports]}))
+    if out is not None:
+        with whole_folder(out) as folder:
+            for one in reports:
+                lines = [row.row.model_dump_json() + "\n" for row in one.rows if row.usable]
+                (folder / f"{one.name}.jsonl").write_text("".join(lines), "utf-8", newline="\n")
+    print(json.dumps({"set": entry.name, "splits": [_json(one) for one in reports]}))
 
 
-def examiner(entry: DataSet, console: Console) -> Examine | None:
-    """For a set of code, what runs every reference of files on its tests, prints what is wrong, and names the rows that
-    can be no tasks."""
-    if not issubclass(entry.row, CodeRow):
-        return None
-
-    def examine(files: Sequence[Path]) -> dict[Path, set[int]]:
-        rows = {}
-        for file in files:
-            split = split_of(file)
-            rows[file] = _numbered(file, entry.first(split) if split else None)
-        reports = _checked(rows, console)
-        if any(row.findings for one in reports for row in one.rows):
-            _print(reports, console)
-        return {one.file: {row.number for row in one.rows if not row.usable} for one in reports}
-
-    return examine
-
-
-def _checked(
-    rows: Mapping[Path, Sequence[tuple[int, CodeRow]]], console: Console
-) -> list[FileReport]:
-    """The rows of some files, checked in the sandbox."""
+def _checked(rows: Mapping[str, Sequence[CodeRow]], console: Console) -> list[Report]:
+    """Check rows in the sandbox."""
     progress = ConsoleProgress(console)
 
-    async def run() -> list[FileReport]:
+    async def run() -> list[Report]:
         async with Sandbox() as sandbox:
             return [
-                FileReport(file, tuple(await check_rows(numbered, sandbox, progress)))
-                for file, numbered in rows.items()
+                Report(name, tuple(await check_rows(list(enumerate(some, 1)), sandbox, progress)))
+                for name, some in rows.items()
             ]
 
     try:
@@ -161,33 +148,29 @@ def _checked(
         progress.close()
 
 
-def _numbered(file: Path, first: int | None = None) -> list[tuple[int, CodeRow]]:
-    return list(enumerate(islice(read_rows(file, CodeRow, Silent()), first), 1))
-
-
-def _print(reports: Sequence[FileReport], console: Console) -> None:
+def _print(reports: Sequence[Report], console: Console) -> None:
     table = Table(box=None, header_style="bold")
-    for title in ("file", "finding", "what it means", "rows", "their numbers"):
+    for title in ("split", "finding", "what it means", "rows", "their numbers"):
         table.add_column(title, justify="right" if title == "rows" else "left")
     for one in reports:
         for kind, meaning in MEANING.items():
             if numbers := one.numbers(kind):
                 shown = ", ".join(map(str, numbers[:SHOWN])) + ", ..." * (len(numbers) > SHOWN)
-                table.add_row(one.file.name, kind, meaning, f"{len(numbers):,}", shown)
+                table.add_row(one.name, kind, meaning, f"{len(numbers):,}", shown)
     if table.rows:
         console.print(table)
     for one in reports:
         found = sum(bool(row.findings) for row in one.rows)
         console.print(
-            f"{one.file.name}: {len(one.rows):,} rows, {found:,} with findings, "
+            f"{one.name}: {len(one.rows):,} rows, {found:,} with findings, "
             f"{one.unusable:,} can't be tasks",
         )
 
 
-def _json(one: FileReport) -> dict[str, object]:
+def _json(one: Report) -> dict[str, object]:
     findings = {kind: numbers for kind in MEANING if (numbers := one.numbers(kind))}
     return {
-        "file": str(one.file),
+        "name": one.name,
         "rows": len(one.rows),
         "unusable": one.unusable,
         "findings": findings,

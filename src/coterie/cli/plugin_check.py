@@ -56,7 +56,7 @@ def look(kind: str, name: str) -> None:
         if lacking:
             raise UserError(f"{found} has no {', '.join(dict.fromkeys(lacking))}")
     elif kind == "dataset":
-        from coterie.datasets.finding import dataset_type, row_type
+        from coterie.datasets.load import dataset_type, row_type
 
         dataset_type(name)
         row_type(name)

@@ -1,1 +1,1 @@
-"""Real data sets: where they come from, their typed rows, and how they get onto this machine."""
+"""Real data sets: catalogue, typed rows, and loading from the hub and from files."""

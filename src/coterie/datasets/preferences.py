@@ -1,26 +1,32 @@
-"""Sets of preferences that anybody may train on: a dialogue, and two replies of which one is better.
+"""Preferences to train on: a dialogue, and two replies of which one is better.
 
 The form of a row is TRL's conversational preference format, with an id: ``{"id", "prompt": [{"role", "content"}, ...],
-"chosen": [{"role": "assistant", "content"}], "rejected": [...]}``. Upstream's own rows are read by a type for each
-set, which says what pairs a row makes.
-
-To add a set, write the type of its rows and an entry here.
+"chosen": [{"role": "assistant", "content"}], "rejected": [...]}``. Published rows are converted by a type for each
+set, which says what pairs a row makes. To add a set, write the type of its rows and an entry here.
 """
 
 import hashlib
 import json
+import random
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from coterie.config.folders import expanded
+from coterie.config.home import sha256
 from coterie.config.plain import wrong_at
-from coterie.datasets.data_set import Repository, UpstreamSet, UpstreamSplit
+from coterie.datasets.catalogue import Repository
+from coterie.datasets.files import read_rows
+from coterie.datasets.load import download
 from coterie.datasets.rows import LeftOut, SetRow, Text, question_key
+from coterie.errors import UserError, did_you_mean
 
 ChatRole = Literal["system", "user", "assistant"]
 Score = Annotated[float, Field(allow_inf_nan=False)]
@@ -169,54 +175,118 @@ def _pair(
         return LeftOut(wrong_at(error.errors()[0]), id_)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreferenceSet(UpstreamSet):
-    """One set of preferences."""
+@dataclass(frozen=True, slots=True)
+class PreferenceSet:
+    """One set of preferences; all its pairs are for training."""
 
+    name: str
+    what: str
     row: type[UpstreamPreferences]
-    """How upstream's rows are read."""
-    train: UpstreamSplit
+    """Type that converts the published rows."""
+    licence: str
+    train: int
+    """Number of published rows."""
+    repo: Repository
+
+    def files(self) -> list[Path]:
+        """Download the files into the hub's cache, if they are not there."""
+        return [download(self.name, self.repo, file) for file in self.repo.train]
+
+    def pairs(self, left_out: Counter[str] | None = None) -> Iterator[PreferenceRow]:
+        """Yield each distinct pair of the hub's files once, and count in ``left_out`` what makes none."""
+        reasons, seen = Counter[str]() if left_out is None else left_out, set[str]()
+        for file in self.files():
+            for row in read_rows(file, self.row):
+                for pair in row.pairs():
+                    if isinstance(pair, LeftOut):
+                        reasons[pair.reason] += 1
+                    elif pair.key in seen:
+                        reasons["is there before"] += 1
+                    else:
+                        seen.add(pair.key)
+                        yield pair
 
 
-_ALL = (
-    PreferenceSet(
-        name="ultra_interact",
-        what="preferences: the next action in reasoning",
-        row=UltraInteractRow,
-        repos=(
+_FEEDBACK = ("evol_instruct", "false_qa", "flan", "sharegpt", "truthful_qa", "ultrachat")
+PREFERENCE_SETS: Mapping[str, PreferenceSet] = MappingProxyType(
+    {
+        "ultra_interact": PreferenceSet(
+            "ultra_interact",
+            "preferences: the next action in reasoning",
+            UltraInteractRow,
+            "MIT",
+            219522,
             Repository(
                 "openbmb/UltraInteract_pair",
                 "b72549d02a631381d1d270375898fb87aa9201bc",
                 ("0000_pair.parquet",),
             ),
         ),
-        train=UpstreamSplit("train", 219522),
-        licence="MIT",
-        licence_url="https://huggingface.co/datasets/openbmb/UltraInteract_pair",
-        citation="Yuan et al. 2024, Advancing LLM Reasoning Generalists with Preference Trees",
-    ),
-    PreferenceSet(
-        name="ultra_feedback",
-        what="preferences: replies with unequal scores",
-        row=UltraFeedbackRow,
-        repos=(
+        "ultra_feedback": PreferenceSet(
+            "ultra_feedback",
+            "preferences: replies with unequal scores",
+            UltraFeedbackRow,
+            "MIT",
+            63967,
             Repository(
                 "openbmb/UltraFeedback",
                 "40b436560ca83a8dba36114c22ab3c66e43f6d5e",
-                tuple(
-                    f"{source}.jsonl"
-                    for source in (
-                        *("evol_instruct", "false_qa", "flan"),
-                        *("sharegpt", "truthful_qa", "ultrachat"),
-                    )
-                ),
+                tuple(f"{source}.jsonl" for source in _FEEDBACK),
             ),
         ),
-        train=UpstreamSplit("train", 63967),
-        licence="MIT",
-        licence_url="https://huggingface.co/datasets/openbmb/UltraFeedback",
-        citation="Cui et al. 2023, UltraFeedback: Boosting Language Models with Scaled AI Feedback",
-    ),
+    }
 )
 
-PREFERENCE_SETS: Mapping[str, PreferenceSet] = MappingProxyType({one.name: one for one in _ALL})
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """Pairs by the name of a set, or by the path of a JSONL file in TRL's conversational preference format."""
+
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.source not in PREFERENCE_SETS and not self.source.endswith(".jsonl"):
+            raise UserError(
+                f"there is no set of preferences {self.source!r}",
+                f"{did_you_mean(self.source, PREFERENCE_SETS)}known sets: {', '.join(PREFERENCE_SETS)} "
+                "(`coterie data list`); or give the path of a .jsonl file",
+            )
+
+    @property
+    def name(self) -> str:
+        """A short name: that of the set, or of the file."""
+        return Path(self.source).name
+
+    def files(self) -> list[Path]:
+        """Return the files of the pairs. Raises ``UserError`` if they are not there and can't be downloaded."""
+        if self.source in PREFERENCE_SETS:
+            return PREFERENCE_SETS[self.source].files()
+        file = expanded(self.source)
+        if not file.is_file():
+            raise UserError(f"there is no file {file}", "check the path")
+        return [file]
+
+    def pairs(self) -> Iterator[PreferenceRow]:
+        """Yield all pairs. Raises ``UserError`` with the line of a broken one, and if they are not there."""
+        if self.source in PREFERENCE_SETS:
+            return PREFERENCE_SETS[self.source].pairs()
+        return read_rows(expanded(self.source), PreferenceRow)
+
+    def content(self) -> str:
+        """Return the revision of a set, or the checksum of a file; ``missing`` if it is not there."""
+        if self.source in PREFERENCE_SETS:
+            repo = PREFERENCE_SETS[self.source].repo
+            return f"{repo.name}@{repo.revision}"
+        file = expanded(self.source)
+        return sha256(file) if file.is_file() else "missing"
+
+    def draw(self, most: int, seed: str) -> list[PreferenceRow]:
+        """Draw ``most`` pairs without replacement, or all, in an order drawn by the seed.
+
+        Reads the pairs twice, so that they are never in memory as a whole. Raises ``UserError`` as :meth:`pairs`.
+        """
+        total = sum(1 for _ in self.pairs())
+        places = random.Random(seed).sample(range(total), min(most, total))
+        wanted = set(places)
+        found = {place: pair for place, pair in enumerate(self.pairs()) if place in wanted}
+        return [found[place] for place in places]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from coterie.datasets.catalogue import Split
 from coterie.datasets.code_rows import CodeRow
-from coterie.datasets.finding import Rows
+from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.coding import Coding, coding_task
 from coterie.environments.rows import draw

@@ -9,8 +9,7 @@ what alternates goes round, and what is halved is cut into three.
 import random
 from collections.abc import Sequence
 
-from coterie.datasets.context_rows import CbtRow, TriviaRow
-from coterie.datasets.rows import HotpotRow, Paragraph, QuestionRow, TwoWikiRow
+from coterie.datasets.rows import CbtRow, HotpotRow, Paragraph, QuestionRow, TriviaRow, TwoWikiRow
 
 Deal = dict[str, list[str]]
 """Texts by agent, in the order of the original context."""

@@ -10,8 +10,8 @@ from typing import Literal
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.datasets.finding import Rows
-from coterie.datasets.problem_rows import ChoiceRow
+from coterie.datasets.load import Rows
+from coterie.datasets.problems import ChoiceRow
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.agents import NAMES as AGENTS
 from coterie.environments.agents import named, others

@@ -5,7 +5,7 @@ The two markers of Optima (arXiv 2410.08115, section 4.1 and tables 9 to 11).
 
 import re
 
-from coterie.datasets.boxed import boxed_answer
+from coterie.datasets.problems import boxed_answer
 from coterie.environments.numbers import number
 
 _MARKED = re.compile(r"<A>((?:(?!<A>).)*?)</A", re.DOTALL)

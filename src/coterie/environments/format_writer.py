@@ -13,8 +13,9 @@ from typing import Literal
 
 from rapidfuzz import fuzz
 
-from coterie.datasets.growing import append_line, resume_lines
-from coterie.engines.endpoint import Endpoint
+from coterie.config.settings import Settings, key
+from coterie.datasets.files import append_line, resume_lines
+from coterie.engines.endpoint import Endpoint, EndpointSettings
 from coterie.engines.messages import Utterance
 from coterie.environments.format_pool import MAX_LENGTH, FormatLine, read_pool
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
@@ -27,6 +28,13 @@ TRIES = 5
 """Replies for each format that is wanted, before it is given up."""
 MAX_TOKENS = 200
 _FRAME = re.compile(r"^(?:[-*]|\d+[.)])\s+|^[\"'`]+|[\"'`]+$")
+
+
+class FormatPoolSettings(Settings):
+    """Who writes the formats."""
+
+    endpoint: EndpointSettings
+    temperature: float = key(1.0, "Sampling temperature.", ge=0, le=2)
 
 
 @dataclass(frozen=True, slots=True)

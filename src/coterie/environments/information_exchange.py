@@ -10,9 +10,8 @@ from typing import Literal
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.datasets.context_rows import BLANK, CbtRow, TriviaRow
-from coterie.datasets.finding import Rows
-from coterie.datasets.rows import HotpotRow, QuestionRow
+from coterie.datasets.load import Rows
+from coterie.datasets.rows import BLANK, CbtRow, HotpotRow, QuestionRow, TriviaRow
 from coterie.environments.agents import NAMES as AGENTS
 from coterie.environments.agents import named, others
 from coterie.environments.answers import f1

@@ -14,8 +14,14 @@ from pydantic import create_model
 from coterie.config.construct import construct, settings_type_of
 from coterie.config.plugins import Found, Kind, find, installed, is_spec, label, settled
 from coterie.config.settings import Settings
-from coterie.datasets.finding import DATASETS, Rows, dataset_type, environment_of, row_type
-from coterie.datasets.settings import DatasetSettings
+from coterie.datasets.load import (
+    DATASETS,
+    DatasetSettings,
+    Rows,
+    dataset_type,
+    environment_of,
+    row_type,
+)
 from coterie.environments.checking import check_parts
 from coterie.environments.protocol import Environment
 from coterie.environments.settings import EnvironmentSettings

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from coterie.datasets.catalogue import Split
-from coterie.datasets.finding import Rows
+from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 
 Row = TypeVar("Row")

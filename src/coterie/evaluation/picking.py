@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coterie.config.settings import key
-from coterie.datasets.growing import append_line, resume_lines
-from coterie.datasets.reading import numbered
+from coterie.datasets.files import append_line, numbered, resume_lines
 from coterie.engines.chat_model import ChatModel, ChatModelSettings
 from coterie.engines.messages import Utterance
 from coterie.trajectories.turn import digest

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from coterie.config.settings import Settings, key
-from coterie.datasets.contest_rows import ContestTest
+from coterie.datasets.code_rows import ContestTest
 from coterie.engines.protocol import EngineError
 from coterie.tools import contest_child
 from coterie.tools.contest_child import TOO_MUCH

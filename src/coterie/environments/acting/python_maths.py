@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from coterie.config.settings import key
-from coterie.datasets.boxed import boxed_answer
 from coterie.datasets.catalogue import Split
-from coterie.datasets.finding import Rows
-from coterie.datasets.problem_rows import MathRow
+from coterie.datasets.load import Rows
+from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.acting.environment import SOLVED, Acting, ActingSettings, saying
 from coterie.environments.acting.shots import MATHEMATICS, NUMBERS, Shot, problem_text

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
-from coterie.datasets.corpus import write_passages
+from coterie.datasets.load import write_passages
 from coterie.environments.encyclopedia.lexicon import BY_NAME, NAMES, OF_KIND, VALUES, Kind
 from coterie.environments.micro_splits import SPLIT_SHARES, MicroSplit, split_of_key
 

@@ -1,7 +1,7 @@
 """Rows of other data sets as tasks of a planner and a grounder. Nobody knows their plans, so they are only played."""
 
-from coterie.datasets.plan_rows import Domain, PlanRow, PlanStep
-from coterie.datasets.problem_rows import SvampRow
+from coterie.datasets.plans import Domain, PlanRow, PlanStep
+from coterie.datasets.problems import SvampRow
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, QuestionRow
 
 READ: tuple[type[QuestionRow], ...] = (PlanRow, Gsm8kRow, SvampRow, HotpotRow)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from coterie.config.folders import expanded
-from coterie.datasets.plan_rows import PlanRow
+from coterie.datasets.plans import PlanRow
 from coterie.engines.chat_model import check_chat
 from coterie.environments.answers import normalize_answer
 from coterie.environments.numbers import same_number

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from coterie.datasets.catalogue import Split
-from coterie.datasets.finding import Rows
-from coterie.datasets.plan_rows import PlanRow, PlanStep
+from coterie.datasets.load import Rows
+from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.gold import GRADER, gold_answer, secret_answers
 from coterie.environments.plan_ground.benchmarks import READ, as_plan, domain_in

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coterie.datasets.plan_rows import ActionPage, PlanRow, PlanStep
+from coterie.datasets.plans import ActionPage, PlanRow, PlanStep
 from coterie.environments.gold import GRADER
 from coterie.environments.plan_ground.benchmarks import Unplanned
 from coterie.tools.actions.web import CANDIDATES, Element, Gold

@@ -14,7 +14,7 @@ from typing import Any
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.datasets.plan_rows import PlanRow, PlanStep
+from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.environments.gold import GRADER, gold_answer
 from coterie.environments.micro_splits import split_of_key
 from coterie.environments.plan_ground.environment import PlanGround, gold, step_tasks, whole_task

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from coterie.datasets.plan_rows import PlanStep
+from coterie.datasets.plans import PlanStep
 from coterie.environments.plan_ground.prompts import DONE, actions_text, plan_text
 
 

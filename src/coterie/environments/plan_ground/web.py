@@ -6,7 +6,7 @@ stops no other one. The score is the share of steps that are right: element, kin
 
 from collections.abc import Mapping, Sequence
 
-from coterie.datasets.plan_rows import PlanRow
+from coterie.datasets.plans import PlanRow
 from coterie.environments.plan_ground.given import elements_of, right_of
 from coterie.environments.plan_ground.settings import PlanGroundSettings, check_no_pages
 from coterie.environments.protocol import Shared

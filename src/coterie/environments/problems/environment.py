@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.datasets.plan_rows import PlanRow, PlanStep
+from coterie.datasets.plans import PlanRow, PlanStep
 from coterie.environments.plan_ground.environment import PLANNER, PlanGround, asked, whole_task
 from coterie.environments.problems.calculator import SandboxCalculator
 from coterie.environments.problems.tasks import FAR_PARTS, PARTS, Problem, generate

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.datasets.finding import Rows
+from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.protocol import ActorKind, Environment, Grade, State, Transition
 from coterie.environments.pure import Pure

@@ -10,8 +10,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from coterie.datasets.contest_rows import ContestRow, ContestTest
-from coterie.datasets.finding import Rows
+from coterie.datasets.code_rows import ContestRow, ContestTest
+from coterie.datasets.load import Rows
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.code_text import code_of, python_blocks
 from coterie.environments.gold import GRADER

@@ -8,10 +8,9 @@ Answers are compared as mathematics, with or without ``\boxed{...}``.
 import asyncio
 from typing import Any
 
-from coterie.datasets.answer_rows import AnswerRow
-from coterie.datasets.boxed import boxed_answer
-from coterie.datasets.finding import Rows
-from coterie.datasets.problem_rows import MathRow
+from coterie.datasets.answers import AnswerRow
+from coterie.datasets.load import Rows
+from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.gold import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics

@@ -14,10 +14,9 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from coterie.config.settings import key
-from coterie.datasets.answer_rows import AnswerRow
-from coterie.datasets.context_rows import TriviaRow
-from coterie.datasets.finding import Rows
-from coterie.datasets.rows import QuestionRow
+from coterie.datasets.answers import AnswerRow
+from coterie.datasets.load import Rows
+from coterie.datasets.rows import QuestionRow, TriviaRow
 from coterie.environments.answers import f1, normalize_answer
 from coterie.environments.gold import gold_answers, secret_answers
 from coterie.environments.protocol import (

@@ -5,7 +5,7 @@ only what the question and earlier results say. What depends on anything but the
 sound trace can be made is refused with the reason.
 """
 
-from coterie.datasets.musique import MusiqueRow
+from coterie.datasets.answers import MusiqueRow
 from coterie.datasets.rows import HotpotRow, QuestionRow, TwoWikiRow
 from coterie.environments.workflow.expert_2wiki import trace_of_2wiki
 from coterie.environments.workflow.expert_hotpot import trace_of_hotpot

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from coterie.datasets.musique import Hop, MusiqueRow
+from coterie.datasets.answers import Hop, MusiqueRow
 from coterie.environments.workflow.names import alike, says, words
 from coterie.environments.workflow.relations import asked, searched, told
 from coterie.environments.workflow.steps import NoTrace, Step, name_of, traced

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle, islice
 
-from coterie.datasets.preference_files import Preferences
+from coterie.datasets.preferences import Preferences
 from coterie.environments.acting.environment import Acting, drop_shots
 from coterie.environments.traits import agents_of, most_turns
 from coterie.errors import UserError
@@ -78,7 +78,7 @@ class DenseTreeData(Recipe):
     def plan(self) -> Plan:
         """Size of the run. Raises ``UserError`` for missing preferences and a part without tasks, too."""
         for source in self.settings.mix.sets:
-            Preferences(source).find()
+            Preferences(source).files()
         if not self.train_tasks(0):
             part, parts = self.settings.rollout.shard
             raise UserError(

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from coterie.config.settings import Settings, key
-from coterie.datasets.preference_files import Preferences
-from coterie.datasets.settings import DatasetSettings
+from coterie.datasets.load import DatasetSettings
+from coterie.datasets.preferences import Preferences
 from coterie.environments.settings import EnvironmentSettings
 from coterie.errors import UserError
 from coterie.recipes.settings import RecipeSettings
@@ -64,7 +64,7 @@ class MixSettings(Settings):
     sets: dict[str, Annotated[int, Field(ge=1)]] = key(
         {},
         "How many pairs of each set: {ultra_interact: 14000, path/pairs.jsonl: 500}. A set is ultra_interact, "
-        "ultra_feedback (`coterie data download`), or a JSONL file in TRL's conversational preference format. They are "
+        "ultra_feedback (of the Hugging Face hub), or a JSONL file in TRL's conversational preference format. They are "
         "drawn by the seed, none twice; a smaller set is taken whole.",
         source="DensePolicy: 14000 of UltraInteract, 14000 of UltraFeedback",
     )

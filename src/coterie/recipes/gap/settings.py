@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from coterie.config.settings import Settings, key
-from coterie.datasets.settings import DatasetSettings
+from coterie.datasets.load import DatasetSettings
 from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.workflow.trace import TraceForm
 from coterie.recipes.reinforcing import ReinforceSettings

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from coterie.datasets.reading import read_rows
+from coterie.datasets.files import read_rows
 from coterie.datasets.rows import SetRow, Text
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent

@@ -20,7 +20,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from coterie.datasets.code_rows import CodeRow
-from coterie.datasets.reading import read_rows
+from coterie.datasets.files import read_rows
 from coterie.datasets.rows import Frozen, SetRow
 from coterie.engines.protocol import EngineError
 from coterie.environments.coding import AGENT

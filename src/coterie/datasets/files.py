@@ -1,4 +1,4 @@
-"""Rows of one file, in upstream's formats or the canonical one, each validated.
+"""Read rows from files, each validated; and add lines to JSONL files that are continued after a process was killed.
 
 Formats: ``.jsonl`` (an object a line; also ``.jsonl.gz``), ``.json`` (a list of objects), ``.parquet``, and tables of
 text with names in the first line (``.csv``, ``.tsv``).
@@ -6,18 +6,20 @@ text with names in the first line (``.csv``, ``.tsv``).
 
 import csv
 import gzip
+import json
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from pydantic import ValidationError
 
+from coterie.config.folders import make_folder, reason_of
 from coterie.config.plain import wrong_at
 from coterie.config.text import read_json
 from coterie.datasets.rows import SetRow
 from coterie.errors import UserError
-from coterie.progress import Progress
+from coterie.progress import Progress, Silent
 
 R = TypeVar("R", bound=SetRow)
 TABLES = {".csv": ",", ".tsv": "\t"}
@@ -30,7 +32,7 @@ SHOWN = 3
 """Faults of one row that an error names."""
 
 
-def read_rows(file: Path, row: type[R], progress: Progress) -> Iterator[R]:
+def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Iterator[R]:
     """All rows of a file, in its order. A broken one is a ``UserError`` with file and line, and so is a
     file without any."""
     if not file.is_file():
@@ -39,7 +41,7 @@ def read_rows(file: Path, row: type[R], progress: Progress) -> Iterator[R]:
     if file.suffix not in SUFFIXES:
         raise UserError(f"{file} is of an unknown format", f"give one of {', '.join(SUFFIXES)}")
     counted = "line" if file.suffix in (".jsonl", ".gz") else "row"
-    number = 0
+    number, progress = 0, progress or Silent()
     try:
         for number, raw in _raw(file, progress, row.columns):
             yield _checked(raw, row, f"{file}, {counted} {number}")
@@ -63,36 +65,6 @@ def numbered(file: Path) -> Iterator[tuple[int, Any]]:
     if not found:
         raise UserError(f"{file} is empty", "give a file with rows")
     yield from found
-
-
-def count_lines(file: Path) -> int:
-    """The rows of a JSONL file. Raises ``UserError`` if it can't be read."""
-    try:
-        with file.open("rb") as opened:
-            return sum(1 for line in opened if line.strip())
-    except OSError as error:
-        raise UserError(f"{file} can't be read: {error.strerror}", "check the path") from error
-
-
-def read_places(file: Path, row: type[R], places: Collection[int]) -> dict[int, R]:
-    """The rows of a JSONL file at these places (the first row is 0); the others are not looked at.
-
-    Raises ``UserError`` with the line of a broken one.
-    """
-    found: dict[int, R] = {}
-    with file.open("rb") as opened:
-        lines = ((number, line) for number, line in enumerate(opened, 1) if line.strip())
-        for place, (number, line) in enumerate(lines):
-            if place in places:
-                where = f"{file}, line {number}"
-                try:
-                    text = line.decode(ENCODING)
-                except UnicodeDecodeError as error:
-                    raise UserError(
-                        f"{where} is not UTF-8 text: {error}", "save it as UTF-8"
-                    ) from error
-                found[place] = _checked(_parsed(text, where), row, where)
-    return found
 
 
 def _checked(raw: Any, row: type[R], where: str) -> R:
@@ -148,7 +120,8 @@ def _parsed(text: str, where: str) -> Any:
 
 def _table(file: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
     """Rows of texts; a cell that is not there is ``None``."""
-    progress.start(max(0, count_lines(file) - 1), file.name)
+    with file.open("rb") as opened:
+        progress.start(max(0, sum(1 for line in opened if line.strip()) - 1), file.name)
     number = 1
     with file.open(encoding=ENCODING, newline="") as opened:
         rows = csv.DictReader(opened, delimiter=TABLES[file.suffix], strict=True)
@@ -180,3 +153,32 @@ def _parquet(
                     yield number, item
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{file} can't be read as parquet: {error}", "get it again") from error
+
+
+def resume_lines(file: Path) -> bool:
+    """Cut half a line off the end of a file, or make its folder; whether it has lines.
+
+    Raises ``UserError`` for a name that does not end in ``.jsonl``, and a place that can't be written to.
+    """
+    if file.suffix != ".jsonl":
+        raise UserError(f"{file} can't be added to", "give a file whose name ends in .jsonl")
+    make_folder(file.parent)
+    if not file.exists():
+        return False
+    try:
+        with file.open("r+b") as opened:
+            written = opened.read()
+    except OSError as error:
+        raise UserError(
+            f"{file} can't be added to: {reason_of(error)}", "give another file"
+        ) from error
+    whole = written[: written.rfind(b"\n") + 1]
+    if whole != written:
+        file.write_bytes(whole)
+    return bool(whole.strip())
+
+
+def append_line(file: Path, fields: Mapping[str, Any]) -> None:
+    """Add one object; it is on disk when this returns."""
+    with file.open("a", encoding="utf-8", newline="\n") as opened:
+        opened.write(json.dumps(fields, ensure_ascii=False) + "\n")
