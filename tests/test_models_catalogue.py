@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.config.home import home
+from coterie.config.home import home, new_folder
 from coterie.errors import UserError
 from coterie.models import catalogue
 from coterie.models.catalogue import CATALOGUE, WheelModel, folder_of
@@ -241,3 +241,12 @@ def test_smollm2_answers_in_english(monkeypatch: pytest.MonkeyPatch) -> None:
     said = smollm2.model.generate(**ids, max_new_tokens=16, do_sample=False)[0]
     reply = smollm2.renderer.decode(said[ids["input_ids"].shape[1] :].tolist())
     assert reply == "The capital of France is Paris.<|im_end|>"
+
+
+def test_a_folder_that_another_process_makes_is_refused(tmp_path: Path) -> None:
+    with (
+        new_folder(tmp_path / "a"),
+        pytest.raises(UserError, match="just now"),
+        new_folder(tmp_path / "a"),
+    ):
+        pass
