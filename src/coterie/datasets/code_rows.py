@@ -66,15 +66,6 @@ class CodeRow(QuestionRow):
             return [call for call in calls if call is not None]
         return calls
 
-    def upstream(self) -> dict[str, Any]:
-        """The row as upstream writes it, where the reference stands twice."""
-        return {
-            "problem_description": self.question,
-            "ground_truth": self.answer,
-            "test_cases": {f"test{number}": call for number, call in enumerate(self.tests, 1)},
-            "hidden_information": self.answer,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Signature:
