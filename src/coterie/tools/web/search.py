@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from coterie.config.home import sha256
 from coterie.config.settings import Settings, key
 from coterie.config.urls import server_url
-from coterie.datasets.reading import numbered
+from coterie.datasets.files import numbered
 from coterie.engines.keys import find_key
 from coterie.engines.limits import Limits, retry_after
 from coterie.engines.protocol import EngineGone
