@@ -259,7 +259,7 @@ def with_other_tokenizer(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("roles", "reason"),
     [
-        ([Role("a", "")], "'a' names no base"),
+        ([Role("a", "")], "no model is named for role 'a'"),
         ([Role("a", "tiny-exchange"), Role("a", "tiny-exchange")], "two roles are called 'a'"),
         (
             [Role("a", "tiny-exchange", shares="b")],

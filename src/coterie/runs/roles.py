@@ -44,7 +44,7 @@ def check_roles(roles: Sequence[Role]) -> None:
         if role.name in known:
             raise UserError(f"two roles are called {role.name!r}", "give each a name of its own")
         if not role.model:
-            raise UserError(f"the role {role.name!r} names no base", "say which model it begins as")
+            raise UserError(f"no model is named for role {role.name!r}", "set model=NAME_OR_PATH")
         known[role.name] = role
     for role in roles:
         if role.shares is not None:
