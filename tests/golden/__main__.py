@@ -55,13 +55,18 @@ def worktree(commit: str) -> Iterator[Path]:
             git("worktree", "remove", "--force", f"{folder}/base")
 
 
+def translated(text: str) -> str:
+    """Return a command or an input with the names that things have at HEAD."""
+    for old, new in methods.RENAMED.items():
+        text = text.replace(old, new)
+    return text
+
+
 def commands(method: str, *, renamed: bool) -> list[list[str]]:
-    """Return the words of a method's commands, at the base or, with the names that settings have there, at HEAD."""
-    lines = [f"run {method} --folder {method.replace('/', '-')} {methods.METHODS[method]}"]
-    lines = [*filter(None, [methods.BEFORE.get(method)]), *lines]
-    for old, new in methods.RENAMED.items() if renamed else ():
-        lines = [line.replace(old, new) for line in lines]
-    return [line.split() for line in lines]
+    """Return the words of a method's commands, at the base or at HEAD."""
+    run = f"run {method} --folder {method.replace('/', '-')} {methods.METHODS[method]}"
+    lines = [methods.BEFORE.get(method, ""), run]
+    return [line.split() for line in (map(translated, lines) if renamed else lines) if line]
 
 
 def start(name: str, root: Path, runs: Runs) -> subprocess.Popen[bytes]:
@@ -69,6 +74,8 @@ def start(name: str, root: Path, runs: Runs) -> subprocess.Popen[bytes]:
     shutil.rmtree(WORK / name, ignore_errors=True)
     shutil.copytree(WORK / "inputs", WORK / name)
     (WORK / name / "runs.json").write_text(json.dumps(runs))
+    for file in (WORK / name).glob("*.yaml") if name == "head" else ():
+        file.write_text(translated(file.read_text()))
     with (WORK / name / "log.txt").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, str(PROBE), str(root / "src")],
@@ -116,10 +123,13 @@ def run_sides(commit: str, wanted: list[str]) -> Path:
     base: Runs = {one: commands(one, renamed=False) for one in wanted}
     base = {one: said for one, said in base.items() if result(kept, one).get("commands") != said}
     process = start("head", ROOT, here)
-    if base:
-        with worktree(commit) as place:
-            finish("base", start("base", place, base))
-    finish("head", process)
+    try:
+        if base:
+            with worktree(commit) as place:
+                finish("base", start("base", place, base))
+        finish("head", process)
+    finally:
+        process.kill()
     for method, said in base.items():
         found = {**result(WORK / "base", method), "commands": said}
         (kept / f"{method.replace('/', '-')}.json").write_text(json.dumps(found))

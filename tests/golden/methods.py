@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests import row_programs, web_tasks
 
-EVALUATION = "evaluate.tasks=2 engine.device=cpu"
+EVALUATION = "seed=7 evaluate.tasks=2 engine.device=cpu"
 OPTIMA = (
     f"{EVALUATION} rollout.tasks=4 rollout.samples=3 rollout.max_tokens=48 train.epochs=1 train.batch_rows=4 "
     "select.threshold=-100 select.top_share=0.75"
@@ -74,7 +74,8 @@ BEFORE = {"moat/complex_qa": "data index pages.jsonl pages"}
 """A command that comes before a run."""
 
 RENAMED: dict[str, str] = {}
-"""Settings and values whose name at HEAD is not that of the base: ``{"rollout.tasks=": "sample.tasks="}``."""
+"""What HEAD calls otherwise, in commands and YAML inputs: {text at the base: text at HEAD}, such as
+``{"rollout.tasks=": "sample.tasks="}``. A command that is left empty is left out."""
 
 PAGES = [
     {"url": f"https://made.example/{name.lower()}", "title": name, "text": text}
