@@ -22,7 +22,7 @@ MOAT = (
 )
 DENSE = (
     f"{EVALUATION} model=tiny-acts rollout.tasks=4 rollout.max_tokens=24 search.base=3 search.window=4 "
-    "search.pairs=8 search.runs=16 pairs.margin=0.1 pairs.max_visits=2 budget.pairs=6 train.batch_rows=4 "
+    "search.pairs=12 search.runs=28 pairs.margin=0.1 pairs.max_visits=2 budget.pairs=6 train.batch_rows=4 "
     "train.max_length=1024 train.learning_rate=1e-4"
 )
 TRACES = (
@@ -44,7 +44,7 @@ METHODS = {
         "candidates.count=4 pairs.count=2 critic.train.epochs=1 critic.train.max_steps=2 critic.train.batch_rows=4 "
         "policy.train.max_steps=2 policy.train.batch_rows=4"
     ),
-    "moat/maths": MOAT,
+    "moat/maths": MOAT.replace("tasks=3 rollout.samples=3", "tasks=6 rollout.samples=5"),
     "moat/complex_qa": (
         f"{MOAT} model=tiny-exchange dataset=strategyqa_plans dataset.source=sample environment.corpus=pages"
     ),
