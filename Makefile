@@ -8,7 +8,7 @@ export GOMP_SPINCOUNT := 1000
 
 WITH_VLLM := .venv-vllm
 
-.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-vllm lint tiny tiny-check reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-vllm golden lint tiny tiny-check reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
@@ -43,6 +43,11 @@ test-faults: $(VENV)/.dev
 # Real vLLM servers on the CPU; on a GPU machine the same pool runs with the vLLM of settings.python.
 test-vllm: $(WITH_VLLM)/.ready
 	$(WITH_VLLM)/bin/python -m pytest -m vllm tests/vllm
+
+# Every method at a base commit and here, compared (CONTRIBUTING.md). METHODS=optima/isft,rl/grpo does only these,
+# BASE=COMMIT takes another base, WRITE=1 writes tests/golden/expected.json anew.
+golden: $(VENV)/.dev
+	$(PY) -m tests.golden --methods "$(METHODS)" --base "$(BASE)" $(if $(WRITE),--write)
 
 lint: $(VENV)/.dev
 	$(PY) -m ruff format --check .
