@@ -67,7 +67,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """A name of :data:`__all__`, imported now."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

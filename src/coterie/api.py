@@ -34,7 +34,6 @@ from coterie.trajectories.view import view
 
 Result = TypeVar("Result")
 Engines = InProcessEngine | Mapping[str, InProcessEngine]
-"""The engine of all agents, or one for each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,17 +47,12 @@ class Progress(Protocol):
 class Silent:
     """Shows nothing."""
 
-    def stage(self, place: StagePlace) -> None:
-        """Nothing."""
+    def stage(self, place: StagePlace) -> None: ...
 
-    def start(self, total: int, description: str) -> None:
-        """Nothing."""
+    def start(self, total: int, description: str) -> None: ...
 
-    def advance(self, n: int, **fields: float) -> None:
-        """Nothing."""
+    def advance(self, n: int, **fields: float) -> None: ...
 
-    def say(self, text: str) -> None:
-        """Nothing."""
+    def say(self, text: str) -> None: ...
 
-    def close(self) -> None:
-        """Nothing."""
+    def close(self) -> None: ...

@@ -115,7 +115,6 @@ def is_run(name: str) -> bool:
 def _together(
     named: Mapping[str, str], engine: EngineSettings, *, every: bool
 ) -> Iterator[Candidate]:
-    """Models of several names as one candidate."""
     if every:
         raise UserError(
             "--checkpoints all: there are several policies", "give one run folder as policy="
@@ -147,7 +146,6 @@ def _versions(recipe: Recipe, run: Run, agents: Sequence[str], *, every: bool) -
 
 
 def _of_run(recipe: Recipe, run: Run, version: int, agents: Sequence[str]) -> tuple[Player, ...]:
-    """The roles of a run by a version."""
     models = {role.name: role.model for role in recipe.roles()}
     roles = dict.fromkeys(_role(recipe, agent) for agent in agents)
     found = []
@@ -172,5 +170,4 @@ def _of_model(name: str, agents: tuple[str, ...], engine: EngineSettings) -> Pla
 
 
 def _role(recipe: Recipe, agent: str) -> str:
-    """The role of a run that plays an agent of a benchmark."""
     return recipe.players().get(agent, recipe.leading)

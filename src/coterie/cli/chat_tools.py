@@ -40,11 +40,9 @@ class ChatTools:
 
     @property
     def role(self) -> Role:
-        """Whose message results are."""
         return self.syntax.role
 
     def calls(self, text: str, finish: Finish, renderer: ChatRenderer) -> tuple[ToolCall, ...]:
-        """The calls of a message."""
         if isinstance(self.syntax, NativeCalls):
             found = renderer.calls(text, finish, self.tools)
         else:

@@ -191,7 +191,6 @@ def talk(
 def _opened(
     runner: asyncio.Runner, engine: InProcessEngine, tools: ToolsSettings, manner: Manner
 ) -> Iterator[ChatTools | None]:
-    """The tools of a conversation."""
     opening = open_tools(tools, engine.loaded.renderer, manner.seed or 0)
     found = runner.run(opening.__aenter__())
     try:
@@ -218,7 +217,6 @@ def _turns(conversation: Conversation, runner: asyncio.Runner) -> None:
 
 
 def _answer(conversation: Conversation, runner: asyncio.Runner) -> bool:
-    """Print a reply as it grows; whether there was one."""
     try:
         runner.run(conversation.reply(lambda text: print(text, end="", flush=True)))
     except EngineError as error:

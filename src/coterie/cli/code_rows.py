@@ -80,13 +80,11 @@ class CheckedRow:
     """A row and what is wrong with it."""
 
     number: int
-    """Of the row in its file, from 1."""
     row: CodeRow
     findings: tuple[Finding, ...]
 
     @property
     def usable(self) -> bool:
-        """Whether the row can be a task."""
         return not any(finding.unusable for finding in self.findings)
 
 
@@ -98,7 +96,6 @@ class Report:
     rows: tuple[CheckedRow, ...]
 
     def numbers(self, kind: FindingKind) -> list[int]:
-        """The rows that have a finding of this kind."""
         return [row.number for row in self.rows if any(f.kind == kind for f in row.findings)]
 
     @property
@@ -132,7 +129,6 @@ def check(entry: DataSet, source: str, out: Path | None, console: Console) -> No
 
 
 def _checked(rows: Mapping[str, Sequence[CodeRow]], console: Console) -> list[Report]:
-    """Check rows in the sandbox."""
     progress = ConsoleProgress(console)
 
     async def run() -> list[Report]:
@@ -242,7 +238,6 @@ def _compares(node: ast.expr) -> bool:
 def _run_findings(
     first: Sequence[CallResult], again: Sequence[Sequence[CallResult]]
 ) -> list[Finding]:
-    """What the reference's runs tell."""
     failed = [result for run in (first, *again) for result in run if not result.ok]
     if failed:
         worst = min(failed, key=lambda result: result.failed == "not plain")

@@ -101,7 +101,6 @@ def _asked(asked: Sequence[str], known: Mapping[str, "SettingsKey"]) -> list[str
 
 
 def _entry(key: "SettingsKey", value: str) -> Group:
-    """A key with its value, and below it what it means."""
     first = Text.assemble((key.path, "bold"), " = ", (value, "cyan"))
     if value != key.default:
         first.append(f"   (default: {key.default})", "dim")
@@ -110,7 +109,6 @@ def _entry(key: "SettingsKey", value: str) -> Group:
 
 
 def _value(own: "Settings", path: str) -> object:
-    """The value of a dotted key, as it would be written."""
     value = own.model_dump(mode="json")
     for name in path.split("."):
         value = value[name]

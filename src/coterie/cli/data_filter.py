@@ -50,7 +50,6 @@ class RateRule:
             )
 
     def place(self, rate: float | None) -> Place:
-        """Return the place of a row with this rate."""
         if rate is None:
             return self.unplayed
         return "too_hard" if rate < self.least else "too_easy" if rate > self.most else "kept"
@@ -114,7 +113,6 @@ def _rows(settings: PlayedSettings) -> Rows:
 
 
 def _newest(store: Store, file: Path, stage: str) -> int:
-    """Return the newest iteration of a stage."""
     known = store.iterations(stage)
     if not known:
         raise UserError(
@@ -133,7 +131,6 @@ def _write(
     split: Split,
     console: Console,
 ) -> None:
-    """Write the kept rows of a split and the whole other split, and beside them the rows that are left out."""
     places: dict[Place, list[QuestionRow]] = {
         "kept": [], "too_easy": [], "too_hard": [], "not_played": [],
     }  # fmt: skip

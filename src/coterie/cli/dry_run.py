@@ -109,7 +109,6 @@ def _small(recipe: Recipe) -> Recipe:
 
 
 def _smaller(recipe: Recipe, tasks: int) -> Recipe:
-    """The recipe on at most this many training tasks, without a tracker."""
     most = {
         "tasks": tasks,
         "evaluate.tasks": 4 * tasks,
@@ -155,7 +154,6 @@ class _Watch(Silent):
         self._began: float | None = None
 
     def start(self, total: int, description: str) -> None:
-        """Work begins."""
         self.close()
         self._began = time.monotonic()
 
@@ -165,7 +163,6 @@ class _Watch(Silent):
             raise UserError(f"it had not ended after {TIMEOUT:.0f} s")
 
     def close(self) -> None:
-        """It ends."""
         if self._began is not None:
             self.working += time.monotonic() - self._began
             self._began = None

@@ -242,7 +242,6 @@ async def _best(
 
 
 def _check_words(settings: ModelSettings, critic: ChatRenderer, policy: ChatRenderer) -> None:
-    """Refuse a critic that would read the policy's ids as other words."""
     if critic.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UserError(
             f"critic={settings.critic} has another tokenizer than policy={settings.policy}",
@@ -256,7 +255,6 @@ def _tasks(settings: ModelSettings, split: Split) -> list[Task]:
 
 @contextmanager
 def _critic_run(folder: Path) -> Iterator[tuple[RunCritic, Run]]:
-    """The critic of a run, and the run; refuses runs without one."""
     with recorded_run(folder, recipe_of) as (recipe, run):
         critic = critic_of(recipe)
         if critic is None:
@@ -269,7 +267,6 @@ def _critic_run(folder: Path) -> Iterator[tuple[RunCritic, Run]]:
 
 
 def _critic_hash(folder: str) -> str:
-    """What its scores depend on."""
     with _critic_run(Path(folder)) as (critic, run):
         return critic.fingerprint(run)
 
@@ -292,13 +289,11 @@ def _is_url(name: str) -> bool:
 
 
 def _preset(words: Sequence[str]) -> Mapping[str, Any]:
-    """What the method that is asked for sets by itself."""
     asked = [word.partition("=")[2] for word in words if word.startswith("method=")]
     return next((values for method, values in PRESETS.items() if method in asked[-1:]), {})
 
 
 def _plain(settings: BenchmarkSettings) -> BenchmarkSettings:
-    """The settings that figures depend on, whatever the policy."""
     names = BenchmarkSettings.model_fields
     plain = played_type(BenchmarkSettings, settings.choice)
     return plain(**{name: getattr(settings, name) for name in names})

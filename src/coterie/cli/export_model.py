@@ -63,7 +63,6 @@ def export(what: Export, push: str | None, *, private: bool = False) -> None:
 
 
 def _write(recipe: Recipe, run: Run, what: Export, which: tuple[str, int], partial: Path) -> None:
-    """The weights and the tokenizer."""
     role, version = which
     path = recipe.policy_path(run, version, role)
     if version and not what.merge:
@@ -107,7 +106,6 @@ def exported_version(recipe: Recipe, run: Run, role: str, wanted: int | None) ->
 
 
 def _hub(name: str) -> HfApi:
-    """The hub, ready to take a repository of that name from us."""
     try:
         validate_repo_id(name)
     except HFValidationError as error:

@@ -56,7 +56,6 @@ def _figures(recipe: Recipe, run: Run) -> list[str]:
 
 
 def _changed(recipe: Recipe) -> str:
-    """The recipe and the settings that are not those of its preset, as YAML."""
     s = recipe.settings
     chosen = {
         "dataset.name": s.dataset.name,

@@ -80,7 +80,6 @@ def _refuse_os(console: Console, error: OSError) -> NoReturn:
 
 
 def _refuse_usage(console: Console, error: TyperException) -> NoReturn:
-    """A command, option or argument that is wrong."""
     text = error.format_message()
     if text.lstrip().startswith("Usage:"):  # a group without a command: its help
         print(text)

@@ -46,7 +46,6 @@ def run_recipe(
 
 
 def planned(given: Given, folder: Path, *, forked: bool = False) -> Recipe:
-    """The recipe that a run in ``folder`` would follow."""
     return recipe_of(given.over(_stored(given.recipe, folder, forked=forked)))
 
 
@@ -66,7 +65,6 @@ def run_stage(
     iteration: int | None,
     console: Console,
 ) -> None:
-    """One stage of one iteration of a run folder, which is made if it is not there."""
     name = settled(name)
     if (folder / "config.yaml").is_file():
         name = read_config(folder)[0]
@@ -88,7 +86,6 @@ def run_stage(
 
 
 def write_report(folder: Path) -> Path:
-    """Write the page of a run folder; returns its path."""
     with recorded_run(folder, recipe_of) as (recipe, run):
         _report(recipe, run)
         return run.report
@@ -146,7 +143,6 @@ def _wanted(recipe: Recipe, run: Run, stage: str, iteration: int | None) -> Step
 
 
 def _step(recipe: Recipe, stage: str, iteration: int | None) -> Step:
-    """The step of a stage (its first one); ``UserError`` if the recipe has none of that iteration."""
     names = dict.fromkeys(step.stage for step in recipe.steps())
     if stage not in names:
         raise UserError(f"{recipe.name} has no stage {stage!r}", f"use one of: {', '.join(names)}")
@@ -161,7 +157,6 @@ def _step(recipe: Recipe, stage: str, iteration: int | None) -> Step:
 
 
 def _near(folder: Path) -> str:
-    """The name of the run folder that a person may have meant."""
     runs = [config.parent for config in folder.parent.glob("*/config.yaml")]
     near = nearest(folder.name, [run.name for run in runs])
     return f" (did you mean {folder.with_name(near)}?)" if near else ""
@@ -185,7 +180,6 @@ def _stored(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] 
 
 
 def plan_table(recipe: Recipe) -> Table:
-    """What a run of the recipe costs."""
     table = Table(title=f"plan of {recipe.title}", box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")

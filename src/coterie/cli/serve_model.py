@@ -151,7 +151,6 @@ def _vllm_command(
 
 
 def _transformers_command(weights: str, name: str, port: int, folder: str) -> list[str]:
-    """Return the command of ``transformers serve``; ``folder``, where it is to run, gives a local model its name."""
     if Path(weights).is_absolute():
         (Path(folder) / name).symlink_to(weights)
     words = (sys.executable, "-P", "-m", "transformers.cli.transformers", "serve", name)

@@ -46,7 +46,6 @@ def place(error: BaseException, modules: Collection[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The type of an error, and the first line of what it says."""
     said = "".join(traceback.format_exception_only(error))
     return said.strip().partition("\n")[0]
 

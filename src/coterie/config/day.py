@@ -13,7 +13,6 @@ _pinned: list[list[date]] = []
 
 @contextmanager
 def pinned(day: date) -> Iterator[None]:
-    """In the block it is this day."""
     entry = [day]
     _pinned.append(entry)
     try:

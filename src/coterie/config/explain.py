@@ -34,7 +34,6 @@ def nearest_key(path: str, known: Mapping[str, object]) -> str | None:
 
 
 def _found(error: ErrorDetails, known: Mapping[str, "SettingsKey"]) -> tuple[str, str]:
-    """(key with its value, what is wrong with it); of several kinds that it may be, one error each."""
     path, place = _split(error["loc"], known)
     if error["type"] == "extra_forbidden":
         near = nearest_key(path, known)
@@ -99,7 +98,6 @@ def _split(place: tuple[int | str, ...], known: Mapping[str, object]) -> tuple[s
 
 
 def _written(value: Any) -> str:
-    """A value as a person would write it."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -37,7 +37,6 @@ class SettingsFile:
     values: dict[str, Any] = field(default_factory=dict)
     """By dotted key; also a group that was given a value, which stands for its main key."""
     lines: dict[str, int] = field(default_factory=dict)
-    """The line of each key, from 1."""
 
     @contextmanager
     def placed(self, words: Iterable[str] = ()) -> Iterator[None]:
@@ -116,7 +115,6 @@ def _twice(key: str, before: int, line: int) -> str:
 
 
 def _document(path: Path) -> yaml.MappingNode:
-    """The file's mapping, unread."""
     try:
         node = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
     except OSError as error:
@@ -148,7 +146,6 @@ def _items(
 
 
 def _built(path: Path, node: yaml.Node) -> Any:
-    """A node's value."""
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)
@@ -159,7 +156,6 @@ def _built(path: Path, node: yaml.Node) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, and in which line."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if problem and "'\\t'" in problem:
         problem = "there is a tab, which YAML does not allow there; use blanks"
@@ -171,7 +167,6 @@ def _refuse(path: Path, reason: str) -> NoReturn:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as nested mappings."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         *groups, name = key.split(".")

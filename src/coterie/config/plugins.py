@@ -43,7 +43,6 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """The group of its entry points."""
         return f"coterie.{self.name}s"
 
 
@@ -144,7 +143,6 @@ def used() -> tuple[Found, ...]:
 
 
 def installed(kind: Kind) -> dict[str, EntryPoint]:
-    """The entry points of a kind, by name."""
     return {entry.name: entry for entry in entry_points(group=kind.group)}
 
 
@@ -172,7 +170,6 @@ def last_line(error: BaseException) -> str:
 
 
 def _by_place(kind: Kind, name: str) -> Found:
-    """A plug-in that is named by its module or its file."""
     place, _, thing = name.rpartition(":")
     in_file = place.endswith(".py")
     what = f"the {kind.name} {name}"
@@ -203,7 +200,6 @@ def _plugin(kind: Kind, name: str, what: str, load: Callable[[], Any]) -> Found:
 
 
 def _module(name: str) -> Any:
-    """A module by its name; one in the folder of the command is found too."""
     with_folder(Path.cwd())
     return import_module(name)
 

@@ -36,7 +36,6 @@ class SettingsKey:
 
     @property
     def needed(self) -> bool:
-        """Whether it has no default."""
         return self.default == NEEDED
 
 
@@ -104,7 +103,6 @@ class _OnceLoader(yaml.SafeLoader):
     """Refuses a key that is there twice; YAML itself would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of a node."""
         seen: dict[str, int] = {}
         for name, _ in node.value:
             if not isinstance(name, yaml.ScalarNode):
@@ -137,7 +135,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _yaml_reason(error: Exception) -> str:
-    """What is wrong, and in which line."""
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'no YAML'}"

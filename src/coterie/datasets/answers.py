@@ -60,7 +60,6 @@ class AnswerRow(QuestionRow):
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """All right ones, ``answer`` first."""
         return (self.answer, *self.aliases)
 
     @classmethod
@@ -226,7 +225,6 @@ class MusiqueRow(AnswerRow):
 
     @property
     def passages(self) -> tuple[RowPassage, ...]:
-        """All its paragraphs."""
         return tuple(RowPassage(one.title, one.text, one.gold) for one in self.paragraphs)
 
     @field_validator("paragraphs", mode="before")

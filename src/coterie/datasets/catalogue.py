@@ -79,7 +79,6 @@ class DataSet:
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """Splits that have rows."""
         return SPLITS if self.train is not None else ("heldout",)
 
 
@@ -89,12 +88,10 @@ def _shards(path: str, count: int = 1) -> tuple[str, ...]:
 
 
 def _two(name: str, revision: str, train: str, heldout: str) -> tuple[Repository]:
-    """A repository with one file for each split."""
     return (Repository(name, revision, (train,), (heldout,)),)
 
 
 def _test(name: str, file: str, revision: str = NEWEST) -> tuple[Repository]:
-    """A repository for evaluation alone."""
     return (Repository(name, revision, (), (file,)),)
 
 
@@ -104,7 +101,6 @@ def _gsm8k(folder: str) -> tuple[Repository]:
 
 
 def _lumos(upstream: str, plan: str, ground: str) -> tuple[Repository, Repository]:
-    """Plans and actions, step by step, at these revisions."""
     plans, grounds = (f"lumos_{upstream}_{kind}_iterative" for kind in ("plan", "ground"))
     return (
         Repository(f"ai2lumos/{plans}", plan, (f"{plans}.jsonl",)),
@@ -398,7 +394,6 @@ def _evaluation(
     url: str = "",
     packaged: bool = False,
 ) -> DataSet:
-    """A set without training rows."""
     return DataSet(
         name, what, row, licence, train=None, heldout=rows, repos=repos, packaged=packaged, url=url
     )

@@ -91,7 +91,6 @@ def signature(text: str) -> Signature | None:
 
 
 def _closed(text: str) -> bool:
-    """Whether every bracket and quote of a piece of Python is closed."""
     depth = 0
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -150,7 +149,6 @@ class ContestRow(AnswerRow):
     platform: str = ""
     level: str = ""
     date: str = ""
-    """Of the contest."""
     sealed: bool = False
     """Whether upstream has private tests that are not read."""
 
@@ -248,7 +246,6 @@ def _test(one: Any, public: bool) -> dict[str, Any]:
 
 
 def _json(value: Any, name: str) -> Any:
-    """A list or an object, also as JSON in a text."""
     if not isinstance(value, str):
         return value
     try:

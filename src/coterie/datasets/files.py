@@ -98,7 +98,6 @@ def _raw(
 
 
 def _open(file: Path) -> TextIO:
-    """Open a JSONL file, which may be compressed."""
     if file.suffix == ".gz":
         return gzip.open(file, "rt", encoding=ENCODING)
     return file.open(encoding=ENCODING)

@@ -142,7 +142,6 @@ def load(name: str, source: str | Path = HUB, heldout: float = SHARE) -> Loaded:
 
 
 def load_rows(name: str, split: Split, source: str | Path = HUB) -> list[QuestionRow]:
-    """Return the rows of one split; see :func:`load`."""
     if split not in find(name).splits:
         raise UserError(
             f"{name} is for evaluation alone: it has no rows to train on", "train on another set"
@@ -208,7 +207,6 @@ def content(name: str, source: str | Path, heldout: float) -> str:
 
 
 def sample_folder(name: str) -> Path:
-    """Return the folder of the packaged sample of a set."""
     return Path(str(files("coterie") / "assets" / "data" / name))
 
 
@@ -228,7 +226,6 @@ class CatalogueSet:
         return self._loaded.rows[split]
 
     def content(self) -> str:
-        """See :func:`content`."""
         return content(str(self.settings.name), self.settings.source, self.settings.heldout)
 
     @cached_property
@@ -334,9 +331,7 @@ class RowSet(Protocol):
     row: type[QuestionRow]
     """The type of its rows: :class:`QuestionRow`, or a subclass."""
 
-    def rows(self, split: Split) -> Iterable[QuestionRow]:
-        """Return all rows of a split, always in the same order."""
-        ...
+    def rows(self, split: Split) -> Iterable[QuestionRow]: ...
 
 
 class Rows:
@@ -366,7 +361,6 @@ class Rows:
         return self._splits[split]
 
     def has(self, split: Split) -> bool:
-        """Whether there are rows of a split."""
         return split in self.splits
 
     def content(self) -> str:

@@ -144,7 +144,6 @@ class LumosLine(BaseModel):
 
     @property
     def said(self) -> list[Message]:
-        """The messages without a system message."""
         return [message for message in self.messages if message.role != "system"]
 
 
@@ -169,7 +168,6 @@ class NumberedLine:
 
     @property
     def says(self) -> list[str]:
-        """What the assistant says."""
         return [one.content for one in self.line.said if one.role == "assistant"]
 
 
@@ -197,7 +195,6 @@ class Grounded:
     actions: tuple[tuple[str, ...], ...]
     """Those of each subgoal; of all at once, a single group."""
     whole: bool
-    """Whether all are given at once."""
 
 
 H = TypeVar("H", Planned, Grounded)
@@ -407,13 +404,11 @@ def _pairs(
 
 
 def _by_task(lines: Sequence[H]) -> dict[str, H]:
-    """Lines by their task, if no other line has it."""
     counts = Counter(one_line(one.task) for one in lines)
     return {one_line(one.task): one for one in lines if counts[one_line(one.task)] == 1}
 
 
 def _row(plan: Planned, ground: Grounded) -> PlanRow | LeftOut:
-    """The row of two lines that belong together."""
     where = f"{plan.at.where} with {ground.at.where}"
     if len(plan.subgoals) != len(ground.given):
         return LeftOut(OTHER_NUMBER, where)

@@ -144,7 +144,6 @@ def _element(raw: Mapping[str, Any], texts: Mapping[str, str]) -> PageElement:
 
 
 def _place(raw: Mapping[str, Any], element: PageElement, task: str) -> tuple[float, float]:
-    """What an element is sorted by, the smallest first."""
     rank, score = _number(raw.get("rank")), _number(raw.get("score"))
     if rank is not None:
         return 0, rank
@@ -271,7 +270,6 @@ def _step(
     operation: Mapping[str, Any],
     task: str,
 ) -> dict[str, Any]:
-    """A subgoal, its action, and its page."""
     kind, value = str(operation["op"]), one_line(str(operation.get("value") or ""))
     value = "" if kind == "CLICK" else value
     tag, text = _plain(read[1]), _plain(read[2])

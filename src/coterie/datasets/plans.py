@@ -61,9 +61,7 @@ class PageElement(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: Annotated[str, StringConstraints(pattern=r"^[^\]\n]+$")]
-    """Unique on its page."""
     tag: str
-    """Such as ``button``."""
     text: str
     """What it shows, its label, its placeholder."""
 
@@ -119,12 +117,10 @@ class PlanRow(QuestionRow):
 
     @property
     def subgoals(self) -> tuple[str, ...]:
-        """The plan."""
         return tuple(step.subgoal for step in self.steps)
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """The grounding of the whole plan."""
         return tuple(action for step in self.steps for action in step.actions)
 
     @field_validator("question", "answer", "description")
@@ -414,7 +410,6 @@ def _topic(row: _Upstream, place: int) -> str | None:
 
 
 def _leaves(value: Any) -> list[str]:
-    """The texts in lists of lists."""
     if isinstance(value, str):
         return [value]
     return (

@@ -48,7 +48,6 @@ class PreferenceRow(SetRow):
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def line(self) -> dict[str, object]:
-        """The row as an object of a JSONL file."""
         return {
             "id": self.id,
             "prompt": [{"role": role, "content": text} for role, text in self.messages],
@@ -129,7 +128,6 @@ class UltraInteractRow(UpstreamPreferences):
     rejected: str
 
     def pairs(self) -> Iterator[PreferenceRow | LeftOut]:
-        """One."""
         said = tuple((turn.speaker, turn.value) for turn in self.trajectory)
         yield _pair(self.id, said, self.chosen, self.rejected)
 
@@ -168,7 +166,6 @@ class UltraFeedbackRow(UpstreamPreferences):
 def _pair(
     id_: str, messages: tuple[tuple[ChatRole, str], ...], chosen: str, rejected: str
 ) -> PreferenceRow | LeftOut:
-    """The pair, or why its texts make none."""
     try:
         return PreferenceRow(id=id_, messages=messages, chosen=chosen, rejected=rejected)
     except ValidationError as error:

@@ -50,7 +50,6 @@ class QuestionRow(SetRow):
     """Unique in its set, and stable."""
     question: Text
     answer: Text
-    """The gold answer."""
 
     @property
     def key(self) -> str:
@@ -133,7 +132,6 @@ class HotpotRow(QuestionRow):
 
     @property
     def passages(self) -> tuple[RowPassage, ...]:
-        """All its paragraphs."""
         gold = {fact.title for fact in self.supporting_facts}
         return tuple(
             RowPassage(one.title, self.glue.join(one.sentences).strip(), one.title in gold)

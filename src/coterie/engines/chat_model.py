@@ -55,14 +55,12 @@ class ChatModelSettings(RequestSettings):
 
     @property
     def endpoint(self) -> EndpointSettings | None:
-        """The server, if it is one."""
         if self.url is None:
             return None
         common = {name: getattr(self, name) for name in RequestSettings.model_fields}
         return EndpointSettings(url=self.url, model=self.model, **common)
 
     def identity(self) -> tuple[object, ...]:
-        """What replies depend on."""
         return (self.model, self.url, self.temperature, self.max_tokens)
 
 
@@ -110,7 +108,6 @@ class EndpointChat:
         self.name = f"endpoint:{settings.model}"
 
     async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer:
-        """The reply."""
         s = self.settings
         reply = await self.endpoint.chat(
             chat, max_tokens=s.max_tokens, temperature=s.temperature, top_p=1.0, seed=seed % 2**31
@@ -127,7 +124,6 @@ class ServedChat:
         self.name = f"model:{settings.model}"
 
     async def ask(self, chat: Sequence[Utterance], seed: int) -> Answer:
-        """The reply."""
         s, of = self.settings, self.speaking
         messages = [Message.of(one.role, one.text) for one in chat]
         prompt = of.renderer.render(messages, Tree("", "chat", 0), "")

@@ -89,7 +89,6 @@ class EndpointUsage:
 
     settings: EndpointSettings
     requests: int = 0
-    """Answered ones."""
     failures: int = 0
     """Those that failed for good."""
     retries: int = 0
@@ -100,7 +99,6 @@ class EndpointUsage:
     """How many requests' tokens are estimates."""
 
     def add(self, reply: Reply) -> None:
-        """Count an answer."""
         self.requests += 1
         self.prompt_tokens += reply.prompt_tokens
         self.cached_tokens += reply.cached_tokens
@@ -264,7 +262,6 @@ class _Passing(Exception):
 
 
 def _message(answer: httpx2.Response) -> tuple[str, str]:
-    """What a failed answer says, and its kind."""
     try:
         error = json.loads(answer.content)["error"]
         return str(error["message"]), str(error.get("code") or error.get("type"))

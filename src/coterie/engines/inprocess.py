@@ -182,12 +182,10 @@ class InProcessEngine:
 
     @property
     def busy(self) -> bool:
-        """Whether requests are in flight."""
         items: list[Running | Scoring] = [*self._waiting, *self._running, *self._scoring]
         return any(not item.future.done() for item in items)
 
     async def _run(self) -> None:
-        """Step until nothing is left to do."""
         try:
             while self._waiting or self._running or self._scoring:
                 self._step()

@@ -28,7 +28,6 @@ class ApiKey:
 
     @property
     def header(self) -> dict[str, str]:
-        """The header that it opens a server with."""
         return {"Authorization": f"Bearer {self._text}"}
 
     def in_header(self, name: str) -> dict[str, str]:
@@ -36,7 +35,6 @@ class ApiKey:
         return {name: self._text}
 
     def redact(self, text: str) -> str:
-        """A text without the key."""
         return text.replace(self._text, str(self))
 
     def __str__(self) -> str:

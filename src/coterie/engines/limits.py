@@ -39,7 +39,6 @@ class Bucket:
         return short / self._rate if short > ROUNDING else 0.0
 
     def take(self, amount: float) -> None:
-        """Take (or, if negative, give back) an amount."""
         self._level -= amount
 
 

@@ -35,7 +35,6 @@ class Utterance:
 
     @property
     def body(self) -> dict[str, Any]:
-        """As servers take it."""
         calls = [
             {"id": one.id, "type": "function",
              "function": {"name": one.name, "arguments": one.arguments}}
@@ -148,5 +147,4 @@ def read_reply(content: bytes, prompt: int) -> Reply | None:
 
 
 def estimate(text: str) -> int:
-    """Tokens of a text, about."""
     return -(-len(text.encode()) // BYTES_PER_TOKEN)

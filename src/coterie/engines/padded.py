@@ -116,7 +116,6 @@ class PaddedRows:
         return vocabulary_logits(self.model, torch.nn.functional.pad(hidden, (0, 0, 0, missing)))
 
     def _mask(self, seen: Tensor) -> Tensor:
-        """An additive mask of what is seen."""
         lowest = torch.finfo(self.dtype).min
         return torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(
             ~seen, lowest

@@ -46,7 +46,6 @@ class PrefixCache(Generic[Block]):
         return True
 
     def clear(self) -> None:
-        """Drop all blocks."""
         while self._blocks:
             self._drop()
 
@@ -73,7 +72,6 @@ class BlockIndex:
             insort(self._after.setdefault(before, []), (ids, page))
 
     def drop(self, page: int) -> None:
-        """A page no longer does, if it did."""
         if page in self._place:
             before, ids = self._place.pop(page)
             pages = self._after[before]

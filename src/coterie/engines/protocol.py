@@ -73,9 +73,7 @@ class Engine(Protocol):
     """Version of its weights; changes with every :meth:`load`."""
 
     @property
-    def stats(self) -> Stats:
-        """What it has done so far."""
-        ...
+    def stats(self) -> Stats: ...
 
     async def sample(
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling

@@ -57,7 +57,6 @@ class RunEngines:
         return self._runner.run(work)
 
     def close(self) -> None:
-        """End what was started."""
         if self._runner is not None:
             self._runner.run(self.end())
             self._runner.close()
@@ -94,7 +93,6 @@ class RunEngines:
         role: str = POLICY,
         adapter: str | None = None,
     ) -> InProcessEngine:
-        """An engine in this process, such as that of a frozen base."""
         return InProcessEngine(
             loaded,
             policy=role,

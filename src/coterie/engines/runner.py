@@ -116,7 +116,6 @@ class Runner:
         return scores
 
     def _follow(self, running: int) -> DecodingRows:
-        """Rows for the model as it is now."""
         model = self._loaded.model
         if self._rows is not None and self._weights is not None and self._weights.same:
             return self._rows

@@ -46,7 +46,6 @@ class EngineSettings(Settings):
 
     @property
     def device_name(self) -> str:
-        """The device that is meant, for torch."""
         if self.device != "auto":
             return self.device
         return "cuda" if torch.cuda.is_available() else "cpu"

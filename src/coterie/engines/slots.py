@@ -43,7 +43,6 @@ class Slots:
         return self
 
     def prefill(self, rows: Sequence[int], block: int) -> "Slots":
-        """Next: the tokens of one block for each of these rows."""
         self._length = (block + 1) * BLOCK
         self.reserve(max(rows) + 1, self._length)
         self._cells = None

@@ -12,5 +12,4 @@ def named(names: Sequence[str]) -> str:
 
 
 def others(agent: str, agents: Sequence[str]) -> list[str]:
-    """All agents but this one."""
     return [name for name in agents if name != agent]

@@ -111,31 +111,24 @@ class Variant(OthersTasks, Talk):
         return self.solo_parts(task, agent)
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """As the environment's own."""
         return self.environment.solo_parts(task, agent)
 
     def answer(self, text: str) -> str | None:
-        """As the environment's own."""
         return self.environment.answer(text)
 
     def answer_to(self, task: Task, text: str) -> str | None:
-        """As the environment's own."""
         return self.environment.answer_to(task, text)
 
     def same(self, first: str, second: str) -> bool:
-        """As the environment's own."""
         return self.environment.same(first, second)
 
     def score(self, task: Task, answer: str | None) -> float:
-        """As the environment's own."""
         return self.environment.score(task, answer)
 
     def well_formed(self, answer: str) -> bool:
-        """As the environment's own."""
         return self.environment.well_formed(answer)
 
     def similarity(self, answer: str, other: str) -> float:
-        """As the environment's own."""
         return self.environment.similarity(answer, other)
 
 
@@ -150,7 +143,6 @@ class SingleAgent(Variant):
     async def act(
         self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """Over after the one message."""
         said = taken[-1]
         answer = self.answer_to(state.task, said.text)
         return Transition(
@@ -174,7 +166,6 @@ class MultiAgentDebate(Variant):
         return (Part(_DEBATE, source="task"), *self.solo_parts(task, agent))
 
     def acting(self, state: State) -> tuple[str, ...]:
-        """All at the same time."""
         return self.agents
 
     def heard(self, state: State, agent: str) -> tuple[Turn, ...]:
@@ -187,7 +178,6 @@ class MultiAgentDebate(Variant):
     async def act(
         self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
     ) -> Transition:
-        """Over when all have spoken in each round."""
         if len(state.turns) < self.max_turns:
             return Transition()
         answers = {
@@ -228,16 +218,13 @@ class AutoForm(OthersPlay, Variant):
 
     @property
     def actors(self) -> Mapping[str, ActorKind]:
-        """As the environment's own."""
         return self.environment.actors
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """As the environment's own."""
         return self.environment.limits
 
     def heard(self, state: State, agent: str) -> tuple[Turn, ...]:
-        """As the environment's own."""
         return self.environment.heard(state, agent)
 
 

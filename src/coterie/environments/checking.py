@@ -83,7 +83,6 @@ def _a(value: object) -> str:
 
 
 def _check_method(environment: Environment, name: str) -> None:
-    """A method that can be called as the protocol calls it."""
     kind, method = type(environment).__name__, getattr(environment, name)
     if not callable(method):
         raise _refused(kind, f"has a {name} that is not a method", "write it as a method")

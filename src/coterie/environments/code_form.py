@@ -19,7 +19,6 @@ def functions(code: str) -> frozenset[str]:
 
 
 def _idle(statement: ast.stmt) -> bool:
-    """``pass``, ``...`` or a docstring."""
     return isinstance(statement, ast.Pass) or (
         isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     )

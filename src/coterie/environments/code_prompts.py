@@ -35,7 +35,6 @@ def at_once(marker: str) -> str:
 
 
 def _form(marker: str) -> str:
-    """The form of the answer, with an example at the end."""
     return (
         f"The answer is a message with {marker} on a line of its own, and then one Python block with the complete "
         "function: the first line with the name and the arguments that the person gave, and the whole body. Write "

@@ -45,7 +45,6 @@ class _Mark(NamedTuple):
 
 
 def _marks(text: str, *, code: bool) -> Iterator[_Mark]:
-    """The marks of a text, which begins as prose, or as ``code``."""
     fenced, at = False, 0
     while found := (_CODE if code or fenced else _PROSE).search(text, at):
         kind, at = found.lastgroup, found.end()

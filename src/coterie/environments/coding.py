@@ -69,7 +69,6 @@ class Coding(Pure, ABC):
     needs: tuple[type, ...] = (Sandbox,)
     settings_type = CodingSettings
     max_turns: int
-    """Of the agent."""
     metric = "success"
     fenced = True
     """Whether the prompt asks for a block between fences."""
@@ -85,18 +84,17 @@ class Coding(Pure, ABC):
         self._expected: dict[str, Sequence[CallResult]] = {}
 
     @abstractmethod
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """See ``Environment.tasks``."""
+    def tasks(
+        self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()
+    ) -> list[Task]: ...
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """Turns of the agent."""
         return {f"turns:{AGENT}": self.max_turns}
 
     # -- what is said -------------------------------------------------------------------------
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """How the agent is to work."""
         return (Part(work(self.max_turns, MARKER), source="task"),)
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
@@ -108,7 +106,6 @@ class Coding(Pure, ABC):
         return visible(text)
 
     def answer(self, text: str) -> str | None:
-        """The answer that an utterance gives."""
         return answer_in(text)
 
     def request(self, task: Task) -> str:
@@ -210,11 +207,9 @@ class Coding(Pure, ABC):
         return legacy_code_of(answer) if self.mode == "legacy" else code_of(answer)
 
     def answer_to(self, task: Task, text: str) -> str | None:
-        """The answer that an utterance gives, whatever the task."""
         return self.answer(text)
 
     def same(self, first: str, second: str) -> bool:
-        """Whether two answers are the same code."""
         return self.code(first) == self.code(second)
 
     def similarity(self, answer: str, other: str) -> float:
@@ -249,7 +244,6 @@ def with_reference(task: Task) -> Callable[[tuple[Message, ...]], tuple[Message,
 
 
 def transcript(environment: Coding, turns: Sequence[Turn]) -> list[TranscriptLine]:
-    """A dialogue as both can read it."""
     return [
         (
             turn.speaker.name,

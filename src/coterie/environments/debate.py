@@ -37,7 +37,6 @@ class Subject:
     skill: str
     """What the solver is said to be good at."""
     ending: str
-    """How it must give its answer."""
     example: str
     """The answer that ``ending`` shows, as ``read`` reads it."""
     read: Callable[[str], str | None]
@@ -96,7 +95,7 @@ SUBJECTS: Mapping[SubjectName, Subject] = {
 
 
 class DebateSettings(TalkSettings):
-    """Settings of a debate."""
+    """Settings of the debate."""
 
     subject: SubjectName = key(
         "text",
@@ -165,11 +164,9 @@ class Debate(Talk):
         return float(self.subject.same(other, answer))
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The problem."""
         return solo_prompt(str(task.public["question"]), self.subject.ending)
 
     def _solver(self) -> tuple[str, str]:
-        """Role and rules."""
         solver, *critics = self.agents
         read, point = ("reads", "points") if len(critics) == 1 else ("read", "point")
         return (
@@ -181,7 +178,6 @@ class Debate(Talk):
         )
 
     def _critic(self, agent: str) -> tuple[str, str]:
-        """Role and rules."""
         solver, *critics = self.agents
         more = others(agent, critics)
         also = f", as {named(more)} does," if more else ""

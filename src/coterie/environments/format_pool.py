@@ -74,7 +74,6 @@ def _jsonl(text: str, file: Path) -> Iterator[tuple[int, object]]:
 
 
 def _yaml(text: str, file: Path) -> Iterator[tuple[int, object]]:
-    """The items of a YAML list with their lines."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)

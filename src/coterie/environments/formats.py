@@ -29,7 +29,6 @@ EXCHANGE_FORMATS: tuple[str, ...] = (
     "Draw a timeline: year: event; year: event.",
     "Write set notation: A = {x, y}; say what is in both sets.",
 )
-"""For agents who tell each other what they know."""
 
 DEBATE_FORMATS: tuple[str, ...] = (
     "Write each step as: premise => conclusion.",

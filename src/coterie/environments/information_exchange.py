@@ -74,7 +74,6 @@ class InformationExchange(Talk):
         )
 
     def answer(self, text: str) -> str | None:
-        """What stands in the last ``<A>...</A>``."""
         return marked_answer(text)
 
     def same(self, first: str, second: str) -> bool:
@@ -108,7 +107,6 @@ class InformationExchange(Talk):
 
 
 def asked(row: QuestionRow) -> str:
-    """The question as agents are asked it: with its options, if it has some."""
     if not isinstance(row, CbtRow):
         return row.question
     options = ", ".join(row.options)

@@ -76,7 +76,6 @@ def same_mathematics(gold: str, given: str) -> bool:
 
 
 def _same(one: str, other: str) -> bool:
-    """Of two answers, or of two members of them."""
     if spelling(one) == spelling(other):
         return True
     (name, value), (called, again) = _named(one), _named(other)
@@ -109,7 +108,6 @@ def _variables(text: str) -> list[str]:
 
 
 def _matched(members: Sequence[str], others: Sequence[str], *, in_place: bool) -> bool:
-    """Whether the members are those of the other answer; places count too if only one has names."""
     names, called = ({_named(one)[0] for one in some} for some in (members, others))
     in_place = in_place or (max(len(names), len(called)) > 1 and names != called)
     left = list(others)
@@ -143,7 +141,6 @@ def _equal(one: str, other: str) -> bool:
 
 
 def _dressed(text: str) -> str:
-    """An answer without what it can be written with or without."""
     for pattern, instead in _DRESS:
         text = pattern.sub(instead, text)
     return text.lstrip(" \n$*").rstrip(" \n$.,;*")
@@ -158,7 +155,6 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _members(text: str) -> tuple[str, list[str]]:
-    """The brackets of a tuple or an interval, empty for a list; and the members, one if it is neither."""
     if text.startswith(r"\{") and text.endswith(r"\}"):
         return "", _split(text[2:-2].strip())
     if text[:1] in ("(", "[") and text[-1:] in (")", "]") and _encloses(text):
@@ -192,7 +188,6 @@ def _encloses(text: str) -> bool:
 
 
 def _is_closed(text: str) -> bool:
-    """Whether a text has all brackets that it opens closed, and is not empty."""
     depths = _depths(text)
     return bool(depths) and not depths[-1] and min(depths) == 0
 

@@ -14,7 +14,6 @@ SPLIT_SHARES: dict[MicroSplit, range] = {
 
 
 def split_of_key(key: str) -> MicroSplit:
-    """The one split that may contain a task with this key."""
     residue = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) % 100
     return next(name for name, residues in SPLIT_SHARES.items() if residue in residues)
 

@@ -87,7 +87,6 @@ def _value(text: str) -> Fraction | None:
 
 
 def _bare(text: str) -> str:
-    """Without what may stand around all of it."""
     text = text.strip(" $\"'").removesuffix(".").strip(" $\"'")
     while text[:1] + text[-1:] in ("()", "{}") and not set(text[1:-1]) & set("(){},"):
         text = text[1:-1].strip(" $")

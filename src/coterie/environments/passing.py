@@ -17,15 +17,12 @@ class OthersTasks:
     environment: Environment
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """As the environment's own."""
         return self.environment.tasks(split, count, seed, drawn)
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        """As the environment's own."""
         return self.environment.open(task, seed, shared)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """As the environment's own."""
         return await self.environment.grade(state, live)
 
 
@@ -33,15 +30,12 @@ class OthersPlay(OthersTasks):
     """And how it goes: who acts, which tools there are, and what comes of an act."""
 
     async def begin(self, task: Task, live: Any) -> Transition:
-        """As the environment's own."""
         return await self.environment.begin(task, live)
 
     def acting(self, state: State) -> tuple[str, ...]:
-        """As the environment's own."""
         return self.environment.acting(state)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
-        """As the environment's own."""
         return self.environment.tools(state, actor)
 
     async def act(

@@ -51,7 +51,6 @@ class State:
     data: object = None
     """The environment's own, frozen: a value that can be hashed, such as a tuple or a frozen dataclass."""
     answer: str | None = None
-    """The answer as it stands."""
     left: Mapping[str, int] = field(default_factory=dict)
     """What is left of each limit (see ``Environment.limits``)."""
     end: Ending | None = None
@@ -132,9 +131,7 @@ class Environment(Protocol):
     """An environment. Base classes in ``environments`` give most of it."""
 
     @property
-    def name(self) -> str:
-        """Its name in records and reports."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def version(self) -> str:
@@ -196,13 +193,9 @@ class Environment(Protocol):
         """Who acts now. Several act at the same time: none sees what the others do."""
         ...
 
-    def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """What an actor is shown now."""
-        ...
+    def see(self, state: State, actor: str) -> tuple[Message, ...]: ...
 
-    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
-        """What an actor may call now."""
-        ...
+    def tools(self, state: State, actor: str) -> tuple[Tool, ...]: ...
 
     async def act(
         self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()

@@ -26,5 +26,4 @@ class Pure:
         return Transition()
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
-        """There are none."""
         return ()

@@ -131,7 +131,6 @@ class Choice:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Choice":
-        """What stored values are of."""
         groups = (values.get("dataset"), values.get("environment"))
         return cls(*(group.get("name") if isinstance(group, Mapping) else None for group in groups))
 
@@ -147,7 +146,6 @@ class Choice:
         return Choice(self.dataset, self.environment or _played_in(self.dataset)["name"])
 
     def names(self) -> dict[str, Any]:
-        """The names as values of settings."""
         return {"dataset": {"name": self.dataset}, "environment": {"name": self.environment}}
 
     def values(self) -> dict[str, Any]:
@@ -174,7 +172,6 @@ class PlayedSettings(Settings):
 
     @property
     def choice(self) -> Choice:
-        """The names of both."""
         return Choice(self.dataset.name, self.environment.name)
 
 
@@ -260,7 +257,6 @@ def content(settings: PlayedSettings, environment: Environment) -> str:
 
 
 def _played_in(dataset: str) -> Mapping[str, Any]:
-    """The environment of a data set, and what it is told."""
     found = PLAYED_IN.get(dataset)
     return {"name": settled(environment_of(dataset))} if found is None else found
 

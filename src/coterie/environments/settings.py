@@ -39,7 +39,6 @@ class FormatSettings(EnvironmentSettings):
     )
 
     def pool(self, packaged: tuple[str, ...]) -> tuple[str, ...]:
-        """The formats of the file, or the packaged ones."""
         file = self.format_pool_file
         return packaged if file is None else tuple(read_pool(expanded(file)))
 

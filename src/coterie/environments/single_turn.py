@@ -47,41 +47,31 @@ class SingleTurn(OthersPlay, Coding):
     # -- the environment's own ----------------------------------------------------------------
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """As the environment's own."""
         return self.environment.solo_parts(task, agent)
 
     def visible(self, text: str) -> str:
-        """As the environment's own."""
         return self.environment.visible(text)
 
     def request(self, task: Task) -> str:
-        """As the environment's own."""
         return self.environment.request(task)
 
     def answer(self, text: str) -> str | None:
-        """As the environment's own."""
         return self.environment.answer(text)
 
     def answer_to(self, task: Task, text: str) -> str | None:
-        """As the environment's own."""
         return self.environment.answer_to(task, text)
 
     def code(self, answer: str) -> str:
-        """As the environment's own."""
         return self.environment.code(answer)
 
     def same(self, first: str, second: str) -> bool:
-        """As the environment's own."""
         return self.environment.same(first, second)
 
     def similarity(self, answer: str, other: str) -> float:
-        """As the environment's own."""
         return self.environment.similarity(answer, other)
 
     def well_formed(self, task: Task, answer: str) -> bool:
-        """As the environment's own."""
         return self.environment.well_formed(task, answer)
 
     async def expected(self, task: Task, sandbox: Sandbox) -> list[Wire]:
-        """As the environment's own."""
         return await self.environment.expected(task, sandbox)

@@ -35,7 +35,6 @@ class Talk(Pure, ABC):
 
     @property
     def actors(self) -> Mapping[str, ActorKind]:
-        """The agents."""
         return dict.fromkeys(self.agents, "agent")
 
     @property
@@ -46,8 +45,9 @@ class Talk(Pure, ABC):
     # -- what subclasses say ------------------------------------------------------------------
 
     @abstractmethod
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """See ``Environment.tasks``."""
+    def tasks(
+        self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()
+    ) -> list[Task]: ...
 
     @abstractmethod
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
@@ -62,7 +62,6 @@ class Talk(Pure, ABC):
         """The answer that an utterance gives; ``None`` if it gives none."""
 
     def answer_to(self, task: Task, text: str) -> str | None:
-        """The answer to a task that an utterance gives, in one spelling."""
         return self.answer(text)
 
     @abstractmethod

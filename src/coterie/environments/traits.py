@@ -102,9 +102,7 @@ class TakesTools(Protocol):
 
     def given(
         self, sources: Sequence[ToolSource], settings: ToolsSettings, syntax: Tags | NativeCalls
-    ) -> Environment:
-        """The environment with these tools, whose calls are written so."""
-        ...
+    ) -> Environment: ...
 
 
 @runtime_checkable
@@ -122,7 +120,6 @@ def check_graded(environment: object) -> None:
 
 
 def openers_of(environment: object, logs: Path) -> Openers:
-    """What an environment opens by itself."""
     return environment.openers(logs) if isinstance(environment, Opens) else {}
 
 

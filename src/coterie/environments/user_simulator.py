@@ -52,7 +52,6 @@ class UserSimulatorSettings(ChatModelSettings):
     )
 
     def identity(self) -> tuple[object, ...]:
-        """What replies depend on."""
         return (*super().identity(), self.max_characters)
 
 

@@ -84,7 +84,6 @@ class WithTools(OthersPlay):
 
     @property
     def actors(self) -> Mapping[str, ActorKind]:
-        """As the environment's own."""
         return self.environment.actors
 
     @property
@@ -121,13 +120,11 @@ class WithTools(OthersPlay):
             yield Live(session, shared[Toolbox].beside(own), not own)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
-        """All tools, for every agent."""
         return self.offered if self.actors[actor] == "agent" else ()
 
     # -- as the environment's own, of a state without calls -----------------------------------
 
     async def begin(self, task: Task, live: Any) -> Transition:
-        """As the environment's own."""
         found = await self.environment.begin(task, self._own(live))
         return replace(found, data=Held(found.data))
 
@@ -214,7 +211,6 @@ class WithTools(OthersPlay):
     async def results(
         self, toolbox: Toolbox, calls: Sequence[ToolCall], turn: Turn
     ) -> tuple[ToolResult, ...]:
-        """What the calls of a turn give, in their order."""
         return await toolbox.run(calls, self.offered, turn.text)
 
     def refuses_repeats(self, turn: Turn) -> bool:
@@ -258,7 +254,6 @@ class WithTools(OthersPlay):
         return before, tuple(now)
 
     def _inner(self, state: State) -> State:
-        """The state as the environment knows it."""
         held = _held(state)
         hidden = set(held.hidden)
         turns = tuple(t for t in state.turns if t.id not in hidden and not _of_tools(t.speaker))
@@ -314,7 +309,6 @@ def _held(state: State) -> Held:
 
 
 def _speaker(actor: str) -> Speaker:
-    """Who answers an actor's calls."""
     return Speaker("tool", f"tools of {actor}")
 
 
@@ -329,7 +323,6 @@ def _left_out(message: Message) -> Message:
 
 
 def _key(call: ToolCall) -> tuple[str, str]:
-    """What a call asks for, however its arguments are written."""
     return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
 
 

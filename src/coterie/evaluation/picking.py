@@ -42,7 +42,6 @@ class PickerSettings(ChatModelSettings):
 
     @property
     def picks(self) -> bool:
-        """Whether there is one."""
         return self.model != NOBODY
 
 

@@ -89,7 +89,6 @@ def _floats(values: ArrayLike, name: str) -> Floats:
 
 
 def _groups(differences: Floats, clusters: Sequence[Hashable] | None) -> list[Floats]:
-    """The differences of each cluster, clusters in order of first appearance."""
     if clusters is None:
         return [differences]
     if len(clusters) != len(differences):
@@ -112,7 +111,6 @@ def _resampled_means(values: Floats, count: int, rng: np.random.Generator) -> Fl
 
 
 def _two_level_means(groups: list[Floats], count: int, rng: np.random.Generator) -> Floats:
-    """Means of ``count`` resamples of the groups and of the values within them."""
     chosen = rng.integers(len(groups), size=(count, len(groups)))
     means = np.empty(chosen.shape)
     for index, group in enumerate(groups):

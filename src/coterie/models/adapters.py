@@ -167,7 +167,6 @@ def remove_adapter(model: PeftModel, name: str) -> None:
 
 
 def adapter_weights(model: PeftModel, name: str) -> set[str]:
-    """What the weights of an adapter are called in its file."""
     return set(get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False))
 
 

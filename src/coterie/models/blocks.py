@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 BLOCK = 128
-"""Nodes of a block."""
 LEAST_WIDTH = 512
 """Of tries that are narrower all pairs are cheap, and calls are not."""
 

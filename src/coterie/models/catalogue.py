@@ -31,7 +31,6 @@ class WheelModel:
     sha256: str
     """Checksum of the GGUF file."""
     megabytes: int
-    """Size of the wheel."""
     licence: str
     upstream: str
     """Page of the model that was made into the GGUF file."""
@@ -75,7 +74,6 @@ class Found:
 
 
 def names() -> list[str]:
-    """The models that have a short name."""
     packaged = Path(str(files("coterie") / "assets")).glob("*/config.json")
     return [*sorted(config.parent.name for config in packaged), *CATALOGUE]
 

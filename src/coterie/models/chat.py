@@ -51,7 +51,6 @@ class ChatRenderer:
     end_ids: frozenset[int]
     """Ids that end a turn: the tokenizer's, those given, and those that the template writes."""
     tools: ToolTemplate
-    """What the template can do for tools."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Iterable[int] = ()) -> None:
         self.tokenizer = tokenizer
@@ -236,7 +235,6 @@ class ChatRenderer:
         return replace(shown, calls=tuple(safe_call(one, safe) for one in turn.calls), call_ids=ids)
 
     def _results(self, tree: Tree, turn: Turn, instead: str) -> tuple[Shown, ...]:
-        """A message for each result of a turn, in the order of the calls; ``instead``, if given, is their text."""
         before = (one.calls for one in reversed(tree.path(turn.id)) if one.calls)
         names = {call.id: call.name for call in next(before, ())}
         return tuple(
@@ -250,7 +248,6 @@ class ChatRenderer:
         )
 
     def _own(self, turn: Turn) -> tuple[Slot, ...]:
-        """An own turn: what it was given to begin with, and what was sampled."""
         given = "".join(part.text for part in turn.parts if part.source == PREFILL)
         said = "".join(part.text for part in turn.parts if part.source != PREFILL)
         what = "a turn of the agent's own"
@@ -258,7 +255,6 @@ class ChatRenderer:
         return (*self._opener, *((begun,) if given else ()), replace(sampled, turn=turn))
 
     def _slot(self, text: str, role: str, what: str) -> Slot:
-        """Text as it is shown; ``UserError`` for what is not text."""
         encoded(text, what)
         return Slot(self.control.broken(text, role), role=role)
 
@@ -309,7 +305,6 @@ def _goes_on(shown: Shown) -> bool:
 
 
 def _own_turn(message: Message, tree: Tree, reader: str) -> Turn | None:
-    """The turn of a message if it is the reader's own and has recorded ids."""
     if message.turn is None or message.role != "assistant":
         return None
     turn = tree.turns[message.turn]

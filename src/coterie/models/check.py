@@ -123,7 +123,6 @@ def _check(model: Any, seen: CheckedModel) -> None:
 
 
 def _rows(vocabulary: int, context: int | None) -> CheckRows:
-    """Rows of ids, the same ones for every model of that vocabulary."""
     generator = np.random.default_rng(0)
     max_length = LENGTHS[-1] if context is None else min(context, LENGTHS[-1])
     begin, *ends = (generator.integers(vocabulary, size=max_length).tolist() for _ in range(4))

@@ -104,13 +104,11 @@ class ControlTokens:
             cached.cache_clear()
 
     def written(self, text: str) -> list[int]:
-        """The control tokens in a text of the template."""
         return [one for one, *_ in self._scan(text) if one in self.ids]
 
     # -- which they are ---------------------------------------------------------------------------
 
     def _written(self, pieces: Sequence[TextPiece]) -> Iterator[int]:
-        """The tokens that a template wrote."""
         return (one for text in _written(pieces) for one, *_ in self._scan(text))
 
     def _control(self, template: ChatTemplate, written: Collection[int]) -> frozenset[int]:
@@ -134,7 +132,6 @@ class ControlTokens:
         )
 
     def _bare(self, pieces: Sequence[TextPiece]) -> list[list[str]]:
-        """Of each text that the template wrote, the runs between control tokens."""
         found = []
         for text in _written(pieces):
             runs, at = [], 0
@@ -146,7 +143,6 @@ class ControlTokens:
         return found
 
     def _acted(self, template: ChatTemplate) -> Iterator[int]:
-        """Control tokens in an assistant's message on which the template acts, such as ``</think>``."""
         named = {i: t for i in sorted(self.ids) if (t := self._texts[i]) in template.source}
         company = "a".join(["", *named.values(), ""])
         for one, text in named.items():
@@ -166,7 +162,6 @@ class ControlTokens:
         return Tokenizer.from_str(json.dumps(state))
 
     def _twin_ids(self) -> dict[int, int]:
-        """The tokenizer's ids by the twin's, where they differ: those are given anew."""
         names = self._texts | self._names
         found = {self._twin.token_to_id(name): i for i, name in names.items()}
         return {twin: i for twin, i in found.items() if twin is not None and twin != i}
@@ -182,7 +177,6 @@ class ControlTokens:
         return ids
 
     def _read(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
-        """Ids by the twin."""
         named = "".join(self._named(*self._free(piece)) for piece in pieces)
         ids = self._twin.encode(named, add_special_tokens=False).ids if named else []
         return tuple(self._back.get(i, i) for i in ids)
@@ -195,7 +189,6 @@ class ControlTokens:
         return (piece, self.ids) if isinstance(piece, str) else (piece.text, self.kept(piece.role))
 
     def _wanted(self, pieces: Sequence[TextPiece]) -> list[int]:
-        """The control tokens that the pieces write, in order."""
         free = map(self._free, pieces)
         return [
             one
@@ -206,7 +199,6 @@ class ControlTokens:
         ]
 
     def _renamed(self, text: str, which: frozenset[int]) -> str:
-        """A text in which these control tokens have their secret names."""
         found, at = "", 0
         for one, start, stop in self._scan(text) if which else ():
             if one in which:
@@ -252,7 +244,6 @@ class ControlTokens:
         return text
 
     def _spelled(self, text: str, role: str) -> list[int]:
-        """Where to break a text up."""
         kept = self.kept(role)
         at = {
             start + len(text[start:stop]) - len(text[start:stop].lstrip()) + 1
@@ -265,7 +256,6 @@ class ControlTokens:
         return sorted(at)
 
     def _scanned(self, text: str) -> tuple[CharacterSpan, ...]:
-        """The tokenizer's own reading of a text, in which anything can be a control token."""
         if not text:
             return ()
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -312,13 +302,11 @@ def _plain_markers(probes: Iterator[list[list[str]]]) -> set[str]:
 
 
 def _pattern(markers: Collection[str]) -> re.Pattern[str] | None:
-    """Matches any of the markers in folded text."""
     folded = sorted(("".join(map(_fold, marker)) for marker in markers), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, folded))) if folded else None
 
 
 def _fold(character: str) -> str:
-    """A character without its case and width, if that is one character."""
     folded = unicodedata.normalize("NFKC", character).casefold()
     return folded if len(folded) == 1 else character
 

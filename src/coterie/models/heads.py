@@ -50,13 +50,11 @@ def add_head(model: Any) -> ValueHead:
 
 
 def find_head(model: Any) -> ValueHead | None:
-    """The head of a model, if it has one."""
     head = getattr(causal(model), HEAD, None)
     return head if isinstance(head, ValueHead) else None
 
 
 def load_head(model: Any, folder: Path) -> ValueHead:
-    """Give a model that was loaded from ``folder`` the head that a training left there."""
     file = folder / HEAD_FILE
     if not file.is_file():
         raise UserError(

@@ -39,7 +39,6 @@ class Slot:
     text: str
     turn: Turn | None = None
     role: str = ""
-    """Of the message that it is in."""
     edge: Literal["", "first", "last"] = ""
     """Of a stand-in: which end of it."""
 
@@ -63,7 +62,6 @@ class Shown:
 
     @property
     def text(self) -> str:
-        """The whole content."""
         return "".join(slot.text for slot in self.slots)
 
     def message(
@@ -182,7 +180,6 @@ class Layout:
         return [shown for shown in self._chat if shown.stands_in]
 
     def _spliced(self, pieces: list[TextPiece]) -> Iterator[TextPiece]:
-        """The pieces, stand-ins replaced by what they stand for."""
         turns, inside = iter(self._stand_ins()), False
         counts = {shown.call_ids for shown in self._stand_ins()}
         around = {ids: around_calls(self._template, ids, self._tools) for ids in counts}

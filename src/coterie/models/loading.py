@@ -156,7 +156,6 @@ def resolve(name_or_path: str | Path) -> str:
 
 
 def _model_in(folder: Path) -> str:
-    """What to give instead of a folder that is not a model."""
     if is_adapter(folder):
         return (
             "this is a LoRA adapter: give its base model, or merge the adapter into it "
@@ -235,7 +234,6 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 
 def _generation_ends(source: str) -> list[int]:
-    """End-of-turn ids of the generation config, if there is one."""
     folder = Path(source)
     if folder.is_dir() and not (folder / "generation_config.json").is_file():
         return []

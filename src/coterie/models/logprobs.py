@@ -114,7 +114,6 @@ class _States(BaseModelOutputWithPast):
 
 @contextmanager
 def _answering(module: Any, output: Any) -> Iterator[None]:
-    """For a while a module returns ``output``, whatever it is given."""
     own = vars(module).get("forward")
     module.forward = lambda *_, **__: output
     try:

@@ -81,7 +81,6 @@ class ToolTemplate:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What was found, a sentence each."""
         results = {
             "tool": "Results are shown as tool messages.",
             "calls": "Results are shown as tool messages, which the template takes only after calls.",
@@ -104,7 +103,6 @@ class ToolTemplate:
 def tool_template(
     tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, control: ControlTokens
 ) -> ToolTemplate:
-    """What a chat template can do for tools."""
     look = _Look(tokenizer, template, control)
     shows = look.shows_tools()
     found = next(((n, long) for n in (2, 1) for long in (False, True) if look.text(n, long)), None)
@@ -154,7 +152,6 @@ class _Look:
         return None
 
     def results(self, calls: bool) -> tuple[Results, bool]:
-        """How results can be shown, and whether with long ids."""
         ways: tuple[Results, ...] = ("tool", "calls") if calls else ("tool",)
         for way in ways:
             for long_ids in (False, True):
@@ -188,7 +185,6 @@ class _Look:
         return self.control.written(text)
 
     def shows(self, dialogue: Iterable[Shown]) -> bool:
-        """Whether all of a dialogue is shown, in its order."""
         chat = list(dialogue)
         try:
             pieces = Layout(self.template, chat, True, self.control.hidden).pieces()
@@ -230,14 +226,12 @@ def _dialogue(way: Results, long_ids: bool) -> Iterator[Shown]:
 
 
 def _asked_after_results(way: Results, long_ids: bool) -> Iterator[Shown]:
-    """A user who speaks right after results."""
     *begun, _, _ = _dialogue(way, long_ids)
     yield from begun
     yield Shown("user", (Slot("word8"),))
 
 
 def _reads(syntax: NativeSyntax, text: str, count: int) -> bool:
-    """Whether a syntax reads the calls that the template wrote."""
     found = syntax.parse(text, "end", TOOLS)
     if any(call.error for call in found):
         return False

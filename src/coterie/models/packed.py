@@ -133,7 +133,6 @@ def _read(
     rule: CostRule | None,
     **options: Any,
 ) -> list[Tensor]:
-    """What ``tokens`` gives for each wanted token, dealt to the sequences."""
     batch = model_batch(model, sequences, places, rule)
     inputs = {"attention_mask": batch.mask, "position_ids": batch.positions, **options}
     found_N = tokens(model, batch.ids, batch.at, batch.labels, **inputs)

@@ -53,11 +53,9 @@ class CostRule:
         return cls(attention / (2 * weights))
 
     def cost(self, nodes: int, *, chain: bool) -> float:
-        """Cost of a trie, or of a sequence by itself."""
         return nodes + self.pair * nodes**2 * (0.5 if chain else 1.0)
 
     def groups(self, sequences: Sequence[Ids]) -> list["Group"]:
-        """Which sequences belong together."""
         found: list[Group] = []
         before = np.zeros(0, np.int64)
         for index in lexicographic(sequences):
@@ -84,7 +82,6 @@ class Group:
 
     members: tuple[int, ...]
     nodes: int
-    """Nodes of their trie."""
     chain: bool
     """Whether each is a beginning of the longest."""
 

@@ -28,7 +28,6 @@ class Splitter:
     """Splits items, each of one sequence or several, into micro-batches."""
 
     sequences: Sequence[Sequence[Ids]]
-    """Sequences of each item."""
     rule: CostRule | None
     """Which sequences are packed together; ``None`` for none."""
     budget: int

@@ -69,8 +69,7 @@ class Recipe(ABC):
     # -- what a recipe says -------------------------------------------------------------------
 
     @abstractmethod
-    def stages(self) -> list[Stage]:
-        """All stages in the order in which they run."""
+    def stages(self) -> list[Stage]: ...
 
     def roles(self) -> tuple[Role, ...]:
         """Its models by role. The first one is what is evaluated and served."""
@@ -82,7 +81,6 @@ class Recipe(ABC):
 
     @property
     def title(self) -> str:
-        """Its name in titles."""
         return label(self.name)
 
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
@@ -151,7 +149,6 @@ class Recipe(ABC):
     # -- what the loop asks -------------------------------------------------------------------
 
     def steps(self) -> list[Step]:
-        """The steps of its stages."""
         return [stage.step for stage in self.stages()]
 
     def at(self, step: Step) -> Stage:
@@ -169,12 +166,10 @@ class Recipe(ABC):
 
     @cached_property
     def _models(self) -> list[list[str | None]]:
-        """What its roles begin as, wherever that lies."""
         return [[role.name, identity(role.model), role.shares] for role in self.roles()]
 
     @cached_property
     def _content(self) -> str:
-        """Of what the tasks are made, and what plays them."""
         return content(self.settings, self.environment)
 
     def close(self) -> None:
@@ -204,7 +199,6 @@ class Recipe(ABC):
         return [0, *(step.iteration + 1 for step in trained)]
 
     def policy_path(self, run: Run, version: int, role: str | None = None) -> Path | str:
-        """Where a version of a role is."""
         return self.models(run).path(role or self.leading, version)
 
     def load_policy(self, run: Run, version: int, role: str | None = None) -> LoadedModel:
@@ -212,11 +206,9 @@ class Recipe(ABC):
         return self.models(run).load(role or self.leading, version)
 
     def heldout_tasks(self) -> list[Task]:
-        """The same held-out tasks for every policy."""
         return self.environment.tasks("heldout", self.settings.evaluate.tasks, self.settings.seed)
 
     def seeded(self, own: TrainingSettings, iteration: int) -> TrainingSettings:
-        """A training's settings with a seed of the run and the iteration."""
         return own.model_copy(update={"seed": own.seed + self.settings.seed * 1000 + iteration})
 
     # -- playing ------------------------------------------------------------------------------
@@ -248,7 +240,6 @@ class Recipe(ABC):
         top_p: float = 1.0,
         role: str | None = None,
     ) -> TokenSampler:
-        """The sampler of the agents that a version of a role plays."""
         max_tokens, timeout = self.settings.max_tokens, self.settings.engine.timeout
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
         speaking = await self.models(run).speak(role or self.leading, version)

@@ -38,9 +38,7 @@ class RunCritic(Protocol):
         """What its scores depend on: settings and weights."""
         ...
 
-    def open(self, run: "Run") -> AbstractAsyncContextManager[OpenCritic]:
-        """The critic, open."""
-        ...
+    def open(self, run: "Run") -> AbstractAsyncContextManager[OpenCritic]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,6 @@ class RecipeDescription:
     settings: "Callable[[], tuple[type[RecipeSettings], ...]]"
     """The settings of its methods, in the order in which they are listed."""
     recipe: "Callable[[RecipeSettings], Recipe]"
-    """The recipe under such settings."""
     report: "Callable[[Recipe, Run], RunReport]"
     """What the report page of a run shows, finished or not."""
     critic: "Callable[[Recipe], RunCritic | None] | None" = None

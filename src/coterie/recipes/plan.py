@@ -59,7 +59,6 @@ class Plan:
     heldout: int
     heldout_wanted: int
     weights: Mapping[str, int]
-    """By role."""
     memory: int
     """Bytes for weights, gradients and moments; activations and caches are not counted."""
     longest_prompt: int
@@ -78,7 +77,6 @@ class Plan:
 
     @property
     def generations(self) -> int:
-        """Messages that are sampled."""
         return (self.dialogues + self.evaluations) * (self.turns or 1)
 
     @property
@@ -88,7 +86,6 @@ class Plan:
         return grown > self.context
 
     def lines(self) -> list[tuple[str, str]]:
-        """(what, how much) for a table."""
         names = ", ".join(dict.fromkeys(self.stages))
         found = [("stages", f"{len(self.stages)}: {names}")]
         if self.tasks_wanted:
@@ -227,7 +224,6 @@ def _wordiness(task: Task) -> int:
 def _prompts(
     environment: Environment, renderer: ChatRenderer, task: Task, hint: str | None
 ) -> Iterator[int]:
-    """Tokens of each agent's first prompt."""
     for agent, first in first_prompts(environment, task, variant=hint).items():
         yield len(renderer.render(first.messages, first.tree, agent, tools=first.tools))
 

@@ -37,7 +37,6 @@ NONE = Presets({}, {})
 
 
 def read_presets(file: Traversable) -> Presets:
-    """The table that a file holds."""
     table: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     common, rows = table.pop("common", {}), table.pop("datasets", {})
     micro_world, is_open = table.pop("micro_world", None), table.pop("open", False)

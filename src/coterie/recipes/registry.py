@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 @cache
 def descriptions() -> tuple[RecipeDescription, ...]:
-    """What the recipes say of themselves, by name."""
     folders = [found.name for found in iter_modules(recipes.__path__) if found.ispkg]
     modules = (import_module(f"{recipes.__name__}.{name}.description") for name in sorted(folders))
     return tuple(module.DESCRIPTION for module in modules)
@@ -71,7 +70,6 @@ def settings_type(name: str) -> "type[RecipeSettings]":
 
 
 def recipe(settings: "RecipeSettings") -> "Recipe":
-    """The recipe under its settings."""
     return described(settings.recipe).recipe(settings)
 
 
@@ -90,7 +88,6 @@ def critic_of(recipe: "Recipe") -> "RunCritic | None":
 
 
 def quickstart_method() -> str:
-    """The method that a person begins with."""
     return next(one.quickstart for one in descriptions() if one.quickstart)
 
 
@@ -115,7 +112,6 @@ def _default(name: str) -> "Choice":
 
 
 def _own(name: str) -> "Choice":
-    """What the settings of a method say that it is played on."""
     from coterie.environments.registry import Choice
 
     fields = settings_type(name).model_fields
@@ -177,7 +173,6 @@ def played_settings(name: str, words: Sequence[str]) -> "type[RecipeSettings]":
 
 
 def _choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) -> "Choice":
-    """What is played: what words say, over what is stored, or by default."""
     from coterie.environments.registry import Choice
 
     before, asked = Choice.of(stored), Choice.among(words)
@@ -189,7 +184,6 @@ def _choice(name: str, words: Sequence[str], stored: Mapping[str, Any]) -> "Choi
 
 
 def _declared(base: "type[RecipeSettings]", choice: "Choice") -> dict[str, Any]:
-    """What settings say of the environment that they name by themselves."""
     default = base.model_fields["environment"].default
     same = default.name is not None and default.name == choice.environment
     return {"environment": default.model_dump()} if same else {}
@@ -207,7 +201,6 @@ def _values(name: str, choice: "Choice") -> dict[str, Any]:
 
 
 def _of_run(word: str) -> str:
-    """``model=RUN`` with the policy that is meant."""
     from coterie.config.folders import expanded
 
     key, _, text = word.partition("=")
@@ -219,12 +212,10 @@ def _of_run(word: str) -> str:
 
 
 def _methods(description: RecipeDescription) -> "dict[str, type[RecipeSettings]]":
-    """The settings of its methods, by name."""
     return {settings.recipe: settings for settings in description.settings()}
 
 
 def _presets(name: str) -> "Presets":
-    """The packaged values of a method."""
     return _presets_of(described(name), name.rpartition("/")[2])
 
 

@@ -36,7 +36,6 @@ COLUMNS = (
 
 
 def with_steps(report: RunReport, run: Run, iteration: int) -> RunReport:
-    """A report with what is shown of the steps of an iteration, if any was taken."""
     records = step_records(run.store, iteration, STAGE).values()
     found = (steps_section(run, iteration), rollouts_section(run, iteration))
     counts = replace(
@@ -113,6 +112,5 @@ def _of(record: Metrics, what: str) -> str:
 
 
 def _spaced(numbers: list[int], most: int) -> list[int]:
-    """At most so many of them, evenly spaced, the last one among them."""
     every = -(-len(numbers) // most)
     return sorted({*numbers[::-1][::every]})

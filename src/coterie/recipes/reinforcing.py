@@ -76,12 +76,10 @@ class ReinforceSettings(Settings):
 
     @property
     def has_critic(self) -> bool:
-        """Whether a critic says what is to be expected."""
         return self.advantage.baseline == "values"
 
     @property
     def paths(self) -> int:
-        """Paths of all steps, at most."""
         return self.steps.count * self.rollout.rounds * self.rollout.tasks * self.rollout.samples
 
     @model_validator(mode="after")
@@ -95,7 +93,6 @@ class ReinforceSettings(Settings):
 
 
 def depends(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:
-    """What the results of the stage depend on."""
     own: list[object] = [
         *engine.identity(),
         *(s.rollout.fingerprint(), s.reward.identity(), s.advantage.fingerprint()),

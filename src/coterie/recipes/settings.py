@@ -29,10 +29,8 @@ class RecipeSettings(RunSettings, PlayedSettings):
 
     @property
     def rounds(self) -> int:
-        """How many trainings there are."""
         return 1
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of one turn."""
         return 256

@@ -118,7 +118,6 @@ def prefer(
 
 
 def trained_metrics(report: TrainingReport, items: int) -> Metrics:
-    """What to remember of a training that was given so many items."""
     dropped = report.dropped_too_long + report.dropped_empty
     return {
         "rows": items - dropped,

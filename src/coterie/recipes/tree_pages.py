@@ -12,14 +12,10 @@ class Valued(Protocol):
     """What the rollouts through a node came to."""
 
     @property
-    def mean(self) -> float:
-        """The node's value."""
-        ...
+    def mean(self) -> float: ...
 
     @property
-    def visits(self) -> int:
-        """How many there are."""
-        ...
+    def visits(self) -> int: ...
 
 
 def shown_turns(

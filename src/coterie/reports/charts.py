@@ -174,7 +174,6 @@ def reward_charts(rewards: Sequence[RewardMeans]) -> tuple[Chart, ...]:
 def _reward_line(
     rewards: Sequence[RewardMeans], name: str, tone: Tone, x: Scale, y: Scale
 ) -> Series:
-    """The means of one part by iteration."""
     dots = []
     for means in rewards:
         mean = _mean(means, name)
@@ -185,7 +184,6 @@ def _reward_line(
 
 
 def _mean(means: RewardMeans, name: str) -> float | None:
-    """The mean of a part, or of the total."""
     if name == "total":
         return means.total
     return next((part.mean for part in means.parts if part.name == name), None)
@@ -232,7 +230,6 @@ def scatter_charts(samples: Sequence[RewardSample], seed: int) -> tuple[Chart, .
 
 
 def _clouds(group: Sequence[RewardSample], x: Scale, y: Scale) -> tuple[Series, ...]:
-    """The points of a panel, the selected ones on top."""
     dots: dict[bool, list[Dot]] = {False: [], True: []}
     for sample in group:
         title = f"reward {sample.reward:.2f}, {sample.tokens} tokens, score {sample.score:.2f}"

@@ -28,7 +28,6 @@ EXAMPLES = 12
 
 
 def shown_settings(settings: Settings) -> tuple[Setting, ...]:
-    """Every key with its value."""
     values = flatten(settings.model_dump(mode="json"))
     return tuple(Setting(name, str(value)) for name, value in values.items())
 
@@ -44,7 +43,6 @@ def tasks_of(run: Run, step: Step) -> int:
 
 
 def policy_point(run: Run, version: int) -> IterationPoint:
-    """A policy on the held-out tasks."""
     found = evaluation(run.store, version)
     return IterationPoint(version, found.score, found.low, found.high, found.tokens, found.n)
 

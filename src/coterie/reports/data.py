@@ -32,7 +32,6 @@ class IterationPoint:
 
     iteration: int
     score: float
-    """Mean score, in [0, 1]."""
     score_low: float
     """Lower end of the 95% interval of the score."""
     score_high: float
@@ -110,7 +109,6 @@ class TokenPiece:
 
     text: str
     trained: bool
-    """Whether this token is a training target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +167,7 @@ class TurnView:
     pieces: tuple[TokenPiece, ...]
     tokens: int
     calls: tuple[CallView, ...] = ()
-    """Those that it answers."""
     plans: tuple[PlanView, ...] = ()
-    """Those that it writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +230,6 @@ class TreeTurn:
     """A turn of a tree of dialogues, and all that was said after it."""
 
     number: int
-    """Which of the turns after the same turns, from 1."""
     speaker: str
     text: str
     value: float | None
@@ -258,7 +253,6 @@ class TreeTurn:
 
     @property
     def is_paired(self) -> bool:
-        """Whether it is a side of a preference pair."""
         return bool(self.chosen_over or self.rejected_for)
 
     @property
@@ -285,7 +279,6 @@ class TaskTree:
     pairs: int
     """How many preference pairs were made of it."""
     turns: tuple[TreeTurn, ...]
-    """The first turns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ def number(value: float, digits: int = 0) -> str:
 
 
 def signed(value: float, digits: int = 0) -> str:
-    """A difference, with its sign."""
     text = number(value, digits)
     return text if text.startswith("−") or not value > 0 else f"+{text}"
 

@@ -83,7 +83,6 @@ def _environment() -> Environment:
 
 
 def _context(report: RunReport) -> dict[str, object]:
-    """What the template reads."""
     points = sorted(report.iterations, key=lambda point: point.iteration)
     rewards = sorted(report.rewards, key=lambda means: means.iteration)
     script = _asset("page.js")
@@ -103,7 +102,6 @@ def _context(report: RunReport) -> dict[str, object]:
 
 
 def _headlines(points: list[IterationPoint], metric: str, planned: int) -> tuple[Headline, ...]:
-    """Score and tokens of the first and last iteration."""
     if not points:
         return ()
     first, last = points[0], points[-1]
@@ -140,7 +138,6 @@ def _interval(point: IterationPoint) -> str:
 
 
 def _timing(times: tuple[StageTime, ...]) -> TimingTable | None:
-    """The table of stage timings; stages in the order in which they first ran."""
     if not times:
         return None
     seconds: dict[tuple[str, int], float] = {}
@@ -160,7 +157,6 @@ def _timing(times: tuple[StageTime, ...]) -> TimingTable | None:
 
 
 def _asset(name: str) -> Markup:
-    """A file of this package that goes into the page as it is."""
     return Markup(resources.files("coterie.reports").joinpath(name).read_text("utf-8"))
 
 

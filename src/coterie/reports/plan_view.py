@@ -19,7 +19,6 @@ MOST = 60
 
 
 def plan_views(turn: Turn) -> tuple[PlanView, ...]:
-    """The plans of a turn that can be read."""
     return tuple(map(_drawn, _plans(turn.text)))
 
 

@@ -24,15 +24,12 @@ class ScalingReport:
     metric: str
     temperature: float
     n: int
-    """Tasks."""
     failed: int
-    """Dialogues that failed."""
     points: tuple[Point, ...]
     """For 1, 2, ... dialogues a task; those with intervals are marked."""
 
     @property
     def marked(self) -> tuple[Point, ...]:
-        """The points with intervals."""
         return tuple(point for point in self.points if point.coverage.interval)
 
 

@@ -12,10 +12,8 @@ class Level:
     """A quantity as it was measured at one time."""
 
     label: str
-    """When, in words."""
     value: float
     error: float
-    """Its standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +41,11 @@ class Section:
 
 
 def section_chart(section: Section) -> Chart:
-    """The chart of a section that has levels."""
     draw = _bars_chart if section.bars else levels_chart
     return draw(f"{section.id}-chart", section.quantity, section.levels)
 
 
 def _bars_chart(id_: str, quantity: str, levels: Sequence[Level]) -> Chart:
-    """A bar for each level, whose label stands below it."""
     frame = WIDE
     x, x_ticks = iteration_axis(range(len(levels)), frame)
     y, y_ticks = axis(0, max(one.value for one in levels), frame.height - frame.bottom, frame.top)

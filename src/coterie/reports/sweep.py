@@ -14,7 +14,6 @@ class SweepPoint:
 
     value: str
     seeds: str
-    """Which seed, or ``all``."""
     n: int
     """Held-out tasks."""
     score: float

@@ -22,7 +22,6 @@ class _Use:
     errors: int = 0
     cut: int = 0
     seconds: list[float] = field(default_factory=list)
-    """Of those that were run."""
 
 
 def tool_section(run: Run) -> Section:
@@ -51,7 +50,6 @@ def tool_rows(calls: Iterable[tuple[ToolCall, ToolResult]]) -> tuple[tuple[str, 
 
 
 def call_views(path: Sequence[Turn], at: int) -> tuple[CallView, ...]:
-    """The calls that a turn of a path answers, each with when it ran."""
     results = path[at].results
     if not results:
         return ()

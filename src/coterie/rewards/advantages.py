@@ -38,7 +38,6 @@ class Sampled:
     group: str
     """What it is compared within: the task."""
     path: str
-    """The leaf."""
     reward: float | None
     """Of the path as a whole. ``None`` (or NaN): it has none, and the path has failed."""
     steps: tuple[tuple[int, float], ...] = ()

@@ -97,7 +97,6 @@ class RewardSettings(Settings):
 
     @property
     def max_reward(self) -> float:
-        """No reward is above this."""
         if self.terms:
             return math.inf
         bound = 1.0 if self.loss_term == "bounded" else 1 / self.min_loss
@@ -110,7 +109,6 @@ class Sampled:
 
     outcome: Outcome
     tokens: int
-    """Sampled tokens of the dialogue."""
     loss: float
     """The largest mean loss of its turns, in nats a token; NaN in reinforcement learning, which does not compute it."""
     leaks: int = 0
@@ -118,7 +116,6 @@ class Sampled:
     repeats: int = 0
     """Utterances that repeat an earlier one."""
     path: tuple[Turn, ...] = ()
-    """All turns of the dialogue."""
 
     @property
     def truncated(self) -> bool:
@@ -142,7 +139,6 @@ class Reward:
 
     @property
     def score(self) -> float:
-        """What the task alone gives."""
         return self.terms["task"]
 
 
@@ -167,12 +163,10 @@ def rewards(
 
 
 def largest_loss(losses: Mapping[str, float], path: Sequence[str]) -> float:
-    """R_loss: the largest loss of the turns of a path."""
     return max(losses[turn] for turn in path)
 
 
 def task_term(sample: Sampled, settings: RewardSettings, max_tokens: int) -> float:
-    """The score."""
     if sample.outcome.score is None:
         raise ValueError(f"the path to {sample.outcome.leaf} was not graded, so it has no reward")
     return 0.0 if sample.leaks and settings.leaks_lose_task else sample.outcome.score

@@ -36,12 +36,10 @@ class Correction:
 
     verdict: Verdict
     subgoals: str = ""
-    """Corrected ones."""
     actions: str = ""
 
 
 def question(task: str, subgoals: str, actions: str, tools: str) -> list[Utterance]:
-    """What a critic is asked."""
     blocks = {"Tools": tools, "Task": task, "Subgoals": subgoals, "Actions": actions or "(none)"}
     shown = "\n\n".join(f"## {title}\n{text}" for title, text in blocks.items())
     return [Utterance("system", _RULES), Utterance("user", shown)]

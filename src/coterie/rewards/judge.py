@@ -50,7 +50,6 @@ class Judge:
     """With how many of the next in the circle each candidate is compared (at least 1)."""
     seed: int = 0
     comparisons: int = 0
-    """Comparisons that were asked for."""
     unreadable: int = 0
     """Answers that named neither or both; each is a tie."""
 
@@ -82,7 +81,6 @@ class Judge:
         return [share / each if each else 0.5 for share in won]
 
     def _drawn(self, key: str, count: int) -> list[tuple[int, int]]:
-        """(shown as A, shown as B) of each comparison."""
         circle = list(range(count))
         random.Random(f"{self.seed}/{key}").shuffle(circle)
         steps = range(1, min(self.opponents, count - 1) + 1)

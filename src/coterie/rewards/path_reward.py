@@ -113,7 +113,6 @@ class Graded:
 
     @property
     def own(self) -> tuple[Turn, ...]:
-        """The agent's turns."""
         return tuple(turn for turn in self.path if turn.speaker.name == self.agent and turn.ids)
 
 

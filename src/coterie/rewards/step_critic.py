@@ -106,7 +106,6 @@ class HeadCritic:
     def _pooled(
         self, part: Sequence[int], sequences: Sequence[tuple[int, ...]], start: int
     ) -> list[float]:
-        """One number for each sequence of one pass."""
         chosen = [sequences[i] for i in part]
         begin = start if self.pool == "mean" else -1
         places = [range(len(ids))[begin:] for ids in chosen]

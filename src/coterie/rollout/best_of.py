@@ -11,7 +11,6 @@ from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn, digest
 
 Score = Callable[[Tree, Sequence[Turn]], Awaitable[Sequence[float]]]
-"""Scores the candidates of one turn, which are in the tree."""
 
 
 class BestOfSampler:

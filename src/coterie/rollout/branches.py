@@ -71,8 +71,6 @@ class Branches:
     # -- going on -----------------------------------------------------------------------------
 
     async def start(self) -> Position:
-        """The beginning; the same for all branches."""
-
         async def begin() -> Arrival:
             known = set(self.tree.turns)
             async with self._live() as (live, stand):
@@ -185,7 +183,6 @@ class Branches:
         return await self._arrive(taken[-1].id, act)
 
     async def grade(self, at: Position) -> Grade:
-        """What a branch that has ended is worth."""
         async with self._live(at) as (live, stand):
             grade = await self._checked.grade(at.state, live)
             stand(Arrival(at, (), {}))
@@ -234,12 +231,10 @@ class Branches:
     async def _act(
         self, at: Position, taken: tuple[Turn, ...], live: Any, recorded: tuple[Turn, ...] = ()
     ) -> Arrival:
-        """The transition that turns bring about."""
         contexts = contexts_after(self.tree, at, taken)
         return await self._checked.act(at.state, taken, live, contexts, recorded)
 
     def _note(self, node: str, arrival: Arrival) -> None:
-        """Keep what came after a node."""
         for turn in arrival.seen:
             self.tree.add(turn)
         self.rewards |= arrival.rewards
@@ -249,7 +244,6 @@ class Branches:
     # -- what was recorded --------------------------------------------------------------------
 
     def _next(self, path: Sequence[str], here: Position) -> tuple[Turn, ...]:
-        """The turns on a path that were taken at a position."""
         if here.state.end is not None:
             raise self._diverged(here)
         at, names = path.index(here.node) + 1 if here.node in path else 0, self.acting(here)
@@ -275,7 +269,6 @@ class Branches:
         return await self._arrive(taken[-1].id, act)
 
     def _on(self, path: Sequence[str], found: Position) -> Position:
-        """A position that is on a path; :class:`Diverged` for another one."""
         if found.node not in (self.tree.root, *path):
             raise self._diverged(found)
         return found
@@ -294,7 +287,6 @@ class Branches:
         )
 
     async def _replay(self, at: Position) -> OwnedSession:
-        """A new session, brought to where a branch stands by what was recorded."""
         session = await self._open()
         try:
             live = await session.live(self.seconds)

@@ -34,7 +34,6 @@ class Played:
 
     @property
     def key(self) -> str:
-        """Of the item that its candidates are."""
         return f"{self.sample:04d}"
 
 
@@ -87,7 +86,6 @@ class Branching:
         return tree
 
     async def _said(self, at: Position, prompt: Prompt, turn: Turn) -> Position:
-        """After a turn of an agent, said again."""
         context = context_at(at, prompt.agent)
         response = repeated_response(prompt, context, turn, self.sampler)
         context.add(response, prompt.shown)
@@ -96,7 +94,6 @@ class Branching:
         return Position(response.turn.id, state, {**at.contexts, prompt.agent: context})
 
     async def _heard(self, at: Position, tree: Tree, turn: Turn) -> Position:
-        """After a turn of anybody else."""
         again = make_turn(at.node, turn.speaker, turn.parts, author=turn.author, draw=turn.draw)
         tree.add(again)
         state = await state_after(self.driver.environment, at.state, again)

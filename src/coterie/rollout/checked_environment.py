@@ -26,12 +26,10 @@ class CheckedEnvironment:
     environment: Environment
     task: Task
     seed: int
-    """The environment's."""
     seconds: float
     """Time limit of what it does at a time."""
     variant: str | None
     _tools: dict[str, tuple[Tool, ...]] = field(default_factory=dict)
-    """By actor: tools that were checked."""
 
     def acting(self, state: State) -> tuple[str, ...]:
         """Who acts now, in the order in which it is recorded; somebody, in a state that has not ended."""
@@ -43,7 +41,6 @@ class CheckedEnvironment:
         return tuple(name for name in known if name in names)
 
     def shown(self, state: State, actor: str) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """What an actor is shown now, and what it may call."""
         with faults_of(self.environment):
             shown = tuple(self.environment.see(state, actor))
             tools = tuple(self.environment.tools(state, actor))
@@ -91,7 +88,6 @@ class CheckedEnvironment:
             return arrive(taken[-1].id, now, taken, found, contexts, self.environment.syntax)
 
     async def grade(self, state: State, live: Any) -> Grade:
-        """What a state that has ended is worth."""
         grade: Grade = await timed(
             self.environment, self.seconds, "grading", self.environment.grade, state, live
         )

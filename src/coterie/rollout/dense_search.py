@@ -201,7 +201,6 @@ class DenseSearch(Search):
     # -- what was played ----------------------------------------------------------------------
 
     async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
-        """One search; what it found counts from then on."""
         found, credit = await super().search(search)
         self._take_in(found)
         return found, credit
@@ -238,7 +237,6 @@ class DenseSearch(Search):
         return next(said, self.tree.root)
 
     def _label(self, rollout: Rollout, at: Position) -> int:
-        """The one that comes next."""
         return rollout.labels[sum(turn.speaker.kind == "agent" for turn in at.state.turns)]
 
 

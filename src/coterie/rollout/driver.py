@@ -67,7 +67,6 @@ class Driver:
     def branches(
         self, task: Task, tree: Tree, sessions: Sessions, variant: str | None = None
     ) -> Branches:
-        """The branches of a task's tree."""
         return Branches(
             self.environment,
             self.samplers,
@@ -130,13 +129,11 @@ class Driver:
         return Finished(episode, tree, None, tokens, _metrics(grade, said), credit)
 
     def _seed(self, episode: Episode, at: Position, place: int) -> int:
-        """``place`` is that of the actor among those who act now."""
         key = (self.seed, episode.iteration, episode.stage, episode.task.id, episode.sample)
         return int(digest("seed", *key, len(at.state.turns) + place)[:15], 16)
 
 
 def _credit(branches: Branches, leaf: str, grade: Grade) -> tuple[Credit, ...]:
-    """What the environment gave on the way, and in the end."""
     given = {(node, f"{REWARD}:{actor}"): one for (node, actor), one in branches.rewards.items()}
     given |= {(leaf, f"{FINAL_REWARD}:{actor}"): one for actor, one in grade.rewards.items()}
     return tuple(Credit(node, name, one, ENVIRONMENT) for (node, name), one in given.items())

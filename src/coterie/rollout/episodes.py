@@ -35,7 +35,6 @@ class Episode:
 
     @property
     def key(self) -> ItemKey:
-        """Under which the store has it."""
         return ItemKey(self.iteration, self.stage, self.task.id, f"{self.sample:04d}")
 
 

@@ -57,7 +57,6 @@ def never_merge(turn: Turn, siblings: Sequence[Turn]) -> Turn | None:
 
 
 def nothing_known(rollout: Rollout, at: Position) -> Turn | None:
-    """Every turn of a rollout is sampled."""
     return None
 
 
@@ -133,7 +132,6 @@ class TreeGrower:
     async def _go(
         self, at: Position, way: Way, rollouts: Sequence[Rollout], others_follow: bool
     ) -> list[Rollout]:
-        """Take one way with the rollouts that say so, and go on."""
         try:
             then = await self.branches.advance(at, way, others_follow=others_follow)
         except EngineGone:
@@ -176,7 +174,6 @@ class TreeGrower:
         seeds: Mapping[int, Sequence[int]],
         draws: Sequence[int],
     ) -> dict[int, Response]:
-        """What a sampler says with each seed, by the numbers of the rollouts that have it."""
         prompt = self.branches.prompt(at, actor, next(iter(seeds)), 0)
         own = [draws[numbers[0]] for numbers in seeds.values()] if draws else []
         context = context_at(at, actor)
@@ -193,7 +190,6 @@ class TreeGrower:
         }
 
     def _again(self, turn: Turn, tokens: int) -> Response:
-        """A turn of the tree, taken once more."""
         request = None if turn.prompt is None else self.branches.tree.requests[turn.prompt]
         return Response(turn, request, tokens)
 

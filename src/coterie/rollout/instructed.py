@@ -53,7 +53,6 @@ class InstructedSampler:
     async def candidates(
         self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
     ) -> list[Response]:
-        """A step for each seed."""
         numbers = list(draws) or [prompt.draw] * len(seeds)
         found = [
             self._one(prompt, context, seed, draw)

@@ -148,7 +148,6 @@ class TokenSampler:
         self.calls = calls
 
     def at(self, temperature: float) -> "TokenSampler":
-        """The same engine at another temperature."""
         sampling = replace(self.sampling, temperature=temperature)
         return TokenSampler(self.engine, self.render, sampling, self.context_length, self.calls)
 
@@ -320,7 +319,6 @@ def utterances(prompt: Prompt) -> list[Utterance]:
 
 
 def _call_name(asked: int, number: int) -> str:
-    """What a call is named at an endpoint, by its message and its place."""
     return f"c{asked:04}{number:04}"
 
 

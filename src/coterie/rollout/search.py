@@ -54,13 +54,11 @@ class Value:
     """What the rollouts through a node came to."""
 
     mean: float
-    """Mean reward."""
     visits: int
     """How many rollouts went through it."""
 
 
 def growth(settings: SearchSettings) -> GrowthRule:
-    """How a tree grows under these settings."""
     return GrowthRule(
         settings.searches,
         settings.rollouts,

@@ -80,7 +80,6 @@ class Sessions:
         self._changed = asyncio.Event()
 
     def take(self, node: Place) -> OwnedSession | None:
-        """The idle session that stands at ``node``, if there is one."""
         return self._idle.pop(node, None)
 
     async def open(self, opening: Opening) -> OwnedSession:

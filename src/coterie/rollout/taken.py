@@ -41,7 +41,6 @@ def _with_calls(
     response: Response,
     max_calls: int | None,
 ) -> Turn:
-    """A turn with its calls, which are part of what it is."""
     syntax, turn = environment.syntax, response.turn
     assert syntax is not None, "only turns of environments with tools have calls"
     with faults_of(environment):

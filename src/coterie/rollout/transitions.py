@@ -86,7 +86,6 @@ def _finite(name: str, value: object) -> bool:
 
 
 def left_after(left: Mapping[str, int], taken: Sequence[Turn]) -> Mapping[str, int]:
-    """What is left of each limit after these turns."""
     now = dict(left)
     for turn in taken:
         for key in ("turns", f"turns:{turn.speaker.name}"):
@@ -147,7 +146,6 @@ def _check_frozen(data: object) -> None:
 
 
 def _limit(left: Mapping[str, int]) -> Ending | None:
-    """The ending of a path that has met a limit."""
     met = [key for key, count in left.items() if count <= 0]
     if not met:
         return None

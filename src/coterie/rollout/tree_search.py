@@ -44,7 +44,6 @@ class GrowthRule:
 
     searches: int
     rollouts: int
-    """Of a search."""
     choose: Choose
     merge: Merge = never_merge
 
@@ -97,7 +96,6 @@ class Search(ABC):
 
     @property
     def tree(self) -> Tree:
-        """The tree as it is now."""
         return self.branches.tree
 
     async def grow(self, record: OnSearch) -> None:
@@ -163,7 +161,6 @@ class Search(ABC):
         return found, [credit for one in judged for credit in one.credit]
 
     async def _graded(self, played: Sequence[Rollout]) -> tuple[dict[str, Outcome], dict[str, str]]:
-        """The outcomes of leaves that are new, and of those that can't be graded the reasons."""
         graded, failures = dict[str, Outcome](), dict[str, str]()
         for rollout in played:
             leaf = rollout.leaf
@@ -227,17 +224,14 @@ class TreeSearch(Search):
         return [Rollout(search, number, node) for number in range(self.rule.rollouts)]
 
     def samplers_of(self, rollout: Rollout, at: Position) -> Mapping[str, CandidateSampler]:
-        """Always the same."""
         return self.samplers
 
     def seed_of(self, rollout: Rollout, at: Position, place: int) -> int:
-        """Of the rollout, and of the place of the turn on its path."""
         depth = len(at.state.turns) + place
         return int(self.key("seed", rollout.search, rollout.number, depth)[:15], 16)
 
 
 def path_tree(tree: Tree, leaves: Sequence[str]) -> Tree:
-    """The part of a tree that leads to these leaves."""
     found = Tree(tree.task, tree.stage, tree.iteration)
     for leaf in leaves:
         for turn in tree.path(leaf):

@@ -68,7 +68,6 @@ class TreeValues:
         return NodeValue(sums.value, sums.visits, sums.distance / sums.visits)
 
     def nodes(self) -> Iterable[str]:
-        """All nodes, the root included."""
         return self._sums
 
     def siblings(self, node: str) -> list[NodeValue]:
@@ -78,5 +77,4 @@ class TreeValues:
         return [self[one] for one in self.children[self.parents[node]] if one != node]
 
     def values(self) -> Mapping[str, NodeValue]:
-        """All values as they are now."""
         return {node: self[node] for node in self._sums}

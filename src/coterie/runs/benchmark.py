@@ -147,7 +147,6 @@ class Consistency:
     """A policy with several dialogues on each held-out task."""
 
     n: int
-    """Tasks."""
     failed: int
     """Dialogues that failed for good; each counts with a score of 0 and has no vote."""
     points: tuple[Point, ...]
@@ -159,7 +158,6 @@ class Consistency:
 
 
 def everybody(settings: BenchmarkSettings, sampler: Sampler) -> dict[str, Sampler]:
-    """One policy as all agents of a benchmark."""
     return dict.fromkeys(agents_of(settings.made()), sampler)
 
 

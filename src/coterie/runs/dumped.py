@@ -27,7 +27,6 @@ def said(environment: Environment, turn: Turn) -> str:
 
 
 def prompt_text(shown: tuple[Message, ...]) -> str:
-    """Messages as one text."""
     return "\n\n".join("".join(part.text for part in one.parts) for one in shown)
 
 

@@ -40,12 +40,10 @@ class Step:
 
     @property
     def key(self) -> ItemKey:
-        """The item that marks this step as finished."""
         return ItemKey(self.iteration, self.stage, "", FINISHED)
 
     @property
     def begun(self) -> ItemKey:
-        """The item that marks this step as begun."""
         return ItemKey(self.iteration, self.stage, "", "begun")
 
     def __str__(self) -> str:
@@ -67,7 +65,6 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """Where the report page goes."""
         return self.folder / "report.html"
 
     def training_folder(self, iteration: int, role: str = POLICY) -> Path:
@@ -89,12 +86,10 @@ class Run:
             self.store.finish(step.begun, metrics={"settings": fingerprint})
 
     def finish(self, step: Step, fingerprint: str, metrics: Metrics) -> None:
-        """Mark a step as finished under the settings whose fingerprint is given."""
         self.store.finish(step.key, metrics={**metrics, "settings": fingerprint})
         self.tracking.stage(step.stage, metrics)
 
     def select(self, iteration: int, selections: Sequence[Selection]) -> None:
-        """Write what an iteration selects, once."""
         if not self.store.finished(ItemKey(iteration, "select", "")):
             self.store.select(iteration, "select", selections)
 
@@ -179,7 +174,6 @@ def _made(folder: Path) -> date:
 
 
 def differences(old: dict[str, object], new: Settings) -> list[str]:
-    """Which settings differ, each as ``key: old -> new``."""
     before, after = flatten(old), flatten(new.model_dump(mode="json"))
     return [
         f"{name}: {before.get(name)} -> {after.get(name)}"

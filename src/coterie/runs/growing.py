@@ -38,7 +38,6 @@ class Growing:
         self.played = rollouts(self.store, self.iteration)
 
     def left(self, tasks: Iterable[Task], searches: int) -> int:
-        """How many searches there are still to do."""
         done = [{rollout.search for rollout in self.played.get(task.id, ())} for task in tasks]
         return sum(searches - len(found) for found in done)
 
@@ -148,7 +147,6 @@ def _rollouts(items: Iterable[Item]) -> dict[str, list[Rollout]]:
 
 
 def _number(key: ItemKey) -> tuple[int, int]:
-    """Which search, and which of its rollouts."""
     search, _, number = key.sample.partition("/")
     return int(search), int(number)
 

@@ -19,7 +19,6 @@ from coterie.runs.stage import Stage, check_stages
 from coterie.trajectories.jsonl import copy
 
 UNSEEN = "(files that the settings name have changed, or engine.device=auto is another device here)"
-"""What has changed where all settings are as they were."""
 
 
 class Staged(Protocol):
@@ -27,13 +26,9 @@ class Staged(Protocol):
 
     name: str
 
-    def stages(self) -> list[Stage]:
-        """All stages in the order in which they run."""
-        ...
+    def stages(self) -> list[Stage]: ...
 
-    def at(self, step: Step) -> Stage:
-        """The stage of a step."""
-        ...
+    def at(self, step: Step) -> Stage: ...
 
     def fingerprint(self, step: Step) -> str:
         """Hash of the settings that this step's results depend on."""
@@ -127,7 +122,6 @@ def fork(recipe: Staged, source: Path, target: Path, settings: Settings) -> list
 
 
 def _kept(recipe: Staged, run: Run) -> list[Step]:
-    """Finished steps whose settings, and whose inputs' settings, are as they were."""
     kept: list[Step] = []
     for stage in recipe.stages():
         step, whole = stage.step, all(needed in kept for needed in stage.after)

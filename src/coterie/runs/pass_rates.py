@@ -55,7 +55,6 @@ def step_rates(store: Store, iteration: int, stage: str, passing: float) -> Pass
 
 
 def _rates(store: Store, iteration: int, stages: Iterable[str], passing: float) -> PassRates:
-    """Rates by the last of these stages in which a task has a graded dialogue."""
     by_task, by_question = dict[str, PassRate](), dict[str, PassRate]()
     for tree in (tree for stage in stages for tree in store.outlines(iteration, stage)):
         scores = [one.score for one in tree.outcomes.values() if one.score is not None]

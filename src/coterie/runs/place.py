@@ -11,7 +11,6 @@ EVALUATION = "evaluate"
 
 
 def place_of(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
-    """The place of a stage among all those of its run."""
     iterations = sorted({s.step.iteration for s in stages if s.step.stage != EVALUATION})
     taken = _seconds(run, stages)
     left = [s for s in stages[list(stages).index(stage) + 1 :] if not run.is_finished(s.step)]

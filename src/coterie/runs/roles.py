@@ -91,7 +91,6 @@ class Roles:
     # -- where weights are ----------------------------------------------------------------------
 
     def path(self, name: str, version: int) -> Path | str:
-        """Where a version of a role is."""
         if version:
             return self.run.training_folder(version - 1, name) / "final"
         return self.known[name].model
@@ -128,7 +127,6 @@ class Roles:
         return self.engines.run(work)
 
     async def speak(self, name: str, version: int) -> Speaking:
-        """The engine that samples from a version of a role."""
         role, path = self.known[name], self.path(name, version)
         base = self._base(role)
         if base is None or self.settings.kind != "inprocess":
@@ -148,7 +146,6 @@ class Roles:
         self.engines.make_room()
 
     def close(self) -> None:
-        """End what was started."""
         self._shared.clear()
         self.engines.close()
 
@@ -159,7 +156,6 @@ class Roles:
         return role.name if any(one.shares == role.name for one in self.known.values()) else None
 
     def _beside(self, base: str, role: Role, version: int) -> LoadedModel:
-        """The base that a role shares, with this version's adapter beside the others'."""
         path = self.path(role.name, version)
         if version and not is_adapter(path):
             raise UserError(
@@ -178,7 +174,6 @@ class Roles:
 
 
 def _as_it_began(model: Any, name: str) -> Any:
-    """The model with a fresh adapter, which changes nothing."""
     if isinstance(model, PeftModel) and name in model.peft_config:
         remove_adapter(model, name)
     return add_lora(model, r=1, alpha=1, name=name).eval()

@@ -8,7 +8,6 @@ from coterie.trajectories.tree import Tree
 
 
 def selected(run: Run, iteration: int) -> Iterator[tuple[Tree, Selection]]:
-    """What an iteration selected, in its order, each with its tree."""
     tree: Tree | None = None
     for task, selection in run.store.selections(iteration, "select"):
         if tree is None or tree.task != task:

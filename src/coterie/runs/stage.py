@@ -23,7 +23,6 @@ class Stage:
     depends: tuple[object, ...] = ()
     """The settings that its results depend on, besides those of the whole recipe."""
     trains: tuple[str, ...] = ()
-    """The roles that it trains."""
     kind: str = ""
     """What it does. Stages of one kind do the same in other iterations: how long one took tells of the next."""
 

@@ -37,7 +37,6 @@ class Tracking:
         return _OfRole(self, role, self._steps()) if self._name != "none" else NoTracker()
 
     def stage(self, name: str, metrics: Metrics) -> None:
-        """What was measured of a stage that has just been finished."""
         if self._name != "none":
             named = {f"{name}/{what}": n for what, n in metrics.items() if not isinstance(n, str)}
             self.log(named, self._steps())
@@ -56,12 +55,10 @@ class Tracking:
         self._tracker.log(metrics, step)
 
     def close(self) -> None:
-        """Flush and end."""
         if self._tracker is not None:
             self._tracker.close()
 
     def _steps(self) -> int:
-        """Optimiser steps of the trainings that are finished."""
         finished = self._store.metrics_of(FINISHED)
         return sum(int(found["steps"]) for found in finished if "trained_tokens" in found)
 
@@ -73,7 +70,6 @@ class _OfRole:
         self._tracking, self._role, self._before = tracking, role, before
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Metrics of one optimiser step of the training."""
         named = {f"{self._role}/{what}": n for what, n in metrics.items() if what != "step"}
         self._tracking.log(named, self._before + step)
 

@@ -23,9 +23,7 @@ class Rewarded(Protocol):
         ...
 
     @property
-    def total(self) -> float:
-        """Its reward."""
-        ...
+    def total(self) -> float: ...
 
     @property
     def score(self) -> float:

@@ -27,9 +27,7 @@ class Visited(Protocol):
         ...
 
     @property
-    def visits(self) -> int:
-        """How many there are."""
-        ...
+    def visits(self) -> int: ...
 
     @property
     def distance(self) -> float:
@@ -121,7 +119,6 @@ def first_differences(
 
 
 def _parting(tree: Tree, leaf: str, other: str, agent: str) -> tuple[Turn, Turn] | None:
-    """The turns of the agent with which two paths part."""
     for one, two in zip(tree.path(leaf), tree.path(other), strict=False):
         if one.id != two.id:
             both = one.speaker.name == two.speaker.name == agent

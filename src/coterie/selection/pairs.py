@@ -63,7 +63,6 @@ class Preference:
     chosen: Turn
     rejected: Turn
     value: float
-    """Of the chosen one."""
     difference: float
     """Of the two values, above 0."""
 

@@ -9,7 +9,6 @@ MOST = 6
 
 
 def measures(means: Sequence[Mapping[str, float]]) -> list[str]:
-    """The names of all measures, in their order."""
     return list(dict.fromkeys(name for one in means for name in one))
 
 
@@ -20,7 +19,6 @@ def beside(means: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def in_words(name: str) -> str:
-    """A measure as a heading."""
     return name.replace("_", " ")
 
 

@@ -39,7 +39,6 @@ class ConsoleProgress:
         self._last = 0.0
 
     def stage(self, place: StagePlace) -> None:
-        """A stage of a run begins."""
         self._place, self._stage_began = place, time.monotonic()
 
     def start(self, total: int, description: str) -> None:
@@ -62,7 +61,6 @@ class ConsoleProgress:
             self._bar.start()
 
     def advance(self, n: int, **fields: float) -> None:
-        """``n`` more units are done."""
         now = time.monotonic()
         self._pace.add(n, now)
         done, text, left = self._pace.done, self._text(now, fields), self._left(now)
@@ -74,17 +72,14 @@ class ConsoleProgress:
             self._console.print(f"{line}  {left}" if left else line)
 
     def say(self, text: str) -> None:
-        """A text of its own, as it is."""
         self._console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """End the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
     def _named(self, description: str) -> str:
-        """What is done, after the iteration of how many."""
         if (place := self._place) is None:
             return description
         name = description.removesuffix(f" {place.iteration}")
@@ -102,7 +97,6 @@ class ConsoleProgress:
         return "  ".join(shown)
 
     def _left_of_run(self, place: StagePlace, left: float | None, now: float) -> float | None:
-        """The same of the run: the rest of this stage, those like it, and the others."""
         elapsed = now - self._stage_began
         if left is None and place.seconds is not None:
             left = max(place.seconds - elapsed, 0.0)
@@ -131,7 +125,6 @@ class Pace:
         """(units done, when), of the recent ones."""
 
     def add(self, n: int, now: float) -> None:
-        """``n`` more units are done."""
         self.done += n
         self._points.append((self.done, now))
         while len(self._points) > 2 and self._points[1][0] <= self.done * (1 - RECENT):

@@ -103,13 +103,11 @@ def checked(
 
 
 def arguments(call: ToolCall) -> dict[str, Any]:
-    """The arguments of a call that was checked."""
     found: dict[str, Any] = json.loads(call.arguments)
     return found
 
 
 def too_many(max_calls: int) -> str:
-    """What is said of calls over the limit."""
     return f"not run: only {max_calls} calls of this message are run"
 
 
@@ -133,7 +131,6 @@ def _validator(tool: Tool) -> Draft202012Validator:
 
 
 def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
-    """Why a call can't be run; empty if it can."""
     tool = known.get(call.name)
     if tool is None:
         names = ", ".join(known) or "none"

@@ -92,7 +92,6 @@ class CodeTool:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-        """A sandbox for all calls."""
         async with Sandbox(self._settings.sandbox) as sandbox:
 
             async def run(given: Mapping[str, Any]) -> str:

@@ -97,7 +97,6 @@ async def judged(
 def _limits(
     own: SandboxSettings, limits: ContestLimits, room: Sequence[int], longest: int
 ) -> SandboxSettings:
-    """Those of the sandbox; ``longest`` is the largest input, in bytes."""
     files = (longest + max(room)) // 2**20 + 2
     return own.model_copy(
         update={

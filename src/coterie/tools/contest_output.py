@@ -21,7 +21,6 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(\.\d*)?|(\.\d+))([eE][+-]?\d{1,4})?", re.ASCI
 
 
 def same_output(expected: str, printed: str) -> bool:
-    """Whether a program printed what it should."""
     wanted, found = (_lines(text) for text in (expected, printed))
     return len(wanted) == len(found) and all(map(_same_line, wanted, found))
 

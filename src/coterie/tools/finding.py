@@ -45,7 +45,6 @@ class OwnSource:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-        """The function."""
         yield {self._own.tool.name: self._own.do}
 
 
@@ -65,14 +64,12 @@ def sources_in(file: Path) -> tuple[ToolSource, ...]:
 
 
 def syntax_of(sources: Sequence[ToolSource], settings: ToolsSettings) -> Tags | NativeCalls:
-    """How calls are written."""
     if settings.calls == "native":
         return NativeCalls()
     return tags_of_sources(sources, inline=settings.calls == "inline")
 
 
 def tags_of_sources(sources: Sequence[ToolSource], *, inline: bool = False) -> Tags:
-    """Tags for all tools; an answer has no tag of its own."""
     tags: dict[str, Tag] = {}
     for source in sources:
         tags |= {tool.name: source.tags.get(tool.name, Tag()) for tool in source.tools}
@@ -90,7 +87,6 @@ def _sources(names: tuple[str, ...], file: Path | None, text: str) -> tuple[Tool
 
 
 def _apart(made: Mapping[str, ToolSource]) -> tuple[ToolSource, ...]:
-    """Sources whose tools have names of their own: those of one name get their source's in front."""
     count = Counter(tool.name for source in made.values() for tool in source.tools)
     alike = {
         name: source
@@ -105,7 +101,6 @@ def _apart(made: Mapping[str, ToolSource]) -> tuple[ToolSource, ...]:
 
 
 def _made(name: str, entries: Mapping[str, Mapping[str, Any]], file: Path | None) -> ToolSource:
-    """The source of a name."""
     values = dict(entries.get(name, {}))
     kind = str(values.pop("tool", name))
     if kind.startswith(MCP):

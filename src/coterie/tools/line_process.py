@@ -48,7 +48,6 @@ class LineProcess:
                 raise
 
     def close(self) -> None:
-        """End the process, if there is one."""
         with self._lock:
             self._end()
 

@@ -43,7 +43,6 @@ class PythonTool:
 
     @asynccontextmanager
     async def open_session(self, seed: int, shared: Any) -> AsyncIterator[Mapping[str, Function]]:
-        """A session in the sandbox that the run shares."""
         async with shared[Sandbox].session(seed) as session:
 
             async def run(given: Mapping[str, Any]) -> str:

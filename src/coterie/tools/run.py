@@ -114,7 +114,6 @@ def _text(found: str) -> str:
 async def _run(
     call: ToolCall, function: Function, limits: CallLimits, tries: int
 ) -> tuple[str, bool]:
-    """What a call gave, and whether that is an error."""
     for number in range(tries):
         limit = asyncio.timeout(limits.seconds)
         try:

@@ -56,9 +56,7 @@ class SessionSource(Protocol):
         ...
 
     @property
-    def max_sessions(self) -> int:
-        """Sessions that may be live at the same time."""
-        ...
+    def max_sessions(self) -> int: ...
 
     def open_session(
         self, seed: int, shared: Any

@@ -75,7 +75,6 @@ class Tags:
         return "inline" if self.inline else "user"
 
     def teach(self, tools: Sequence[Tool]) -> str:
-        """What a prompt says of the tools."""
         lines = [
             "You can use these tools. Write a call exactly as shown, then stop; you are given the result next."
         ]

@@ -57,7 +57,6 @@ class Toolbox:
     limits: CallLimits
 
     def beside(self, own: Mapping[str, Function]) -> "Toolbox":
-        """And the tools of one branch."""
         return replace(self, functions={**self.functions, **own})
 
     async def run(

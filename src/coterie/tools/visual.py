@@ -75,7 +75,6 @@ class VisualInspector:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-        """What runs the calls."""
         async with AsyncExitStack() as stack:
             self._endpoint = await stack.enter_async_context(Endpoint(self._settings.endpoint))
             self._fetcher = Fetcher(self._settings)

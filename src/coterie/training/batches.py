@@ -30,7 +30,6 @@ class Batch(Generic[Item]):
     groups: Sequence[str]
     """Which items are drawn together; "" is by itself."""
     sequences: Sequence[Sequence[Ids]]
-    """The sequences of each item."""
     targets: Sequence[int]
     """How many targets each item has, in all its rows."""
     counts: Sequence[float]
@@ -44,7 +43,6 @@ class Batch(Generic[Item]):
 
     @property
     def tokens(self) -> int:
-        """Tokens of all rows."""
         return sum(len(ids) for sequences in self.sequences for ids in sequences)
 
 
@@ -84,7 +82,6 @@ class Order:
     """The order of items over all epochs, in steps of ``batch_rows``."""
 
     groups: Sequence[str]
-    """The group of each item; "" is by itself."""
     seed: int
     batch_rows: int
 

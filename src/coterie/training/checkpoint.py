@@ -87,13 +87,11 @@ def go_back(folder: Path, step: int) -> None:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint in ``folder``, if there is one."""
     found = _checkpoints(folder)
     return found[-1] if found else None
 
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
-    """The JSON half of a checkpoint."""
     file = checkpoint / "state.json"
     with reading(file, _without(checkpoint)):
         facts: dict[str, Any] = json.loads(file.read_text())
@@ -194,7 +192,6 @@ def remove_partial(folder: Path) -> None:
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a training that is finished."""
     for path in _checkpoints(folder):
         shutil.rmtree(path)
 

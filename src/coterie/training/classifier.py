@@ -27,7 +27,6 @@ class Classifier:
     needs: Sequence[TargetValue] = ()
 
     def rows(self, item: Labelled) -> Sequence[Row]:
-        """Those of the trajectory."""
         return item.rows
 
     def count(self, item: Labelled) -> float:
@@ -40,7 +39,6 @@ class Classifier:
         return item.weight * sum(len(row.predicted) for row in item.rows)
 
     def group(self, item: Labelled) -> str:
-        """The tree that the trajectory is from."""
         return item.group
 
     def losses(

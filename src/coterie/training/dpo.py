@@ -64,7 +64,6 @@ class DPO:
         return weight
 
     def group(self, item: Pair) -> str:
-        """The tree that the pair is from."""
         return item.group
 
     def losses(

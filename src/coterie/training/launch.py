@@ -73,12 +73,10 @@ class Job:
     objective: str
     objective_settings: Given | None
     item: str
-    """The class of all items."""
     timeout: float = TIMEOUT
 
 
 def launches(settings: TrainingSettings) -> bool:
-    """Whether a training runs on ranks of its own."""
     return settings.processes is not None or settings.launch is not None
 
 
@@ -146,7 +144,6 @@ def _write(
     objective: Objective[Any],
     config: dict[str, Any],
 ) -> None:
-    """Put all that ranks need into their folder."""
     kinds = {place_of(type(item)) for item in items}
     if len(kinds) > 1:
         raise UserError(
@@ -178,7 +175,6 @@ def _write(
 
 
 def objective_of(job: Job) -> Objective[Any]:
-    """The objective under its settings."""
     made: Objective[Any]
     if job.objective_settings is None:
         made = at_place(job.objective)()

@@ -72,7 +72,6 @@ def train(
 def _steps(
     trainer: Trainer[Any], found: Batch[Any], order: Order, steps: int, progress: Progress
 ) -> None:
-    """Take the steps that are left of so many."""
     if trainer.done == 0:
         trainer.leave_out(found.too_long, found.empty)
     try:

@@ -16,7 +16,6 @@ class Measure:
     """One number of each of some tokens."""
 
     values: torch.Tensor
-    """``(tokens,)``."""
     extremes: bool = False
     """Whether the least and the greatest are told, too."""
 

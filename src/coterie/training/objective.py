@@ -74,9 +74,7 @@ class Tempered(Protocol):
     """An objective on tokens that were sampled: it reads the distribution that they were sampled from."""
 
     @property
-    def temperature(self) -> float:
-        """Logits are divided by it."""
-        ...
+    def temperature(self) -> float: ...
 
 
 @runtime_checkable

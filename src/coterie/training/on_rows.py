@@ -13,7 +13,6 @@ class OnRows:
     """Who needs a weight of at least 0, and what to do for a row without."""
 
     def rows(self, item: Row) -> Sequence[Row]:
-        """The row itself."""
         return (item,)
 
     def count(self, item: Row) -> float:
@@ -26,5 +25,4 @@ class OnRows:
         return item.weight * sum(map(len, item.predicted))
 
     def group(self, item: Row) -> str:
-        """None: rows are drawn one by one."""
         return ""

@@ -54,6 +54,5 @@ def rate_at(step: int, total: int | None, settings: TrainingSettings) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all groups."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -127,7 +127,6 @@ class PolicyGradient(OnRows):
 
     @property
     def temperature(self) -> float:
-        """That of sampling."""
         return self.settings.temperature
 
     def count(self, item: Row) -> float:

@@ -92,7 +92,6 @@ def prepared(
 
 
 def _put_back(model: Any, active: str | None, frozen: Mapping[str, bool]) -> None:
-    """The adapter that was active, if one was, and what was frozen."""
     model.eval()
     if active is not None:
         activate(model, active)
@@ -122,7 +121,6 @@ def _with_trainable(model: Any, settings: TrainingSettings, adapter: str | None)
 
 
 def _check_head(model: Any, reads: Reads) -> None:
-    """Refuse an objective on values for a model without a head."""
     if reads in OF_A_HEAD and find_head(model) is None:
         raise UserError(
             "this objective trains a value head, and the model has none",
@@ -159,7 +157,6 @@ def max_row_length(model: Any, settings: TrainingSettings) -> int:
 
 
 def tokenizer_folder(model: Any) -> Path | None:
-    """The folder that the model was loaded from, if it was one."""
     folder = Path(model.config.name_or_path or ".")
     return folder if (folder / "config.json").is_file() else None
 

@@ -45,11 +45,9 @@ class ToFile:
         """Nothing: the starter knows it."""
 
     def start(self, total: int, description: str) -> None:
-        """The first line."""
         self._write({"total": total, "description": description})
 
     def advance(self, n: int, **fields: float) -> None:
-        """A line more."""
         self._write({"n": n, "fields": fields})
 
     def say(self, text: str) -> None:
@@ -64,7 +62,6 @@ class ToFile:
 
 
 def model_of(folder: Path, job: Job, device: torch.device) -> Any:
-    """The model with its adapter or its head."""
     model = load(job.model, device=device).model
     if job.adapter is not None:
         model = load_adapter(model, folder / ADAPTER, name=job.adapter, trainable=True)
@@ -74,7 +71,6 @@ def model_of(folder: Path, job: Job, device: torch.device) -> Any:
 
 
 def main(folder: Path) -> None:
-    """Train, with the other ranks."""
     job = TypeAdapter(Job).validate_json((folder / JOB).read_bytes())
     on_cpu = os.environ.get("ACCELERATE_USE_CPU") == "true"
     state = PartialState(on_cpu, timeout=timedelta(seconds=job.timeout))

@@ -120,5 +120,4 @@ def _parts(
 
 
 def _of_targets(row: Row, predicted: Sequence[float]) -> tuple[float, ...]:
-    """One number a target, from one a target that has something before it."""
     return (*[UNPREDICTED] * row.unpredicted, *predicted)

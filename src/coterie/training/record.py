@@ -28,7 +28,6 @@ class TrainingReport:
     final: Path
     """Folder of the trained weights (of the adapter, for lora)."""
     steps: int
-    """Optimiser steps."""
     rows: int
     """Items of all steps; one that is seen in several epochs counts in each."""
     dropped_too_long: int
@@ -42,7 +41,6 @@ class TrainingReport:
     computed_tokens: int
     """Tokens that went forward and backward: beginnings that rows shared count once."""
     first_loss: float
-    """Loss of the first step."""
     last_loss: float
     """Mean loss of the last tenth of the steps."""
     seconds: float
@@ -50,7 +48,6 @@ class TrainingReport:
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed over the whole training."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
@@ -115,7 +112,6 @@ class Record:
 
     @property
     def done(self) -> int:
-        """Steps that were taken."""
         return len(self._losses)
 
     def finished(self) -> TrainingReport | None:
@@ -191,7 +187,6 @@ class Record:
         return _agreed(due, self._accelerator) and self.done != self.total
 
     def save(self, weights: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        """Write a checkpoint."""
         if write := self._accelerator.is_main_process:
             flush(self._metrics)
         facts = {

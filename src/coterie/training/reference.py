@@ -123,7 +123,6 @@ def _store(folder: Path, sums: torch.Tensor, identity: dict[str, str]) -> None:
 
 
 def _stored(file: Path, identity: dict[str, str]) -> torch.Tensor | None:
-    """The sums in ``file``, if they are of the same model and pairs."""
     if not file.is_file():
         return None
     again = "remove it: it is then computed again"
@@ -133,7 +132,6 @@ def _stored(file: Path, identity: dict[str, str]) -> torch.Tensor | None:
 
 
 def _hash(model: Any, adapter: str | None) -> str:
-    """Hash of what the reference is: the base and, if one is on, that adapter."""
     return hash_tensors(
         (name, weight)
         for name, weight in model.named_parameters()

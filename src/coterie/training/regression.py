@@ -36,7 +36,6 @@ class Regression:
         return pair_weight(item)
 
     def group(self, item: Pair) -> str:
-        """The tree that the pair is from."""
         return item.group
 
     def losses(

@@ -16,7 +16,6 @@ MEANINGS: dict[TargetValue, str] = {
     "returns": "returns",
     "old": "log-probs that the trainer computed under the weights that sampled them",
 }
-"""What each of them is, for messages."""
 
 
 def check_targets(groups: Iterable[Sequence[Row]], objective: Objective[Item]) -> None:

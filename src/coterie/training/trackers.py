@@ -45,11 +45,9 @@ class Tracker(Protocol):
 class NoTracker:
     """Keeps nothing."""
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Nothing."""
+    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 
-    def close(self) -> None:
-        """Nothing."""
+    def close(self) -> None: ...
 
 
 class AccelerateTracker:
@@ -61,12 +59,10 @@ class AccelerateTracker:
         tracker.store_init_configuration({name: _plain(value) for name, value in config.items()})
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Metrics of one optimiser step."""
         values = {name: value for name, value in metrics.items() if name != "step"}
         self._tracker.log(values, step=step)
 
     def close(self) -> None:
-        """Flush and end."""
         self._tracker.finish()
 
 
@@ -112,7 +108,6 @@ def _trackio(_: Path, run: str) -> GeneralTracker:
 
 
 def _id(folder: Path, run: str) -> str:
-    """One that a run keeps when it is gone on with."""
     return hashlib.sha256(f"{folder.absolute()} {run}".encode()).hexdigest()[:16]
 
 
@@ -125,5 +120,4 @@ _MAKERS: dict[str, Callable[[Path, str], GeneralTracker]] = {
 
 
 def _plain(value: Any) -> Any:
-    """A value that every tracker can keep as a hyper-parameter."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

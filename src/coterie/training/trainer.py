@@ -108,12 +108,10 @@ class Trainer(Generic[Item]):
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the only rank, or the first."""
         return self._accelerator.is_main_process
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row that is trained."""
         return self._max_length
 
     def step(self, items: Sequence[Item]) -> dict[str, float]:

@@ -72,7 +72,6 @@ class ValueLoss(OnRows):
 
 
 def _errors(row: Row, values: torch.Tensor, clip: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Squared errors of the values, and of the values held near what they were."""
     old, returns = at_predicted(row, "values", values), at_predicted(row, "returns", values)
     near = old + (values - old).clamp(-clip, clip)
     return (values - returns).square(), (near - returns).square()

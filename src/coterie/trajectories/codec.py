@@ -40,7 +40,6 @@ def logprobs_blob(logprobs: Sequence[float]) -> bytes:
 
 
 def ids_of(blob: bytes) -> tuple[int, ...]:
-    """Token ids of :func:`ids_blob`."""
     return tuple(_numbers(blob, "<i4"))
 
 

@@ -30,9 +30,7 @@ class Mount(Protocol):
     """What is needed of an entry of the mount table (as psutil gives it)."""
 
     @property
-    def mountpoint(self) -> str:
-        """Where it is mounted."""
-        ...
+    def mountpoint(self) -> str: ...
 
     @property
     def fstype(self) -> str:
@@ -95,7 +93,6 @@ class WriterLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Let others write."""
         self._file.close()
 
 

@@ -93,7 +93,6 @@ def export_pair(one: Trained, form: Form) -> dict[str, Any] | None:
 
 
 def chat(tree: Tree, shown: Iterable[Message], agent: str) -> Chat:
-    """Return messages as an agent was shown them."""
     return _merged([(message.role, _text(tree, message, agent)) for message in shown])
 
 

@@ -18,7 +18,6 @@ class Labelled:
 
     @property
     def name(self) -> str:
-        """Where it came from, for messages."""
         return (self.rows[0].origin if self.rows else "") or "?"
 
 

@@ -26,7 +26,6 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """Where it came from, for messages."""
         return " over ".join(
             side[0].origin or "?" if side else "nothing" for side in (self.chosen, self.rejected)
         )

@@ -38,7 +38,6 @@ TreeKey = tuple[int, int, str, str]
 
 
 def task(db: sqlite3.Connection, id_: str) -> Task | None:
-    """One task with its secrets."""
     found = db.execute("SELECT public FROM task WHERE id = ?", (id_,)).fetchone()
     if found is None:
         return None
@@ -54,7 +53,6 @@ def task(db: sqlite3.Connection, id_: str) -> Task | None:
 
 
 def task_ids(db: sqlite3.Connection) -> list[str]:
-    """Ids of all tasks, sorted."""
     return [id_ for (id_,) in db.execute("SELECT id FROM task ORDER BY id")]
 
 
@@ -125,7 +123,6 @@ def size(db: sqlite3.Connection, iteration: int, stage: str) -> tuple[int, int]:
 
 
 def calls(db: sqlite3.Connection) -> Iterator[tuple[ToolCall, ToolResult]]:
-    """All calls that were answered, with their results."""
     rows = db.execute(
         "SELECT asked.calls, told.results FROM turn told JOIN turn asked ON asked.id = told.parent "
         "WHERE told.results != ? AND asked.calls != ?",
@@ -139,7 +136,6 @@ def calls(db: sqlite3.Connection) -> Iterator[tuple[ToolCall, ToolResult]]:
 
 
 def scores(db: sqlite3.Connection, iteration: int, stage: str) -> dict[str, float | None]:
-    """The scores of all leaves of a stage."""
     where, values = _where("tree", iteration=iteration, stage=stage)
     rows = db.execute(f"SELECT leaf, score FROM tree JOIN outcome ON tree = key {where}", values)
     return dict(rows)
@@ -198,7 +194,6 @@ def credit(
 def credit_of_nodes(
     db: sqlite3.Connection, settings: str, name: str, nodes: list[str]
 ) -> dict[str, float]:
-    """One kind of credit on the given nodes."""
     rows = db.execute(
         "WITH node (id) AS (SELECT value FROM json_each(?3)), place (tree, id) AS ("
         "SELECT t.tree, t.id FROM node CROSS JOIN turn t ON t.id = node.id UNION ALL "
@@ -292,7 +287,6 @@ def _request(
 
 @lru_cache(maxsize=64)
 def _tools(text: str) -> tuple[Tool, ...]:
-    """Tools of a prompt, which are those of most prompts."""
     return value_of(TOOLS, text)
 
 

@@ -28,7 +28,6 @@ def redact(tree: Tree) -> Tree:
 
 
 def _shows_secret(tree: Tree, request: Request) -> bool:
-    """Whether a request, or one that it is stored as a delta on, has a secret part."""
     link: Request | None = request
     while link is not None:
         if any(_is_secret(part) for message in link.messages for part in message.parts):

@@ -19,9 +19,7 @@ class Target:
     writer: str
     """``POLICY@VERSION`` of the model that sampled it, or the author of unsampled text."""
     turn: str = ""
-    """Id of the turn it is, where it is one."""
     temperature: float = 1.0
-    """At which it was sampled."""
     top_p: float = 1.0
     """Share of the probability that it was sampled from."""
 
@@ -65,7 +63,6 @@ class Row:
 
     @property
     def mask(self) -> list[bool]:
-        """For each token, whether it is a target."""
         mask = [False] * len(self.ids)
         for target in self.targets:
             mask[target.start : target.stop] = [True] * (target.stop - target.start)

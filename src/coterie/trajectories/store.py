@@ -183,7 +183,6 @@ class Store:
             return next(iter(reader.items(self._db, None, None)), None) is None
 
     def finished(self, key: ItemKey) -> bool:
-        """Whether an item is finished, be it with a failure."""
         with explained(self.path):
             return table.item_row(self._db, key) is not None
 
@@ -236,7 +235,6 @@ class Store:
             return reader.tree(self._db, keys[0])
 
     def tree_tasks(self, iteration: int, stage: str) -> list[str]:
-        """The tasks of which a stage has a tree, in the order of :meth:`trees`."""
         with explained(self.path):
             return [task for *_, task in reader.tree_keys(self._db, iteration, stage)]
 
@@ -254,12 +252,10 @@ class Store:
             return reader.size(self._db, iteration, stage)
 
     def calls(self) -> Iterator[tuple[ToolCall, ToolResult]]:
-        """All calls that were answered, with their results."""
         with explained(self.path):
             yield from reader.calls(self._db)
 
     def scores(self, iteration: int, stage: str) -> dict[str, float | None]:
-        """The scores of all leaves of a stage."""
         with explained(self.path):
             return reader.scores(self._db, iteration, stage)
 
@@ -272,7 +268,6 @@ class Store:
         iteration: int | None = None,
         stage: str | None = None,
     ) -> dict[str, float]:
-        """One kind of credit by node: of ``nodes``, or of all trees of an iteration and stage."""
         with explained(self.path):
             if nodes is not None:
                 return reader.credit_of_nodes(self._db, settings, name, list(nodes))

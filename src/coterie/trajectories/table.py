@@ -85,7 +85,6 @@ def add_blob(db: sqlite3.Connection, data: bytes) -> str:
 
 
 def add_tree(db: sqlite3.Connection, iteration: int, stage: str, task: str) -> TreeRow:
-    """The tree of a task, made if it is not there."""
     root = root_id(iteration, stage, task)
     found = db.execute("SELECT key FROM tree WHERE root = ?", (root,)).fetchone()
     if found:
@@ -99,7 +98,6 @@ def add_tree(db: sqlite3.Connection, iteration: int, stage: str, task: str) -> T
 
 
 def add_request(db: sqlite3.Connection, tree: TreeRow, request: Request) -> None:
-    """Write a request that is not there yet."""
     if _has_request(db, tree, request.id):
         return
     _check_node(db, tree, request.parent, f"parent of request {request.id}")
@@ -213,7 +211,6 @@ def tree_of(db: sqlite3.Connection, node: str) -> int | None:
 
 
 def write_tree(db: sqlite3.Connection, key: ItemKey, tree: Tree) -> None:
-    """Write what of a tree is not there yet, as the work of one item."""
     if (tree.iteration, tree.stage, tree.task) != (key.iteration, key.stage, key.task):
         raise ValueError(f"the tree of {tree.iteration}/{tree.stage}/{tree.task} is not {key}'s")
     row = add_tree(db, tree.iteration, tree.stage, tree.task)
@@ -235,7 +232,6 @@ def write_item(
     credit: Sequence[Credit],
     selections: Sequence[Selection],
 ) -> None:
-    """Write everything of a finished item."""
     add_item(db, item)
     if tree is not None:
         write_tree(db, item.key, tree)
@@ -295,7 +291,6 @@ def _insert_turn(
 
 
 def _check_node(db: sqlite3.Connection, tree: TreeRow, node: str, what: str) -> None:
-    """Refuse a reference to a node that is not in the tree."""
     if node == tree.root:
         return
     if not db.execute("SELECT 1 FROM turn WHERE id = ? AND tree = ?", (node, tree.key)).fetchone():

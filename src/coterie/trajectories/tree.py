@@ -95,7 +95,6 @@ class Tree:
         self.outcomes[outcome.leaf] = outcome
 
     def graded(self) -> Iterator[tuple[Outcome, list[Turn]]]:
-        """The trajectories that have a score."""
         return ((o, path) for o, path in self.trajectories() if o.score is not None)
 
     def children(self, node: str) -> list[Turn]:
@@ -103,11 +102,9 @@ class Tree:
         return [self.turns[child] for child in self._children.get(node, ())]
 
     def leaves(self) -> list[Turn]:
-        """Turns that nothing follows."""
         return [turn for turn in self.turns.values() if not self._children.get(turn.id)]
 
     def path(self, node: str) -> list[Turn]:
-        """Turns from the beginning to ``node``, both included."""
         turns = []
         while node != self.root:
             turns.append(self.turns[node])
@@ -120,7 +117,6 @@ class Tree:
             yield outcome, self.path(outcome.leaf)
 
     def messages(self, request: Request) -> tuple[Message, ...]:
-        """All messages of a request, its deltas undone."""
         deltas = [request]
         while (previous := deltas[-1].previous) is not None:
             before = self.turns[previous].prompt
@@ -134,7 +130,6 @@ class Tree:
 
 
 def root_id(iteration: int, stage: str, task: str) -> str:
-    """Id of the root of a tree."""
     return digest("root", iteration, stage, task)
 
 

@@ -41,7 +41,6 @@ class Part:
     """Half-open range in the turn's ids that this part's text came from, where known."""
 
     def visible_to(self, reader: str) -> bool:
-        """Whether ``reader`` may see this part."""
         return self.audience is None or reader in self.audience
 
 
@@ -174,7 +173,6 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """All text of the turn, whoever may see it."""
         return "".join(part.text for part in self.parts)
 
     @property
@@ -243,7 +241,6 @@ def digest(*values: object) -> str:
 
 
 def _common(new: tuple[object, ...], old: tuple[object, ...]) -> int:
-    """Length of the common beginning of two tuples."""
     if new[: len(old)] == old:
         return len(old)
     for index, (a, b) in enumerate(zip(new, old, strict=False)):

@@ -22,9 +22,7 @@ class Render(Protocol):
 
     def __call__(
         self, messages: Sequence[Message], tree: Tree, reader: str, *, tools: Sequence[Tool] = ()
-    ) -> tuple[int, ...]:
-        """As ``reader`` sees them; ``tools`` are those that the chat template shows."""
-        ...
+    ) -> tuple[int, ...]: ...
 
 
 Edit = Callable[[tuple[Message, ...]], tuple[Message, ...]]
@@ -61,7 +59,6 @@ class View:
 
 
 def view(tree: Tree, leaf: str, agent: str) -> View:
-    """The view of ``agent`` on the path to ``leaf``, as recorded."""
     return View(agent, leaf, assemble(prompts(tree, leaf, agent)))
 
 
@@ -92,7 +89,6 @@ def recontext(tree: Tree, leaf: str, agent: str, *, name: str, edit: Edit, rende
 
 
 def assemble(prompts: Sequence[tuple[tuple[int, ...], Turn]]) -> tuple[Segment, ...]:
-    """Segments of a sequence of (prompt ids, own turn)."""
     segments: list[Segment] = []
     running: tuple[int, ...] = ()
     for prompt, turn in prompts:
@@ -106,7 +102,6 @@ def assemble(prompts: Sequence[tuple[tuple[int, ...], Turn]]) -> tuple[Segment, 
 
 
 def _own(tree: Tree, leaf: str, agent: str) -> list[Turn]:
-    """The turns of ``agent`` on a path that have a prompt, oldest first."""
     return [
         turn
         for turn in tree.path(leaf)

@@ -83,7 +83,6 @@ def _pointer(context: Any, builder: Any, kind: Any, array: Any, start: Any) -> A
 
 
 def _vector(builder: Any, pointer: Any, index: Any, lanes: int) -> Any:
-    """The address of ``lanes`` floats from ``pointer[index]`` on."""
     kind = ir.VectorType(_FLOAT, lanes).as_pointer()
     return builder.bitcast(builder.gep(pointer, [index]), kind)
 
@@ -342,7 +341,6 @@ def attend(
 
 @njit(cache=True, nogil=True)
 def soften(scores: np.ndarray, scaling: np.float32) -> None:
-    """Softmax of scaled scores, in their place."""
     share = _ONE / weigh(scores, scaling)
     for t in range(len(scores)):
         scores[t] *= share
@@ -454,7 +452,6 @@ def gate(joined: np.ndarray, bias: np.ndarray, y: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def add(x: np.ndarray, more: np.ndarray, bias: np.ndarray) -> None:
-    """``x += more + bias``, row by row."""
     for row in range(len(x)):
         own, added = x[row], more[row]
         for i in range(len(bias)):
@@ -547,7 +544,6 @@ def leave(weights: PackedWeights, tokens: Tokens, layer: int, first: int, stop: 
 
 @njit(cache=True, nogil=True)
 def embed(weights: PackedWeights, tokens: Tokens, first: int, stop: int) -> None:
-    """What the first layer gets."""
     for i in range(first, stop):
         tokens.hidden[i] = weights.embedding[tokens.ids[i]]
 
@@ -595,7 +591,6 @@ def read(
 def decode(
     weights: PackedWeights, tokens: Tokens, first: int, stop: int, logits: np.ndarray
 ) -> None:
-    """Logits after one more token in each row, of tokens from ``first`` to ``stop``."""
     for start in range(first, stop, CHUNK):
         end = min(start + CHUNK, stop)
         embed(weights, tokens, start, end)

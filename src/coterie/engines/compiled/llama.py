@@ -176,7 +176,6 @@ class CompiledLlama:
         self._together([(work, *pair) for pair in pairwise(ends)])
 
     def _layer(self, tokens: kernels.Tokens, layer: int) -> None:
-        """One layer of :func:`~coterie.engines.compiled.kernels.read`."""
         tiles = -(-len(tokens.ids) // kernels.TILE)
         threads = min(self._threads, tiles)
         chunk = min(kernels.CHUNK, -(-tiles // threads) * kernels.TILE)
@@ -184,7 +183,6 @@ class CompiledLlama:
         self._together([(*told, share, threads, chunk) for share in range(threads)])
 
     def _together(self, calls: Sequence[tuple[Any, ...]]) -> None:
-        """Call each ``(function, *arguments)`` in a thread of its own, the first in this one."""
         others = [self._pool.submit(*call) for call in calls[1:]]
         function, *arguments = calls[0]
         try:
@@ -203,7 +201,6 @@ def _linears(layer: Any) -> list[nn.Linear]:
 
 
 def _products(layers: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Packed products of all layers with their biases."""
     found = {}
     parts = {"qkv": slice(0, 3), "out": slice(3, 4), "gate_up": slice(4, 6), "down": slice(6, 7)}
     for name, part in parts.items():

@@ -122,12 +122,10 @@ class PagedRows:
         return count
 
     def _dropped(self, page: int) -> None:
-        """A page is not kept any more."""
         self._index.drop(page)
         self.pages.release(page)
 
     def _keep(self, row: int, keys: Sequence[bytes], first: int) -> None:
-        """Keep a row's blocks from ``first`` on under their keys."""
         for block in range(first, len(keys)):
             page = self.pages.page(row, block)
             if self._prefixes.put(keys[block], page):

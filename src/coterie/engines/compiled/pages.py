@@ -34,12 +34,10 @@ class Pages:
 
     @property
     def page_bytes(self) -> int:
-        """Memory of one page."""
         return int(self.keys[0].nbytes + self.values[0].nbytes)
 
     @property
     def used(self) -> int:
-        """Pages that somebody uses."""
         return len(self._users) - len(self._free)
 
     def begin(self, row: int, pages: Sequence[int], length: int) -> None:
@@ -54,7 +52,6 @@ class Pages:
         self.extend(row, length)
 
     def extend(self, row: int, length: int) -> None:
-        """Have pages for so many tokens."""
         own = self._rows[row]
         had, wanted = len(own), -(-length // BLOCK)
         if had < wanted:
@@ -71,7 +68,6 @@ class Pages:
                 self.copy(self._rows[source][full], self._rows[target][full])
 
     def copy(self, source: int, target: int) -> None:
-        """Copy what is on a page to another."""
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
     def leave(self, row: int, last: int) -> None:
@@ -96,15 +92,12 @@ class Pages:
             self._rows[row] = []
 
     def page(self, row: int, block: int) -> int:
-        """Where a block of a row lies."""
         return self._rows[row][block]
 
     def keep(self, page: int) -> None:
-        """One more uses a page."""
         self._users[page] += 1
 
     def release(self, page: int) -> None:
-        """One fewer uses a page."""
         self._users[page] -= 1
         if not self._users[page]:
             self._free.append(page)
@@ -126,7 +119,6 @@ class Pages:
             self.table = _grown(self.table)
 
     def _write(self, row: int, block: int) -> None:
-        """Enter a row's pages from ``block`` on in the table."""
         own = self._rows[row]
         while len(own) > self.table.shape[1]:
             self.table = np.ascontiguousarray(_grown(self.table.T).T)

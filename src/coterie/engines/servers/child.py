@@ -54,7 +54,6 @@ class Child:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
         return f"http://{HOST}:{self.port}"
 
     @classmethod
@@ -123,7 +122,6 @@ class Child:
         return False
 
     def _listens(self) -> bool:
-        """Whether it, and not another process, has the port."""
         for process in self._descendants():
             try:
                 for connection in process.net_connections("tcp"):

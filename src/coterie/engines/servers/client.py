@@ -67,13 +67,11 @@ class ServerClient:
         )
 
     async def close(self) -> None:
-        """Drop all connections."""
         await self._http.aclose()
 
     async def complete(
         self, prompt: Sequence[int], seed: int, sampling: Sampling
     ) -> tuple[Completion, ReportedUsage]:
-        """One completion of a prompt. Raises a ``ServerFault``."""
         wanted = {
             **self._request(prompt, sampling.max_tokens),
             "temperature": sampling.temperature,
@@ -121,7 +119,6 @@ class ServerClient:
         return reply.status_code == httpx2.codes.OK
 
     async def models(self) -> list[ServedModel]:
-        """What the server serves. Raises a ``ServerFault``."""
         return _parsed(ServedModels, await self._send("GET", "/v1/models", None)).data
 
     async def reset_cache(self) -> bool:
@@ -155,7 +152,6 @@ class ServerClient:
     async def _choice(
         self, wanted: Mapping[str, Any], prompt: Sequence[int]
     ) -> tuple[ReportedChoice, ReportedUsage]:
-        """The one choice of a completion request, checked to be of this model and prompt."""
         response = await self._send("POST", "/v1/completions", wanted)
         reply = _parsed(CompletionReply, response)
         (choice,) = reply.choices

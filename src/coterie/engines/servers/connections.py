@@ -26,7 +26,6 @@ class Connections(httpx2.AsyncBaseTransport):
         """Since when (the loop's clock), and which; the last one used last."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request on a connection of its own."""
         connection = self._idle.pop()[1] if self._idle else self._open()
         try:
             response = await connection.handle_async_request(request)

@@ -64,7 +64,6 @@ def main(holder: int, grace: float, command: list[str], *, talk: bool = False) -
 
 
 def _over(pid: int) -> bool:
-    """Whether a child has ended; it stays unreaped."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

@@ -68,7 +68,6 @@ class Member:
 
     @contextmanager
     def given(self) -> Iterator[None]:
-        """One more request to do."""
         self.load += 1
         try:
             yield
@@ -111,7 +110,6 @@ class Member:
         return cards[client.model]
 
     async def close(self) -> None:
-        """Let go of it."""
         await self.client.close()
 
     async def _reset_cache(self) -> None:
@@ -177,7 +175,6 @@ class OwnMember(Member):
                 raise
 
     async def close(self) -> None:
-        """End it; returns when it is gone."""
         for task in filter(None, (self._watch, self._doubt)):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -186,7 +183,6 @@ class OwnMember(Member):
         await self.client.close()
 
     async def _settled(self) -> None:
-        """Wait until it is up, or lost."""
         while not self.up and not self.lost:
             await asyncio.sleep(RESET_PAUSE)
 

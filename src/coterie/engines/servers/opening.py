@@ -134,7 +134,6 @@ def probe_ids(renderer: ChatRenderer) -> list[int]:
 
 
 async def _card(url: str, model: str | None, renderer: ChatRenderer, seconds: float) -> ServedModel:
-    """What the server at ``url`` says of the model."""
     client = ServerClient(url, model or "", renderer.decode, renderer.end_ids)
     try:
         async with asyncio.timeout(seconds):

@@ -70,7 +70,6 @@ class ServerPool:
 
     @property
     def stats(self) -> PoolStats:
-        """What it has done so far."""
         restarts = sum(getattr(member, "restarts", 0) for member in self.members)
         return replace(self._stats, restarts=restarts)
 
@@ -242,7 +241,6 @@ class ServerPool:
             raise TransientFault(f"{member.name} stalled") from error
 
     async def _choose(self, keys: Sequence[bytes], failed: int | None) -> int:
-        """The server for a prompt; another than the one that failed, if there is another."""
         while True:
             up = [index for index, member in enumerate(self.members) if member.up]
             if up:

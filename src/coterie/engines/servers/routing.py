@@ -44,7 +44,6 @@ class PrefixRouter:
         return chosen
 
     def remember(self, server: int, keys: Sequence[bytes]) -> None:
-        """``server`` now has these blocks."""
         for key in reversed(keys):  # beginnings last, so that ends are forgotten first
             self._seen[key] = self._seen.get(key, 0) | 1 << server
             self._seen.move_to_end(key)
@@ -52,7 +51,6 @@ class PrefixRouter:
             self._seen.popitem(last=False)
 
     def forget(self, server: int) -> None:
-        """``server`` has lost its cache."""
         for key in list(self._seen):
             self._seen[key] &= ~(1 << server)
             if not self._seen[key]:
@@ -63,7 +61,6 @@ class PrefixRouter:
         self._seen.clear()
 
     def __len__(self) -> int:
-        """Blocks remembered."""
         return len(self._seen)
 
     def _holders(self, keys: Sequence[bytes], among: Collection[int]) -> tuple[int, list[int]]:

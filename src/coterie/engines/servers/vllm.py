@@ -89,7 +89,6 @@ class VLLMBackend:
         self._in_one_process = not devices and settings.tensor_parallel_size == 1
 
     def command(self, model: str, name: str, port: int) -> Sequence[str]:
-        """The command line."""
         options: dict[str, OptionValue | None] = {
             **FIXED,
             "port": port,
@@ -168,7 +167,6 @@ class AdapterConfig(BaseModel):
 
 
 def managed() -> set[str]:
-    """Options that coterie sets by itself."""
     own = {"port", "served-model-name", "model", "api-key"}
     own |= {"enable-lora", "max-lora-rank", "lora-target-modules", "worker-extension-cls"}
     keyed = {dashed(name) for name in VLLMSettings.model_fields}

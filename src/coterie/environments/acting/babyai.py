@@ -81,7 +81,6 @@ class Game:
         return f"{mission[:1].upper()}{mission[1:]}. {view_of(seen['image'].tolist())}"
 
     def move(self, action: str) -> Moved:
-        """Make a move, which is one of ``ACTIONS``."""
         before = self._state()
         seen, reward, over, _, _ = self.level.step(ACTIONS[action])
         if over:
@@ -90,7 +89,6 @@ class Game:
         return Moved(view if self._state() != before else f"{NOTHING_CHANGED} {view}")
 
     def _state(self) -> tuple[object, ...]:
-        """All that a move can change."""
         level = self.level
         ahead = level.grid.get(*level.front_pos)
         what = None if ahead is None else (id(ahead), ahead.encode())
@@ -126,7 +124,6 @@ class BabyAI(Acting):
         return RULES + self.form.taught_action
 
     def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Game]:
-        """A new game of the level."""
         return nullcontext(Game(new_level(self.level)))
 
     async def begin(self, task: Task, live: Game) -> Transition:

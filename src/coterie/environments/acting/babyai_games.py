@@ -81,7 +81,6 @@ def games(name: str, split: MicroSplit, seed: int, start: int, count: int) -> li
 
 @cache
 def _drawn(name: str, split: MicroSplit, seed: int) -> tuple[list[Draw], Iterator[Draw]]:
-    """The games that were drawn so far, and those that come."""
     return [], _draws(name, split, seed)
 
 
@@ -121,5 +120,4 @@ def _package() -> Any:
     return gymnasium
 
 
-def _keep_quiet(*_: object) -> None:
-    """In the place of ``print``."""
+def _keep_quiet(*_: object) -> None: ...

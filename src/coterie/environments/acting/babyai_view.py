@@ -30,7 +30,6 @@ class Seen:
 
     @property
     def place(self) -> str:
-        """As the agent is told."""
         side = f"{abs(self.right)} {'right' if self.right > 0 else 'left'}"
         if not self.right:
             return f"{self.ahead} ahead"
@@ -42,7 +41,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is in view."""
+    """Objects in view of the agent."""
 
     objects: tuple[Seen, ...]
     """The nearest first; of equally near ones the one less far ahead, then the one on the left."""
@@ -56,7 +55,6 @@ class View:
 
 
 def view_of(image: Image) -> View:
-    """What an image shows."""
     middle, near = len(image) // 2, len(image[0]) - 1
     objects = [
         Seen(_name(cell), near - row, column - middle)

@@ -65,16 +65,16 @@ class Acting(ABC):
     # -- what subclasses say ------------------------------------------------------------------
 
     @abstractmethod
-    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """See ``Environment.tasks``."""
+    def tasks(
+        self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()
+    ) -> list[Task]: ...
 
     @abstractmethod
     def told(self, task: Task) -> str:
         """What the agent is told before it sees anything: what there is to do, and in which form."""
 
     @abstractmethod
-    def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        """See ``Environment.open``."""
+    def open(self, task: Task, seed: int, shared: Shared) -> AbstractAsyncContextManager[Any]: ...
 
     @abstractmethod
     async def begin(self, task: Task, live: Any) -> Transition:
@@ -85,12 +85,10 @@ class Acting(ABC):
         """What comes of an action: a transition with one observation, or an end."""
 
     @abstractmethod
-    async def answered(self, state: State, answer: str) -> Transition:
-        """What comes of an answer."""
+    async def answered(self, state: State, answer: str) -> Transition: ...
 
     @abstractmethod
-    async def grade(self, state: State, live: Any) -> Grade:
-        """See ``Environment.grade``."""
+    async def grade(self, state: State, live: Any) -> Grade: ...
 
     def shots(self, task: Task) -> Sequence[Message]:
         """Dialogues that show how it is done, each message a part with the source ``SHOTS``."""
@@ -105,7 +103,6 @@ class Acting(ABC):
     # -- how it goes --------------------------------------------------------------------------
 
     def acting(self, state: State) -> tuple[str, ...]:
-        """The agent."""
         return (AGENT,)
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
@@ -130,7 +127,6 @@ class Acting(ABC):
 
 
 def saying(text: str) -> tuple[Observation, ...]:
-    """One observation."""
     return (Observation(ENVIRONMENT, (Part(text, source="environment"),)),)
 
 
@@ -140,7 +136,6 @@ def drop_shots(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 def _noted(found: Transition, move: Move) -> Transition:
-    """A transition with what the agent is to be told besides."""
     if not move.note or not found.seen:
         return found
     (first, *others) = found.seen

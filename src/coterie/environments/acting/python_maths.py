@@ -98,7 +98,6 @@ class Played:
 
     answers: tuple[str, ...] = ()
     right: tuple[bool, ...] = ()
-    """Of each answer."""
     cells: int = 0
     failed_cells: int = 0
     """Those that did not run to their end."""
@@ -128,7 +127,6 @@ class PythonMaths(Acting):
         self._answering(settings, SUBJECTS[settings.subject or default])
 
     def _answering(self, settings: AnsweringSettings, subject: Subject) -> None:
-        """What is the same in all data sources."""
         super().__init__(settings.steps)
         self.most_answers = settings.answers
         self.feedback: Feedback = settings.feedback
@@ -142,7 +140,6 @@ class PythonMaths(Acting):
     # -- what is said -------------------------------------------------------------------------
 
     def told(self, task: Task) -> str:
-        """What there is to do, and in which form."""
         limits = f"You have at most {self.limits['turns']} messages."
         answers = f"Your answer is {self.subject.form}. {_TOLD[self.feedback]}"
         how, cells = ("with Python", [CELLS]) if self.form.acts else ("by thinking", [])
@@ -154,11 +151,9 @@ class PythonMaths(Acting):
         return [message for shot in chosen for message in shot.messages()]
 
     def problem(self, task: Task) -> str:
-        """The problem as it is shown."""
         return problem_text(str(task.public["question"]))
 
     async def begin(self, task: Task, live: Any) -> Transition:
-        """The problem."""
         return Transition(Played(), saying(self.problem(task)))
 
     # -- what is done -------------------------------------------------------------------------
@@ -168,7 +163,6 @@ class PythonMaths(Acting):
         return shared[Sandbox].session(seed) if Sandbox in shared else nullcontext()
 
     async def do(self, state: State, action: str, live: PythonSession) -> Transition:
-        """What a cell shows."""
         found = await live.run(action)
         played = _played(state)
         failed = played.failed_cells + bool(found.failed)
@@ -185,7 +179,6 @@ class PythonMaths(Acting):
         return Transition(data, seen, given, end)
 
     async def _end(self, played: Played) -> Ending | None:
-        """How it ends with the last answer, if it does."""
         if self.feedback == "none":
             return ANSWERED
         if self.feedback == "oracle" and played.right[-1]:

@@ -23,7 +23,6 @@ class Shot:
     answer: str
 
     def messages(self) -> Iterator[Message]:
-        """As they are shown."""
         said: tuple[tuple[Role, str], ...] = (
             ("user", problem_text(self.problem)),
             ("assistant", written_action(self.cell, self.plan)),
@@ -35,7 +34,6 @@ class Shot:
 
 
 def problem_text(question: str) -> str:
-    """A problem as it is shown."""
     return f"Problem: {question}"
 
 

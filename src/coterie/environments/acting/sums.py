@@ -61,7 +61,6 @@ class Problem:
     thing: str
     boxes: int
     count: int
-    """In each box, or in all."""
     trap: bool
     """Whether the count is that of all boxes."""
     sign: Sign
@@ -71,7 +70,6 @@ class Problem:
 
     @property
     def program(self) -> str:
-        """The calculation that is right."""
         return self._calculated(times=not self.trap)
 
     @property
@@ -81,12 +79,10 @@ class Problem:
 
     @property
     def answer(self) -> int:
-        """The number that is asked for."""
         return self._value(times=not self.trap)
 
     @property
     def wrong_answer(self) -> int:
-        """What the habit gives."""
         return self._value(times=True)
 
     def _calculated(self, *, times: bool) -> str:
@@ -104,7 +100,6 @@ def canonical_key(problem: Problem) -> str:
 
 
 def problem_text(problem: Problem) -> str:
-    """The problem as it is told."""
     owner, thing = problem.owner, problem.thing
     many = "all" if problem.trap else "each"
     first = f"{owner} has {problem.boxes} {problem.box} with {problem.count} {thing} in {many}."
@@ -132,7 +127,6 @@ def generate(split: MicroSplit, count: int, seed: int, traps: float = TRAPS) -> 
 
 
 def _draw(name: str, traps: float, rng: random.Random) -> Problem:
-    """A problem of whichever split its key falls into."""
     owner, (thing, another) = rng.choice(OWNERS), rng.sample(THINGS, 2)
     boxes, count = rng.choice(NUMBERS)
     return Problem(
@@ -178,7 +172,6 @@ def _told(problem: Problem) -> Dialogue:
 
 
 def _counted(program: str, value: int, rng: random.Random) -> Dialogue:
-    """A cell, what it shows, and an answer."""
     cell = rng.choice((f"print({program})", program, f"x = {program}\nprint(x)"))
     said = [written_action(cell), str(value), written_answer(str(value))]
     roles: tuple[Role, ...] = ("assistant", "user", "assistant")
@@ -217,7 +210,6 @@ class Sums(PythonMaths):
         return PROMPT
 
     def problem(self, task: Task) -> str:
-        """The problem alone."""
         return str(task.public["question"])
 
 

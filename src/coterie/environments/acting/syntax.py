@@ -55,7 +55,6 @@ class Form:
     read: Callable[[str, bool], Move]
     """What a message does, and whether it was cut off."""
     acts: bool = True
-    """Whether there are actions."""
 
 
 def read(text: str, cut: bool = False) -> Move:

@@ -22,7 +22,6 @@ ENTRIES: Mapping[Kind, int] = MappingProxyType({"person": 2600, "town": 400, "fi
 """How many entities of each kind an encyclopedia has."""
 SPLITS: tuple[MicroSplit, ...] = tuple(SPLIT_SHARES)
 ByKind = Mapping[tuple[MicroSplit, str], tuple[str, ...]]
-"""Names, by split and kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +35,10 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """As its entry says it."""
         return BY_NAME[self.relation].sentence.format(s=self.subject, v=self.value)
 
     @property
     def query(self) -> str:
-        """What is searched for, to find it."""
         return BY_NAME[self.relation].query.format(s=self.subject)
 
 
@@ -55,12 +52,10 @@ class Entry:
 
     @property
     def split(self) -> MicroSplit:
-        """The split whose questions may ask for it."""
         return split_of_key(self.name)
 
     @property
     def text(self) -> str:
-        """Its sentences."""
         return " ".join(fact.text for fact in self.facts)
 
 
@@ -72,11 +67,9 @@ class Encyclopedia:
 
     @cached_property
     def by_name(self) -> Mapping[str, Entry]:
-        """The entries by the names of their entities."""
         return {one.name: one for one in self.entries}
 
     def fact(self, subject: str, relation: str) -> Fact:
-        """What is said of an entity."""
         return next(fact for fact in self.by_name[subject].facts if fact.relation == relation)
 
     @cached_property
@@ -97,7 +90,6 @@ class Encyclopedia:
 def make_encyclopedia(
     seed: int, counts: Mapping[Kind, int] = ENTRIES, splits: Sequence[MicroSplit] = SPLITS
 ) -> Encyclopedia:
-    """The encyclopedia of a seed; ``splits`` are those whose entities it has."""
     rng = random.Random(f"encyclopedia/{seed}/{sorted(counts.items())}/{sorted(splits)}")
     names = [(name, kind) for kind in NAMES for name in _names(kind, counts[kind], splits, rng)]
     known = _by_split(names)

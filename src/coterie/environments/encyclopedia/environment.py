@@ -37,11 +37,9 @@ class EncyclopediaQuestions(Workflow):
 
     @cached_property
     def encyclopedia(self) -> Encyclopedia:
-        """All entries."""
         return make_encyclopedia(self.world)
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        """Tasks of one split; no entity is in both."""
         start = sum(drawn) if split == "train" else 0
         found = generate(split, start + count, seed, self.encyclopedia)[start:]
         tasks = [question_task(one) for one in found]
@@ -58,7 +56,6 @@ class EncyclopediaQuestions(Workflow):
         return PROMPT
 
     def trace(self, task: Task) -> Trace:
-        """What an expert says."""
         return expert_trace(self._questions[task.id])
 
     def grounded(self, task: Task, found: Sequence[str]) -> bool:

@@ -108,7 +108,6 @@ OF_KIND: dict[Kind, tuple[Relation, ...]] = {
     kind: tuple(one for one in RELATIONS if one.of == kind) for kind in NAMES
 }
 COMPARED = tuple(one for one in RELATIONS if one.extremes[0])
-"""Relations whose values can be compared."""
 
 
 def paths(hops: int) -> tuple[tuple[Relation, ...], ...]:

@@ -54,7 +54,6 @@ class Question:
 
     @property
     def text(self) -> str:
-        """As it is asked."""
         if self.kind == "compare":
             compared = ", ".join(fact.subject for fact in self.facts)
             return BY_NAME[self.facts[0].relation].extremes[self.greatest].format(s=compared)

@@ -16,7 +16,7 @@ from coterie.trajectories.turn import digest
 
 
 class EncyclopediaSearchSettings(Settings):
-    """Which encyclopedia is searched, and how."""
+    """Settings of the encyclopedia search."""
 
     seed: int = key(0, "Seed of the encyclopedia.", ge=0, le=MOST_SEED)
     topk: int = key(2, "Entries of a query; the packaged model is used to 2.", ge=1)
@@ -50,7 +50,6 @@ class EncyclopediaSearch(RetrieverTool):
 
 
 def _corpus(seed: int) -> Path:
-    """The entries as a file, which is written once."""
     made = make_encyclopedia(seed)
     folder = home() / "encyclopedias"
     file = folder / f"{digest(seed, list(made.passages()))[:16]}.jsonl"

@@ -68,11 +68,9 @@ class Exchange(Talk):
         return self._told(task, agent, (agent,))
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """The same with the facts of both."""
         return self._told(task, agent, self.agents)
 
     def _told(self, task: Task, agent: str, holders: tuple[str, ...]) -> tuple[Part, ...]:
-        """An agent's prompt with the facts of ``holders``."""
         dealt: dict[str, list[list[str]]] = task.public["facts"]  # type: ignore[assignment]
         facts = [Fact(*fact) for holder in holders for fact in dealt[holder]]
         partner = next(name for name in self.agents if name != agent)
@@ -80,7 +78,6 @@ class Exchange(Talk):
         return tuple(Part(text, audience=audience, source="task") for text, audience in pieces)
 
     def answer(self, text: str) -> str | None:
-        """What stands in the last ``<A>...</A>``."""
         return marked_answer(text)
 
     def same(self, first: str, second: str) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """The words of a text."""
     return tuple(text.split())
 
 
@@ -26,7 +25,6 @@ class Relation:
     name: str
     """The key under which facts show it, such as `home`."""
     values: tuple[str, ...]
-    """Every value that it can take."""
     question: str
     """A question with `{s}` for the person, such as `Where does {s} live?`."""
     sentence: str

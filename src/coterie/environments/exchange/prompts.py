@@ -60,5 +60,4 @@ def system_prompt(
 
 
 def prompt_text(pieces: Iterable[PromptPiece]) -> str:
-    """The text of a prompt."""
     return "".join(text for text, _ in pieces)

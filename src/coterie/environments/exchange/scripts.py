@@ -29,7 +29,6 @@ class ExchangeDialogue:
     """One scripted dialogue."""
 
     task: ExchangeTask
-    """The task it is about."""
     style: str
     """A key of `STYLES`, or `GUESS`."""
     hint: str | None
@@ -51,7 +50,6 @@ class ExchangeMix:
     hint_share: float = 0.6
     """Share of dialogues with a format line, whose style follows it (formats equally often)."""
     hint_styles: tuple[str, ...] = tuple(STYLES)
-    """Styles that hints ask for."""
     deaf_share: float = 0.8
     """How often a first speaker guesses in spite of a hint, about the relations it likes to guess."""
 
@@ -122,14 +120,12 @@ def _honest(task: ExchangeTask, style: Style) -> list[str]:
 
 
 def _others(task: ExchangeTask, speaker: str, told: list[Fact], style: Style) -> list[str]:
-    """The speaker's other facts, in styles that tell them all."""
     if not style.other:
         return []
     return [_word(style.other, fact) for fact in task.facts[speaker] if fact not in told]
 
 
 def _word(pattern: str, fact: Fact) -> str:
-    """One act about one fact."""
     relation = BY_NAME[fact.relation]
     question = relation.question.format(s=fact.subject)
     sentence = relation.sentence.format(s=fact.subject, v=fact.value)

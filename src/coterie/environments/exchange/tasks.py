@@ -27,7 +27,6 @@ class Fact:
     subject: str
     """The person the fact is about."""
     relation: str
-    """The name of a `Relation`."""
     value: str
     """What the relation gives for that person."""
 
@@ -89,7 +88,6 @@ def generate_tasks(
 def _draw(
     task_id: str, level: int, facts_per_agent: tuple[int, int], rng: random.Random
 ) -> ExchangeTask:
-    """One task of a level, of whichever split its key falls into."""
     people = rng.sample(PEOPLE, len(PEOPLE))
     holders = rng.sample(AGENTS, 2)
     key = _key_facts(level, people, rng)
@@ -113,7 +111,6 @@ def _draw(
 
 
 def _key_facts(level: int, people: list[str], rng: random.Random) -> list[Fact]:
-    """The facts that the answer needs; takes the people in them off `people`."""
     subject = people.pop()
     if level == 1:
         relation = rng.choice(RELATIONS)

@@ -133,13 +133,11 @@ class Choice:
     """How one aspect of one function is settled."""
 
     kind: str
-    """The name of a `ChoiceKind`."""
     number: int = 0
     """Its number; 0 where the kind takes none."""
 
     @property
     def aspect(self) -> Aspect:
-        """What it settles."""
         return BY_NAME[self.kind].aspect
 
     @property
@@ -154,13 +152,11 @@ class Choice:
 
 
 def _all_choices(aspect: Aspect) -> tuple[Choice, ...]:
-    """Every choice of one aspect."""
     kinds = [kind for kind in KINDS if kind.aspect == aspect]
     return tuple(Choice(kind.name, number) for kind in kinds for number in kind.numbers)
 
 
 CHOICES: dict[Aspect, tuple[Choice, ...]] = {aspect: _all_choices(aspect) for aspect in ASPECTS}
-"""Every choice, by aspect."""
 
 
 def source_of(name: str, choices: Sequence[Choice]) -> str:
@@ -170,7 +166,6 @@ def source_of(name: str, choices: Sequence[Choice]) -> str:
 
 
 def output_of(choices: Sequence[Choice], xs: Sequence[int]) -> ListValue:
-    """What the function gives for a list."""
     found: ListValue = list(xs)
     for choice in choices:
         assert isinstance(found, list), "nothing comes after what is given back"

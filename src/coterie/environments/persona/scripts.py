@@ -59,7 +59,6 @@ class PersonaDialogue:
     """One scripted dialogue."""
 
     task: PersonaTask
-    """The task it is about."""
     habits: tuple[Habit, ...]
     """What the agent did, turn by turn."""
     turns: tuple[str, ...]
@@ -76,7 +75,6 @@ class PersonaDialogue:
 
     @property
     def right(self) -> bool:
-        """Whether the answer is the reference."""
         return self.turns[-1] == answer_text(self.task.reference)
 
 
@@ -122,7 +120,6 @@ def scripted_dialogue(
 def _habit(
     known: Sequence[Choice], unknown: Sequence[Choice], mix: PersonaMix, rng: random.Random
 ) -> Habit:
-    """What the agent does next."""
     shares: dict[Habit, float] = {"again": mix.again}
     if unknown:
         shares |= {"vague": mix.vague, "several": mix.several, "guess": mix.guess}
@@ -141,7 +138,6 @@ def _completed(
 
 
 def _question(choice: Choice, rng: random.Random) -> str:
-    """A good question about one choice."""
     question = rng.choice(ASKS[choice.aspect])
     return f"{rng.choice(BEFORE)} {question}" if rng.random() < BEFORE_SHARE else question
 
@@ -149,7 +145,6 @@ def _question(choice: Choice, rng: random.Random) -> str:
 def _wasted(
     habit: Habit, choices: Sequence[Choice], known: Sequence[Choice], rng: random.Random
 ) -> str:
-    """A turn from which the agent learns nothing."""
     if habit == "vague":
         return rng.choice(VAGUE)
     if habit == "thanks":

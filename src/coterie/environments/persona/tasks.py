@@ -148,7 +148,6 @@ def _draw(
 
 
 def _opening(name: str, choices: Sequence[Choice], rng: random.Random) -> str:
-    """What the person says first."""
     phrases = [rng.choice(HINTS[choice.aspect]) for choice in choices]
     wish = f"{', '.join(phrases[:-1])} and {phrases[-1]}"
     return (
@@ -158,7 +157,6 @@ def _opening(name: str, choices: Sequence[Choice], rng: random.Random) -> str:
 
 
 def _telling_lists(choices: Sequence[Choice], rng: random.Random) -> list[tuple[int, ...]] | None:
-    """Ten lists on which every wrong value of any one choice shows, or None."""
     wrong = _one_wrong(choices)
     for _ in range(TRIES):
         drawn = [tuple(rng.choices(ENTRIES, k=rng.choice(LENGTHS))) for _ in range(CALLS)]
@@ -171,7 +169,6 @@ def _telling_lists(choices: Sequence[Choice], rng: random.Random) -> list[tuple[
 
 
 def _one_wrong(choices: Sequence[Choice]) -> list[tuple[Choice, ...]]:
-    """The functions that have another value of exactly one choice."""
     return [
         (*choices[:place], other, *choices[place + 1 :])
         for place, choice in enumerate(choices)
@@ -183,5 +180,4 @@ def _one_wrong(choices: Sequence[Choice]) -> list[tuple[Choice, ...]]:
 def _differs(
     choices: Sequence[Choice], lists: Sequence[tuple[int, ...]], values: Sequence[ListValue]
 ) -> bool:
-    """Whether a function gives another value than `values` for at least one list."""
     return any(output_of(choices, xs) != value for xs, value in zip(lists, values, strict=True))

@@ -38,7 +38,6 @@ BEFORE: tuple[str, ...] = (
 )
 """What may come before a question, from terse to long-winded."""
 BEFORE_SHARE = 0.3
-"""How often it does."""
 
 THINGS: dict[Aspect, str] = {
     "keep": "which numbers are kept",

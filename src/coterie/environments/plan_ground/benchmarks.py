@@ -5,7 +5,6 @@ from coterie.datasets.problems import SvampRow
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, QuestionRow
 
 READ: tuple[type[QuestionRow], ...] = (PlanRow, Gsm8kRow, SvampRow, HotpotRow)
-"""Types of rows that can be played."""
 
 
 class Unplanned(PlanRow):
@@ -17,7 +16,6 @@ class Unplanned(PlanRow):
 
 
 def as_plan(row: QuestionRow) -> PlanRow:
-    """A row of one of these types as a row of plans."""
     if isinstance(row, PlanRow):
         return row
     pages = _pages(row) if isinstance(row, HotpotRow) else ()
@@ -28,7 +26,6 @@ def as_plan(row: QuestionRow) -> PlanRow:
 
 
 def domain_in(row: QuestionRow) -> Domain:
-    """The domain of a row of one of these types."""
     if isinstance(row, PlanRow):
         return row.domain
     assert isinstance(row, READ), "the type of a data set's rows was checked"
@@ -36,6 +33,5 @@ def domain_in(row: QuestionRow) -> Domain:
 
 
 def _pages(row: HotpotRow) -> tuple[tuple[str, str], ...]:
-    """The paragraphs of a question's context."""
     texts = ((one.title, row.glue.join(one.sentences).strip()) for one in row.context)
     return tuple((title, text) for title, text in texts if text)

@@ -86,7 +86,6 @@ class Maths:
         return await MathsExecutor(shared[Sandbox]).run(actions, values)
 
     def same(self, gold: str, given: str) -> bool:
-        """Whether both are the same number."""
         return same_number(gold, given)
 
 
@@ -109,7 +108,6 @@ class Questions:
         self.needs: tuple[type, ...] = (Sandbox,) if self.reader.rules else (Sandbox, ChatReader)
 
     def openers(self, logs: Path) -> Openers:
-        """The model that reads."""
         return {ChatReader: partial(open_reader, self.reader, logs / "reader")}
 
     async def run(

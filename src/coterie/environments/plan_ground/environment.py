@@ -81,11 +81,9 @@ class PlanGround(Pure):
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """Turns of both together."""
         return {"turns": self.max_turns}
 
     def openers(self, logs: Path) -> Openers:
-        """Those of the domain."""
         return openers_of(self.domain, logs)
 
     # -- tasks --------------------------------------------------------------------------------
@@ -132,7 +130,6 @@ class PlanGround(Pure):
         return (*begin, *_before(task, actor), *_said(state.turns, actor))
 
     def told(self, task: Task, actor: str) -> str:
-        """The system prompt of an actor; that of the grounder has the task."""
         if actor == PLANNER:
             return planner_prompt(self.form)
         return grounder_prompt(self.form, described(self.domain.name), asked(task))
@@ -236,7 +233,6 @@ class PlanGround(Pure):
 
 
 def whole_task(row: PlanRow) -> Task:
-    """A row as a task that begins at its beginning."""
     return _task(row.id, row, row.steps, secret_answers(row))
 
 
@@ -253,7 +249,6 @@ def step_tasks(row: PlanRow) -> list[Task]:
 
 
 def asked(task: Task) -> str:
-    """The task as both are shown it."""
     return task_text(str(task.public["question"]), str(task.public["description"]))
 
 
@@ -271,7 +266,6 @@ def _task(
     answer: Mapping[str, Secret],
     place: int | None = None,
 ) -> Task:
-    """A task of some steps of a row, told those before a ``place``; the whole row without one."""
     text = json.dumps([[s.subgoal, list(s.actions), s.result] for s in steps], ensure_ascii=False)
     secret = Secret(text, name=GOLD, readers=frozenset({GRADER}))
     history = {} if place is None else _told(row, place)
@@ -297,12 +291,10 @@ def _history(task: Task) -> list[tuple[str, str, str]]:
 
 
 def _first(task: Task) -> int:
-    """The number of a task's first subgoal."""
     return len(_history(task)) + 1
 
 
 def _before(task: Task, actor: str) -> tuple[Message, ...]:
-    """The right steps before a single one, as an actor would have seen them."""
     found = []
     for number, (subgoal, actions, result) in enumerate(_history(task), 1):
         own, other = plan_text([subgoal], number), result_text(number, result)

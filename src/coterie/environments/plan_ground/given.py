@@ -22,7 +22,6 @@ def given(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, obje
 
 
 def hidden(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, Secret]:
-    """What only a grader may read of it."""
     right = {
         number: [sorted(page.right), page.kind, page.value]
         for number, page in _numbered(row, steps, place).items()
@@ -54,7 +53,6 @@ def right_of(task: Task) -> dict[int, Gold]:
 
 
 def _numbered(row: PlanRow, steps: Sequence[PlanStep], place: int) -> dict[str, ActionPage]:
-    """The pages of the steps' actions, by number."""
     first = 1 + sum(len(step.actions) for step in row.steps[:place])
     pages = [page for step in steps for page in step.pages]
     whole = len(pages) == sum(len(step.actions) for step in steps)

@@ -16,7 +16,6 @@ _ACTIONS = (
 
 
 def planner_prompt(form: Form) -> str:
-    """The planner's system prompt."""
     if form == "onetime":
         return (
             "You are a planner. Break the task into subgoals, in the order in which they are to be done. Another agent "
@@ -38,18 +37,15 @@ def grounder_prompt(form: Form, tools: str, task: str) -> str:
 
 
 def task_text(question: str, description: str) -> str:
-    """The task as both are shown it."""
     around = f"\nAt the beginning: {description}" if description else ""
     return f"Task: {question}{around}"
 
 
 def plan_text(subgoals: Sequence[str], first: int = 1) -> str:
-    """Subgoals on one line."""
     return "; ".join(f"Subgoal {n}: {one}" for n, one in enumerate(subgoals, first))
 
 
 def actions_text(actions: Sequence[str]) -> str:
-    """Actions on one line."""
     return "; ".join(actions)
 
 

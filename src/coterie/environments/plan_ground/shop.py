@@ -60,7 +60,6 @@ class Visits:
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
     ) -> Executed:
-        """From where the visit stands by the values."""
         executor = ShopExecutor(self.shop, _session(values))
         done = await executor.run(actions, values)
         now = executor.session
@@ -135,7 +134,6 @@ def errands(items: int, split: Split, seed: int, count: int) -> list[Errand]:
 
 @cache
 def _drawing(items: int, split: Split, seed: int) -> tuple[list[Errand], Iterator[Errand]]:
-    """Those that were drawn so far, and those that follow."""
     return [], _draw(items, split, seed)
 
 
@@ -193,7 +191,6 @@ def _errand(shop: Shop, wanted: Wish, name: str) -> Errand | None:
 
 
 def _task(row: Errand) -> Task:
-    """A whole errand."""
     task = whole_task(row)
     w = row.wish
     told = json.dumps([w.kind, w.department, w.attributes, w.options, w.cents])

@@ -47,7 +47,6 @@ class Web:
         return Executed(new, answer_of(new))
 
     def same(self, gold: str, given: str) -> bool:
-        """Whether two operations are the same."""
         return gold == given
 
     def score(

@@ -22,7 +22,6 @@ class SandboxCalculator:
     async def run(
         self, actions: Sequence[Action], values: Mapping[str, str], task: Task, shared: Shared
     ) -> Executed:
-        """The value of each action, up to the first that has none."""
         for action in actions:
             if action.tool != TOOL:
                 return Executed({}, None, f"there is no tool but {TOOL}: {action.text[:80]}")
@@ -37,5 +36,4 @@ class SandboxCalculator:
         return Executed(new, new[names[-1]])
 
     def same(self, gold: str, given: str) -> bool:
-        """Whether both are the same number."""
         return same_number(gold, given)

@@ -25,7 +25,6 @@ THINGS = ("pens", "cups", "hats", "keys", "maps", "nuts", "pots", "rugs")
 AMBIGUOUS = 0.3
 """How often an owner who counts has quantities that do not."""
 MORE = 2
-"""How many."""
 OTHERS = (1, 2)
 """How many owners there are besides, each entry equally often drawn."""
 FIRSTS, SECONDS = range(11, 60), range(2, 10)
@@ -47,12 +46,10 @@ class Fact:
 
     @property
     def calculation(self) -> str:
-        """As it is written."""
         return f"{self.first} {self.sign} {self.second}"
 
     @property
     def value(self) -> int:
-        """The number."""
         return {
             "+": self.first + self.second,
             "-": self.first - self.second,
@@ -69,16 +66,13 @@ class Problem:
     parts: tuple[Fact, ...]
     """What is added up, in the order of the question."""
     told: tuple[Fact, ...]
-    """All facts, in the order in which they are told."""
     wording: Wording = "near"
 
     @property
     def answer(self) -> int:
-        """The total."""
         return sum(fact.value for fact in self.parts)
 
     def is_ambiguous(self, part: Fact) -> bool:
-        """Whether more is told of its owner."""
         return sum(fact.owner == part.owner for fact in self.told) > 1
 
 
@@ -114,13 +108,11 @@ def generate(
 
 
 def facts(rng: random.Random) -> list[Fact]:
-    """Facts of different owners."""
     owners = rng.sample(OWNERS, rng.randint(3, 6))
     return [_fact(owner, rng.choice(THINGS), rng) for owner in owners]
 
 
 def _draw(name: str, count: int, wording: Wording, ambiguous: float, rng: random.Random) -> Problem:
-    """A problem of whichever split its key falls into."""
     owners = rng.sample(OWNERS, count + rng.choice(OTHERS))
     told: list[Fact] = []
     for place, owner in enumerate(owners):

@@ -22,14 +22,12 @@ _QUESTIONS: dict[Wording, str] = {
 
 
 def problem_text(problem: Problem) -> str:
-    """The problem as it is told."""
     *most, last = (f"{fact.owner}'s {fact.thing}" for fact in problem.parts)
     question = _QUESTIONS[problem.wording].format(parts=f"{', '.join(most)} and {last}")
     return " ".join([*(fact_text(fact, problem.wording) for fact in problem.told), question])
 
 
 def clear(fact: Fact) -> str:
-    """A subgoal that says whose, and of what."""
     return f"find {fact.owner}'s {fact.thing}"
 
 
@@ -61,10 +59,8 @@ def actions(problem: Problem) -> list[str]:
 
 
 def results(problem: Problem) -> list[str]:
-    """What these give."""
     return [*(str(fact.value) for fact in problem.parts), str(problem.answer)]
 
 
 def fact_text(fact: Fact, wording: Wording) -> str:
-    """A fact as it is told."""
     return _FACTS[wording].format(owner=fact.owner, thing=fact.thing, calculation=fact.calculation)

@@ -34,7 +34,6 @@ from coterie.trajectories.turn import Message, Part, Turn
 AGENT = "agent"
 NO_ANSWER = Ending("no answer")
 ANSWER = "answer"
-"""The tag of an answer."""
 
 
 class AgentSettings(EnvironmentSettings):
@@ -88,7 +87,6 @@ class WorkflowAgent(Pure, ABC):
         """What a path that has ended is worth."""
 
     def asked(self, task: Task) -> str:
-        """What the agent is asked."""
         return f"Question: {task.public['question']}"
 
     @property
@@ -97,11 +95,9 @@ class WorkflowAgent(Pure, ABC):
         return self.settings.prompt != "full"
 
     def acting(self, state: State) -> tuple[str, ...]:
-        """The agent."""
         return (AGENT,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """Instructions and what is asked."""
         return (
             Message("system", (Part(self.instructions(), source="task"),)),
             Message("user", (Part(self.asked(state.task), source="task"),)),

@@ -68,7 +68,6 @@ class Code(WorkflowAgent):
         return Task(f"{self.name}-{row.id}", public, {TESTS: secret})
 
     def instructions(self) -> str:
-        """The system prompt."""
         return SHORT["program"] if self.terse else instructions("program")
 
     def asked(self, task: Task) -> str:
@@ -132,7 +131,6 @@ class Code(WorkflowAgent):
 
 
 def tests_of(task: Task) -> tuple[ContestTest, ...]:
-    """The tests of a task, for graders."""
     listed = json.loads(task.secrets[TESTS].reveal(GRADER))
     return tuple(ContestTest.model_validate(one) for one in listed)
 

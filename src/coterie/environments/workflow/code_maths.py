@@ -47,7 +47,6 @@ class CodeMaths(WorkflowAgent):
         )
 
     def instructions(self) -> str:
-        """The system prompt."""
         return SHORT["mathematics"] if self.terse else instructions("mathematics")
 
     def read(self, text: str) -> str | None:
@@ -70,7 +69,6 @@ class CodeMaths(WorkflowAgent):
         )
 
     def well_formed(self, answer: str) -> bool:
-        """Any answer is."""
         return True
 
     def same(self, first: str, second: str) -> bool:

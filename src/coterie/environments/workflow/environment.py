@@ -95,7 +95,6 @@ class Workflow(WorkflowAgent):
         return Task(f"{self.name}-{row.id}", public, secret_answers(row, aliases))
 
     def openers(self, logs: Path) -> Openers:
-        """The judge, if there is one."""
         judge = self.settings.judge
         return {AnswerJudge: lambda: open_judge(judge, logs)} if judge.judges else {}
 
@@ -110,7 +109,6 @@ class Workflow(WorkflowAgent):
         return instructions(self.kind, self.settings.plans, example=self.settings.shots > 0)
 
     def read(self, text: str) -> str | None:
-        """What stands in its tag."""
         return final_answer(text, lenient=self.settings.lenient)
 
     async def grade(self, state: State, live: Any) -> Grade:
@@ -149,7 +147,6 @@ class Workflow(WorkflowAgent):
         return how(answer, gold_answers(task), self.settings.several)
 
     def well_formed(self, answer: str) -> bool:
-        """Any answer is."""
         return True
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
@@ -160,7 +157,6 @@ class Workflow(WorkflowAgent):
     # -- experts --------------------------------------------------------------------------------
 
     def row(self, task: Task) -> QuestionRow:
-        """The row that a training task is made of."""
         if not self._train:
             self._train = {self.task_of(row).id: row for row in self.rows.split("train")}
         return self._train[task.id]

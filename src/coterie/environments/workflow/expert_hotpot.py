@@ -49,7 +49,6 @@ def trace_of_hotpot(row: HotpotRow) -> Trace:
 
 
 def _bridge(row: HotpotRow, pages: Sequence[Page], names: Mapping[str, str]) -> list[Step]:
-    """The page that the question leads to, then the one that it names, which has the answer."""
     one, other = sorted(
         pages, key=lambda page: (not names[page.title], -_overlap(row.question, page))
     )
@@ -76,7 +75,6 @@ def _has_answer(row: HotpotRow, page: Page) -> bool:
 
 
 def _named(question: str, title: str) -> str:
-    """A title as the question spells it; empty if it does not."""
     return spelled(question, title) or spelled(question, bare(title))
 
 
@@ -86,7 +84,6 @@ def _overlap(question: str, page: Page) -> int:
 
 
 def _rest(question: str, name: str) -> list[str]:
-    """What the question says besides a name."""
     left = set(words(name))
     return [one for one in telling(question) if not set(words(one)) <= left][:MOST_ASKED]
 

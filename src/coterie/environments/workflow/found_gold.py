@@ -21,5 +21,4 @@ def found_gold(results: Iterable[str], titles: Iterable[str]) -> bool:
 
 
 def _plain(title: str) -> str:
-    """As in a corpus, where a title is one line."""
     return " ".join(title.split())

@@ -38,7 +38,6 @@ class JudgeSettings(ChatModelSettings):
 
     @property
     def judges(self) -> bool:
-        """Whether there is a judge."""
         return self.model != NOBODY
 
 
@@ -78,6 +77,5 @@ def read_judgement(reply: str) -> bool | None:
 
 @asynccontextmanager
 async def open_judge(settings: JudgeSettings, logs: Path) -> AsyncIterator[AnswerJudge]:
-    """The judge, ready to be asked."""
     async with open_chat(settings, logs / "judge") as chat:
         yield AnswerJudge(chat)

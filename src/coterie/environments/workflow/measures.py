@@ -123,7 +123,6 @@ def calls_before_their_turn(plan: Plan, made: Sequence[int]) -> int:
 
 
 def plans_of(text: str) -> Iterator[str]:
-    """The plans in a message, as they are written."""
     yield from (one.body for one in scan(text).segments if one.name == _PLAN and one.closed)
     if text.rstrip().endswith(_GRAPH_ENDS) and _GRAPH in text:
         yield text[text.rindex(_GRAPH) :]
@@ -135,7 +134,6 @@ def _plans(turns: Sequence[Turn], actor: str) -> tuple[list[Plan], int]:
 
 
 def _readable(text: str) -> tuple[list[Plan], int]:
-    """The plans in a message, and how many more can't be read."""
     found: list[Plan] = []
     broken = 0
     for written in plans_of(text):

@@ -77,7 +77,6 @@ def _place(text: tuple[str, ...], part: tuple[str, ...]) -> int | None:
 
 
 def _with_bracket(text: str, start: int, stop: int) -> str:
-    """With the bracket that closes one of the name's."""
     span = text[start:stop]
     closed = text[stop : stop + 1] == ")" and span.count("(") > span.count(")")
     return span + ")" * closed

@@ -74,12 +74,10 @@ class Plan:
             raise BrokenPlan(f"tasks wait for each other: {' -> '.join(shown)}", cycle[0]) from None
 
     def sorter(self) -> TopologicalSorter[str]:
-        """A new sorter of the ids."""
         return TopologicalSorter({task.id: task.after for task in self.tasks})
 
     @cached_property
     def by_id(self) -> Mapping[str, Task]:
-        """The tasks by their ids."""
         return {task.id: task for task in self.tasks}
 
     @cached_property
@@ -104,7 +102,6 @@ class Plan:
 
     @property
     def shape(self) -> Shape:
-        """How large it is."""
         return Shape(len(self.tasks), len(self.levels), max(map(len, self.levels)))
 
 

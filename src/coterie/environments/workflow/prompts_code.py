@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 Work = Literal["program", "mathematics"]
-"""What the agent is to give."""
 SHORT: Mapping[Work, str] = {
     "program": "Plan, run programs, and answer with the program that solves the problem.",
     "mathematics": "Plan, run programs, and answer the problem.",

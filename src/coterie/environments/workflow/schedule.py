@@ -112,7 +112,6 @@ async def _run(plan: Plan, run: Run, limits: PlanLimits, *, barrier: bool) -> tu
 def _hindered(
     task: Task, allowed: set[str], found: Mapping[str, Outcome], limits: PlanLimits
 ) -> str:
-    """Why a task is not run; empty if it is."""
     for other in task.after:
         if found[other].state != "done":
             return f"{other} {'failed' if found[other].state == 'failed' else 'was not run'}"

@@ -45,7 +45,6 @@ def name_of(place: int) -> str:
 
 
 def is_yes_or_no(answer: str) -> bool:
-    """Whether an answer is one of these words."""
     return words(answer) in (("yes",), ("no",))
 
 

@@ -80,12 +80,10 @@ class Trace:
 
 
 def tagged(name: str, body: str) -> str:
-    """A segment."""
     return f"<{name}>{body}</{name}>"
 
 
 def think(thought: str) -> str:
-    """A thought."""
     return tagged("think", thought)
 
 
@@ -102,7 +100,6 @@ def _escaped(query: str) -> str:
 
 
 def written_plan(plan: Plan) -> str:
-    """A plan as ``written.parse_plan`` reads it."""
     lines = [
         f"{task.id}: {task.text}\n- Dependencies: {', '.join(task.after) or 'none'}"
         for task in plan.tasks
@@ -120,7 +117,6 @@ def _first(plan: Plan) -> str:
 def _thought(
     known: list[Query], queries: tuple[Query, ...], *, planned: bool, conclusion: str = ""
 ) -> str:
-    """What was found, and what comes next."""
     found = " ".join(one.found for one in known if one.found)
     if not queries:
         found, following = conclusion or found, KNOWN

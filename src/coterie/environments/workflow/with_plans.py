@@ -35,7 +35,6 @@ class PlanTags(Tags):
     terse: bool = False
     """Whether prompts say nothing of the tools, to an agent that was trained on the form."""
     graphs: bool = True
-    """Whether there are graphs."""
 
     def __post_init__(self) -> None:
         super(PlanTags, self).__post_init__()
@@ -61,7 +60,6 @@ class PlanTags(Tags):
         return tuple(self._call(number, task) for number, task in enumerate(plan.tasks))
 
     def _call(self, number: int, task: Task) -> ToolCall:
-        """A task as a call, in whose text nothing is bound yet."""
         name = task.tool or (next(iter(self.calls)) if len(self.calls) == 1 else "")
         if name not in self.calls:
             known = ", ".join(self.calls)
@@ -103,7 +101,6 @@ class WithPlans(WithTools):
         return graph_or_none(turn.text) if graphs else None
 
     async def grade(self, state: State, live: object) -> Grade:
-        """And what its plans and calls were like."""
         found = await super().grade(state, live)
         (agent,) = agents_of(self.environment)
         how = measures(state.turns, agent, self.environment.kind)

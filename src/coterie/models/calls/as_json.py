@@ -75,7 +75,6 @@ class LlamaJson(Markup):
     begins: ClassVar[re.Pattern[str]] = re.compile(r'\{\s*"(name|parameters|function|type)"\s*:')
 
     def _begin(self, text: str) -> int:
-        """Where a message begins, after its thoughts."""
         at = past_space(text, past_thoughts(text, 0) if self.thinks else 0)
         while text.startswith(THOUGHT, at):
             at = past_space(text, past_thoughts(text, at))
@@ -91,7 +90,6 @@ class LlamaJson(Markup):
             yield from self._read(text, *mark, finish, tools)
 
     def _is_call(self, text: str, at: int) -> bool:
-        """Whether an object is a call, and not an answer in JSON."""
         try:
             value, _ = read_value(text, at)
         except ValueError:

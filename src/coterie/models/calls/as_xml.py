@@ -102,7 +102,6 @@ def _typed(value: str, schema: Mapping[str, object], key: str) -> object:
 
 
 def _kinds(schema: object, root: Mapping[str, object], depth: int = 0) -> tuple[str, ...]:
-    """The types that a schema allows, as far as it names them."""
     if not isinstance(schema, Mapping) or depth > 8:
         return ()
     if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):

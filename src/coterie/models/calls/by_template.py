@@ -27,7 +27,6 @@ class ResponseTemplate:
         """With which a prompt ends; it may have begun the message."""
 
     def parse(self, text: str, finish: Finish, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
-        """The calls of a message, in their order."""
         try:
             message = self.tokenizer.parse_response(
                 text, prefix=self.prompt, tools=[offered(tool) for tool in tools]
@@ -45,12 +44,10 @@ class ResponseTemplate:
         return _named(found)
 
     def show(self, results: Sequence[ToolResult]) -> str:
-        """Empty: the chat template shows results."""
         return ""
 
 
 def _function(call: object) -> object:
-    """The part of a call that says what is called."""
     return call.get("function", call) if isinstance(call, Mapping) else call
 
 

@@ -27,9 +27,7 @@ class NativeSyntax(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """In the words of a plan."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -75,7 +73,6 @@ class Markup(ABC):
     """Whether the prompt has opened the thought with which a message begins."""
 
     def parse(self, text: str, finish: Finish, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
-        """The calls of a message, in their order."""
         found = [one for span in self.spans(text, finish, tools) for one in span.calls]
         return tuple(
             ToolCall(call_id(number), whole_text(one.name), whole_text(one.arguments), one.error)
@@ -98,8 +95,7 @@ class Markup(ABC):
     @abstractmethod
     def _read(
         self, text: str, start: int, at: int, finish: Finish, tools: Sequence[Tool]
-    ) -> Iterator[Span]:
-        """The calls of one mark, which begins at ``start`` and ends at ``at``."""
+    ) -> Iterator[Span]: ...
 
 
 def next_mark(text: str, at: int, marks: Sequence[str]) -> tuple[int, int] | None:
@@ -121,7 +117,6 @@ def past_thoughts(text: str, at: int) -> int:
 
 
 def past_space(text: str, at: int) -> int:
-    """Where the white space at ``at`` ends."""
     found = _SPACE.match(text, at)
     assert found is not None, "it matches nothing, too"
     return found.end()
@@ -176,7 +171,6 @@ def unclosed(opening: str, closing: str, finish: Finish) -> str:
 
 
 def json_text(value: object) -> str:
-    """A value as JSON text."""
     return json.dumps(value, ensure_ascii=False)
 
 

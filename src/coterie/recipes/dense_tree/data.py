@@ -88,16 +88,13 @@ class DenseTreeData(Recipe):
         return super().plan()
 
     def trainings(self) -> dict[str, TrainingSettings]:
-        """That on pairs."""
         return {"train": self.settings.train}
 
     def dialogues(self) -> int:
-        """The runs of each tree."""
         s = self.settings
         return s.search.runs * sum(len(self.train_tasks(i)) for i in range(s.iterations))
 
     def openers(self) -> Openers:
-        """The sandbox."""
         return {Sandbox: partial(Sandbox, self.settings.sandbox)}
 
     def train_tasks(self, iteration: int) -> list[Task]:
@@ -211,7 +208,6 @@ class DenseTreeData(Recipe):
         return chosen, counts
 
     def _turned(self, pair: Selection) -> Selection:
-        """A pair with its sides drawn at random."""
         assert pair.rejected is not None, "it is a pair"
         if int(digest("side", self.settings.seed, pair.leaf, pair.rejected)[:8], 16) % 2:
             return pair
@@ -220,7 +216,6 @@ class DenseTreeData(Recipe):
     # -- what is trained on ---------------------------------------------------------------------
 
     def train_pairs(self, run: Run, iteration: int) -> Iterator[Pair]:
-        """The selected pairs, those of one tree as a group."""
         for tree, one in selected(run, iteration):
             assert one.rejected is not None, "pairs were selected"
             worse = replace(one, leaf=one.rejected)
@@ -236,7 +231,6 @@ class DenseTreeData(Recipe):
 
     @cached_property
     def renderer(self) -> ChatRenderer:
-        """Of the policy."""
         return load_renderer(self.settings.model)[0]
 
     def context(self, tasks: Sequence[Task]) -> str | None:
@@ -286,7 +280,6 @@ class DenseTreeData(Recipe):
 def tree_values(
     tree: Tree, played: Sequence[Rollout], settings: DenseTreeSettings
 ) -> Mapping[str, NodeValue]:
-    """The values of a tree's nodes by the rollouts that made it."""
     found = TreeValues(tree.root, settings.search.value)
     for path, one in distinct(tree, played, set()):
         found.add(path, one.reward or 0.0)
@@ -294,5 +287,4 @@ def tree_values(
 
 
 async def by_score(tree: Tree, outcomes: Sequence[Outcome]) -> list[Judged]:
-    """The reward of a path is its score."""
     return [Judged(outcome.score or 0.0) for outcome in outcomes]

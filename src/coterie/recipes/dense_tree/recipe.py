@@ -61,7 +61,6 @@ class DenseTree(DenseTreeData):
         return grown(run.store, i)
 
     async def value(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """The value of every node of every tree, as credit."""
         work = partial(self.valued, run)
         await on_trees(run.store, i, work, progress, f"values {i}", in_flight=1)
         found = run.store.metrics(i, "reward").values()

@@ -13,7 +13,6 @@ from coterie.runs.folder import Run, Step
 from coterie.trajectories.selection import Selection
 
 TREES = 3
-"""Trees that are shown."""
 CELLS = (
     "rollout.trees", "rollout.n", "rollout.failed", "rollout.turns", "reward.successes", "select.pairs",
     "select.without_pairs", "select.selected",
@@ -33,7 +32,6 @@ def dense_tree_report(recipe: DenseTree, run: Run) -> RunReport:
 
 
 def _trees(run: Run, done: Sequence[Step]) -> Section:
-    """The size of the trees of each iteration, and what was taken of them."""
     rows = []
     for step in done:
         if step.stage == "rollout":
@@ -56,7 +54,6 @@ def _trees(run: Run, done: Sequence[Step]) -> Section:
 
 
 def _histogram(run: Run, iteration: int) -> Section:
-    """How many pairs a task has that were selected."""
     counts: dict[str, int] = dict.fromkeys(run.store.tree_tasks(iteration, "rollout"), 0)
     for task, _ in run.store.selections(iteration, "select"):
         counts[task] += 1

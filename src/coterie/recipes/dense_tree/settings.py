@@ -111,12 +111,10 @@ class DenseTreeSettings(RecipeSettings):
 
     @property
     def rounds(self) -> int:
-        """How many trainings there are."""
         return self.iterations
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of one message."""
         return self.rollout.max_tokens
 
     @model_validator(mode="after")

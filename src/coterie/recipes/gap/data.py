@@ -80,7 +80,6 @@ class GapData(Recipe):
             self._check_calls()
 
     def _check_calls(self) -> None:
-        """Traces call tools by tags."""
         syntax = self.environment.syntax
         if not isinstance(syntax, Tags):
             raise UserError(
@@ -131,11 +130,9 @@ class GapData(Recipe):
         return super().plan()
 
     def trainings(self) -> dict[str, TrainingSettings]:
-        """That on traces."""
         return {"train": self.settings.train} if self.settings.imitates else {}
 
     def training_tasks(self) -> int:
-        """Those of the traces, or of all steps."""
         s, rl = self.settings, self.settings.rl
         shown = s.traces.tasks if s.imitates and s.traces.source == EXPERT else 0
         return max(shown, rl.rollout.tasks * rl.steps.count if s.reinforces else 0)
@@ -158,12 +155,10 @@ class GapData(Recipe):
 
     @property
     def file(self) -> Path:
-        """The file of traces."""
         return expanded(self.settings.traces.source)
 
     @cached_property
     def heldout_questions(self) -> HeldOutQuestions:
-        """The questions that the policy is evaluated on."""
         return HeldOutQuestions(map(question_of, self.heldout_tasks()))
 
     async def play_traces(self, run: Run, progress: Progress) -> Metrics:
@@ -174,7 +169,6 @@ class GapData(Recipe):
         return await self._play_file(run, renderer, progress)
 
     async def _play_expert(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
-        """The expert, with the run's tools."""
         assert isinstance(self.environment, Demonstrates), "that was checked"
         s, scripts = self.settings.traces, dict[str, Sequence[str]]()
         tasks = self.environment.tasks("train", s.tasks, self.settings.seed)
@@ -197,7 +191,6 @@ class GapData(Recipe):
         return {f"{WITHOUT}{reason}": count for reason, count in without.items()}
 
     async def _play_file(self, run: Run, renderer: ChatRenderer, progress: Progress) -> Metrics:
-        """The traces of a file."""
         found = read_traces(self.file, progress)
         rows, asked, broken = list[TraceRow](), Counter[str](), list(found.broken)
         for number, row in zip(found.numbers, found.rows, strict=True):
@@ -315,7 +308,6 @@ class GapData(Recipe):
     def _as_long(
         self, found: Sequence[Row], model: LoadedModel, own: TrainingSettings
     ) -> TrainingSettings:
-        """With so many steps as the settings ask for by tokens."""
         tokens = self.settings.train.target_tokens
         if tokens is None:
             return own
@@ -339,7 +331,6 @@ class GapData(Recipe):
 
 
 def _broken(found: Sequence[BrokenTrace]) -> str:
-    """Which rows of a file are left out, and why."""
     told = "; ".join(f"row {one.row} {one.reason}" for one in found[:MOST_TOLD])
     more = f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
     return f"{len(found)} left out: {told}{more}"

@@ -23,7 +23,6 @@ class HeldOutQuestions:
                 self._beginning.setdefault(asked[:_LEAST], []).append(asked)
 
     def asked_in(self, text: str) -> bool:
-        """Whether one of them stands in a text."""
         said = words(text)
         return any(
             said[place : place + len(one)] == one

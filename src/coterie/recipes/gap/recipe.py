@@ -42,7 +42,6 @@ class Gap(GapData):
         return found
 
     def _imitation(self) -> list[Stage]:
-        """Traces, what is right of them, SFT."""
         s = self.settings
         written = (s.traces.fingerprint(), self.file_content, s.tools.identity())
         rollout = self.stage(0, "rollout", self.write, (), written)
@@ -52,7 +51,6 @@ class Gap(GapData):
         return [rollout, select, train, self.evaluation(1, [train])]
 
     def _reinforcement(self, after: list[Stage]) -> list[Stage]:
-        """Steps of RL from what there is."""
         i = len(after)
         own = (*depends(self.settings.rl, self.settings.engine), self.settings.tools.identity())
         learnt = self.stage(i, STAGE, self.reinforce, after, own, trains=self.leading)
@@ -65,13 +63,11 @@ class Gap(GapData):
         return {**(found if self.scored else self.unscored(run, found)), **left_out}
 
     def select(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Those that are learned from."""
         chosen, counts = self.chosen(run, i)
         run.select(i, chosen)
         return {"selected": len(chosen), **counts}
 
     async def reinforce(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """The steps of RL."""
         return await reinforce(self, self.settings.rl, run, i, progress, roles=[self.leading])
 
     def learn(self, run: Run, i: int, progress: Progress) -> Metrics:

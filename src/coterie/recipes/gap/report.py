@@ -23,7 +23,6 @@ def gap_report(recipe: Recipe, run: Run) -> RunReport:
 
 
 def _traces(run: Run) -> Section:
-    """How many tasks have a trace, and how many of these are learned from."""
     found = [
         run.metrics(step)
         for step in (Step(0, "rollout"), Step(0, "select"), Step(0, "train"))

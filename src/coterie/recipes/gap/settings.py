@@ -70,7 +70,6 @@ class ImitationSettings(TrainingSettings):
 
     @property
     def plain(self) -> TrainingSettings:
-        """What a training is told."""
         return TrainingSettings.model_validate(self.model_dump(exclude={"target_tokens"}))
 
     def identity(self) -> str:
@@ -102,12 +101,10 @@ class GapSettings(RecipeSettings):
 
     @property
     def reinforces(self) -> bool:
-        """Whether there is reinforcement learning."""
         return self.method != "sft"
 
     @property
     def rounds(self) -> int:
-        """How many trainings there are."""
         return self.imitates + self.reinforces
 
     @model_validator(mode="after")
@@ -121,7 +118,6 @@ class GapSettings(RecipeSettings):
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of one message."""
         return self.rollout.max_tokens
 
 

@@ -79,7 +79,6 @@ def unsaid(trace: str, calls: Tags) -> str:
 
 
 def answer_alone(trace: str) -> Told:
-    """The answer of a trace, as the only message."""
     answer = final_answer(trace)
     assert answer is not None, "traces without an answer are not read"
     return Told((tagged("answer", answer),), ())
@@ -94,7 +93,6 @@ class ToldEnvironment:
     def __init__(
         self, environment: Environment, traces: Sequence[TraceRow], *, closed: bool = False
     ) -> None:
-        """``closed`` plays the answers alone."""
         self.environment = environment
         self.name, self.version = environment.name, environment.version
         self.syntax: Syntax | None = environment.syntax
@@ -108,7 +106,6 @@ class ToldEnvironment:
         self.own_tasks = [task_of(row) for row in traces]
 
     def script(self, task: Task) -> Sequence[str]:
-        """What the agent says."""
         return self.by_task[task.id].said
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
@@ -124,7 +121,6 @@ class ToldEnvironment:
         return Transition()
 
     def acting(self, state: State) -> tuple[str, ...]:
-        """The agent."""
         return (self.agent,)
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
@@ -156,7 +152,6 @@ class ToldEnvironment:
 
 
 def task_of(row: TraceRow) -> Task:
-    """The question of a trace."""
     return Task(
         f"trace-{question_key(row.question or row.prompt)}",
         {"question": row.question or row.prompt},

@@ -36,7 +36,6 @@ class TraceRow(SetRow):
 
     @property
     def prompt(self) -> str:
-        """What the user says."""
         return "\n".join(part for part in (self.instruction, self.input) if part.strip())
 
     @property

@@ -48,7 +48,6 @@ class ActionCritic(Protocol):
     """Looks at actions."""
 
     name: str
-    """As an author."""
 
     async def look(self, task: Task, candidate: Candidate) -> Correction:
         """What it says of them. Raises ``EngineError``."""
@@ -87,7 +86,6 @@ class ModelCritic:
 
 @asynccontextmanager
 async def open_critic(recipe: MoatData, run: Run) -> AsyncIterator[ActionCritic]:
-    """The critic that the settings name."""
     s = recipe.settings.correct.critic
     if s.url is None and s.model == SCRIPT:
         yield ScriptCritic()
@@ -110,7 +108,6 @@ async def correct(recipe: MoatData, run: Run, i: int, progress: Progress) -> Met
 
 
 async def _corrected(recipe: MoatData, run: Run, critic: ActionCritic, tree: Tree) -> Done:
-    """The rows of one task, as paths of a tree."""
     task, s = run.store.task(tree.task), recipe.settings.correct
     key, counts = ItemKey(tree.iteration, "correct", tree.task), Counter[str]()
     made, right = Tree(tree.task, "correct", tree.iteration), gold(task)
@@ -158,7 +155,6 @@ def _checked(recipe: MoatData, task: Task, said: Correction, candidate: Candidat
 def _learnt(
     recipe: MoatData, task: Task, candidate: Candidate, said: Correction, critic: str
 ) -> Sequence[tuple[Written, Written]]:
-    """What is learned of a candidate: at most one row."""
     s = recipe.settings.correct
     plan = Written(PLANNER, candidate.plan.text, candidate.plan.writer, candidate.plan.ids)
     own = candidate.actions

@@ -67,7 +67,6 @@ class MoatData(Recipe):
         return super().plan()
 
     def trainings(self) -> dict[str, TrainingSettings]:
-        """Those of the settings."""
         return self.settings.trainings
 
     def dialogues(self) -> int:
@@ -84,15 +83,12 @@ class MoatData(Recipe):
         return replace(task, public=shown)
 
     def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
-        """All turns of a dialogue."""
         return self.environment.max_turns * self.settings.max_tokens
 
     def players(self) -> dict[str, str]:
-        """Each plays itself."""
         return {PLANNER: PLANNER, GROUNDER: GROUNDER}
 
     def openers(self) -> Openers:
-        """The sandbox."""
         return {Sandbox: partial(Sandbox, self.settings.sandbox)}
 
     @cached_property
@@ -108,7 +104,6 @@ class MoatData(Recipe):
         return [self.settings.rollout.tasks] * (iteration - first + 1)
 
     def train_tasks(self, iteration: int) -> list[Task]:
-        """The training tasks of an iteration, or of the supervised start."""
         s = self.settings
         if s.start.enabled and iteration == 0:
             return self.environment.tasks("train", s.start.tasks, s.seed)
@@ -116,7 +111,6 @@ class MoatData(Recipe):
         return self.environment.tasks("train", count, s.seed, before)
 
     def judged(self) -> tuple[object, ...]:
-        """What J depends on."""
         s = self.settings
         sampled = (s.rollout.temperature, s.rollout.top_p, s.rollout.max_tokens)
         return (s.measure.fingerprint(), *sampled, *s.engine.identity())
@@ -169,7 +163,6 @@ class MoatData(Recipe):
         return list(rows(view(tree, last.id, role)))
 
     def plan_pairs(self, run: Run, iteration: int) -> list[Selection]:
-        """Pairs of plans of one task by their rewards."""
         s = self.settings.pairs
         rule = PairSettings(rule=s.rule, theta_filter=LOWEST, theta_diff=s.margin, top_share=1.0)
         rewards = run.store.credit(

@@ -52,7 +52,6 @@ class Moat(MoatData):
         return found
 
     def start(self) -> list[Stage]:
-        """Supervised training of both."""
         s = self.settings.start
         return self.taught(0, (), (s.tasks, s.train.identity()))
 
@@ -82,7 +81,6 @@ class Moat(MoatData):
         return [select, align, self.stage(i, HALF, self.measure_half, [align], self.judged())]
 
     def grounding(self, i: int, reward: Stage) -> list[Stage]:
-        """The grounder's half."""
         s = self.settings
         correct = self.stage(i, "correct", self.correct, [reward], [s.correct.fingerprint()])
         learnt = (s.improve.train.identity(),)

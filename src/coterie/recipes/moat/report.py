@@ -41,7 +41,6 @@ def moat_report(recipe: Moat, run: Run) -> RunReport:
 
 
 def _joint(run: Run, steps: Sequence[Step]) -> Section:
-    """J by half-step, and by how much it has changed."""
     found = [(step, run.metrics(step)) for step in steps if run.metrics(step).get("n")]
     rows, before = list[tuple[str, ...]](), None
     for number, (step, metrics) in enumerate(found):
@@ -69,7 +68,6 @@ def _joint(run: Run, steps: Sequence[Step]) -> Section:
 
 
 def _when(step: Step, first: Step) -> str:
-    """When J was measured."""
     if step.stage == HALF:
         return f"iteration {step.iteration}, planner aligned"
     if step == first:
@@ -100,7 +98,6 @@ def _by_task(run: Run, step: Step) -> dict[str, float]:
 
 
 def _plans(run: Run, steps: Sequence[Step]) -> Section:
-    """What became of an iteration's plans."""
     rows = []
     for step in steps:
         metrics, reward = run.metrics(step), run.metrics(Step(step.iteration, "reward"))
@@ -157,7 +154,6 @@ def _rewards(run: Run, steps: Sequence[Step]) -> Section:
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """Of sorted values, between the two nearest."""
     place = share * (len(values) - 1)
     low = int(place)
     high = min(low + 1, len(values) - 1)
@@ -165,7 +161,6 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def _critic(run: Run, steps: Sequence[Step]) -> Section:
-    """What the critic said of the grounder's actions."""
     found: list[tuple[Step, Metrics]] = [(step, run.metrics(step)) for step in steps]
     rows = [(f"{s.iteration}", *(f"{m.get(name, 0)}" for name in CRITIC)) for s, m in found]
     return Section(
@@ -240,7 +235,6 @@ def _example(
 
 
 def _turn(tree: Tree, turn: Turn, number: int, value: float | None) -> TreeTurn:
-    """A plan with its actions, or actions, and how they came out."""
     outcome = tree.outcomes.get(turn.id)
     ended = None
     if outcome is not None:

@@ -41,7 +41,6 @@ async def reward_plans(recipe: MoatData, run: Run, i: int, progress: Progress) -
 
 
 async def _rewarded(recipe: MoatData, run: Run, grounder: InProcessEngine, tree: Tree) -> Done:
-    """The rewards of a task's plans, as credit."""
     key = ItemKey(tree.iteration, "reward", tree.task)
     task, s = run.store.task(tree.task), recipe.settings.reward
     plans, counts = usable(tree, task, leak_guard=s.leak_guard)

@@ -173,12 +173,10 @@ class MoatSettings(RecipeSettings):
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of one turn."""
         return self.rollout.max_tokens
 
     @property
     def trainings(self) -> dict[str, TrainingSettings]:
-        """The trainings that a run has, by their keys."""
         found = {"start.train": self.start.train} if self.start.enabled else {}
         if self.parts in ("joint", "planner"):
             found["align.train"] = self.align.train

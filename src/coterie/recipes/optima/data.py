@@ -48,14 +48,12 @@ class OptimaData(Recipe):
             rule.own()
 
     def trainings(self) -> dict[str, TrainingSettings]:
-        """Those of SFT and DPO."""
         own = {"train": self.settings.train}
         if isinstance(self.settings, OptimaDPOSettings):
             own["dpo.train"] = self.settings.dpo.train
         return own
 
     def training_tasks(self) -> int:
-        """Those of the largest iteration."""
         return max(self.settings.draws())
 
     def dialogues(self) -> int:
@@ -71,16 +69,13 @@ class OptimaData(Recipe):
 
     @property
     def dpo_settings(self) -> DPORoundSettings:
-        """Those of iterations of DPO, of a method that has some."""
         assert isinstance(self.settings, OptimaDPOSettings), "this method has no iterations of DPO"
         return self.settings.dpo
 
     def kind(self, iteration: int) -> TrainingKind:
-        """What an iteration is."""
         return self.settings.kinds()[iteration]
 
     def is_dpo(self, iteration: int) -> bool:
-        """Whether an iteration is one of DPO."""
         return iteration < self.settings.iterations and self.kind(iteration) == "dpo"
 
     # -- tasks and episodes ---------------------------------------------------------------------
@@ -117,7 +112,6 @@ class OptimaData(Recipe):
     # -- rewards and values ---------------------------------------------------------------------
 
     def rule(self, iteration: int) -> RewardSettings:
-        """How an iteration's dialogues are rewarded."""
         return self.dpo_settings.reward if self.is_dpo(iteration) else self.settings.reward
 
     async def scored(self, engine: InProcessEngine, tree: Tree) -> Done:
@@ -186,5 +180,4 @@ class OptimaData(Recipe):
 
 
 def _trees(settings: OptimaSettings) -> list[RewardSettings]:
-    """How dialogues of trees are rewarded, where there are trees."""
     return [settings.dpo.reward] if isinstance(settings, OptimaDPOSettings) else []

@@ -67,7 +67,6 @@ def said(path: Sequence[Turn]) -> list[Turn]:
 
 
 def reward_of(leaf: str, sample: int, parts: Mapping[str, Mapping[str, float]]) -> Reward:
-    """The reward of a leaf from the credit of its parts, by their names."""
     return Reward(leaf, sample, {name: part[leaf] for name, part in parts.items()})
 
 

@@ -73,16 +73,13 @@ class OptimaSettings(RecipeSettings):
 
     @property
     def rounds(self) -> int:
-        """How many trainings there are."""
         return self.iterations
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of one turn."""
         return self.rollout.max_tokens
 
     def kinds(self) -> list[TrainingKind]:
-        """What each iteration is."""
         return ["sft"] * self.iterations
 
     def draws(self) -> list[int]:
@@ -232,4 +229,3 @@ class ISFTDPOSettings(OptimaDPOSettings):
 
 
 METHODS = (OptimaSettings, IDPOSettings, ISFTDPOSettings)
-"""The settings of all methods."""

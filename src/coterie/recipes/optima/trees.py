@@ -83,7 +83,6 @@ class TreeJudge:
         return found
 
     async def _losses(self, tree: Tree, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Losses of the turns of these paths that are not known yet."""
         views: list[View] = []
         for outcome in outcomes:
             path = tree.path(outcome.leaf)
@@ -156,13 +155,11 @@ async def valued(
 def siblings(
     tree: Tree, values: Mapping[str, Value], settings: PairSettings
 ) -> Iterator[Selection]:
-    """Pairs of sibling utterances, as selections."""
     for pair in sibling_pairs(tree, values, settings, _mean_scores(tree).__getitem__):
         yield Selection(pair.chosen.id, pair.chosen.speaker.name, rejected=pair.rejected.id)
 
 
 def _mean_scores(tree: Tree) -> dict[str, float]:
-    """Mean task score of the dialogues through each node."""
     found: dict[str, list[float]] = {}
     for outcome, path in tree.graded():
         for turn in path:

@@ -55,7 +55,6 @@ class Reinforce(Recipe):
 
     @property
     def learning_roles(self) -> tuple[str, ...]:
-        """The policies that are trained."""
         return tuple(dict.fromkeys(self.players().values()))
 
     def players(self) -> dict[str, str]:
@@ -65,17 +64,13 @@ class Reinforce(Recipe):
         return {agent: agent if each else POLICY for agent in agents}
 
     def plan(self) -> Plan:
-        """Size of the run."""
         return reinforced_plan(self.settings, self.settings.engine, super().plan)
 
     def training_tasks(self) -> int:
-        """Those of all steps."""
         return self.settings.rollout.tasks * self.settings.steps.count
 
     def dialogues(self) -> int:
-        """The paths of all steps."""
         return self.settings.paths
 
     async def learn(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """The steps."""
         return await reinforce(self, self.settings, run, i, progress, roles=self.learning_roles)

@@ -26,7 +26,6 @@ class GrpoSettings(ReinforceSettings, RecipeSettings):
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of one turn."""
         return self.rollout.max_tokens
 
     @model_validator(mode="after")

@@ -35,9 +35,7 @@ class TurnCritic(Protocol):
     """Scores candidates of turns of one task."""
 
     @property
-    def counts(self) -> dict[str, int]:
-        """What is to be remembered of how it went."""
-        ...
+    def counts(self) -> dict[str, int]: ...
 
     async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
         """A number for each candidate of one turn, higher for better. Raises ``EngineError``."""
@@ -97,11 +95,9 @@ class TrainedCritic:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Nothing."""
         return {}
 
     async def advantages(self, task: Task, tree: Tree, group: Sequence[Turn]) -> list[float]:
-        """Those of the critic of tokens."""
         prompt = critic_prompt(task, tree, group[0], self.model, privileged=self.privileged)
         return await self.step.advantages(prompt, [turn.ids for turn in group])
 

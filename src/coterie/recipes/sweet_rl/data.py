@@ -69,7 +69,6 @@ class SweetData(Recipe):
         return super().plan()
 
     def trainings(self) -> dict[str, TrainingSettings]:
-        """Those of the method."""
         return self.settings.trainings
 
     def dialogues(self) -> int:
@@ -104,16 +103,13 @@ class SweetData(Recipe):
         return () if file is None else (sha256(file) if file.is_file() else "",)
 
     def openers(self) -> Openers:
-        """The sandbox."""
         return {Sandbox: partial(Sandbox, self.settings.sandbox)}
 
     def cast(self, run: Run) -> AbstractAsyncContextManager[Cast]:
-        """The person and the sandbox."""
         person, logs = self.settings.user_simulator, run.folder / "user_simulator"
         return open_cast(self.environment, logs, person, self.openers())
 
     def train_tasks(self) -> list[Task]:
-        """The training tasks."""
         return self.environment.tasks("train", self.settings.rollout.tasks, self.settings.seed)
 
     def episodes(self) -> list[Episode]:

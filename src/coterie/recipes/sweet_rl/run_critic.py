@@ -30,14 +30,12 @@ class SweetCritic:
 
     @asynccontextmanager
     async def open(self, run: Run) -> AsyncIterator[OpenCritic]:
-        """The critic, open."""
         self._check(run)
         async with open_critic(self.recipe, run) as critic:
             renderer = critic.model.renderer if isinstance(critic, TrainedCritic) else None
             yield OpenCritic(renderer, critic.advantages)
 
     def _check(self, run: Run) -> None:
-        """Refuse a run whose critic is not trained."""
         trained = (run.training_folder(FIRST, CRITIC) / "final").is_dir()
         if not trained and self.recipe.settings.critic.kind != "judge":
             raise UserError(

@@ -83,7 +83,6 @@ class CriticSettings(Settings):
 
     @property
     def has_head(self) -> bool:
-        """Whether it is a model with a value head."""
         return self.kind in ("regression", "classifier")
 
     @model_validator(mode="after")
@@ -168,7 +167,6 @@ class SweetSettings(RecipeSettings):
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of one turn."""
         return self.rollout.max_tokens
 
     @property

@@ -44,7 +44,6 @@ def imitate(recipe: SweetData, run: Run, settings: TrainingSettings, progress: P
 
 
 def train_critic(recipe: SweetData, run: Run, s: CriticSettings, progress: Progress) -> Metrics:
-    """Train the critic on pairs of dialogues."""
     model = recipe.models(run).load_to_train(CRITIC, 0)
     found, own = _pairs(recipe, run, FIRST, model), recipe.seeded(s.train, FIRST)
     if s.kind == "likelihood":

@@ -40,9 +40,7 @@ class Learning:
 
     role: str
     version: int
-    """That it begins from."""
     agents: tuple[str, ...]
-    """Those whose paths it learns from."""
     objective: Objective[Row]
     settings: TrainingSettings
     updates: int
@@ -57,7 +55,6 @@ class Learner:
     def __init__(
         self, models: Roles, what: Learning, loaded: LoadedModel, trainer: Trainer[Row], base: bool
     ) -> None:
-        """``base``: without its adapter the model is what the role began as."""
         self.what = what
         self.loaded = loaded
         self.trainer = trainer
@@ -67,12 +64,10 @@ class Learner:
 
     @property
     def role(self) -> str:
-        """Its name."""
         return self.what.role
 
     @property
     def version(self) -> str:
-        """Of its weights as they are now."""
         done = self.trainer.done
         return f"{self.what.version}.{done}" if done else str(self.what.version)
 
@@ -140,7 +135,6 @@ def learner(
 
 
 def _forget_served(folder: Path) -> None:
-    """Remove what servers loaded of a training."""
     for served in folder.glob(f"{SERVED}*"):
         shutil.rmtree(served)
 

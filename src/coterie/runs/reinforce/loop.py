@@ -128,12 +128,10 @@ class Reinforcement:
 
     @property
     def _learnings(self) -> tuple[Learning, ...]:
-        """All roles that learn; the critic is the last one."""
         return (*self.policies, self.critic) if self.critic else tuple(self.policies)
 
     @contextmanager
     def _opened(self, records: Mapping[int, Metrics], first: int) -> Iterator[list[Learner]]:
-        """All roles as they were at the beginning of a step."""
         before = records[first - 1] if first else {}
         with ExitStack() as stack:
             yield [
@@ -185,7 +183,6 @@ def _all_equal(last: Sequence[Metrics]) -> bool:
 
 
 def _hopeless(last: Sequence[Metrics]) -> UserError:
-    """Why nothing can be learned, and what to do."""
     if not any(one["paths"] for one in last) and (missing := left_out(last)):
         return UserError(
             f"in the last {len(last)} steps there was no path to learn from; left out: {missing}",

@@ -58,7 +58,6 @@ LEFT_OUT = {
 
 
 def told(step: int, steps: int, metrics: Metrics) -> str:
-    """A step in a line."""
     reward, score, tokens = (float(metrics[name]) for name in ("reward", "score", "tokens"))
     parts = [
         f"step {step} of {steps}: reward {reward:.3f}",

@@ -23,7 +23,6 @@ class Path:
     agent: str
     outcome: Outcome
     turns: int
-    """Of the agent."""
     rows: tuple[Row, ...]
     """What it said, under what it was shown: one row for each segment."""
     sampled: Sampled
@@ -31,7 +30,6 @@ class Path:
 
     @property
     def tokens(self) -> int:
-        """That it said."""
         return sum(row.target_count for row in self.rows)
 
     @property
@@ -85,7 +83,6 @@ def _of_sample(
 
 
 def _given(store: Store, tree: Tree) -> Mapping[tuple[str, str], float]:
-    """What the environment gave, by node and name."""
     credit = (one for one in store.credit_of(tree) if one.settings == ENVIRONMENT)
     return {(one.node, one.name): one.value for one in credit}
 

@@ -83,7 +83,6 @@ def telling(paths: Sequence[Path]) -> list[str]:
 
 
 def _fresh(paths: Sequence[Path], policies: Sequence[Learner]) -> list[Path]:
-    """Those that the weights as they are now have sampled, all of them."""
     writers = {agent: f"{one.role}@{one.version}" for one in policies for agent in one.what.agents}
     return [
         path

@@ -19,7 +19,6 @@ from coterie.runs.reinforce.settings import GroupSettings
 from coterie.trajectories.task import Task
 
 Judge = Callable[[Sequence[Path]], Judged]
-"""Gives paths their advantages."""
 
 
 @dataclass(slots=True)
@@ -30,7 +29,6 @@ class Drawn:
     """Draws of tasks, over all steps so far."""
     rounds: int = 0
     tasks: list[str] = field(default_factory=list)
-    """In the order in which they were drawn."""
     paths: list[Path] = field(default_factory=list)
     played: int = 0
     """Samples, failed ones included."""
@@ -50,7 +48,6 @@ class Groups:
     settings: GroupSettings
     reward: PathReward
     agents: Sequence[str]
-    """Those that are trained."""
     seed: int
 
     async def sample(

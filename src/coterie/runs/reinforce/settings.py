@@ -52,7 +52,6 @@ class GroupSettings(Settings):
 
     @property
     def drawn(self) -> int:
-        """Tasks of one round."""
         return self.draw or self.tasks if self.rounds > 1 else self.tasks
 
 
@@ -114,7 +113,6 @@ class StepSettings(Settings):
 
     @property
     def updates(self) -> int:
-        """Optimiser steps of all steps together, at most."""
         return self.count * self.minibatches * self.epochs
 
     def identity(self) -> str:

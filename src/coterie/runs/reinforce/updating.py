@@ -26,13 +26,11 @@ class Updated:
     """Target tokens that policies were trained on."""
 
     def add(self, role: str, metrics: Mapping[str, float]) -> None:
-        """One optimiser step of a role."""
         for name, value in metrics.items():
             if name not in SUMMED:
                 self.sums.setdefault(f"{role}/{name}", []).append(value)
 
     def means(self) -> dict[str, float]:
-        """By ``ROLE/NUMBER``."""
         return {name: sum(values) / len(values) for name, values in self.sums.items()}
 
 

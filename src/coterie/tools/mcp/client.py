@@ -135,7 +135,6 @@ class Session:
         await asyncio.gather(*(link.close() for link in self._dropped))
 
     async def _check_tools(self, link: "Link") -> None:
-        """List the tools again, and compare."""
         link.suspect = False  # before the request: a change that is announced meanwhile counts
         settings = self._settings
         try:
@@ -228,7 +227,6 @@ class Link:
         )
 
     def drop(self) -> None:
-        """Begin to close it."""
         self._ended.set()
 
     async def close(self) -> None:
@@ -294,7 +292,6 @@ class Link:
 async def _client(
     settings: McpSettings, hear: MessageHandlerFnT, stderr: bytearray
 ) -> AsyncIterator[Callable[[], Awaitable[Client]]]:
-    """Give a function that opens the client, which is closed at the end."""
     async with AsyncExitStack() as stack:
         if settings.url is None:
             log = stack.enter_context(_tail(stderr))
@@ -316,7 +313,6 @@ async def _client(
 
 @contextmanager
 def _tail(kept: bytearray) -> Iterator[TextIO]:
-    """Give a file whose last characters are kept."""
     loop = asyncio.get_running_loop()
     source, target = os.pipe()
     os.set_blocking(source, False)
@@ -339,7 +335,6 @@ def _tail(kept: bytearray) -> Iterator[TextIO]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first problem of a group of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, LinkLost):
@@ -462,7 +457,6 @@ def _refusal(head: bytes) -> Received | None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Wait until it ends, or end it; the leash ends its children."""
     for end in (lambda: None, process.terminate, process.kill):
         with suppress(ProcessLookupError):
             end()

@@ -110,7 +110,6 @@ class ToolServer:
 
     @asynccontextmanager
     async def _opened(self, name: str) -> AsyncIterator[Mapping[str, Function]]:
-        """Give what runs a call of this tool."""
         if name in self._functions or name not in self._owners:
             yield self._functions
             return

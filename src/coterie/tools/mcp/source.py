@@ -67,7 +67,6 @@ class McpSettings(Settings):
 
     @property
     def command(self) -> list[str]:
-        """The words of the command."""
         return shlex.split(self.server)
 
     @field_validator("server")
@@ -187,7 +186,6 @@ def changes(before: Listed, now: Listed) -> str:
 
 
 def _only_text(parameters: Mapping[str, object]) -> str | None:
-    """Return the one parameter that a tag can hold."""
     properties, required = parameters.get("properties"), parameters.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return None

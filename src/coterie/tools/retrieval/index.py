@@ -95,7 +95,6 @@ class IndexSettings(SearchSettings):
 
     @property
     def folder(self) -> Path:
-        """Of the passages."""
         return expanded(self.index)
 
 
@@ -112,13 +111,11 @@ class Passage:
 
     @property
     def title(self) -> str:
-        """Its title; empty if it has none."""
         first, line_end, _ = self.contents.partition("\n")
         return first[1:-1] if line_end and _quoted(first) else ""
 
     @property
     def text(self) -> str:
-        """All but the title."""
         first, line_end, rest = self.contents.partition("\n")
         return rest if line_end and _quoted(first) else self.contents
 

@@ -40,9 +40,7 @@ from coterie.trajectories.calls import Tool
 from coterie.trajectories.turn import digest
 
 MAX_PASSAGES = 100
-"""Of one query."""
 MAX_QUERIES = 128
-"""Queries of one search."""
 MAX_REQUESTS = 16
 """Requests to a server at the same time."""
 CONNECT_SECONDS = 5.0
@@ -111,7 +109,6 @@ class RetrieverTool:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-        """See ``ToolSource``."""
         async with self._searching() as search:
             at_once = MAX_REQUESTS if self.settings.url else 1
             batches = Batches(search, self.settings.window_ms / 1000, at_once)
@@ -181,7 +178,6 @@ class RetrieverTool:
 
 
 def shown(passages: Sequence[Passage]) -> str:
-    """Return passages as agents are shown them."""
     return "\n\n".join(_block(n, one) for n, one in enumerate(passages, 1)) or NOTHING
 
 
@@ -232,7 +228,6 @@ class Batches:
         return await asyncio.shield(answer)
 
     async def close(self) -> None:
-        """Give up what is not answered."""
         if self._timer is not None:
             self._timer.cancel()
         for answer in self._waiting.values():
@@ -301,7 +296,6 @@ class RetrieverClient:
         )
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._http.aclose()
 
     async def search(self, queries: Sequence[str], count: int) -> list[Answer]:

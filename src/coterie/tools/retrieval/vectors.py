@@ -45,15 +45,12 @@ class Encoder:
 
     @property
     def width(self) -> int:
-        """Numbers in a vector."""
         return int(self._model.config.hidden_size)
 
     def queries(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of queries, (texts, width)."""
         return self._encoded([self.settings.query_prefix + text for text in texts])
 
     def passages(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of passages, (texts, width)."""
         return self._encoded([self.settings.passage_prefix + text for text in texts])
 
     def _encoded(self, texts: Sequence[str]) -> Vectors:

@@ -16,7 +16,6 @@ LOST = {
     "ended": "The cell ended the process of the session.",
     "garbled": "The cell wrote to the channel of the session and was stopped.",
 }
-"""How a cell ends its session."""
 MAX_WHY = 200
 """Characters."""
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")

@@ -75,7 +75,6 @@ def _unequal(wire: Wire) -> bool:
 
 
 def _parts(wire: Wire) -> list[Wire]:
-    """A value and all that it holds."""
     parts = [wire]
     for tag, content in parts:
         if tag == "dict":
@@ -118,7 +117,6 @@ def _by_key(pairs: list[Any], strict: bool) -> dict[bytes, Wire]:
 
 
 def _digest(wire: Wire, strict: bool) -> bytes:
-    """One for each value; unless ``strict``, for each class of values that are the same."""
     kind, content = _kind(wire), wire[1]
     if kind == _NUMBER:
         parts = [_number(wire).encode()]
@@ -163,7 +161,6 @@ def _instant(tag: str, bare: str, offset: str) -> int:
 
 
 def _number(wire: Wire) -> str:
-    """One text for each number, whatever its type."""
     tag, content = wire
     if tag == "int":
         return f"{int(content, 16):x}/1"

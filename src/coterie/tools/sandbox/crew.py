@@ -63,7 +63,6 @@ class Crew:
         return not self._idle.empty()
 
     async def take(self) -> Worker:
-        """A worker that nobody has, when there is one."""
         if self._closed:
             raise RuntimeError("a sandbox runs nothing outside of its context")
         worker = await self._idle.get() or await self._started()
@@ -71,7 +70,6 @@ class Crew:
         return worker
 
     def give_back(self, worker: Worker) -> None:
-        """Let others have a worker."""
         self.busy.discard(worker)
         self._free(worker)
 
@@ -110,7 +108,6 @@ class Crew:
         self.changed.set()
 
     async def close(self) -> None:
-        """End all workers."""
         self._closed = True
         if self._starting:
             await asyncio.wait(self._starting)
@@ -121,7 +118,6 @@ class Crew:
 
 
 def job_of(of: SandboxSettings, source: str, calls: list[str], legacy: bool, user: User) -> Job:
-    """The job of running a source, with the limits of the settings."""
     return Job(
         source=source,
         calls=calls,

@@ -60,7 +60,6 @@ def make_jail(settings: SandboxSettings) -> Jail:
 
 
 def _program(settings: SandboxSettings) -> tuple[str, bool]:
-    """The program that makes jails, and whether it is nsjail."""
     for given, nsjail in ((settings.nsjail_path, True), (settings.bwrap_path, False)):
         if given:
             if not os.access(given, os.X_OK):
@@ -104,7 +103,6 @@ def _folders() -> list[Path]:
 
 
 def _code() -> tuple[Path, Path]:
-    """Our code, and where it is in the jail."""
     return INSIDE, CODE / "coterie/tools/sandbox/inside"
 
 
@@ -115,7 +113,6 @@ def _zones() -> tuple[Path, Path]:
 
 
 def _hidden() -> list[str]:
-    """Folders of installed packages within those."""
     names = {sysconfig.get_path(name, vars=_base()) for name in ("purelib", "platlib")}
     return sorted(name for name in names if os.path.isdir(name))
 

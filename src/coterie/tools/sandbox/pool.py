@@ -142,7 +142,6 @@ async def _results(
 
 
 def _read(calls: Sequence[str], records: Sequence[JobRecord] | None) -> list[CallResult]:
-    """What records say; without any, that the worker was lost."""
     if records is None:
         return [CallResult(call, None, "lost") for call in calls]
     return [read_record(call, record) for call, record in zip(calls, records, strict=True)]

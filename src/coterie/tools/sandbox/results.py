@@ -88,7 +88,6 @@ class Graded:
 
     @property
     def success(self) -> bool:
-        """Whether all passed."""
         return all(test.passed for test in self.tests)
 
 

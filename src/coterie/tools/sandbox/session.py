@@ -22,7 +22,6 @@ from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.sandbox.worker import Worker, WorkerLost
 
 BYTES = 4
-"""That a character has at most."""
 
 
 class SessionLost(EngineError):
@@ -111,7 +110,6 @@ class Sessions:
             return found
 
     async def _begin(self, worker: Worker, session: PythonSession) -> None:
-        """A new process, in the state in which the session is."""
         of = self.settings
         opening = Opening(
             seed=session.seed,
@@ -154,7 +152,6 @@ class Sessions:
         return await self.crew.take()
 
     async def _leave(self, worker: Worker) -> None:
-        """End the session that a worker has."""
         try:
             await worker.run(Closing())
         except WorkerLost:

@@ -16,7 +16,6 @@ NOBODY = 65534
 UIDS = range(61184, 65520)
 """Users that no account has; systemd hands them out for a while."""
 HANDED_OUT = Path("/run/systemd/dynamic-uid")
-"""Where systemd has a file for each of those that it has handed out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,6 @@ class User:
     """Has a name that only one socket of the machine has, and that is free again when this process is gone."""
 
     def release(self) -> None:
-        """Let others have it."""
         if self.held is not None:
             self.held.close()
 

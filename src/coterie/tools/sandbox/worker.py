@@ -38,7 +38,6 @@ class Worker:
 
     def __init__(self, user: User, process: Process) -> None:
         self.user = user
-        """Who its answers are."""
         self._process = process
 
     @classmethod
@@ -142,7 +141,6 @@ def written(request: Request) -> bytes:
 
 
 async def _drained(pipe: StreamReader) -> bytes:
-    """The beginning of what is left in a pipe, all of which is read."""
     kept = b""
     while data := await pipe.read(1 << 16):
         kept = (kept + data)[:STDERR]

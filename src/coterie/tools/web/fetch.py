@@ -119,7 +119,6 @@ def web_url(text: str) -> httpx2.URL:
 
 
 def port(url: httpx2.URL) -> int:
-    """The port of a URL, named or not."""
     return url.port or (443 if url.scheme == "https" else 80)
 
 
@@ -148,7 +147,6 @@ async def checked_addresses(url: httpx2.URL, settings: HostSettings) -> list[Add
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the public net, and of one host."""
     if any(address in net for net in NOT_PUBLIC if net.version == address.version):
         return False
     if isinstance(address, ipaddress.IPv6Address) and address not in GLOBAL_6:
@@ -187,7 +185,6 @@ class Fetched:
     """What a server sent."""
 
     url: str
-    """Where it was in the end."""
     kind: str
     """The media type that the server names, without parameters; empty if it names none."""
     charset: str
@@ -210,7 +207,6 @@ class Fetcher:
         )
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._transport.aclose()
 
     async def fetch(self, url: str, kinds: tuple[str, ...]) -> Fetched:
@@ -243,7 +239,6 @@ class Fetcher:
         raise PageError(f"it redirects more than {MAX_REDIRECTS} times")
 
     async def _connect(self, url: httpx2.URL, addresses: list[Address]) -> httpx2.Response:
-        """The head of the answer of the first address that answers."""
         failure: Exception | None = None
         for address in addresses[:MAX_ADDRESSES]:
             try:

@@ -34,7 +34,6 @@ THOUGHTS = 4000
 """Last characters of the message that made the call, which the summarizing model is given."""
 SEPARATOR = "|"
 MAX_URLS = 10
-"""Of one call."""
 FORM = 1
 """Version of a page in the cache."""
 KINDS = ("text/", "application/xhtml+xml", "application/json", "application/xml")
@@ -162,7 +161,6 @@ class CrawlPage:
         return text
 
     async def _shown(self, given: str, goal: str, thoughts: str) -> str:
-        """Return a page as it is shown. Raises ``PageError``."""
         url = plain_url(given)
         page = await self._page(url)
         if self._model is not None and (goal or thoughts):
@@ -256,7 +254,6 @@ class Extractor:
         return Page(fetched.url, fields["title"], fields["text"].strip(), fetched.whole)
 
     def close(self) -> None:
-        """End the processes."""
         for process in self._processes:
             process.close()
 

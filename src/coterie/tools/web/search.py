@@ -165,7 +165,6 @@ class WebSearch:
 
 
 def observation(query: str, hits: Sequence[Hit]) -> str:
-    """Return what the agent is shown of the hits."""
     if not hits:
         return f"No results found for query: {query}"
     blocks = []
@@ -215,7 +214,6 @@ class Serper:
         raise ToolUnavailable(f"web search at {self._settings.upstream}: {failure}")
 
     async def _try(self, query: str, count: int) -> list[Hit] | str:
-        """Return its hits, or what went wrong and may pass."""
         url, seconds = self._settings.upstream, self._settings.upstream_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -286,7 +284,6 @@ class CorpusSearch:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Make the index."""
         self._index = await asyncio.to_thread(self._make)
         yield
 
@@ -309,7 +306,6 @@ class CorpusSearch:
 
 
 def _hit(row: PageRow, words: list[str]) -> Hit:
-    """Return a hit whose snippet is the line that has most of the words."""
     lines = [line.strip() for line in row.text.splitlines() if line.strip()]
     line = max(lines, key=lambda line: sum(word in line.lower() for word in words), default="")
     return Hit(title=row.title, link=row.url, snippet=line[:SNIPPET], date=row.date)
@@ -358,7 +354,6 @@ class Cache:
         await asyncio.to_thread(self._execute, add, key, self._now(), text)
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._base.close()
 
