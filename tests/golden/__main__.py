@@ -42,7 +42,7 @@ Runs = dict[str, list[list[str]]]
 def git(*words: str) -> str:
     """Return what git prints, in the repository."""
     command = ["git", "-C", str(ROOT), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 @contextmanager
