@@ -34,6 +34,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1", "COLUMNS": "100", "COTERIE_HOME": "home",
 }  # fmt: skip
+ROWS = "training rows or pairs"
 Result = dict[str, Any]
 Runs = dict[str, list[list[str]]]
 
@@ -41,7 +42,7 @@ Runs = dict[str, list[list[str]]]
 def git(*words: str) -> str:
     """Return what git prints, in the repository."""
     command = ["git", "-C", str(ROOT), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 @contextmanager
@@ -142,14 +143,14 @@ def run_sides(commit: str, wanted: list[str]) -> Path:
 def differences(base: Any, head: Any, place: str = "") -> Iterator[str]:
     """Yield the places at which two sides differ, and how."""
     if isinstance(base, dict) and isinstance(head, dict):
-        for name in {**base, **head}:
+        for name in sorted({*base, *head}):
             if name in head and name in base:
                 yield from differences(base[name], head[name], f"{place} {name}".strip())
             else:
                 yield f"{place} {name} is {'missing' if name in base else 'new'}".strip()
     elif isinstance(base, list) and isinstance(head, list):
         if len(base) != len(head):
-            yield f"{place}: {len(base)} at the base, {len(head)} here"
+            yield f"{place or 'all'}: {len(base)} entries at the base, {len(head)} here"
         for number, (one, other) in enumerate(zip(base, head, strict=False)):
             found = list(differences(one, other, f"{place}[{number}]"))
             yield from found
@@ -162,21 +163,36 @@ def differences(base: Any, head: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {one} at the base, {other} here"
 
 
-def compare(method: str, base: Result, head: Result) -> list[str]:
-    """Return how two runs differ: the first difference of each section."""
+def by_training(sections: dict[str, Any]) -> dict[str, Any]:
+    """Return the sections with the rows of steps under the folders of their trainings."""
+    found: dict[str, list[Any]] = {}
+    for step in sections[ROWS]:
+        found.setdefault(step["folder"].partition("/")[2], []).append(step["items"])
+    return {**sections, ROWS: found}
+
+
+def compare(base: Result, head: Result) -> list[str]:
+    """Return how two runs differ: the first difference of each section, those of early iterations first."""
     found = []
-    for side, one in (("at the base", base), ("here", head)):
-        if one["stopped"]:
-            found.append(f"stopped {side}: {' '.join(one['stopped'].split())[-200:]}")
-    for name in base["sections"]:
-        here = list(differences(base["sections"][name], head["sections"].get(name)))
-        found += [f"{name}, {len(here)} differences: {here[0]}"] if here else []
-    sections = head["sections"]
-    rows = sum(len(step["items"]) for step in sections["training rows or pairs"])
-    counts = f"{len(sections.get('items of work', ()))} items, {rows} rows or pairs, {len(sections['weights'])} weights"
-    times = f"{base['seconds']} and {head['seconds']} s"
-    print(f"{method:18} {'DIFFERS' if found else 'equal':8} {counts}; {times}")
+    one, other = by_training(base["sections"]), by_training(head["sections"])
+    for name in one:
+        here = list(differences(one[name], other.get(name)))
+        found += [f"{name} ({len(here)} differences): {here[0]}"] if here else []
+    found.sort(key=lambda text: re.findall(r"(?:iteration-|: )(\d+)", text)[:1] or ["99"])
+    for side, result in (("at the base", base), ("here", head)):
+        if end := " ".join(result["stopped"].split())[-200:]:
+            found.insert(0, f"stopped {side}: {end}")
     return found
+
+
+def summary(base: Result, head: Result) -> str:
+    """Return how much there was to compare, and how long each side took."""
+    sections = head["sections"]
+    rows = sum(len(step["items"]) for step in sections[ROWS])
+    counts = f"{len(sections.get('items of work', ()))} items, {rows} rows or pairs"
+    return (
+        f"{counts}, {len(sections['weights'])} weights; {base['seconds']} and {head['seconds']} s"
+    )
 
 
 def portable(sections: dict[str, Any]) -> dict[str, str]:
@@ -187,7 +203,7 @@ def portable(sections: dict[str, Any]) -> dict[str, str]:
         if stage in ("0/evaluate", "0/rollout"):
             ids = [one["ids"] for one in prompts if one["previous"] is None]
             found.setdefault(f"prompts of {stage}", []).append([place, min(ids, key=len)])
-    for step in sections["training rows or pairs"]:
+    for step in sections[ROWS]:
         if "iteration-00" in step["folder"] and "@" not in json.dumps(step["items"]):
             found.setdefault(f"rows of {step['folder']}", []).extend(step["items"])
     return {
@@ -216,14 +232,16 @@ def main() -> int:
     kept = run_sides(commit, wanted)
     expected, differing = json.loads(EXPECTED.read_text()), 0
     for method in wanted:
-        head = result(WORK / "head", method)
-        found = compare(method, result(kept, method), head)
+        base, head = result(kept, method), result(WORK / "head", method)
         now = portable(head["sections"])
         if given.write:
             expected[method] = now
-        found += [f"{EXPECTED.name}: {one}" for one in differences(expected.get(method, {}), now)]
+        committed = list(differences(expected.get(method, {}), now))
+        found = compare(base, head)[:5] + [f"{EXPECTED.name}: {one}" for one in committed[:2]]
         differing += bool(found)
-        print(*(f"    {one}" for one in found[:6]), sep="\n", end="\n" * bool(found))
+        print(f"{method:18} {'DIFFERS' if found else 'equal':8} {summary(base, head)}")
+        for one in found:
+            print(f"    {one}")
     if given.write:
         EXPECTED.write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
     print(f"{len(wanted) - differing} of {len(wanted)} methods are equal to {given.base or BASE}")
