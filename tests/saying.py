@@ -16,9 +16,6 @@ from coterie.trajectories.turn import Message, Part, Speaker, Turn
 class SayingSettings(EnvironmentSettings):
     letter: str = key("a", "What is to be in it.")
     turns: int = key(3, "Most tries.", ge=1)
-    word: str = key("", "What tasks have besides their place.")
-    first: int = key(0, "Place of the first task.", ge=0)
-    swapped: bool = key(False, "Whether what is held out is trained on, and the other way round.")
 
 
 class Saying(Pure):
@@ -29,10 +26,8 @@ class Saying(Pure):
         self.settings, self.limits = settings, {"turns": settings.turns}
 
     def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
-        odd = (split == "heldout") != self.settings.swapped
-        first = (self.settings.first + sum(drawn)) * 2 + odd
-        places, word = range(first, first + 2 * count, 2), self.settings.word
-        return [Task(f"{n:04d}", {"place": n, "word": word}) for n in places]
+        first = sum(drawn) * 2 + (split == "heldout")
+        return [Task(f"{n:04d}", {"place": n}) for n in range(first, first + 2 * count, 2)]
 
     def acting(self, state: State) -> tuple[str, ...]:
         return ("speaker",)

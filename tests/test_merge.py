@@ -1,4 +1,4 @@
-"""``coterie merge``: parts of a run are the run that nobody divided; families train together; what does not fit."""
+"""``coterie merge``: parts of a run become the run that nobody divided; what does not fit is refused."""
 
 import shutil
 from collections.abc import Iterator
@@ -135,41 +135,6 @@ def test_a_base_that_one_part_has_evaluated_is_not_evaluated_again(made: Made, c
     assert measured(Path("merged"), "evaluate") == measured(Path("one"), "evaluate") != {}
 
 
-def test_families_train_together_on_what_each_has_selected(made: Made, cli: Cli) -> None:
-    other = ("environment.letter=e", "environment.first=100", "budget.pairs=4", "search.base=3")
-    make(Path("other"), *other, stages=TRAINED[:3])
-    said = cli("merge", made.whole, "other", "--folder", "both")
-    assert said.code == 0, said.err
-    first, second, both = record(made.whole), record(Path("other")), record(Path("both"))
-    assert both.selected == [*first.selected, *second.selected] and len(both.selected) == 13
-    assert both.trees == [*first.trees, *second.trees]
-    assert both.credit == {k: first.credit[k] | second.credit[k] for k in first.credit}
-    assert measured(Path("both"), "rollout")["trees"] == 12
-    chosen = measured(Path("both"), "select")
-    assert (chosen["selected"], chosen["runs"]) == (13, f"{made.whole}, other")
-    said = cli("run", METHOD, "--folder", "both")
-    assert said.code == 0, said.err
-    with opened(Path("both")) as (recipe, run):
-        assert all(run.is_finished(step) for step in recipe.steps())
-        assert run.metrics(Step(0, "train"))["rows"] == 13
-    assert weights(Path("both")) != weights(made.whole)
-
-
-def test_families_do_not_train_on_what_the_run_is_evaluated_on(made: Made, cli: Cli) -> None:
-    make(Path("other"), "environment.swapped=true", stages=TRAINED[:3])
-    said = refused(cli, "merge", made.whole, "other", "--folder", "both")
-    assert "task 0001 is a held-out task of" in said
-
-
-def test_one_id_of_two_tasks_is_refused(made: Made, cli: Cli) -> None:
-    """A task of one run has the id of a held-out task that the other was evaluated on."""
-    shutil.copytree(made.whole, "first")
-    make(Path("first"), stages=("evaluate",))
-    make(Path("other"), "environment.swapped=true", "environment.word=x", stages=TRAINED[:3])
-    said = refused(cli, "merge", "first", "other", "--folder", "both")
-    assert "other has tasks that a run before it has, too: 0001, 0003, 0005, 0007" in said
-
-
 def test_a_part_that_is_given_twice_is_refused(made: Made, cli: Cli) -> None:
     shutil.copytree(made.parts[1], "again")
     said = refused(cli, "merge", *made.parts, "again", "--folder", "merged")
@@ -196,32 +161,11 @@ def test_runs_that_are_no_parts_of_one_are_refused(name: str, made: Made, cli: C
     assert [one.name for one in Path().iterdir()] == ["other"], "nothing is left behind"
 
 
-def test_families_that_do_not_fit_are_refused(made: Made, cli: Cli) -> None:
-    own = ("environment.letter=e", "environment.first=100")
-    make(Path("unselected"), *own)
-    said = refused(cli, "merge", made.whole, "unselected", "--folder", "both")
-    assert "select of iteration 0 of unselected is not finished" in said
-    assert "coterie stage select unselected" in said
-    make(Path("another"), *own, "model=tiny-problems", stages=())
-    said = refused(cli, "merge", made.whole, "another", "--folder", "both")
-    assert "model: tiny-exchange -> tiny-problems" in said
-    make(Path("seeded"), *own, "seed=1", stages=())
-    assert "seed: 0 -> 1" in refused(cli, "merge", made.whole, "seeded", "--folder", "both")
-    make(Path("guessing"), f"environment={Path(__file__).parent}/guess.py:Guess", stages=())
-    said = refused(cli, "merge", made.whole, "guessing", "--folder", "both")
-    assert "agents: speaker -> player" in said
-    make(Path("control"), *own, "learns=successes", stages=TRAINED[:3])
-    assert "learns: pairs -> successes" in refused(
-        cli, "merge", made.whole, "control", "--folder", "both"
-    )
-    make(Path("same"), "environment.letter=e", stages=TRAINED[:3])
-    said = refused(cli, "merge", made.whole, "same", "--folder", "both")
-    assert "0000, 0002, 0004, 0006, 0008 and 1 more" in said
-
-
 def test_what_is_no_merge_is_refused(made: Made, cli: Cli) -> None:
     part = made.parts[0]
     assert "not merged with itself" in refused(cli, "merge", part, part, "--folder", "merged")
+    whole = refused(cli, "merge", made.whole, part, "--folder", "merged")
+    assert "rollout.shard: [0, 1] -> [0, 3]" in whole
     assert "two or more" in refused(cli, "merge", part, "--folder", "merged")
     assert "not a run folder" in refused(cli, "merge", part, "nothing", "--folder", "merged")
     other = settings("optima/isft", ["engine.device=cpu"])

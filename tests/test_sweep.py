@@ -9,7 +9,8 @@ from coterie.errors import UserError
 from coterie.progress import Progress, Silent
 from coterie.recipes import sweeping
 from coterie.recipes.base import Recipe
-from coterie.recipes.sweeping import PointResult, Sweep, plan_sweep, run_sweep, split_values
+from coterie.recipes.sweeping import Point, mean_of_seeds, plan_sweep, run_sweep, split_values
+from coterie.reports.sweep import SweepRow
 from coterie.runs.folder import Run, Step, open_run, write_config
 from coterie.runs.held_out import evaluation
 from coterie.runs.loop import check_finished
@@ -21,14 +22,14 @@ TINY = (PLANS, *(word for word in SMALL if not word.startswith("dataset=")), "pa
 ISFT = ("rollout.tasks=4", "evaluate.tasks=4", "engine.device=cpu")
 
 
-def done(sweep: Sweep) -> tuple[list[PointResult], list[str]]:
+def done(sweep: list[Point]) -> tuple[list[SweepRow], list[str]]:
     lines: list[str] = []
     return run_sweep(sweep, lines.append, Silent()), lines
 
 
-def seconds(folder: Path, sweep: Sweep) -> dict[Step, object]:
+def seconds(folder: Path, sweep: list[Point]) -> dict[Step, object]:
     """How long each finished stage took: of one that was done once, one number."""
-    (point,) = [one for one in sweep.points if one.folder == folder]
+    (point,) = [one for one in sweep if one.folder == folder]
     with open_run(folder, point.recipe.name, point.recipe.settings, write=False) as run:
         steps = [step for step in point.recipe.steps() if run.is_finished(step)]
         return {step: run.metrics(step)["seconds"] for step in steps}
@@ -36,18 +37,18 @@ def seconds(folder: Path, sweep: Sweep) -> dict[Step, object]:
 
 def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
     sweep = plan_sweep("moat/maths", [*TINY, "rollout.samples=2,3"], tmp_path, 1)
-    assert [point.folder.name for point in sweep.points] == ["2-seed-0", "3-seed-0"]
-    first, second = sweep.points
+    assert [point.folder.name for point in sweep] == ["2-seed-0", "3-seed-0"]
+    first, second = sweep
     common = [Step(0, "align"), Step(0, "improve"), Step(1, "measure"), Step(1, "evaluate")]
-    assert (first.source, first.shared) == (None, ())
+    assert (first.source, first.shared) == (None, [])
     assert second.source is first and list(second.shared) == common
     found, lines = done(sweep)
     assert lines[0] == "run 1 of 2: rollout.samples=2 seed=0"
     assert "kept from" in lines[-1] and "align of iteration 0" in lines[-1]
-    times = [seconds(point.folder, sweep) for point in sweep.points]
+    times = [seconds(point.folder, sweep) for point in sweep]
     assert all(set(some) == set(first.recipe.steps()) for some in times)
     assert [step for step in times[0] if times[0][step] == times[1][step]] == common
-    for point, row in zip(sweep.points, found, strict=True):
+    for point, row in zip(sweep, found, strict=True):
         with open_run(point.folder, point.recipe.name, point.recipe.settings, write=False) as run:
             last = evaluation(run.store, 2)
             assert (row.iteration, row.n) == (2, 2)
@@ -58,7 +59,7 @@ def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
             assert run.report.is_file()
     again, _ = done(plan_sweep("moat/maths", [*TINY, "rollout.samples=2,3"], tmp_path, 1))
     assert again == found
-    assert [seconds(point.folder, sweep) for point in sweep.points] == times
+    assert [seconds(point.folder, sweep) for point in sweep] == times
     with pytest.raises(UserError, match="under other settings"):
         plan_sweep("moat/maths", [*TINY, "rollout.samples=2,3", "rollout.tasks=3"], tmp_path, 1)
 
@@ -76,11 +77,11 @@ def test_a_run_that_was_cut_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sweeping, "run_steps", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_sweep(sweep, lambda _: None, Silent())
-    before = seconds(sweep.points[0].folder, sweep)
+    before = seconds(sweep[0].folder, sweep)
     assert list(before) == cut
     monkeypatch.setattr(sweeping, "run_steps", whole)
     found, _ = done(sweep)
-    after = seconds(sweep.points[0].folder, sweep)
+    after = seconds(sweep[0].folder, sweep)
     assert {step: after[step] for step in cut} == before
     assert len(found) == 2 and not list(tmp_path.glob(".*"))
 
@@ -88,18 +89,18 @@ def test_a_run_that_was_cut_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_run_begins_with_the_one_that_it_shares_most_with(tmp_path: Path) -> None:
     """The third has another number of iterations than the first two, which differ in the last one."""
     sweep = plan_sweep("optima/isft", [*ISFT, "iterations=1,3,2"], tmp_path, 1)
-    one, three, two = sweep.points
+    one, three, two = sweep
     assert three.source is one and two.source is three
     assert len(two.shared) == len(two.recipe.steps())
     other = plan_sweep("optima/isft", [*ISFT, "rollout.max_tokens=40,50"], tmp_path, 1)
-    assert other.points[1].source is None
+    assert other[1].source is None
 
 
 def test_what_follows_other_trainings_is_not_shared(tmp_path: Path) -> None:
     """Each half alone leaves other models than both together, so nothing after it is the same."""
     words = [word for word in TINY if not word.startswith("parts=")]
     swept = [*words, "parts=joint,planner,grounder,sft"]
-    points = plan_sweep("moat/maths", swept, tmp_path, 1).points
+    points = plan_sweep("moat/maths", swept, tmp_path, 1)
     start = [Step(0, "align"), Step(0, "improve"), Step(1, "measure"), Step(1, "evaluate")]
     played = [*start, Step(1, "rollout"), Step(1, "reward")]
     planner = [*played, Step(1, "select"), Step(1, "align"), Step(1, "measure_half")]
@@ -116,21 +117,32 @@ def test_what_follows_other_trainings_is_not_shared(tmp_path: Path) -> None:
 def test_seeds_follow_that_of_the_settings_and_share_nothing(tmp_path: Path) -> None:
     words = [*ISFT, "reward.lambda_token=0,0.5", "seed=5"]
     sweep = plan_sweep("optima/isft", words, tmp_path, 2)
-    values = [(one.value, one.seed, one.recipe.settings.seed) for one in sweep.points]
+    values = [(one.value, one.seed, one.recipe.settings.seed) for one in sweep]
     assert values == [("0", 5, 5), ("0.5", 5, 5), ("0", 6, 6), ("0.5", 6, 6)]
-    assert [one.source and one.source.seed for one in sweep.points] == [None, 5, None, 6]
+    assert [one.source and one.source.seed for one in sweep] == [None, 5, None, 6]
     sweep = plan_sweep("optima/isft", [*ISFT, "seed=3,4"], tmp_path, 1)
-    assert [(one.value, one.seed) for one in sweep.points] == [("3", 3), ("4", 4)]
+    assert [(one.value, one.seed) for one in sweep] == [("3", 3), ("4", 4)]
 
 
 def test_all_seeds_of_a_value_are_one_more_row() -> None:
     rows = [
-        PointResult("2", 0, 1, 2, 0.5, 0, 1, 10.0, "a"), PointResult("2", 1, 1, 2, 1.0, 1, 1, 20.0, "b"),
-        PointResult("5", 0, 1, 2, 0.0, 0, 0, 90.0, "c"),
+        SweepRow("2", 0, 1, 2, 0.5, 0, 1, 10.0, "a"), SweepRow("2", 1, 1, 2, 1.0, 1, 1, 20.0, "b"),
+        SweepRow("5", 0, 1, 2, 0.0, 0, 0, 90.0, "c"),
     ]  # fmt: skip
-    found = sweeping._of_seeds("2", rows, [{"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 1.0}])
+    found = mean_of_seeds("2", rows, {"a": [0.0, 1.0], "b": [1.0, 1.0]})
     assert (found.value, found.seed, found.n, found.score, found.tokens) == ("2", None, 2, 0.75, 15)
     assert (found.low, found.high) == (0.5, 1.0)
+
+
+def test_values_of_several_keys_are_combined(tmp_path: Path) -> None:
+    words = [*ISFT, "iterations=1,2", "rollout.samples=4,5"]
+    sweep = plan_sweep("optima/isft", words, tmp_path, 1)
+    assert [point.folder.name for point in sweep] == [
+        f"{i}_{n}-seed-0" for i in (1, 2) for n in (4, 5)
+    ]
+    last = sweep[-1].recipe.settings.model_dump()
+    assert (last["iterations"], last["rollout"]["samples"]) == (2, 5)
+    assert sweep[-1].source is sweep[1]
 
 
 @pytest.mark.parametrize(
@@ -150,11 +162,6 @@ def test_commas_divide_values_but_not_in_brackets_and_quotes(text: str, values: 
     ("words", "seeds", "says"),
     [
         (["iterations=2"], 1, "no key has several values"),
-        (
-            ["iterations=1,2", "rollout.samples=2,3"],
-            1,
-            "iterations and rollout.samples have several",
-        ),
         (["iterations=1,,2"], 1, "empty value"),
         (["iterations=2,2"], 1, "one twice"),
         (["reward.lambda_token=1,1.0"], 1, "=1 and reward.lambda_token=1.0 are the same"),

@@ -1,4 +1,4 @@
-"""``coterie merge``: runs put together into one that trains on the tasks of all."""
+"""``coterie merge``: the parts of a run, merged into the run that a single machine would have made."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,34 +15,24 @@ def merge(
         bool, typer.Option("--partial", help="Parts may be missing: the merged run does them.")
     ] = False,
 ) -> None:
-    """Put runs together into one that trains on the tasks of all. The runs stay as they are.
+    """Merge the parts of a run that several machines have sampled. The parts stay as they are.
 
-    What is taken is what they did on their tasks before the first training. There are two kinds:
-
-    Parts of one run, such as several machines have: the same settings, but rollout.shard=[0,3], [1,3] and [2,3].
-    Each must have finished its rollouts. The merged run is the one that a single machine would have made: it selects
-    from all tasks together.
-
-    Families of tasks: runs of one recipe on different data sets or in different environments. Each must have selected,
-    by its own budget, and the merged run trains on all that was selected. It has the settings of the run that is given
-    first, and is evaluated on that one's held-out tasks.
-
-    `coterie run` goes on with the merged run.
+    Parts have the same settings, but rollout.shard=[0,3], [1,3] and [2,3], and each must have finished its rollouts.
+    The merged run is the one that a single machine would have made: it selects from all tasks together. `coterie run`
+    continues it.
 
     Examples:
 
         coterie merge runs/part-0 runs/part-1 runs/part-2 --folder runs/whole
 
         coterie merge runs/part-0 runs/part-2 --folder runs/whole --partial
-
-        coterie merge runs/maths runs/babyai --folder runs/both
     """
-    from coterie.recipes.merging import merge as put_together
+    from coterie.recipes.merging import merge as merge_parts
     from coterie.terminal.progress import ConsoleProgress
 
     console = notes()
     progress = ConsoleProgress(console)
-    made = put_together(runs, folder, console.print, progress, partial=partial)
+    made = merge_parts(runs, folder, console.print, progress, partial=partial)
     console.print(f"{made.tasks} tasks of {len(runs)} runs are in {folder}")
     if made.missing:
         parts = ", ".join(map(str, made.missing))

@@ -1,4 +1,4 @@
-"""``coterie sweep``: runs of one recipe over the values of one key, their plan, and what they came to."""
+"""``coterie sweep``: runs of one recipe over the values of some keys, their plan and their results."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from coterie.config.plugins import label, settled
@@ -15,7 +14,7 @@ from coterie.terminal.console import notes, results
 from coterie.terminal.words import Words
 
 if TYPE_CHECKING:
-    from coterie.recipes.sweeping import PointResult, Sweep
+    from coterie.recipes.sweeping import Point
 
 WIDTH = 120
 """Columns that the tables need."""
@@ -36,7 +35,7 @@ def sweep(
         bool, typer.Option(help="Print the plan of all runs, with what they share, and stop.")
     ] = False,
 ) -> None:
-    """Run a recipe over several values of one key: an ablation. One KEY=VALUE has its values divided by commas.
+    """Run a recipe over all combinations of the values of some keys. Values of a key are divided by commas.
 
     Each run has its own folder, in which it is resumed. A run begins with the stages that an earlier one has done
     under the same settings. Prints a table of held-out scores with 95% intervals and, last, one JSON object. A page
@@ -48,97 +47,61 @@ def sweep(
 
         coterie sweep moat/maths correct.critic.model=script,smollm2 --seeds 3
 
-        coterie sweep optima/isft reward.lambda_token=0,0.3,0.6 --folder runs/tokens --dry-run
+        coterie sweep optima/isft reward.lambda_token=0,0.3,0.6 train.lr=1e-6,1e-5 --dry-run
 
         coterie sweep dense_tree/tiny budget.tasks=6,12,24,48
     """
-    from coterie.recipes.sweeping import plan_sweep, run_sweep
+    from coterie.recipes.sweeping import plan_sweep, run_sweep, split_words
+    from coterie.reports.sweep import SweepReport, write_sweep_page
     from coterie.terminal.progress import ConsoleProgress
 
-    recipe, console = settled(recipe), notes()
-    folder = folder or _folder(recipe, words or [])
-    planned = plan_sweep(recipe, words or [], folder, seeds)
+    recipe, words, console = settled(recipe), words or [], notes()
+    key = ",".join(split_words(words)[0])
+    folder = folder or Path("runs") / f"sweep-{label(recipe).replace('/', '-')}-{key}"
+    points = plan_sweep(recipe, words, folder, seeds)
+    first = points[0].recipe
+    out = results(WIDTH) if dry_run else console
+    out.print(_costs(key, points), "", _runs(points))
     if dry_run:
-        _print_plan(planned, results(WIDTH))
         return
-    _print_plan(planned, console)
-    found = run_sweep(planned, console.print, ConsoleProgress(console))
-    page = folder / "sweep.html"
-    _write_page(page, f"coterie sweep {' '.join([recipe, *(words or [])])}", planned, found)
-    _print_found(recipe, planned, found, page)
-
-
-def _write_page(page: Path, command: str, sweep: "Sweep", found: "Sequence[PointResult]") -> None:
-    """The scores as a plot and a table."""
-    from coterie.reports.sweep import SweepPoint, SweepReport, write_sweep_page
-
-    points = tuple(
-        SweepPoint(
-            *(one.value, "all" if one.seed is None else f"{one.seed}", one.n),
-            *(one.score, one.low, one.high, one.tokens),
-        )
-        for one in found
-    )
-    recipe = sweep.points[0].recipe
-    title = f"{recipe.title} on {recipe.settings.played}"
-    report = SweepReport(title, command, sweep.key, recipe.environment.metric, points)
-    write_sweep_page(report, page)
-
-
-def _print_found(recipe: str, sweep: "Sweep", found: "Sequence[PointResult]", page: Path) -> None:
-    """The table, where the plot is, and as the last line one JSON object."""
+    rows = run_sweep(points, console.print, ConsoleProgress(console))
+    title = f"{first.title} on {first.settings.played}"
+    command = f"coterie sweep {' '.join([recipe, *words])}"
+    report = SweepReport(title, command, key, first.environment.metric, rows)
+    write_sweep_page(report, folder / "sweep.html")
     out = results(WIDTH)
-    out.print(_table(sweep, found))
-    out.print(f"plot: {page}", soft_wrap=True)
-    rows = [asdict(one) for one in found]
-    print(json.dumps({"recipe": recipe, "key": sweep.key, "rows": rows}))
-
-
-def _folder(recipe: str, words: Sequence[str]) -> Path:
-    """Named after the recipe and the key."""
-    from coterie.recipes.sweeping import swept
-
-    key, _, _ = swept(words)
-    return Path("runs") / f"sweep-{label(recipe).replace('/', '-')}-{key}"
-
-
-def _print_plan(sweep: "Sweep", out: Console) -> None:
-    """What each value costs, and which stages its runs share."""
-    values = list(dict.fromkeys(point.value for point in sweep.points))
-    first = {point.value: point for point in reversed(sweep.points)}
-    lines = {value: dict(first[value].recipe.plan().lines()) for value in values}
-    table = Table(title=f"plan of {first[values[0]].recipe.title} over {sweep.key}", box=None)
-    table.add_column("one run")
-    for value in values:
-        table.add_column(value, justify="right", overflow="fold")
-    for what in dict.fromkeys(what for some in lines.values() for what in some):
-        table.add_row(what, *(lines[value].get(what, "") for value in values))
-    out.print(table)
-    out.print()
-    table = Table(title="runs", box=None)
-    for title in ("value", "seed", "stages", "shared", "with", "folder"):
-        table.add_column(title, overflow="fold")
-    for point in sweep.points:
-        source = f"{point.source.value}, seed {point.source.seed}" if point.source else ""
-        stages = len(point.recipe.steps())
-        cells = (point.seed, stages, len(point.shared), source, point.folder)
-        table.add_row(point.value, *map(str, cells))
-    out.print(table)
-
-
-def _table(sweep: "Sweep", rows: "Sequence[PointResult]") -> Table:
-    """Held-out scores by value."""
-    table = Table(title=f"held-out results over {sweep.key}", box=None)
+    table = Table(title=f"held-out results over {key}", box=None)
     for title in ("value", "seed", "iteration", "n", "score", "95% interval", "tokens"):
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:
-        table.add_row(
-            row.value,
-            "all" if row.seed is None else f"{row.seed}",
-            f"{row.iteration}",
-            f"{row.n}",
-            f"{row.score:.3f}",
-            f"{row.low:.3f} to {row.high:.3f}",
-            f"{row.tokens:.1f}",
-        )
+        numbers = (f"{row.score:.3f}", f"{row.low:.3f} to {row.high:.3f}", f"{row.tokens:.1f}")
+        seed = "all" if row.seed is None else f"{row.seed}"
+        table.add_row(row.value, seed, f"{row.iteration}", f"{row.n}", *numbers)
+    out.print(table)
+    out.print(f"plot: {folder / 'sweep.html'}", soft_wrap=True)
+    print(json.dumps({"recipe": recipe, "key": key, "rows": list(map(asdict, rows))}))
+
+
+def _costs(key: str, points: "Sequence[Point]") -> Table:
+    """Return a table of what one run costs at each value."""
+    lines = {point.value: dict(point.recipe.plan().lines()) for point in reversed(points)}
+    values = list(dict.fromkeys(point.value for point in points))
+    table = Table(title=f"plan of {points[0].recipe.title} over {key}", box=None)
+    table.add_column("one run")
+    for value in values:
+        table.add_column(value, justify="right", overflow="fold")
+    for name in dict.fromkeys(name for value in values for name in lines[value]):
+        table.add_row(name, *(lines[value].get(name, "") for value in values))
+    return table
+
+
+def _runs(points: "Sequence[Point]") -> Table:
+    """Return a table of the runs and the stages that they share."""
+    table = Table(title="runs", box=None)
+    for title in ("value", "seed", "stages", "shared", "with", "folder"):
+        table.add_column(title, overflow="fold")
+    for point in points:
+        source = f"{point.source.value}, seed {point.source.seed}" if point.source else ""
+        cells = (point.seed, len(point.recipe.steps()), len(point.shared), source, point.folder)
+        table.add_row(point.value, *map(str, cells))
     return table

@@ -9,37 +9,38 @@ from coterie.reports.page import write_template
 
 
 @dataclass(frozen=True, slots=True)
-class SweepPoint:
-    """One value of the key: one seed, or all of them together."""
+class SweepRow:
+    """Held-out results of the last policies of one run, or of all seeds of a value."""
 
     value: str
-    seeds: str
+    seed: int | None
+    """``None`` for all seeds together."""
+    iteration: int
     n: int
     """Held-out tasks."""
     score: float
     low: float
-    """Lower end of the 95% bootstrap interval."""
+    """Lower end of the score's 95% bootstrap interval over tasks."""
     high: float
     tokens: float
     """Mean tokens of a dialogue."""
+    folder: str
 
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """All that the page shows."""
+    """Content of the page."""
 
     title: str
     command: str
     key: str
     metric: str
-    points: tuple[SweepPoint, ...]
-    """In the order in which values were given."""
+    rows: list[SweepRow]
 
     @property
-    def drawn(self) -> tuple[SweepPoint, ...]:
-        """Those of all seeds together where there are several, else each."""
-        together = tuple(one for one in self.points if one.seeds == "all")
-        return together or self.points
+    def drawn(self) -> list[SweepRow]:
+        """Rows of all seeds together where there are several seeds, else all rows."""
+        return [row for row in self.rows if row.seed is None] or self.rows
 
 
 def write_sweep_page(report: SweepReport, path: Path) -> None:

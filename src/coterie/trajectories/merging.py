@@ -7,31 +7,10 @@ behind those that are there. Ids of turns and trees come from what they are, so 
 import sqlite3
 from collections.abc import Mapping
 
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.table import item_row, kind_key
+from coterie.trajectories.table import kind_key
 
 OF_STEP = "iteration = :iteration AND stage = :stage"
 TREES = f"(SELECT key FROM source.tree WHERE {OF_STEP})"
-
-
-def tasks_twice(db: sqlite3.Connection, iteration: int, stage: str) -> list[str]:
-    """Tasks on which work of a stage is finished in both stores, sorted."""
-    found = f"SELECT task FROM {{}}.item WHERE {OF_STEP} AND task != ''"
-    both = f"{found.format('main')} INTERSECT {found.format('source')} ORDER BY task"
-    return [task for (task,) in db.execute(both, {"iteration": iteration, "stage": stage})]
-
-
-def other_tasks(db: sqlite3.Connection) -> list[str]:
-    """Ids under which the stores have different tasks, sorted."""
-    secrets = (
-        "(SELECT group_concat(name || char(0) || text || char(0) || readers, char(0)) FROM {}.secret "
-        "WHERE task = main.task.id)"
-    )
-    rows = db.execute(
-        "SELECT id FROM main.task JOIN source.task o USING (id) WHERE main.task.public != o.public "
-        f"OR {secrets.format('main')} IS NOT {secrets.format('source')} ORDER BY id"
-    )
-    return [id_ for (id_,) in rows]
 
 
 def copy_step(
@@ -78,19 +57,6 @@ def copy_step(
             f"WHERE kind = :kind AND tree IN {TREES}",
             {**values, "own": own, "kind": kind},
         )
-
-
-def copy_selections(db: sqlite3.Connection, key: ItemKey) -> None:
-    """Copy what the stage of a finished item selected, in its order, behind what that item has selected here."""
-    item = item_row(db, key)
-    assert item is not None, "it is finished"
-    db.execute(
-        "INSERT INTO main.selection SELECT :item, row_number() OVER (ORDER BY item, position) + "
-        "(SELECT coalesce(max(position), -1) FROM main.selection WHERE item = :item), "
-        "leaf, agent, context, weight, rejected FROM source.selection WHERE item IN "
-        f"(SELECT key FROM source.item WHERE {OF_STEP}) ORDER BY item, position",
-        {"item": item, "iteration": key.iteration, "stage": key.stage},
-    )
 
 
 def _moved(db: sqlite3.Connection, table: str, **instead: str) -> str:
