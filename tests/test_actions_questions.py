@@ -15,8 +15,7 @@ from coterie.errors import UserError
 from coterie.tools.actions.corpus import Corpus
 from coterie.tools.actions.executor import Executed
 from coterie.tools.actions.grammar import parse
-from coterie.tools.actions.questions import QuestionsExecutor
-from coterie.tools.actions.readers import ChatReader, ExtractiveReader
+from coterie.tools.actions.questions import ChatReader, ExtractiveReader, QuestionsExecutor
 from coterie.tools.retrieval.index import build_index
 from tests.conftest import Cli
 

@@ -21,13 +21,11 @@ from coterie.environments.plan_ground.web import Web
 from coterie.environments.protocol import Shared
 from coterie.environments.traits import Openers
 from coterie.errors import UserError
-from coterie.tools.actions.corpus import Corpus
+from coterie.tools.actions.corpus import Corpus, FewPages
 from coterie.tools.actions.executor import Executed
-from coterie.tools.actions.few_pages import FewPages
 from coterie.tools.actions.grammar import Action
 from coterie.tools.actions.maths import MathsExecutor
-from coterie.tools.actions.questions import QuestionsExecutor
-from coterie.tools.actions.readers import ChatReader, open_reader
+from coterie.tools.actions.questions import ChatReader, QuestionsExecutor, open_reader
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.task import Task
 

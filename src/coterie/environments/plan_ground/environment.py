@@ -47,8 +47,7 @@ from coterie.environments.settings import EnvironmentSettings
 from coterie.environments.talk import ANSWERED
 from coterie.environments.traits import Openers, openers_of
 from coterie.errors import UserError
-from coterie.tools.actions.checking import check
-from coterie.tools.actions.domains import described
+from coterie.tools.actions.domains import check, described
 from coterie.tools.actions.grammar import parse
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import LENGTH, Ending

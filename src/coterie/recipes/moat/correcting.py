@@ -22,8 +22,7 @@ from coterie.rewards.corrections import Correction, question, read_correction
 from coterie.rollout.written import Written, write_path
 from coterie.runs.folder import Run, Step
 from coterie.runs.items import Done, on_trees
-from coterie.tools.actions.checking import check
-from coterie.tools.actions.domains import described
+from coterie.tools.actions.domains import check, described
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree

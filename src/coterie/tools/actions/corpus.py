@@ -13,6 +13,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.tools.actions.executor import ranked
 from coterie.tools.retrieval.index import (
     PAGES,
     Bm25,
@@ -116,3 +117,33 @@ class Corpus:
 def fingerprint(folder: Path) -> str:
     """A hash of what the pages of an index say. Raises ``UserError`` for a folder that has none."""
     return Manifest.read(folder).content
+
+
+class FewPages:
+    """Pages of one paragraph each, as titles and texts."""
+
+    def __init__(self, pages: Sequence[tuple[str, str]]) -> None:
+        self._paragraphs = [Paragraph(n, n, title, text) for n, (title, text) in enumerate(pages)]
+
+    def __len__(self) -> int:
+        return len(self._paragraphs)
+
+    def paragraph(self, place: int) -> Paragraph:
+        """See ``Pages``."""
+        if place < 0:
+            raise IndexError(place)
+        return self._paragraphs[place]
+
+    def search(self, query: str, count: int, pages: Sequence[int] = ()) -> list[Paragraph]:
+        """See ``Pages``."""
+        among = [one for one in self._paragraphs if not pages or one.page in pages]
+        places = ranked(query, [f"{one.title} {one.text}" for one in among])
+        return [among[place] for place in places[:count]]
+
+    def pages(self, query: str, count: int) -> list[Paragraph]:
+        """See ``Pages``."""
+        return self.search(query, count)
+
+    def first(self, page: int) -> Paragraph:
+        """See ``Pages``."""
+        return self.paragraph(page)

@@ -1,17 +1,22 @@
-"""The tools of each domain, as data: their names, what they take, and what they do.
+"""The tools of each domain, and what is wrong with an action line that uses them.
 
-The domains and the names of their tools are those of Yin et al. 2024.
+Domains and names of tools are those of Yin et al. 2024. Results are called ``R1``, ``R2``, ... in any order and with
+gaps, or ``Output``; each name is set once, and used only after that.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 from coterie.errors import UserError, did_you_mean
+from coterie.tools.actions.grammar import MAX_ACTIONS, Action, Argument, Parsed, Problem, parse
 
 Kind = Literal["results", "text"]
 """``results``: names of results, such as ``R1`` or ``[R1, R2]``, or ``Env``; ``text``: anything."""
+
+_RESULT = re.compile(r"R[1-9]\d{0,3}|Output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,55 +72,53 @@ class Domain:
         return next((one for one in self.tools if one.name == name), None)
 
 
-_CALCULATOR = ActionTool(
-    "Calculator",
-    (Parameter("expression", more=True),),
-    "works out a calculation; it may name earlier results",
-)
-_CODE = ActionTool(
-    "Code", (Parameter("Python", more=True),), "runs Python and gives its last value, or what it prints"
-)  # fmt: skip
-_QUERY = Parameter("words", label="Query")
-_ENV = Parameter("Env or the last result", kind="results")
-_ELEMENT = Parameter("which element", label="QUERY")
-_TEXT = Parameter("text", label="TEXT")
+def _text(name: str, shown: str, does: str) -> ActionTool:
+    """A tool that takes one text, commas included."""
+    return ActionTool(name, (Parameter(shown, more=True),), does)
 
+
+def _about(name: str, does: str) -> ActionTool:
+    """A tool that takes a result, and words about it."""
+    return ActionTool(
+        name, (Parameter("result", kind="results"), Parameter("words", label="Query")), does
+    )
+
+
+_CALCULATOR = _text(
+    "Calculator", "expression", "works out a calculation; it may name earlier results"
+)
+_CODE = _text("Code", "Python", "runs Python and gives its last value, or what it prints")
+_CLICK = (
+    Parameter("Env or the last result", kind="results"),
+    Parameter("which element", label="QUERY"),
+)
+_TYPE = (*_CLICK, Parameter("text", label="TEXT"))
+_EQUATIONS = "equations or results, then the unknown"
+_ANSWER = (Parameter("[results]", kind="results"), Parameter("question", label="Question"))
+_FEATURES = "tells the features and options of the items found that the words are about"
+_PARAGRAPHS = "finds the paragraphs about something among the pages that were found"
 _MATHS = Domain(
     "maths",
     (
         _CALCULATOR,
-        ActionTool("SetEquation", (Parameter("equation", more=True),), "states an equation"),
-        ActionTool(
-            "SolveEquation",
-            (Parameter("equations or results, then the unknown", more=True),),
-            "solves one equation, or several together",
-        ),
-        ActionTool("Count", (Parameter("list", more=True),), "counts the members of a list"),
-        ActionTool(
+        _text("SetEquation", "equation", "states an equation"),
+        _text("SolveEquation", _EQUATIONS, "solves one equation, or several together"),
+        _text("Count", "list", "counts the members of a list"),
+        _text(
             "SolveInequality",
-            (Parameter("inequalities or results", more=True),),
+            "inequalities or results",
             "gives the range in which inequalities hold",
         ),
         _CODE,
-        ActionTool("Define", (Parameter("text", more=True),), "keeps a text or a value under a name"),
+        _text("Define", "text", "keeps a text or a value under a name"),
     ),
-)  # fmt: skip
+)
 _COMPLEX_QA = Domain(
     "complex_qa",
     (
-        ActionTool(
-            "KnowledgeQuery", (Parameter("title or words", more=True),), "finds pages on a subject"
-        ),
-        ActionTool(
-            "ParagraphRetrieve",
-            (Parameter("result", kind="results"), _QUERY),
-            "finds the paragraphs about something among the pages that were found",
-        ),
-        ActionTool(
-            "QA",
-            (Parameter("[results]", kind="results"), Parameter("question", label="Question")),
-            "answers a question from earlier results",
-        ),
+        _text("KnowledgeQuery", "title or words", "finds pages on a subject"),
+        _about("ParagraphRetrieve", _PARAGRAPHS),
+        ActionTool("QA", _ANSWER, "answers a question from earlier results"),
         _CALCULATOR,
         _CODE,
     ),
@@ -123,31 +126,19 @@ _COMPLEX_QA = Domain(
 _WEB = Domain(
     "web",
     (
-        ActionTool("CLICK", (_ENV, _ELEMENT), "clicks an element of the page"),
-        ActionTool("TYPE", (_ENV, _ELEMENT, _TEXT), "types a text into an element"),
-        ActionTool("SELECT", (_ENV, _ELEMENT, _TEXT), "selects an option of an element"),
+        ActionTool("CLICK", _CLICK, "clicks an element of the page"),
+        ActionTool("TYPE", _TYPE, "types a text into an element"),
+        ActionTool("SELECT", _TYPE, "selects an option of an element"),
     ),
     ("Env",),
 )
 _SHOP = Domain(
     "shop",
     (
-        ActionTool("Search", (Parameter("words", more=True),), "finds items"),
-        ActionTool(
-            "FeatureRetrieve",
-            (Parameter("result", kind="results"), _QUERY),
-            "tells the features and options of the items found that the words are about",
-        ),
-        ActionTool(
-            "Pick",
-            (Parameter("result", kind="results"), _QUERY),
-            "opens the item found that fits the words best",
-        ),
-        ActionTool(
-            "Click",
-            (Parameter("result", kind="results"), _QUERY),
-            "clicks an option of the open item, or Buy Now",
-        ),
+        _text("Search", "words", "finds items"),
+        _about("FeatureRetrieve", _FEATURES),
+        _about("Pick", "opens the item found that fits the words best"),
+        _about("Click", "clicks an option of the open item, or Buy Now"),
     ),
 )
 DOMAINS: Mapping[str, Domain] = MappingProxyType(
@@ -168,3 +159,77 @@ def find_domain(name: str) -> Domain:
 def described(domain: str) -> str:
     """The tools of a domain for a prompt, a line for each; raises ``UserError`` for an unknown domain."""
     return "\n".join(f"- {one.signature}: {one.does}" for one in find_domain(domain).tools)
+
+
+def check(text: str, domain: str, known: Iterable[str] = ()) -> Parsed:
+    """Read a text, and add what is wrong with its actions; nothing is run.
+
+    ``known`` are the results of earlier steps. Raises ``UserError`` for an unknown domain, and never for the text.
+    """
+    tools = find_domain(domain)
+    parsed = parse(text)
+    problems = list(parsed.problems)
+    if not parsed.actions and not problems:
+        problems.append(Problem("there is no action", 0, len(text)))
+    for action in parsed.actions[MAX_ACTIONS : MAX_ACTIONS + 1]:
+        what = f"there are {len(parsed.actions)} actions, and {MAX_ACTIONS} are allowed"
+        problems.append(Problem(what, action.start, len(text)))
+    there = {*known, *tools.given}
+    for action in parsed.actions:
+        problems += _names(action, there)
+        problems += _use(action, tools)
+        there.add(action.result)
+    return Parsed(parsed.actions, tuple(sorted(problems, key=lambda one: (one.start, one.stop))))
+
+
+def _names(action: Action, there: set[str]) -> Iterator[Problem]:
+    """Wrong names of results, set and used."""
+    stop = action.start + len(action.result)
+    if not _RESULT.fullmatch(action.result):
+        yield Problem(
+            f"{action.result} is not the name of a result: take R1, R2, ...", action.start, stop
+        )
+    elif action.result in there:
+        yield Problem(f"{action.result} is set a second time", action.start, stop)
+    for argument in action.arguments:
+        for name in argument.variables:
+            if name not in there:
+                yield Problem(f"{name} is used before it is set", argument.start, argument.stop)
+
+
+def _use(action: Action, domain: Domain) -> Iterator[Problem]:
+    """An unknown tool, or wrong arguments of a known one."""
+    tool = domain.tool(action.tool)
+    if tool is None:
+        names = [one.name for one in domain.tools]
+        hint = did_you_mean(action.tool, names)
+        what = f"there is no tool {action.tool}: {hint}the tools are {', '.join(names)}"
+        yield Problem(what, action.start, action.stop)
+        return
+    given = len(action.arguments)
+    if given < tool.fewest or (tool.most is not None and given > tool.most):
+        yield Problem(
+            f"{tool.name} takes {_number(tool)}, not {given}: {tool.signature}",
+            action.start,
+            action.stop,
+        )
+        return
+    for parameter, argument in zip(tool.parameters, action.arguments, strict=False):
+        yield from _argument(tool, parameter, argument)
+
+
+def _argument(tool: ActionTool, parameter: Parameter, argument: Argument) -> Iterator[Problem]:
+    start, stop = argument.start, argument.stop
+    if argument.label != parameter.label.lower() and (parameter.label or parameter.kind != "text"):
+        wanted = f"with `{parameter.label}:`" if parameter.label else "without a label"
+        yield Problem(f"{tool.name} takes this argument {wanted}: {tool.signature}", start, stop)
+    elif parameter.kind == "results" and not argument.variables:
+        yield Problem(f"{tool.name} takes the name of a result here: {tool.signature}", start, stop)
+    elif parameter.label and not argument.text.strip():
+        yield Problem(f"nothing stands after `{parameter.label}:`", start, stop)
+
+
+def _number(tool: ActionTool) -> str:
+    """How many arguments, in words."""
+    least = "at least " * (tool.most is None)
+    return f"{least}{tool.fewest} argument{'s' * (tool.fewest != 1)}"

@@ -1,20 +1,37 @@
 """Runs the actions of mathematics. Nothing outside of this machine is asked.
 
-Calculations are worked out here, exactly where they can be; equations and inequalities go to sympy in a process of its
-own, Python to the sandbox.
+Calculations are worked out by ``expressions``; equations and inequalities go to sympy in a process of its own
+(``solver_worker``) with a limit of time, Python to the sandbox.
 """
 
+import asyncio
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
-from coterie.tools.actions.arithmetic import CONSTANTS, NoValue, Number, calculate, shown
-from coterie.tools.actions.executor import SECONDS, Executed, Failed, run_in_order
-from coterie.tools.actions.expressions import Unreadable, read
+from coterie.tools.actions.executor import SECONDS, Executor, Failed
+from coterie.tools.actions.expressions import (
+    CONSTANTS,
+    NoValue,
+    Number,
+    Statement,
+    Unreadable,
+    calculate,
+    read,
+    shown,
+)
 from coterie.tools.actions.grammar import Action
-from coterie.tools.actions.python_code import run_code
-from coterie.tools.actions.solver import solve_equations, solve_inequalities
+from coterie.tools.line_process import LineProcess
 from coterie.tools.sandbox.pool import Sandbox
 
+SOLVER_SECONDS = 5.0
+"""For one question to the solver."""
+_SOLVER = LineProcess(Path(__file__).with_name("solver_worker.py"), "sympy")
+_RATIONAL = re.compile(r"-?\d{1,4300}(?:/\d{1,4300})?")
+_NUMBER = re.compile(r"-?\d{1,400}(?:\.\d{1,400}|/\d{1,400})?")
 _RESULT = re.compile(r"R\d{1,4}|Output")
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}")
 _SAID = re.compile(r"(?:^|[,;])\s*([A-Za-z_]\w{0,63})\s*=\s*([^=,;<>]{1,60})(?=$|[,;])")
@@ -23,71 +40,99 @@ _SIMPLE = re.compile(r"\w+(?:\.\w+)?")
 _PIECE = re.compile(r'"[^"]*"|\'[^\']*\'|.', re.DOTALL)
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _AND = re.compile(r"\band\b")
+_SOURCE = '''
+import ast, contextlib, fractions, io
+
+def _parsed(text):
+    """The program; a line may spell line ends as two signs, and may stand in quotes."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        tree = ast.parse(text.replace("\\\\n", "\\n"))
+    body = tree.body
+    if len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        if isinstance(body[0].value.value, str):
+            return ast.parse(body[0].value.value)
+    return tree
+
+def _ran(text, names):
+    tree = _parsed(text)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    space = {"__name__": "__main__", **names}
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(tree, "<code>", "exec"), space)
+        value = None if last is None else eval(compile(ast.Expression(last.value), "<code>", "eval"), space)
+    if value is None:
+        for name in ("answer", "result", "output"):
+            if value is None and not out.getvalue():
+                value = space.get(name)
+    if value is None:
+        value = out.getvalue().strip()
+    if isinstance(value, fractions.Fraction):
+        value = str(value)
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
+'''
 
 
-class MathsExecutor:
+class MathsExecutor(Executor):
     """Runs actions of the domain ``maths``. ``sandbox`` is for ``Code``; without one, ``Code`` fails."""
 
     def __init__(self, sandbox: Sandbox | None = None, *, seconds: float = SECONDS) -> None:
+        super().__init__(seconds=seconds)
         self.sandbox = sandbox
-        self.seconds = seconds
-        """For all actions of one call of :meth:`run`."""
-        self._tools = {
-            "Calculator": self._calculator,
-            "SetEquation": self._set_equation,
-            "SolveEquation": self._solve_equation,
-            "SolveInequality": self._solve_inequality,
-            "Count": self._count,
-            "Code": self._code,
-            "Define": self._define,
-        }
 
-    async def run(self, actions: Sequence[Action], values: Mapping[str, str]) -> Executed:
+    async def do(self, action: Action, values: Mapping[str, str]) -> str:
         """See ``Executor``."""
-        return await run_in_order(actions, values, self._do, seconds=self.seconds)
-
-    async def _do(self, action: Action, values: Mapping[str, str]) -> str:
-        tool = self._tools.get(action.tool)
-        if tool is None:
+        text = action.rest(0)
+        tool = _TOOLS.get(action.tool)
+        if tool is None and action.tool != "Code":
             raise Failed("there is no such tool")
         if not action.arguments:
             raise Failed("it is given nothing")
         try:
-            return await tool(action, values)
+            return await (tool(text, values) if tool else run_code(self.sandbox, text, values))
         except (Unreadable, NoValue) as error:
             raise Failed(str(error)) from error
 
-    async def _calculator(self, action: Action, values: Mapping[str, str]) -> str:
-        return calculated(action.rest(0), values)
 
-    async def _set_equation(self, action: Action, values: Mapping[str, str]) -> str:
-        text = action.rest(0)
-        if not read(text, values.get).relations:
-            raise Failed("it states no equation")
-        return _filled(text, values)
+async def _calculate(text: str, values: Mapping[str, str]) -> str:
+    return calculated(text, values)
 
-    async def _solve_equation(self, action: Action, values: Mapping[str, str]) -> str:
-        given = _pieces(action.rest(0), values)
-        unknown = None
-        if len(given) > 1 and _NAME.fullmatch(given[-1]) and not _RESULT.fullmatch(given[-1]):
-            unknown = given.pop()
-        return await solve_equations([read(one, values.get) for one in given], unknown)
 
-    async def _solve_inequality(self, action: Action, values: Mapping[str, str]) -> str:
-        given = _pieces(action.rest(0), values)
-        return await solve_inequalities([read(one, values.get) for one in given])
+async def _set_equation(text: str, values: Mapping[str, str]) -> str:
+    if not read(text, values.get).relations:
+        raise Failed("it states no equation")
+    return _filled(text, values)
 
-    async def _count(self, action: Action, values: Mapping[str, str]) -> str:
-        text = action.rest(0)
-        return str(len(members(_value(text, values) if _RESULT.fullmatch(text) else text)))
 
-    async def _code(self, action: Action, values: Mapping[str, str]) -> str:
-        if self.sandbox is None:
-            raise Failed("there is no sandbox to run it in")
-        return await run_code(self.sandbox, action.rest(0), values)
+async def _solve_equation(text: str, values: Mapping[str, str]) -> str:
+    given = _pieces(text, values)
+    unknown = None
+    if len(given) > 1 and _NAME.fullmatch(given[-1]) and not _RESULT.fullmatch(given[-1]):
+        unknown = given.pop()
+    return await solve_equations([read(one, values.get) for one in given], unknown)
 
-    async def _define(self, action: Action, values: Mapping[str, str]) -> str:
-        return _filled(action.rest(0), values)
+
+async def _solve_inequality(text: str, values: Mapping[str, str]) -> str:
+    return await solve_inequalities([read(one, values.get) for one in _pieces(text, values)])
+
+
+async def _count(text: str, values: Mapping[str, str]) -> str:
+    return str(len(members(_value(text, values) if _RESULT.fullmatch(text) else text)))
+
+
+async def _define(text: str, values: Mapping[str, str]) -> str:
+    return _filled(text, values)
+
+
+_TOOLS: Mapping[str, Callable[[str, Mapping[str, str]], Awaitable[str]]] = {
+    "Calculator": _calculate,
+    "SetEquation": _set_equation,
+    "SolveEquation": _solve_equation,
+    "SolveInequality": _solve_inequality,
+    "Count": _count,
+    "Define": _define,
+}
 
 
 def calculated(text: str, values: Mapping[str, str]) -> str:
@@ -168,3 +213,111 @@ def _inner(name: str, values: Mapping[str, str]) -> str:
     if named := _IS.fullmatch(value):
         value = named[1]
     return value if _SIMPLE.fullmatch(value) else f"({value})"
+
+
+# -- equations and inequalities -----------------------------------------------------------------
+
+
+async def solve_equations(statements: Sequence[Statement], unknown: str | None = None) -> str:
+    """The real solutions of equations that hold together; an expression alone is taken to be 0.
+
+    One unknown: ``7``, or ``-2, 2``. Several: ``x = 3, y = 4``, with ``;`` between solutions. ``unknown`` is what to
+    solve for, if it is among the names. Raises :class:`NoValue`.
+    """
+    told = await _asked("equations", statements, unknown)
+    solutions: list[dict[str, str]] = told["solutions"]
+    if all(len(one) == 1 for one in solutions):
+        values = [value for one in solutions for value in one.values()]
+        return ", ".join(map(_number, dict.fromkeys(values)))
+    return "; ".join(
+        ", ".join(f"{name} = {_number(value)}" for name, value in one.items()) for one in solutions
+    )
+
+
+async def solve_inequalities(statements: Sequence[Statement]) -> str:
+    """Where all statements hold: ``(-2, 2]``, pieces joined by ``U``, single points as ``{3}``, or ``no solution``.
+
+    Raises :class:`NoValue`.
+    """
+    told = await _asked("inequalities", statements, None)
+    return " U ".join(map(_piece, told["pieces"])) or "no solution"
+
+
+async def _asked(ask: str, statements: Sequence[Statement], unknown: str | None) -> dict[str, Any]:
+    question = json.dumps(
+        {
+            "ask": ask,
+            "statements": [(one.sides, one.relations) for one in statements],
+            "unknown": unknown,
+        }
+    )
+    line = await asyncio.to_thread(_SOLVER.ask, question, SOLVER_SECONDS)
+    if line is None:
+        raise NoValue(
+            f"it takes more than {SOLVER_SECONDS:g} seconds, or too much memory, to solve"
+        )
+    told: dict[str, Any] = json.loads(line)
+    if "error" in told:
+        raise NoValue(told["error"])
+    return told
+
+
+def _piece(piece: dict[str, Any]) -> str:
+    if "only" in piece:
+        return f"{{{_number(piece['only'])}}}"
+    left, right = piece["open"]
+    ends = f"{_number(piece['from'])}, {_number(piece['to'])}"
+    return f"{'(' if left else '['}{ends}{')' if right else ']'}"
+
+
+def _number(text: str) -> str:
+    """A number as all numbers are shown; what is none, as it is."""
+    if _RATIONAL.fullmatch(text):
+        return shown(Fraction(text))
+    if text in ("inf", "-inf"):
+        return text.replace("inf", "oo")
+    try:
+        return shown(float(text))
+    except ValueError:
+        return text
+
+
+# -- Python -------------------------------------------------------------------------------------
+
+
+async def run_code(sandbox: Sandbox | None, text: str, values: Mapping[str, str]) -> str:
+    """The value of a program's last expression, else of ``answer``, ``result`` or ``output``, else what it printed.
+
+    ``values`` are there under their names, as numbers where they are some. Raises :class:`Failed`.
+    """
+    if sandbox is None:
+        raise Failed("there is no sandbox to run it in")
+    names = ", ".join(f"{name!r}: {_literal(value)}" for name, value in values.items())
+    (result,) = await sandbox.run(_SOURCE, [f"_ran({text!r}, {{{names}}})"])
+    if not result.ok:
+        raise Failed(result.reason)
+    found = _text(result.value)
+    if not found:
+        raise Failed("the program ends without a value, and prints nothing")
+    return found
+
+
+def _text(value: bool | int | float | str) -> str:
+    """A value as all values are shown."""
+    if isinstance(value, bool | str):
+        return str(value)
+    try:
+        return shown(Fraction(value) if isinstance(value, int) else value)
+    except NoValue as error:
+        raise Failed(str(error)) from error
+
+
+def _literal(value: str) -> str:
+    """A value as Python: a number where it is one."""
+    if not _NUMBER.fullmatch(value):
+        return repr(value)
+    try:
+        number = Fraction(value)
+        return str(number.numerator) if number.denominator == 1 else repr(float(number))
+    except (ZeroDivisionError, OverflowError):
+        return repr(value)

@@ -5,17 +5,17 @@
 is told by its id (``B017``), by which later actions find it again.
 """
 
+import json
 import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.resources import files
 from typing import Self
 
-from coterie.tools.actions.executor import SECONDS, Executed, Failed, run_in_order
+from coterie.tools.actions.executor import Executor, Failed, ranked, word_f1, words_of
 from coterie.tools.actions.grammar import Action
-from coterie.tools.actions.shop_goods import BRANDS, KINDS
-from coterie.tools.actions.words import ranked, word_f1, words_of
 
 FOUND = 10
 """Items that a search gives."""
@@ -23,6 +23,39 @@ TOLD = 3
 """Items whose features are told at a time."""
 BUY = "Buy Now"
 _ID = re.compile(r"\bB\d{3,6}\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of item: what its items may be like."""
+
+    name: str
+    department: str
+    attributes: Sequence[str]
+    options: Mapping[str, Sequence[str]]
+    prices: tuple[int, int]
+    """Lowest and highest, in whole dollars."""
+
+
+@cache
+def kinds() -> tuple[Kind, ...]:
+    """The kinds of items that the shop has."""
+    lines = (files("coterie") / "assets" / "shop.jsonl").read_text().splitlines()
+    return tuple(Kind(**json.loads(line)) for line in lines)
+
+
+BRANDS = [
+    "Alder",
+    "Brightwater",
+    "Cove",
+    "Dunmore",
+    "Elmfield",
+    "Fenwick",
+    "Granby",
+    "Hollin",
+    "Istra",
+    "Juno",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,21 +204,15 @@ def act(
     return Session(best[0].id), best[0].text
 
 
-class ShopExecutor:
-    """Runs actions of the domain ``shop``; ``session`` is where the visit stands after them."""
+class ShopExecutor(Executor):
+    """Runs actions of the domain ``shop``; ``session`` is where the visit stands after them, errors included."""
 
-    def __init__(
-        self, shop: Shop, session: Session | None = None, *, seconds: float = SECONDS
-    ) -> None:
-        self.shop = shop
-        self.session = session or Session()
-        self.seconds = seconds
+    def __init__(self, shop: Shop, session: Session | None = None) -> None:
+        super().__init__()
+        self.shop, self.session = shop, session or Session()
 
-    async def run(self, actions: Sequence[Action], values: Mapping[str, str]) -> Executed:
-        """See ``Executor``. What came before an error has happened."""
-        return await run_in_order(actions, values, self._do, seconds=self.seconds)
-
-    async def _do(self, action: Action, values: Mapping[str, str]) -> str:
+    async def do(self, action: Action, values: Mapping[str, str]) -> str:
+        """See ``Executor``."""
         self.session, value = act(self.shop, self.session, action, values)
         return value
 
@@ -215,7 +242,7 @@ def _click(shop: Shop, session: Session, words: str) -> tuple[Session, str]:
 
 
 def _item(rng: random.Random, number: int) -> Item:
-    kind = rng.choice(KINDS)
+    kind = rng.choice(kinds())
     low, high = kind.prices
     options = tuple(
         (name, tuple(sorted(rng.sample(values, rng.randint(2, len(values))), key=values.index)))

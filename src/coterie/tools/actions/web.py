@@ -11,9 +11,8 @@ from typing import Literal, get_args
 
 from rapidfuzz import fuzz
 
-from coterie.tools.actions.executor import SECONDS, Executed, Failed, run_in_order
+from coterie.tools.actions.executor import SECONDS, Executor, Failed, word_f1
 from coterie.tools.actions.grammar import Action
-from coterie.tools.actions.words import word_f1
 
 CANDIDATES = 50
 """How many elements are looked at, the first ones."""
@@ -80,18 +79,17 @@ class StepScore:
         return self.element and self.operation
 
 
-class WebExecutor:
-    """Runs actions of the domain ``web``. Equal ones give equal operations."""
+class WebExecutor(Executor):
+    """Runs actions of the domain ``web``. Each value is an operation as text (:func:`read_operation`)."""
+
+    given = ("Env",)
 
     def __init__(self, candidates: Sequence[Element], *, seconds: float = SECONDS) -> None:
+        super().__init__(seconds=seconds)
         self.candidates = tuple(candidates[:CANDIDATES])
-        self.seconds = seconds
 
-    async def run(self, actions: Sequence[Action], values: Mapping[str, str]) -> Executed:
-        """See ``Executor``. Each value is an operation as text (:func:`read_operation`)."""
-        return await run_in_order(actions, values, self._do, seconds=self.seconds, given=("Env",))
-
-    async def _do(self, action: Action, values: Mapping[str, str]) -> str:
+    async def do(self, action: Action, values: Mapping[str, str]) -> str:
+        """See ``Executor``."""
         return str(choose(action, self.candidates))
 
 
