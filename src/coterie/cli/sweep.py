@@ -57,7 +57,9 @@ def sweep(
 
     recipe, words, console = settled(recipe), words or [], notes()
     key = ",".join(split_words(words)[0])
-    folder = folder or Path("runs") / f"sweep-{label(recipe).replace('/', '-')}-{key}"
+    folder = folder or Path("runs") / f"sweep-{label(recipe)}-{key}".translate(
+        str.maketrans("/,", "--")
+    )
     points = plan_sweep(recipe, words, folder, seeds)
     first = points[0].recipe
     out = results(WIDTH) if dry_run else console

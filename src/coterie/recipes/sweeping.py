@@ -159,9 +159,11 @@ def run_sweep(
             write_page(run_report(recipe, run), run.report)
             last = [step.iteration for step in recipe.steps() if step.stage == EVALUATION][-1]
             one = evaluation(run.store, last)
-            numbers = (round(number, 4) for number in (one.score, one.low, one.high))
+            score, low, high = (round(number, 4) for number in (one.score, one.low, one.high))
             tokens, folder = round(one.tokens, 2), str(point.folder)
-            rows.append(SweepRow(point.value, point.seed, last, one.n, *numbers, tokens, folder))
+            rows.append(
+                SweepRow(point.value, point.seed, last, one.n, score, low, high, tokens, folder)
+            )
             for task, result in held_out_results(run.store, last).items():
                 scores.setdefault(point.value, {}).setdefault(task, []).append(result.score)
         recipe.close()
