@@ -7,7 +7,6 @@ gaps, or ``Output``; each name is set once, and used only after that.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from coterie.errors import UserError, did_you_mean
@@ -141,9 +140,7 @@ _SHOP = Domain(
         _about("Click", "clicks an option of the open item, or Buy Now"),
     ),
 )
-DOMAINS: Mapping[str, Domain] = MappingProxyType(
-    {one.name: one for one in (_MATHS, _COMPLEX_QA, _WEB, _SHOP)}
-)
+DOMAINS: Mapping[str, Domain] = {one.name: one for one in (_MATHS, _COMPLEX_QA, _WEB, _SHOP)}
 
 
 def find_domain(name: str) -> Domain:

@@ -306,13 +306,8 @@ def calculate(
     named = statement.sides[0][0][0] == "name" and len(statement.sides[0]) == 1
     if statement.relations and not (statement.relations == ("=",) and named):
         raise Unreadable("it compares, and so is not a calculation")
-    return evaluate(statement.sides[-1], names)
-
-
-def evaluate(expression: Expression, names: Mapping[str, Number] = CONSTANTS) -> Number:
-    """The value of an expression. Raises :class:`NoValue`."""
     stack: list[Number] = []
-    for kind, name, count in expression:
+    for kind, name, count in statement.sides[-1]:
         if kind == "number":
             stack.append(_within(Fraction(name)))
         elif kind == "name":
@@ -344,7 +339,8 @@ def shown(value: Number) -> str:
             return str(value)
         places = next((n for n in range(1, DIGITS + 1) if 10**n % value.denominator == 0), None)
         if places is not None:
-            return _trimmed(f"{'-' * (value < 0)}{_decimal(abs(value), places)}")
+            digits = str(int(abs(value) * 10**places)).rjust(places + 1, "0")
+            return _trimmed(f"{'-' * (value < 0)}{digits[:-places]}.{digits[-places:]}")
         try:
             value = float(value)
         except OverflowError as error:
@@ -352,11 +348,6 @@ def shown(value: Number) -> str:
     if value == int(value) and abs(value) < 10**DIGITS:
         return str(int(value))
     return _trimmed(f"{value:.{DIGITS}g}")
-
-
-def _decimal(value: Fraction, places: int) -> str:
-    digits = str(int(value * 10**places)).rjust(places + 1, "0")
-    return f"{digits[:-places]}.{digits[-places:]}"
 
 
 def _trimmed(text: str) -> str:
@@ -404,8 +395,11 @@ def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction):
         if exponent.denominator == 1:
             return _whole_power(base, int(exponent))
-        if base >= 0 and exponent.denominator <= 16 and (root := _root(base, exponent.denominator)):
-            return _whole_power(root, exponent.numerator)
+        if base >= 0 and exponent.denominator <= 16:
+            degree = exponent.denominator
+            above, below = (_whole_root(one, degree) for one in base.as_integer_ratio())
+            if above and below:  # no exact root of 0, which is 0.0 or a division by 0 in floats
+                return _whole_power(Fraction(above, below), exponent.numerator)
         if base < 0 and exponent.denominator % 2:
             sign = -1 if exponent.numerator % 2 else 1
             return sign * _power(-base, exponent)
@@ -422,12 +416,6 @@ def _whole_power(base: Fraction, exponent: int) -> Fraction:
     if abs(base) == 1:  # whose exponent may have any size
         exponent %= 2
     return base**exponent
-
-
-def _root(value: Fraction, degree: int) -> Fraction | None:
-    """The exact root, if there is one."""
-    above, below = (_whole_root(one, degree) for one in (value.numerator, value.denominator))
-    return None if above is None or below is None else Fraction(above, below)
 
 
 def _whole_root(value: int, degree: int) -> int | None:

@@ -7,17 +7,17 @@ Calculations are worked out by ``expressions``; equations and inequalities go to
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from coterie.tools.actions.domains import DOMAINS
 from coterie.tools.actions.executor import SECONDS, Executor, Failed
 from coterie.tools.actions.expressions import (
     CONSTANTS,
     NoValue,
     Number,
-    Statement,
     Unreadable,
     calculate,
     read,
@@ -84,55 +84,31 @@ class MathsExecutor(Executor):
     async def do(self, action: Action, values: Mapping[str, str]) -> str:
         """See ``Executor``."""
         text = action.rest(0)
-        tool = _TOOLS.get(action.tool)
-        if tool is None and action.tool != "Code":
+        if DOMAINS["maths"].tool(action.tool) is None:
             raise Failed("there is no such tool")
         if not action.arguments:
             raise Failed("it is given nothing")
         try:
-            return await (tool(text, values) if tool else run_code(self.sandbox, text, values))
+            match action.tool:
+                case "Calculator":
+                    return calculated(text, values)
+                case "SetEquation":
+                    if not read(text, values.get).relations:
+                        raise Failed("it states no equation")
+                    return _filled(text, values)
+                case "SolveEquation":
+                    return await solve_equations(_pieces(text, values), values)
+                case "SolveInequality":
+                    return await solve_inequalities(_pieces(text, values), values)
+                case "Count":
+                    return str(
+                        len(members(_value(text, values) if _RESULT.fullmatch(text) else text))
+                    )
+                case "Code":
+                    return await run_code(self.sandbox, text, values)
+            return _filled(text, values)  # Define
         except (Unreadable, NoValue) as error:
             raise Failed(str(error)) from error
-
-
-async def _calculate(text: str, values: Mapping[str, str]) -> str:
-    return calculated(text, values)
-
-
-async def _set_equation(text: str, values: Mapping[str, str]) -> str:
-    if not read(text, values.get).relations:
-        raise Failed("it states no equation")
-    return _filled(text, values)
-
-
-async def _solve_equation(text: str, values: Mapping[str, str]) -> str:
-    given = _pieces(text, values)
-    unknown = None
-    if len(given) > 1 and _NAME.fullmatch(given[-1]) and not _RESULT.fullmatch(given[-1]):
-        unknown = given.pop()
-    return await solve_equations([read(one, values.get) for one in given], unknown)
-
-
-async def _solve_inequality(text: str, values: Mapping[str, str]) -> str:
-    return await solve_inequalities([read(one, values.get) for one in _pieces(text, values)])
-
-
-async def _count(text: str, values: Mapping[str, str]) -> str:
-    return str(len(members(_value(text, values) if _RESULT.fullmatch(text) else text)))
-
-
-async def _define(text: str, values: Mapping[str, str]) -> str:
-    return _filled(text, values)
-
-
-_TOOLS: Mapping[str, Callable[[str, Mapping[str, str]], Awaitable[str]]] = {
-    "Calculator": _calculate,
-    "SetEquation": _set_equation,
-    "SolveEquation": _solve_equation,
-    "SolveInequality": _solve_inequality,
-    "Count": _count,
-    "Define": _define,
-}
 
 
 def calculated(text: str, values: Mapping[str, str]) -> str:
@@ -218,39 +194,40 @@ def _inner(name: str, values: Mapping[str, str]) -> str:
 # -- equations and inequalities -----------------------------------------------------------------
 
 
-async def solve_equations(statements: Sequence[Statement], unknown: str | None = None) -> str:
-    """The real solutions of equations that hold together; an expression alone is taken to be 0.
+async def solve_equations(texts: Sequence[str], values: Mapping[str, str]) -> str:
+    """Return the real solutions of equations that hold together; an expression alone is taken to be 0.
 
-    One unknown: ``7``, or ``-2, 2``. Several: ``x = 3, y = 4``, with ``;`` between solutions. ``unknown`` is what to
-    solve for, if it is among the names. Raises :class:`NoValue`.
+    One unknown: ``7``, or ``-2, 2``. Several: ``x = 3, y = 4``, with ``;`` between solutions. The last text may name
+    what to solve for. Raises ``Unreadable`` or ``NoValue``.
     """
-    told = await _asked("equations", statements, unknown)
+    unknown = None
+    if len(texts) > 1 and _NAME.fullmatch(texts[-1]) and not _RESULT.fullmatch(texts[-1]):
+        *texts, unknown = texts
+    told = await _ask_solver("equations", texts, values, unknown)
     solutions: list[dict[str, str]] = told["solutions"]
     if all(len(one) == 1 for one in solutions):
-        values = [value for one in solutions for value in one.values()]
-        return ", ".join(map(_number, dict.fromkeys(values)))
+        numbers = [value for one in solutions for value in one.values()]
+        return ", ".join(map(_number, dict.fromkeys(numbers)))
     return "; ".join(
         ", ".join(f"{name} = {_number(value)}" for name, value in one.items()) for one in solutions
     )
 
 
-async def solve_inequalities(statements: Sequence[Statement]) -> str:
-    """Where all statements hold: ``(-2, 2]``, pieces joined by ``U``, single points as ``{3}``, or ``no solution``.
+async def solve_inequalities(texts: Sequence[str], values: Mapping[str, str]) -> str:
+    """Return where all hold: ``(-2, 2]``, pieces joined by ``U``, single points as ``{3}``, or ``no solution``.
 
-    Raises :class:`NoValue`.
+    Raises ``Unreadable`` or ``NoValue``.
     """
-    told = await _asked("inequalities", statements, None)
+    told = await _ask_solver("inequalities", texts, values, None)
     return " U ".join(map(_piece, told["pieces"])) or "no solution"
 
 
-async def _asked(ask: str, statements: Sequence[Statement], unknown: str | None) -> dict[str, Any]:
-    question = json.dumps(
-        {
-            "ask": ask,
-            "statements": [(one.sides, one.relations) for one in statements],
-            "unknown": unknown,
-        }
-    )
+async def _ask_solver(
+    ask: str, texts: Sequence[str], values: Mapping[str, str], unknown: str | None
+) -> dict[str, Any]:
+    read_texts = [read(text, values.get) for text in texts]
+    statements = [(one.sides, one.relations) for one in read_texts]
+    question = json.dumps({"ask": ask, "statements": statements, "unknown": unknown})
     line = await asyncio.to_thread(_SOLVER.ask, question, SOLVER_SECONDS)
     if line is None:
         raise NoValue(

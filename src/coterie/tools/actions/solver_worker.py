@@ -1,4 +1,4 @@
-"""A process that solves equations and inequalities with sympy. Started by ``tools.actions.solver``.
+"""A process that solves equations and inequalities with sympy. Started by ``tools.actions.maths``.
 
 Reads a line for each question, as JSON: ``{"ask": "equations", "statements": [[sides, relations], ...], "unknown":
 "x"}``, each side a list of steps (``tools.actions.expressions``). sympy's objects are built from the steps by a table,
