@@ -5,6 +5,7 @@ fault costs about as much as its tests. First all named tests must pass without 
 """
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -29,7 +30,7 @@ import torch
 
 from tests.mutation.fault import ROOT, Fault
 
-LAYERS = ("rewards", "training")
+LAYERS = ("record", "training", "rewards", "rollout", "runs", "recipes", "tools")
 """Modules with faults."""
 LONGEST = 150.0
 """Seconds after which a child is killed."""
@@ -101,12 +102,12 @@ def _child(job: Job, folder: Path) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     outcome = Outcome()
-    words = ["-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}", f"--rootdir={ROOT}"]
+    words = [f"--basetemp={folder / 'tmp'}", f"--rootdir={ROOT}", "--tb=short", "--assert=plain"]
     try:
         if job.fault is not None:
             job.fault.apply()
         watch = _Watch(outcome, until_red=job.fault is not None)
-        code = pytest.main([*words, "--tb=short", *job.tests], plugins=[watch])
+        code = pytest.main([*words, "-p", "no:cacheprovider", *job.tests], plugins=[watch])
         if code == pytest.ExitCode.USAGE_ERROR:
             outcome.broken["pytest"] = f"usage error: {(folder / 'log').read_text()[-600:]}"
     except BaseException:
@@ -190,7 +191,9 @@ def main() -> int:
 
     os.chdir(ROOT)
     torch.set_num_threads(1)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a third of the time of a child
     import_package()
+    gc.freeze()  # pytest collects garbage twice, and all that was imported is none
     by_file: dict[str, set[str]] = {}
     for test in (test for fault in faults for test in fault.killed_by):
         by_file.setdefault(test.partition("::")[0], set()).add(test)

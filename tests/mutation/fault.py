@@ -203,6 +203,11 @@ def edited(**values: Any) -> Callable[[Any], Any]:
     return edit
 
 
+def settings(**values: Any) -> Change:
+    """Change fields of the argument ``settings``."""
+    return given(settings=edited(**values))
+
+
 def each(edit: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that changes each item of a sequence."""
 

@@ -15,10 +15,13 @@ from tests.mutation.fault import (
     result,
     returns,
     reverse,
+    settings,
     swap,
 )
 
 A = "coterie.rewards.advantages:"
+W = "coterie.rewards."
+S = "coterie.selection."
 ADV = "tests/test_advantages.py::"
 CALCULATOR = f"{ADV}test_each_baseline_gives_what_a_calculator_gives"
 GAE = f"{ADV}test_gae_is_the_sum_of_discounted_errors"
@@ -33,7 +36,6 @@ FORM = "tests/test_reinforce.py::test_a_path_that_breaks_its_form_is_worth_what_
 CRITIC = "tests/test_step_critic.py::"
 RATIO = f"{CRITIC}test_an_advantage_is_the_log_ratio_of_critic_and_reference"
 HEAD = f"{CRITIC}test_a_head_scores_candidates_as_one_by_one"
-JUDGE = f"{CRITIC}test_a_judge_ranks_by_the_share_of_comparisons_won"
 TARGET = "tests/test_target_likelihood.py::"
 REPLY = "tests/test_corrections.py::test_a_reply_is_read_as_what_it_says"
 SELECT = "tests/test_selection.py::"
@@ -42,6 +44,47 @@ PAIRS = "tests/test_tree_search.py::"
 SIBLINGS = f"{PAIRS}test_all_siblings_that_differ_enough_are_pairs_the_best_first"
 DENSE = "tests/test_dense_pairs.py::"
 RANKED = "tests/test_ranked.py::"
+NEARLY_EQUAL = f"{ADV}test_nearly_equal_rewards_are_not_blown_up"
+GROUPS_KEPT = f"{ADV}test_groups_are_kept_apart_in_any_order_and_so_are_actors"
+FAILED_PATH = f"{ADV}test_a_failed_path_leaves_its_group_before_the_mean"
+REWARDS_STEPS = f"{ADV}test_rewards_of_steps_are_summed_for_a_group_and_placed_for_gae"
+PATH_COMES = f"{ADV}test_a_path_that_comes_once_for_each_of_its_rows_is_refused_and_so_is_one_without_a_group"
+PATH_CUT = (
+    f"{ADV}test_a_path_that_was_cut_off_goes_on_in_its_last_value_and_one_that_ended_does_not"
+)
+WHITENING_OVER = f"{ADV}test_whitening_is_over_all_tokens_of_the_step"
+DIVERGENCE_COSTS = (
+    f"{ADV}test_divergence_costs_reward_where_the_policy_is_likelier_than_its_reference"
+)
+OBSERVATIONS_CHANGE = f"{ADV}test_observations_change_no_advantage_and_no_return"
+WHAT_NOTHING = f"{ADV}test_what_nothing_predicts_has_no_place_among_trained_tokens"
+WHAT_CUT = f"{ADV}test_what_was_cut_off_costs_all_by_its_record_and_running_out_of_turns_nothing"
+LENGTH_COSTS = f"{ADV}test_length_costs_softly_by_what_was_sampled"
+OBSERVATIONS_CHANGE_NO = "tests/test_reinforce.py::test_observations_change_no_reward_of_length"
+LOSS_NEAR = f"{REWARDS}test_a_loss_near_zero_is_rewarded_no_more_than_the_smallest_one"
+BOUNDED_LOSS = f"{REWARDS}test_the_bounded_loss_term_is_at_most_its_weight"
+TREES_LEAK = f"{REWARDS}test_in_trees_a_leak_loses_the_task_term"
+TOKENS_MAY = f"{REWARDS}test_tokens_may_be_relative_to_a_given_number"
+REPEAT_TOLD = f"{REWARDS}test_a_repeat_is_told_without_case_blanks_and_the_own_name"
+CANDIDATES_CANNOT = f"{CRITIC}test_candidates_that_cannot_be_scored_are_errors"
+TOKENS_TARGET = f"{TARGET}test_the_tokens_of_the_target_count_and_no_other"
+PERPLEXITY_EXPONENTIAL = f"{TARGET}test_a_perplexity_is_the_exponential_of_the_mean_loss"
+PLAN_QUOTES = f"{TARGET}test_a_plan_that_quotes_an_action_is_a_leak"
+EASIEST_CAN = f"{SELECT}test_the_easiest_can_be_left_out"
+GATE_KEEPS = f"{SELECT}test_the_gate_keeps_wrong_trajectories_out_whatever_their_reward"
+RANDOM_TAKES = f"{SELECT}test_random_takes_as_many_as_asked_one_a_task_and_repeats"
+TOP_SHARE = f"{PAIRS}test_the_top_share_of_a_task_is_rounded_down_but_one_pair_stays"
+GATE_LETS = f"{PAIRS}test_the_gate_lets_only_right_utterances_be_chosen"
+SIBLINGS_MAKE = f"{DENSE}test_siblings_make_a_pair_from_the_margin_on"
+NODE_FAR = f"{DENSE}test_a_node_far_from_the_end_needs_more_visits_up_to_a_bound"
+EQUAL_TEXTS = f"{DENSE}test_equal_texts_make_no_pair"
+WHOLE_RUNS = f"{DENSE}test_whole_runs_are_paired_where_they_first_differ"
+WHAT_KEPT = f"{DENSE}test_what_is_kept_depends_on_the_seed"
+TASKS_MOST = f"{DENSE}test_the_tasks_with_the_most_pairs_are_kept"
+EACH_TASK = f"{DENSE}test_each_task_gives_the_same_share_and_the_total_is_exact"
+HALVES_NEVER = f"{RANKED}test_halves_never_invert_the_scores"
+SMALLER_SHARE = f"{RANKED}test_a_smaller_share_leaves_the_middle_out"
+REPEATS_MAKE = f"{RANKED}test_repeats_make_pairs_of_a_full_success_and_what_is_worse"
 
 
 def _failed_is_zero(original, self):
@@ -75,316 +118,140 @@ def _last_selected(original, rewards, settings):
 
 FAULTS = (
     # Advantages.
-    Fault(f"{A}_standard", around(_biased), killed_by=[CALCULATOR]),
-    Fault(
-        f"{A}STD_FLOOR",
-        becomes(1e-12),
-        killed_by=[f"{ADV}test_nearly_equal_rewards_are_not_blown_up"],
-    ),
+    Fault(f"{A}_standard", around(_biased), [CALCULATOR]),
+    Fault(f"{A}STD_FLOOR", becomes(1e-12), [NEARLY_EQUAL]),
     Fault(
         f"{A}group_advantages",
         given(baseline=lambda kind: "mean" if kind == "leave_one_out" else kind),
-        killed_by=[CALCULATOR],
+        [CALCULATOR],
     ),
     Fault(
         f"{A}group_advantages",
         given(baseline=lambda kind: "mean" if kind == "mean_std" else kind),
-        killed_by=[CALCULATOR],
+        [CALCULATOR],
     ),
-    Fault(
-        f"{A}group_advantages",
-        given(paths=each(edited(group="all"))),
-        killed_by=[f"{ADV}test_groups_are_kept_apart_in_any_order_and_so_are_actors"],
-    ),
-    Fault(
-        f"{A}Sampled.total",
-        around(_failed_is_zero),
-        killed_by=[f"{ADV}test_a_failed_path_leaves_its_group_before_the_mean"],
-    ),
-    Fault(
-        f"{A}Sampled.token_rewards",
-        reverse,
-        killed_by=[f"{ADV}test_rewards_of_steps_are_summed_for_a_group_and_placed_for_gae"],
-    ),
-    Fault(
-        f"{A}_check",
-        returns(None),
-        killed_by=[
-            f"{ADV}test_a_path_that_comes_once_for_each_of_its_rows_is_refused_and_so_is_one_without_a_group"
-        ],
-    ),
-    Fault(f"{A}gae", given(lam=1.0), killed_by=[GAE]),
-    Fault(f"{A}gae", given(gamma=1.0), killed_by=[GAE]),
+    Fault(f"{A}group_advantages", given(paths=each(edited(group="all"))), [GROUPS_KEPT]),
+    Fault(f"{A}Sampled.total", around(_failed_is_zero), [FAILED_PATH]),
+    Fault(f"{A}Sampled.token_rewards", reverse, [REWARDS_STEPS]),
+    Fault(f"{A}_check", returns(None), [PATH_COMES]),
+    Fault(f"{A}gae", given(lam=1.0), [GAE]),
+    Fault(f"{A}gae", given(gamma=1.0), [GAE]),
     Fault(f"{A}gae", result(lambda both: (both[0], both[0]), "returns are advantages"), [GAE]),
-    Fault(
-        f"{A}gae",
-        given(bootstrap=0.0),
-        killed_by=[
-            f"{ADV}test_a_path_that_was_cut_off_goes_on_in_its_last_value_and_one_that_ended_does_not"
-        ],
-    ),
-    Fault(
-        f"{A}whiten",
-        around(_each_path),
-        killed_by=[f"{ADV}test_whitening_is_over_all_tokens_of_the_step"],
-    ),
-    Fault(
-        f"{A}kl_rewards",
-        swap("logprobs", "reference"),
-        killed_by=[
-            f"{ADV}test_divergence_costs_reward_where_the_policy_is_likelier_than_its_reference"
-        ],
-    ),
-    Fault(
-        "coterie.rewards.placing:turn_ends",
-        around(_first_tokens),
-        killed_by=[f"{ADV}test_observations_change_no_advantage_and_no_return"],
-    ),
-    Fault(
-        "coterie.rewards.placing:trained_values",
-        around(_all_values),
-        killed_by=[f"{ADV}test_what_nothing_predicts_has_no_place_among_trained_tokens"],
-    ),
+    Fault(f"{A}gae", given(bootstrap=0.0), [PATH_CUT]),
+    Fault(f"{A}whiten", around(_each_path), [WHITENING_OVER]),
+    Fault(f"{A}kl_rewards", swap("logprobs", "reference"), [DIVERGENCE_COSTS]),
+    Fault(f"{W}placing:turn_ends", around(_first_tokens), [OBSERVATIONS_CHANGE]),
+    Fault(f"{W}placing:trained_values", around(_all_values), [WHAT_NOTHING]),
     # The reward of a path.
+    Fault(f"{W}overlong:overlong_penalty", given(finish="end"), [WHAT_CUT]),
+    Fault(f"{W}overlong:overlong_penalty", given(limit=lambda limit: limit + 1), [LENGTH_COSTS]),
     Fault(
-        "coterie.rewards.overlong:overlong_penalty",
-        given(finish="end"),
-        killed_by=[
-            f"{ADV}test_what_was_cut_off_costs_all_by_its_record_and_running_out_of_turns_nothing"
-        ],
-    ),
-    Fault(
-        "coterie.rewards.overlong:overlong_penalty",
-        given(limit=lambda limit: limit + 1),
-        killed_by=[f"{ADV}test_length_costs_softly_by_what_was_sampled"],
-    ),
-    Fault(
-        "coterie.rewards.path_reward:PathReward.of",
+        f"{W}path_reward:PathReward.of",
         result(lambda reward: reward or 0.0, "ungraded is zero"),
-        killed_by=[PATH],
+        [PATH],
     ),
+    Fault(f"{W}path_reward:PathReward.__init__", settings(gated=False), [PATH]),
+    Fault(f"{W}path_reward:PathReward.__init__", settings(repeats=0.0), [PATH]),
+    Fault(f"{W}path_reward:_breaks_form", returns(False), [FORM]),
+    Fault(f"{W}path_reward:_breaks_form", opposite, [FORM]),
     Fault(
-        "coterie.rewards.path_reward:PathReward.__init__",
-        given(settings=edited(gated=False)),
-        killed_by=[PATH],
-    ),
-    Fault(
-        "coterie.rewards.path_reward:PathReward.__init__",
-        given(settings=edited(repeats=0.0)),
-        killed_by=[PATH],
-    ),
-    Fault("coterie.rewards.path_reward:_breaks_form", returns(False), killed_by=[FORM]),
-    Fault("coterie.rewards.path_reward:_breaks_form", opposite, killed_by=[FORM]),
-    Fault(
-        "coterie.rewards.path_reward:Graded.own",
+        f"{W}path_reward:Graded.own",
         around(lambda original, self: self.path),
-        killed_by=["tests/test_reinforce.py::test_observations_change_no_reward_of_length"],
+        [OBSERVATIONS_CHANGE_NO],
     ),
     # Optima's reward, equation 1.
+    Fault(f"{W}combined:rewards", settings(lambda_token=lambda weight: -weight), [EQUATION]),
+    Fault(f"{W}combined:rewards", settings(min_loss=1e-9), [LOSS_NEAR]),
+    Fault(f"{W}combined:rewards", settings(loss_term="inverse"), [BOUNDED_LOSS]),
+    Fault(f"{W}combined:rewards", settings(leaks_lose_task=False), [TREES_LEAK]),
+    Fault(f"{W}combined:rewards", given(max_tokens=None), [TOKENS_MAY]),
+    Fault(f"{W}combined:Sampled.truncated", returns(False), [TRUNCATED]),
     Fault(
-        "coterie.rewards.combined:rewards",
-        given(settings=edited(lambda_token=lambda weight: -weight)),
-        killed_by=[EQUATION],
-    ),
-    Fault(
-        "coterie.rewards.combined:rewards",
-        given(settings=edited(min_loss=1e-9)),
-        killed_by=[f"{REWARDS}test_a_loss_near_zero_is_rewarded_no_more_than_the_smallest_one"],
-    ),
-    Fault(
-        "coterie.rewards.combined:rewards",
-        given(settings=edited(loss_term="inverse")),
-        killed_by=[f"{REWARDS}test_the_bounded_loss_term_is_at_most_its_weight"],
-    ),
-    Fault(
-        "coterie.rewards.combined:rewards",
-        given(settings=edited(leaks_lose_task=False)),
-        killed_by=[f"{REWARDS}test_in_trees_a_leak_loses_the_task_term"],
-    ),
-    Fault(
-        "coterie.rewards.combined:rewards",
-        given(max_tokens=None),
-        killed_by=[f"{REWARDS}test_tokens_may_be_relative_to_a_given_number"],
-    ),
-    Fault("coterie.rewards.combined:Sampled.truncated", returns(False), killed_by=[TRUNCATED]),
-    Fault(
-        "coterie.rewards.combined:largest_loss",
+        f"{W}combined:largest_loss",
         around(lambda original, losses, path: min(losses[turn] for turn in path)),
-        killed_by=[FROZEN],
+        [FROZEN],
+    ),
+    Fault(f"{W}conduct:leaks", given(agents=lambda agents: agents[:1]), [LEAK]),
+    Fault(f"{W}conduct:repeats", returns(0), [REPEAT_TOLD]),
+    Fault(
+        f"{W}likelihood:_of_turns", given(logprobs=lambda logprobs: [*logprobs[1:], 0.0]), [FROZEN]
     ),
     Fault(
-        "coterie.rewards.conduct:leaks",
-        given(agents=lambda agents: agents[:1]),
-        killed_by=[LEAK],
-    ),
-    Fault(
-        "coterie.rewards.conduct:repeats",
-        returns(0),
-        killed_by=[f"{REWARDS}test_a_repeat_is_told_without_case_blanks_and_the_own_name"],
-    ),
-    Fault(
-        "coterie.rewards.likelihood:_of_turns",
-        given(logprobs=lambda logprobs: [*logprobs[1:], 0.0]),
-        killed_by=[FROZEN],
-    ),
-    Fault(
-        "coterie.rewards.likelihood:turn_losses",
+        f"{W}likelihood:turn_losses",
         result(lambda losses: {turn: -loss for turn, loss in losses.items()}, "negated"),
-        killed_by=[FROZEN],
+        [FROZEN],
     ),
     # Critics: SWEET-RL's advantages, MOAT's perplexity and corrections, judges.
+    Fault(f"{W}step_critic:LikelihoodCritic.__init__", swap("critic", "reference"), [RATIO]),
+    Fault(f"{W}step_critic:LikelihoodCritic.__init__", given(normalise="none"), [RATIO]),
+    Fault(f"{W}step_critic:HeadCritic.__init__", given(pool="last"), [HEAD]),
+    Fault(f"{W}step_critic:HeadCritic._pooled", given(start=lambda start: start - 1), [HEAD]),
     Fault(
-        "coterie.rewards.step_critic:LikelihoodCritic.__init__",
-        swap("critic", "reference"),
-        killed_by=[RATIO],
+        f"{W}step_critic:_checked", around(lambda original, numbers: numbers), [CANDIDATES_CANNOT]
     ),
     Fault(
-        "coterie.rewards.step_critic:LikelihoodCritic.__init__",
-        given(normalise="none"),
-        killed_by=[RATIO],
-    ),
-    Fault("coterie.rewards.step_critic:HeadCritic.__init__", given(pool="last"), killed_by=[HEAD]),
-    Fault(
-        "coterie.rewards.step_critic:HeadCritic._pooled",
-        given(start=lambda start: start - 1),
-        killed_by=[HEAD],
-    ),
-    Fault(
-        "coterie.rewards.step_critic:_checked",
-        around(lambda original, numbers: numbers),
-        killed_by=[f"{CRITIC}test_candidates_that_cannot_be_scored_are_errors"],
-    ),
-    Fault(
-        "coterie.rewards.target_likelihood:mean_loglikelihoods",
+        f"{W}target_likelihood:mean_loglikelihoods",
         result(lambda found: [one * 2 for one in found], "doubled"),
-        killed_by=[f"{TARGET}test_the_tokens_of_the_target_count_and_no_other"],
+        [TOKENS_TARGET],
     ),
     Fault(
-        "coterie.rewards.target_likelihood:mean_loglikelihoods",
+        f"{W}target_likelihood:mean_loglikelihoods",
         given(target=lambda target: target[:-1]),
-        killed_by=[f"{TARGET}test_the_tokens_of_the_target_count_and_no_other"],
+        [TOKENS_TARGET],
     ),
     Fault(
-        "coterie.rewards.target_likelihood:perplexity",
+        f"{W}target_likelihood:perplexity",
         given(mean_loglikelihood=lambda mean: -mean),
-        killed_by=[f"{TARGET}test_a_perplexity_is_the_exponential_of_the_mean_loss"],
+        [PERPLEXITY_EXPONENTIAL],
     ),
+    Fault(f"{W}leaks:quotes", returns(False), [PLAN_QUOTES]),
     Fault(
-        "coterie.rewards.leaks:quotes",
-        returns(False),
-        killed_by=[f"{TARGET}test_a_plan_that_quotes_an_action_is_a_leak"],
-    ),
-    Fault(
-        "coterie.rewards.corrections:read_correction",
+        f"{W}corrections:read_correction",
         given(reply=lambda reply: reply.replace("</think>", "")),
-        killed_by=[REPLY],
+        [REPLY],
     ),
     Fault(
-        "coterie.rewards.corrections:read_correction",
+        f"{W}corrections:read_correction",
         result(edited(verdict="accepted"), "always accepted"),
-        killed_by=[REPLY],
+        [REPLY],
     ),
     # Selections.
-    Fault("coterie.selection.demonstrations:best_demonstrations", around(_last_selected), [BEST]),
+    Fault(f"{S}demonstrations:best_demonstrations", around(_last_selected), [BEST]),
+    Fault(f"{S}demonstrations:best_demonstrations", settings(threshold=-math.inf), [BEST]),
+    Fault(f"{S}demonstrations:best_demonstrations", settings(top_share=1.0), [BEST]),
+    Fault(f"{S}demonstrations:best_demonstrations", settings(skip_share=0.0), [EASIEST_CAN]),
+    Fault(f"{S}demonstrations:best_demonstrations", settings(min_score=0.0), [GATE_KEEPS]),
     Fault(
-        "coterie.selection.demonstrations:best_demonstrations",
-        given(settings=edited(threshold=-math.inf)),
-        killed_by=[BEST],
-    ),
-    Fault(
-        "coterie.selection.demonstrations:best_demonstrations",
-        given(settings=edited(top_share=1.0)),
-        killed_by=[BEST],
-    ),
-    Fault(
-        "coterie.selection.demonstrations:best_demonstrations",
-        given(settings=edited(skip_share=0.0)),
-        killed_by=[f"{SELECT}test_the_easiest_can_be_left_out"],
-    ),
-    Fault(
-        "coterie.selection.demonstrations:best_demonstrations",
-        given(settings=edited(min_score=0.0)),
-        killed_by=[f"{SELECT}test_the_gate_keeps_wrong_trajectories_out_whatever_their_reward"],
-    ),
-    Fault(
-        "coterie.selection.demonstrations:random_demonstrations",
+        f"{S}demonstrations:random_demonstrations",
         given(seed=lambda seed: random.SystemRandom().random()),
-        killed_by=[f"{SELECT}test_random_takes_as_many_as_asked_one_a_task_and_repeats"],
+        [RANDOM_TAKES],
     ),
+    Fault(f"{S}pairs:sibling_pairs", settings(theta_filter=-math.inf), [SIBLINGS]),
+    Fault(f"{S}pairs:sibling_pairs", settings(theta_diff=0.0), [SIBLINGS]),
+    Fault(f"{S}pairs:sibling_pairs", reverse, [SIBLINGS]),
+    Fault(f"{S}pairs:sibling_pairs", settings(top_share=1.0), [TOP_SHARE]),
+    Fault(f"{S}pairs:sibling_pairs", given(score=lambda score: lambda node: 1.0), [GATE_LETS]),
+    Fault(f"{S}dense_pairs:qualify", settings(margin=0.0), [SIBLINGS_MAKE]),
+    Fault(f"{S}dense_pairs:needed_visits", given(most=10**9), [NODE_FAR]),
     Fault(
-        "coterie.selection.pairs:sibling_pairs",
-        given(settings=edited(theta_filter=-math.inf)),
-        killed_by=[SIBLINGS],
-    ),
-    Fault(
-        "coterie.selection.pairs:sibling_pairs",
-        given(settings=edited(theta_diff=0.0)),
-        killed_by=[SIBLINGS],
-    ),
-    Fault("coterie.selection.pairs:sibling_pairs", reverse, killed_by=[SIBLINGS]),
-    Fault(
-        "coterie.selection.pairs:sibling_pairs",
-        given(settings=edited(top_share=1.0)),
-        killed_by=[f"{PAIRS}test_the_top_share_of_a_task_is_rounded_down_but_one_pair_stays"],
-    ),
-    Fault(
-        "coterie.selection.pairs:sibling_pairs",
-        given(score=lambda score: lambda node: 1.0),
-        killed_by=[f"{PAIRS}test_the_gate_lets_only_right_utterances_be_chosen"],
-    ),
-    Fault(
-        "coterie.selection.dense_pairs:qualify",
-        given(settings=edited(margin=0.0)),
-        killed_by=[f"{DENSE}test_siblings_make_a_pair_from_the_margin_on"],
-    ),
-    Fault(
-        "coterie.selection.dense_pairs:needed_visits",
-        given(most=10**9),
-        killed_by=[f"{DENSE}test_a_node_far_from_the_end_needs_more_visits_up_to_a_bound"],
-    ),
-    Fault(
-        "coterie.selection.dense_pairs:dense_pairs",
+        f"{S}dense_pairs:dense_pairs",
         result(lambda found: [replace(p, chosen=p.rejected, rejected=p.chosen) for p in found]),
-        killed_by=[f"{DENSE}test_siblings_make_a_pair_from_the_margin_on"],
+        [SIBLINGS_MAKE],
     ),
+    Fault(f"{S}dense_pairs:_same_text", returns(False), [EQUAL_TEXTS]),
     Fault(
-        "coterie.selection.dense_pairs:_same_text",
-        returns(False),
-        killed_by=[f"{DENSE}test_equal_texts_make_no_pair"],
-    ),
-    Fault(
-        "coterie.selection.dense_pairs:first_differences",
+        f"{S}dense_pairs:first_differences",
         given(rewards=lambda rewards: {leaf: -one for leaf, one in rewards.items()}),
-        killed_by=[f"{DENSE}test_whole_runs_are_paired_where_they_first_differ"],
+        [WHOLE_RUNS],
     ),
+    Fault(f"{S}budget:densest", given(seed=0), [WHAT_KEPT]),
+    Fault(f"{S}budget:densest", settings(tasks=None), [TASKS_MOST]),
+    Fault(f"{S}budget:_shares", given(most=lambda most: most - 1), [EACH_TASK]),
     Fault(
-        "coterie.selection.budget:densest",
-        given(seed=0),
-        killed_by=[f"{DENSE}test_what_is_kept_depends_on_the_seed"],
-    ),
-    Fault(
-        "coterie.selection.budget:densest",
-        given(settings=edited(tasks=None)),
-        killed_by=[f"{DENSE}test_the_tasks_with_the_most_pairs_are_kept"],
-    ),
-    Fault(
-        "coterie.selection.budget:_shares",
-        given(most=lambda most: most - 1),
-        killed_by=[f"{DENSE}test_each_task_gives_the_same_share_and_the_total_is_exact"],
-    ),
-    Fault(
-        "coterie.selection.ranked:ranked_pairs",
+        f"{S}ranked:ranked_pairs",
         given(scores=lambda scores: {node: -one for node, one in scores.items()}),
-        killed_by=[f"{RANKED}test_halves_never_invert_the_scores"],
+        [HALVES_NEVER],
     ),
-    Fault(
-        "coterie.selection.ranked:ranked_pairs",
-        given(settings=edited(top_share=0.5)),
-        killed_by=[f"{RANKED}test_a_smaller_share_leaves_the_middle_out"],
-    ),
-    Fault(
-        "coterie.selection.ranked:trajectory_pairs",
-        given(min_reward=0.0),
-        killed_by=[f"{RANKED}test_repeats_make_pairs_of_a_full_success_and_what_is_worse"],
-    ),
+    Fault(f"{S}ranked:ranked_pairs", settings(top_share=0.5), [SMALLER_SHARE]),
+    Fault(f"{S}ranked:trajectory_pairs", given(min_reward=0.0), [REPEATS_MAKE]),
 )

@@ -12,23 +12,26 @@ from tests.mutation.fault import (
     negated,
     result,
     returns,
+    settings,
     swap,
     without_last,
 )
 
 T = "coterie.training."
-LOSS = "tests/test_training.py::test_loss_is_one_weighted_mean_over_the_step"
-FIRST = "tests/test_training.py::test_a_target_at_the_first_token_is_not_trained"
-ADAMW = "tests/test_training.py::test_a_step_is_that_of_adamw_with_decay_of_matrices_only"
-MICRO = "tests/test_training.py::test_microbatch_size_changes_nothing"
-ORDER = "tests/test_training.py::test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed"
-RATE = "tests/test_training.py::test_the_rate_climbs_and_goes_to_zero"
-STEPS = "tests/test_training.py::test_steps_are_those_of_all_epochs_or_as_many_as_were_asked_for"
+M = "coterie.models."
+TRAINING = "tests/test_training.py::"
+LOSS = f"{TRAINING}test_loss_is_one_weighted_mean_over_the_step"
+FIRST = f"{TRAINING}test_a_target_at_the_first_token_is_not_trained"
+ADAMW = f"{TRAINING}test_a_step_is_that_of_adamw_with_decay_of_matrices_only"
+ORDER = f"{TRAINING}test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed"
+RATE = f"{TRAINING}test_the_rate_climbs_and_goes_to_zero"
 MARGIN = "tests/test_step_critic_losses.py::test_the_bradley_terry_loss_is_that_of_the_margin"
 SIDE = "tests/test_step_critic_losses.py::test_a_side_is_the_sum_the_token_mean_or_the_sum_of_turn_means"
 DPO = "tests/contract/test_05_preferences.py::test_the_loss_is_that_of_the_own_tokens_of_every_turn"
 DROPPED = "tests/contract/test_05_preferences.py::test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused"
-HEADS = "tests/test_value_head.py::test_losses_of_given_values_are_those_worked_out_by_hand"
+HEAD = "tests/test_value_head.py::"
+HEADS = f"{HEAD}test_losses_of_given_values_are_those_worked_out_by_hand"
+POLICY = f"{T}policy_gradient:PolicyGradient.__init__"
 FORMULA = "tests/test_policy_gradient.py::test_the_loss_is_that_of_the_formula[0.5]"
 TERMS = "tests/test_policy_terms.py::"
 CLIPS = f"{TERMS}test_each_side_has_its_clip_and_bad_tokens_a_second_one"
@@ -44,7 +47,32 @@ TRIES = "tests/contract/test_06_tries.py::test_random_tries_are_those_of_their_s
 ONCE = "tests/contract/test_06_tries.py::test_a_trie_holds_each_shared_token_once"
 CHEAPER = "tests/contract/test_06_tries.py::test_sequences_are_packed_only_where_it_is_cheaper"
 COUNTED = "tests/test_trainer.py::test_a_training_that_is_cut_counts_what_it_leaves_out_once"
-CHECKPOINT = "tests/test_training_checkpoints.py::"
+ENTROPY_GRADIENT = f"{TERMS}test_entropy_has_the_gradient_of_entropy_only_where_it_is_in_the_loss"
+RATIOS_ONE = (
+    f"{TERMS}test_ratios_are_one_before_the_first_update_at_the_temperature_of_sampling[0.7]"
+)
+ROWS_ANOTHER = f"{TERMS}test_rows_of_another_distribution_are_refused"
+RATIOS_WOULD = f"{TERMS}test_ratios_that_would_overflow_are_held_and_finite"
+PATH_LEFT = f"{TERMS}test_a_path_that_is_left_out_is_in_neither_numerator_nor_denominator"
+LOSS_FORMULA = "tests/test_policy_gradient.py::test_the_loss_is_that_of_the_formula"
+WHAT_MEASURED = "tests/test_value_loss.py::test_what_is_measured_and_what_is_refused"
+LOSS_GRADIENT = (
+    "tests/test_value_loss.py::test_the_loss_and_its_gradient_are_those_of_the_formula[flat]"
+)
+ENTROPIES_THOSE = f"{TERMS}test_entropies_are_those_of_the_models_own_distributions"
+BEHAVIOUR_LOGPROBS = (
+    "tests/contract/test_08_logprobs.py::test_behaviour_logprobs_are_those_of_the_trainer"
+)
+LOGPROBS_THOSE = (
+    "tests/contract/test_08_logprobs.py::test_logprobs_are_those_of_the_models_own_logits"
+)
+LOSS_GRADIENTS = (
+    f"{HEAD}test_loss_and_gradients_are_the_naive_ones_for_any_micro_batch[4-regression]"
+)
+ITEMS_ONE = f"{TRAINING}test_items_of_one_group_are_drawn_into_one_step"
+ROWS_CANNOT = f"{TRAINING}test_rows_that_cannot_be_trained_are_dropped_and_counted"
+RATE_EVERY = f"{TRAINING}test_the_rate_of_every_schedule"
+RANKS_GET = f"{TRAINING}test_ranks_get_equally_many_micro_batches"
 
 
 def _count_turns(original, self, item):
@@ -73,206 +101,110 @@ def _mean_over_rows(original, self, batch, splitter, families):
 
 
 FAULTS = (
-    Fault(f"{T}sft:SFT.losses", negated, killed_by=[LOSS]),
-    Fault(f"{T}sft:SFT.losses", given(items=each(edited(weight=1.0))), killed_by=[LOSS]),
-    Fault(f"{T}on_rows:OnRows.count", around(_count_turns), killed_by=[LOSS]),
-    Fault(f"{T}on_rows:OnRows.count", around(_count_unpredicted), killed_by=[FIRST]),
+    Fault(f"{T}sft:SFT.losses", negated, [LOSS]),
+    Fault(f"{T}sft:SFT.losses", given(items=each(edited(weight=1.0))), [LOSS]),
+    Fault(f"{T}on_rows:OnRows.count", around(_count_turns), [LOSS]),
+    Fault(f"{T}on_rows:OnRows.count", around(_count_unpredicted), [FIRST]),
     # Preferences: both sides, their reference, label smoothing, the likelihood of the chosen side.
-    Fault(f"{T}dpo:DPO._loss", around(_other_sides), killed_by=[MARGIN]),
-    Fault(f"{T}dpo:DPO._loss", given(pair=edited(reference=(0.0, 0.0))), killed_by=[MARGIN]),
-    Fault(f"{T}dpo:DPO._loss", given(pair=edited(weight=1.0)), killed_by=[MARGIN]),
-    Fault(f"{T}dpo:DPO.__init__", given(settings=edited(beta=1.0)), killed_by=[MARGIN]),
-    Fault(f"{T}dpo:DPO.__init__", given(settings=edited(label_smoothing=0.0)), killed_by=[DPO]),
-    Fault(f"{T}dpo:DPO.__init__", given(settings=edited(nll=lambda n: -n)), killed_by=[DPO]),
-    Fault(f"{T}sides:side_statistic", given(normalise="tokens"), killed_by=[SIDE]),
+    Fault(f"{T}dpo:DPO._loss", around(_other_sides), [MARGIN]),
+    Fault(f"{T}dpo:DPO._loss", given(pair=edited(reference=(0.0, 0.0))), [MARGIN]),
+    Fault(f"{T}dpo:DPO._loss", given(pair=edited(weight=1.0)), [MARGIN]),
+    Fault(f"{T}dpo:DPO.__init__", settings(beta=1.0), [MARGIN]),
+    Fault(f"{T}dpo:DPO.__init__", settings(label_smoothing=0.0), [DPO]),
+    Fault(f"{T}dpo:DPO.__init__", settings(nll=lambda n: -n), [DPO]),
+    Fault(f"{T}sides:side_statistic", given(normalise="tokens"), [SIDE]),
     Fault(
         f"{T}sides:side_statistic",
         given(normalise=lambda n: "none" if n == "tokens" else n),
-        killed_by=[SIDE],
+        [SIDE],
     ),
-    Fault("coterie.trajectories.pair:Pair.equal_sides", returns(False), killed_by=[DROPPED]),
-    Fault(f"{T}regression:logsigmoid", around(lambda f, x: f(-x)), killed_by=[HEADS]),
-    Fault(f"{T}regression:side_statistic", given(normalise="none"), killed_by=[HEADS]),
-    Fault(f"{T}classifier:_loss", given(item=edited(success=lambda s: not s)), killed_by=[HEADS]),
+    Fault("coterie.trajectories.pair:Pair.equal_sides", returns(False), [DROPPED]),
+    Fault(f"{T}regression:logsigmoid", around(lambda f, x: f(-x)), [HEADS]),
+    Fault(f"{T}regression:side_statistic", given(normalise="none"), [HEADS]),
+    Fault(f"{T}classifier:_loss", given(item=edited(success=lambda s: not s)), [HEADS]),
     Fault(
         f"{T}classifier:_loss",
         given(values=lambda values: [one.flip(0) for one in values]),
-        killed_by=[HEADS],
+        [HEADS],
     ),
-    Fault(f"{T}reference:with_reference", given(normalise="none"), killed_by=[DPO]),
+    Fault(f"{T}reference:with_reference", given(normalise="none"), [DPO]),
     # The policy gradient: ratio, clips, means, divergence, entropy, importance.
-    Fault(f"{T}policy_gradient:PolicyGradient.losses", negated, killed_by=[FORMULA]),
+    Fault(f"{T}policy_gradient:PolicyGradient.losses", negated, [FORMULA]),
+    Fault(POLICY, settings(clip_low=0.999, clip_high=1e6), [FORMULA]),
+    Fault(POLICY, given(settings=lambda s: edited(clip_high=s.clip_low)(s)), [FORMULA]),
+    Fault(POLICY, settings(dual_clip=None), [CLIPS]),
+    Fault(POLICY, settings(entropy=lambda weight: -weight), [ENTROPY_GRADIENT]),
+    Fault(POLICY, settings(importance_cap=math.inf), [IMPORTANCE]),
     Fault(
-        f"{T}policy_gradient:PolicyGradient.__init__",
-        given(settings=edited(clip_low=0.999, clip_high=1e6)),
-        killed_by=[FORMULA],
+        POLICY,
+        settings(importance=lambda kind: "truncate" if kind == "mask" else kind),
+        [IMPORTANCE],
     ),
-    Fault(
-        f"{T}policy_gradient:PolicyGradient.__init__",
-        given(settings=lambda s: edited(clip_high=s.clip_low)(s)),
-        killed_by=[FORMULA],
-    ),
-    Fault(
-        f"{T}policy_gradient:PolicyGradient.__init__",
-        given(settings=edited(dual_clip=None)),
-        killed_by=[CLIPS],
-    ),
-    Fault(
-        f"{T}policy_gradient:PolicyGradient.__init__",
-        given(settings=edited(entropy=lambda weight: -weight)),
-        killed_by=[f"{TERMS}test_entropy_has_the_gradient_of_entropy_only_where_it_is_in_the_loss"],
-    ),
-    Fault(
-        f"{T}policy_gradient:PolicyGradient.__init__",
-        given(settings=edited(importance_cap=math.inf)),
-        killed_by=[IMPORTANCE],
-    ),
-    Fault(
-        f"{T}policy_gradient:PolicyGradient.__init__",
-        given(settings=edited(importance=lambda kind: "truncate" if kind == "mask" else kind)),
-        killed_by=[IMPORTANCE],
-    ),
-    Fault(
-        f"{T}policy_gradient:PolicyGradient.__init__",
-        given(settings=edited(old="behaviour")),
-        killed_by=[IMPORTANCE],
-    ),
-    Fault(
-        f"{T}policy_gradient:PolicyGradient.temperature",
-        returns(1.0),
-        killed_by=[
-            f"{TERMS}test_ratios_are_one_before_the_first_update_at_the_temperature_of_sampling[0.7]"
-        ],
-    ),
-    Fault(
-        f"{T}policy_gradient:_refuse_other_distribution",
-        returns(None),
-        killed_by=[f"{TERMS}test_rows_of_another_distribution_are_refused"],
-    ),
-    Fault(f"{T}divergence:log_ratio", swap("above", "below"), killed_by=[FORMULA]),
+    Fault(POLICY, settings(old="behaviour"), [IMPORTANCE]),
+    Fault(f"{T}policy_gradient:PolicyGradient.temperature", returns(1.0), [RATIOS_ONE]),
+    Fault(f"{T}policy_gradient:_refuse_other_distribution", returns(None), [ROWS_ANOTHER]),
+    Fault(f"{T}divergence:log_ratio", swap("above", "below"), [FORMULA]),
     Fault(
         f"{T}divergence:log_ratio",
         around(lambda original, above, below: above - below),
-        killed_by=[f"{TERMS}test_ratios_that_would_overflow_are_held_and_finite"],
+        [RATIOS_WOULD],
     ),
-    Fault(f"{T}divergence:divergence", swap("logprobs", "reference"), killed_by=[DIVERGENCE]),
+    Fault(f"{T}divergence:divergence", swap("logprobs", "reference"), [DIVERGENCE]),
     Fault(
         f"{T}divergence:divergence",
         given(kind=lambda kind: "k3_forward" if kind == "k3" else kind),
-        killed_by=[DIVERGENCE],
+        [DIVERGENCE],
     ),
     Fault(
         f"{T}divergence:divergence",
         given(kind=lambda kind: "k3" if kind == "k3_forward" else kind),
-        killed_by=[DIVERGENCE],
+        [DIVERGENCE],
     ),
-    Fault(f"{T}means:row_count", given(mean="token"), killed_by=[MEANS]),
-    Fault(f"{T}means:row_scale", given(mean="token"), killed_by=[MEANS]),
+    Fault(f"{T}means:row_count", given(mean="token"), [MEANS]),
+    Fault(f"{T}means:row_scale", given(mean="token"), [MEANS]),
+    Fault(f"{T}means:row_count", given(row=edited(weight=1.0)), [PATH_LEFT]),
     Fault(
-        f"{T}means:row_count",
-        given(row=edited(weight=1.0)),
-        killed_by=[f"{TERMS}test_a_path_that_is_left_out_is_in_neither_numerator_nor_denominator"],
+        f"{T}means:path_tokens", around(lambda original, row: sum(map(len, row.predicted))), [MEANS]
     ),
-    Fault(
-        f"{T}means:path_tokens",
-        around(lambda original, row: sum(map(len, row.predicted))),
-        killed_by=[MEANS],
-    ),
-    Fault(
-        f"{T}targets:at_predicted",
-        around(_values_from_the_front),
-        killed_by=["tests/test_policy_gradient.py::test_the_loss_is_that_of_the_formula"],
-    ),
-    Fault(
-        f"{T}value_loss:_errors",
-        given(clip=1e9),
-        killed_by=["tests/test_value_loss.py::test_what_is_measured_and_what_is_refused"],
-    ),
+    Fault(f"{T}targets:at_predicted", around(_values_from_the_front), [LOSS_FORMULA]),
+    Fault(f"{T}value_loss:_errors", given(clip=1e9), [WHAT_MEASURED]),
     Fault(
         f"{T}value_loss:_errors",
         given(row=edited(returns=lambda returns: returns[::-1])),
-        killed_by=[
-            "tests/test_value_loss.py::test_the_loss_and_its_gradient_are_those_of_the_formula[flat]"
-        ],
+        [LOSS_GRADIENT],
     ),
     # Log-probs and tries.
+    Fault(f"{M}logprobs:entropies", negated, [ENTROPIES_THOSE]),
+    Fault(f"{M}logprobs:_all_logprobs", given(temperature=1.0), [BEHAVIOUR_LOGPROBS]),
+    Fault(f"{M}logprobs:token_logprobs", given(at=lambda at: at + 1), [LOGPROBS_THOSE]),
+    Fault(f"{M}heads:token_values", given(before=lambda before: not before), [LOSS_GRADIENTS]),
+    Fault(f"{M}trie:shared_length", result(lambda n: max(n - 1, 0)), [TRIES]),
+    Fault(f"{M}trie:Trie.ancestors", result(lambda m: m | m.T), [ONCE]),
+    Fault(f"{M}packed:_positions", result(lambda p: p * 0), [PACKED]),
+    Fault(f"{M}packed:_mask", returns(None), [PACKED]),
     Fault(
-        "coterie.models.logprobs:entropies",
-        negated,
-        killed_by=[f"{TERMS}test_entropies_are_those_of_the_models_own_distributions"],
+        f"{M}packing:CostRule.cost", around(lambda original, self, nodes, chain: nodes), [CHEAPER]
     ),
-    Fault(
-        "coterie.models.logprobs:_all_logprobs",
-        given(temperature=1.0),
-        killed_by=[
-            "tests/contract/test_08_logprobs.py::test_behaviour_logprobs_are_those_of_the_trainer"
-        ],
-    ),
-    Fault(
-        "coterie.models.logprobs:token_logprobs",
-        given(at=lambda at: at + 1),
-        killed_by=[
-            "tests/contract/test_08_logprobs.py::test_logprobs_are_those_of_the_models_own_logits"
-        ],
-    ),
-    Fault(
-        "coterie.models.heads:token_values",
-        given(before=lambda before: not before),
-        killed_by=[
-            "tests/test_value_head.py::test_loss_and_gradients_are_the_naive_ones_for_any_micro_batch[4-regression]"
-        ],
-    ),
-    Fault("coterie.models.trie:shared_length", result(lambda n: max(n - 1, 0)), killed_by=[TRIES]),
-    Fault("coterie.models.trie:Trie.ancestors", result(lambda m: m | m.T), killed_by=[ONCE]),
-    Fault("coterie.models.packed:_positions", result(lambda p: p * 0), killed_by=[PACKED]),
-    Fault("coterie.models.packed:_mask", returns(None), killed_by=[PACKED]),
-    Fault(
-        "coterie.models.packing:CostRule.cost",
-        around(lambda original, self, nodes, chain: nodes),
-        killed_by=[CHEAPER],
-    ),
-    Fault(
-        "coterie.models.packing:CostRule._costs",
-        result(lambda cost: -cost),
-        killed_by=[CHEAPER],
-    ),
+    Fault(f"{M}packing:CostRule._costs", result(lambda cost: -cost), [CHEAPER]),
     # Batches, steps, schedule, checkpoints.
-    Fault(f"{T}batches:Order._of_epoch", given(epoch=0), killed_by=[ORDER]),
-    Fault(f"{T}batches:Order.steps", without_last, killed_by=[ORDER]),
+    Fault(f"{T}batches:Order._of_epoch", given(epoch=0), [ORDER]),
+    Fault(f"{T}batches:Order.steps", without_last, [ORDER]),
     Fault(
-        f"{T}batches:Order.__init__",
-        given(groups=lambda groups: [""] * len(groups)),
-        killed_by=["tests/test_training.py::test_items_of_one_group_are_drawn_into_one_step"],
+        f"{T}batches:Order.__init__", given(groups=lambda groups: [""] * len(groups)), [ITEMS_ONE]
     ),
-    Fault(
-        f"{T}batches:usable",
-        given(max_length=lambda length: length - 1),
-        killed_by=[
-            "tests/test_training.py::test_rows_that_cannot_be_trained_are_dropped_and_counted"
-        ],
-    ),
-    Fault(f"{T}trainer:Trainer._gradient", around(_mean_over_rows), killed_by=[ADAMW]),
-    Fault(f"{T}trainer:rate_at", given(step=lambda step: step + 1), killed_by=[ADAMW]),
-    Fault(
-        f"{T}optimizer:make_optimizer",
-        given(settings=edited(betas=(0.9, 0.999))),
-        killed_by=[ADAMW],
-    ),
-    Fault(
-        f"{T}optimizer:make_optimizer", given(settings=edited(weight_decay=0.01)), killed_by=[ADAMW]
-    ),
-    Fault(f"{T}optimizer:rate_at", given(settings=edited(warmup_ratio=0.0)), killed_by=[RATE]),
-    Fault(
-        f"{T}optimizer:rate_at",
-        given(settings=edited(schedule="constant")),
-        killed_by=["tests/test_training.py::test_the_rate_of_every_schedule"],
-    ),
-    Fault(f"{T}trainer:Trainer.leave_out", returns(None), killed_by=[COUNTED]),
+    Fault(f"{T}batches:usable", given(max_length=lambda length: length - 1), [ROWS_CANNOT]),
+    Fault(f"{T}trainer:Trainer._gradient", around(_mean_over_rows), [ADAMW]),
+    Fault(f"{T}trainer:rate_at", given(step=lambda step: step + 1), [ADAMW]),
+    Fault(f"{T}optimizer:make_optimizer", settings(betas=(0.9, 0.999)), [ADAMW]),
+    Fault(f"{T}optimizer:make_optimizer", settings(weight_decay=0.01), [ADAMW]),
+    Fault(f"{T}optimizer:rate_at", settings(warmup_ratio=0.0), [RATE]),
+    Fault(f"{T}optimizer:rate_at", settings(schedule="constant"), [RATE_EVERY]),
+    Fault(f"{T}trainer:Trainer.leave_out", returns(None), [COUNTED]),
     Fault(
         f"{T}batches:hand",
         around(
             lambda f, splitter, families, rank, ranks: splitter.microbatches(families, ranks)[rank]
         ),
-        killed_by=["tests/test_training.py::test_ranks_get_equally_many_micro_batches"],
+        [RANKS_GET],
     ),
 )
