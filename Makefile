@@ -48,6 +48,10 @@ test-mutants: $(VENV)/.dev
 test-mutants-sample: $(VENV)/.dev
 	$(PY) -m tests.mutation --sample 30 --seed "$$(git rev-parse HEAD)"
 
+# mutmut's mutants of the core files: the share that tests kill. Takes an hour; not in CI.
+mutmut: $(VENV)/.dev
+	$(PY) -m tests.mutation.core
+
 # Real vLLM servers on the CPU; on a GPU machine the same pool runs with the vLLM of settings.python.
 test-vllm: $(WITH_VLLM)/.ready
 	$(WITH_VLLM)/bin/python -m pytest -m vllm tests/vllm

@@ -53,6 +53,8 @@ class Job:
 
     fault: Fault | None
     tests: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    """More arguments for pytest."""
 
 
 class _Watch:
@@ -107,7 +109,9 @@ def _child(job: Job, folder: Path) -> None:
         if job.fault is not None:
             job.fault.apply()
         watch = _Watch(outcome, until_red=job.fault is not None)
-        code = pytest.main([*words, "-p", "no:cacheprovider", *job.tests], plugins=[watch])
+        code = pytest.main(
+            [*words, "-p", "no:cacheprovider", *job.options, *job.tests], plugins=[watch]
+        )
         if code == pytest.ExitCode.USAGE_ERROR:
             outcome.broken["pytest"] = f"usage error: {(folder / 'log').read_text()[-600:]}"
     except BaseException:
@@ -162,12 +166,16 @@ def all_faults() -> list[Fault]:
     return [fault for module in modules for fault in module.FAULTS]
 
 
-def import_package() -> None:
+def prepare() -> None:
     """Import every module of the package, so that children share them and faults reach them."""
+    os.chdir(ROOT)
+    torch.set_num_threads(1)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # saves a third of a child's time
     for module in pkgutil.walk_packages(coterie.__path__, "coterie."):
         if not module.name.endswith("__main__"):
             with suppress(ImportError):  # an optional dependency, or code that runs inside vLLM
                 importlib.import_module(module.name)
+    gc.freeze()  # pytest collects garbage twice; nothing imported so far is garbage
 
 
 def main() -> int:
@@ -189,11 +197,7 @@ def main() -> int:
     if misfits or words.check:
         return bool(misfits)
 
-    os.chdir(ROOT)
-    torch.set_num_threads(1)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a third of the time of a child
-    import_package()
-    gc.freeze()  # pytest collects garbage twice, and all that was imported is none
+    prepare()
     by_file: dict[str, set[str]] = {}
     for test in (test for fault in faults for test in fault.killed_by):
         by_file.setdefault(test.partition("::")[0], set()).add(test)

@@ -5,14 +5,13 @@ from dataclasses import replace
 from tests.mutation.fault import (
     Fault,
     around,
+    edited,
     given,
     result,
     returns,
     reverse,
     settings,
     swap,
-    without_first,
-    without_last,
 )
 
 R = "coterie.recipes."
@@ -37,10 +36,7 @@ FIRST_DIALOGUE = (
     f"{SWEET}test_the_first_dialogue_of_every_task_gets_candidates_before_the_second_of_any"
 )
 HEAD_GIVES = f"{SWEET}test_a_head_gives_the_mean_of_a_candidate_or_the_value_at_its_end"
-SUCCESS_COUNTS = (
-    f"{MOAT}test_success_counts_beside_the_likelihood_and_what_a_critic_writes_is_checked"
-)
-EMPTY_PLANS = f"{MOAT}test_empty_plans_and_repeated_ones_have_no_reward_and_are_counted"
+SUCCESS = f"{MOAT}test_success_is_a_mean_of_outcomes_and_plans_that_quote_actions_are_left_out"
 PAIR_BEST = f"{MOAT}test_a_pair_is_the_best_and_the_worst_plan_of_a_task"
 HELD_OUT = f"{GAP}test_a_held_out_question_is_found_wherever_it_stands_in_a_prompt"
 TRACE_AGENT = f"{GAP}test_a_trace_that_the_agent_could_not_have_said_is_named"
@@ -70,7 +66,7 @@ FAULTS = (
         result(lambda scores: dict.fromkeys(scores, 1.0)),
         [GATE_DPO],
     ),
-    Fault(f"{R}optima.data:OptimaData.draws", without_first, [TASKS_DRAWN]),
+    Fault(f"{R}optima.data:OptimaData.train_tasks", given(iteration=0), [TASKS_DRAWN]),
     # SWEET-RL.
     Fault(f"{R}sweet_rl.critic:TrainedCritic.__init__", given(privileged=False), [REWARD]),
     Fault(
@@ -90,15 +86,14 @@ FAULTS = (
         result(lambda found: [-one for one in found]),
         [WORTH],
     ),
-    Fault(f"{R}moat.scoring:_success", returns(1.0), [SUCCESS_COUNTS]),
-    Fault(f"{R}moat.scoring:usable", given(leak_guard=False), [EMPTY_PLANS]),
+    Fault(f"{R}moat.scoring:_success", returns(1.0), [SUCCESS]),
+    Fault(f"{R}moat.scoring:usable", given(leak_guard=False), [SUCCESS]),
     Fault(f"{R}moat.data:best_first", reverse, [RIGHT]),
-    Fault(f"{R}moat.data:MoatData.right_rows", returns([]), [RIGHT]),
     Fault(f"{R}moat.data:turn_pair", swap("chosen", "rejected"), [PAIR_BEST]),
     # GAP.
     Fault(f"{R}gap.held_out:HeldOutQuestions.asked_in", returns(False), [HELD_OUT]),
     Fault(f"{R}gap.told:unsaid", returns(""), [TRACE_AGENT]),
-    Fault(f"{R}gap.told:pieces", without_last, [TRACE_PIECES]),
+    Fault(f"{R}gap.told:pieces", result(edited(said=lambda said: said[:-1])), [TRACE_PIECES]),
     Fault(f"{R}gap.data:GapData._flaw", returns(""), [WRONG_ANSWERS]),
     # Dense trees.
     Fault(

@@ -41,6 +41,7 @@ REPLY = "tests/test_corrections.py::test_a_reply_is_read_as_what_it_says"
 SELECT = "tests/test_selection.py::"
 BEST = f"{SELECT}test_best_of_each_task_above_the_threshold_then_the_top_share"
 PAIRS = "tests/test_tree_search.py::"
+BOUNDS = f"{PAIRS}test_both_bounds_are_exclusive"
 SIBLINGS = f"{PAIRS}test_all_siblings_that_differ_enough_are_pairs_the_best_first"
 DENSE = "tests/test_dense_pairs.py::"
 RANKED = "tests/test_ranked.py::"
@@ -226,7 +227,7 @@ FAULTS = (
         given(seed=lambda seed: random.SystemRandom().random()),
         [RANDOM_TAKES],
     ),
-    Fault(f"{S}pairs:sibling_pairs", settings(theta_filter=-math.inf), [SIBLINGS]),
+    Fault(f"{S}pairs:sibling_pairs", settings(theta_filter=-math.inf), [BOUNDS]),
     Fault(f"{S}pairs:sibling_pairs", settings(theta_diff=0.0), [SIBLINGS]),
     Fault(f"{S}pairs:sibling_pairs", reverse, [SIBLINGS]),
     Fault(f"{S}pairs:sibling_pairs", settings(top_share=1.0), [TOP_SHARE]),

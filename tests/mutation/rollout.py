@@ -37,7 +37,10 @@ CANDIDATES = "tests/sweet/test_candidates.py::"
 PROMPT = f"{CANDIDATES}test_candidates_are_the_base_policys_under_the_prompt_of_the_turn"
 OPTIMA = "tests/test_optima_algorithm.py::"
 FORGED = "tests/test_forged_turns.py::"
+OWN_TURNS = f"{FORGED}test_own_turns_stay_as_sampled_in_any_company"
 ROLES = "tests/test_roles.py::"
+DRAWS = "tests/test_inprocess_engine.py::test_draws_follow_the_distribution_and_top_p_cuts_its_tail"
+SEEDS_DIFFER = "tests/test_inprocess_engine.py::test_one_call_with_many_seeds_equals_many_calls"
 ONLY_BEST = f"{SEARCH}test_only_the_best_are_drawn"
 FIRST_SEARCH = (
     f"{SEARCH}test_the_first_search_begins_at_the_root_and_so_does_one_with_no_other_choice"
@@ -103,7 +106,6 @@ FAULTS = (
     Fault(f"{R}tree_search:TreeSearch.seed_of", given(place=0), [SEEDS]),
     Fault(f"{R}tree_search:TreeSearch.seed_of", given(rollout=edited(number=0)), [SEEDS]),
     Fault(f"{R}tree_search:TreeSearch.begin", without_first, [EVERY_ROLLOUT]),
-    Fault(f"{R}tree_search:path_tree", given(leaves=lambda leaves: leaves[:-1]), [BRANCH_FAILS]),
     # Dense trees: values, promise, labels, the end of a search.
     Fault(f"{R}tree_values:TreeValues.add", around(_counted_twice), [ROLLOUTS]),
     Fault(f"{R}tree_values:TreeValues.add", given(reward=lambda reward: -reward), [ROLLOUTS]),
@@ -138,9 +140,12 @@ FAULTS = (
         [EVERY_CONTENT],
     ),
     Fault(f"{M}control:ControlTokens.kept", given(role="assistant"), [NO_RESULT]),
-    Fault(f"{M}chat:_own_turn", returns(None), [SAMPLED_IDS]),
+    Fault(f"{M}chat:_own_turn", returns(None), [OWN_TURNS]),
     # Adapters that share a base.
     Fault(f"{M}adapters:add_lora", given(alpha=1), [SCALE_ADAPTER]),
-    Fault(f"{M}adapters:using", given(name=None), [FROZEN_COPY]),
     Fault(f"{M}adapters:_check_base", returns(None), [BASE_DIFFERS]),
+    # What an engine draws.
+    Fault("coterie.engines.drawing:draw_by_torch", given(logits=lambda logits: -logits), [DRAWS]),
+    Fault("coterie.engines.drawing:_top_p", given(logprobs=lambda logprobs: -logprobs), [DRAWS]),
+    Fault("coterie.engines.drawing:uniforms", given(seed=0), [SEEDS_DIFFER]),
 )

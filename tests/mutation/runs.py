@@ -68,7 +68,6 @@ FAULTS = (
     Fault(f"{R}updating:minibatches", without_last, [ORDER]),
     Fault(f"{R}updating:minibatches", settings(epochs=1), [ORDER]),
     Fault(f"{R}updating:_rows", given(agents=lambda agents: agents[:0]), [LONG]),
-    Fault(f"{R}preparing:_fresh", given(policies=()), [STALE]),
     Fault(f"{R}preparing:_fresh", around(lambda original, paths, policies: list(paths)), [STALE]),
     Fault(f"{R}preparing:_masked", returns(False), [PATH_CUT]),
     Fault(f"{R}preparing:telling", returns([]), [DYNAMIC]),
@@ -91,7 +90,7 @@ FAULTS = (
     Fault("coterie.runs.stage:check_stages", returns(None), [STAGES_CANNOT]),
     # What resumes and what does not.
     Fault("coterie.runs.items:_has_succeeded", returns(True), [NOTHING_RECORDED]),
-    Fault("coterie.runs.folder:Run.begun_under", returns(None), [STAGE_BEGUN]),
+    Fault("coterie.runs.folder:Run.begin", returns(None), [STAGE_BEGUN]),
     # Statistics and votes.
     Fault(f"{V}statistics:_two_level_means", around(_no_seeds), [SEEDS_RESAMPLED]),
     Fault(
