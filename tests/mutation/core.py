@@ -69,7 +69,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "trajectories/view.py": (VIEWS,),
 }
 """By file, the tests that should kill its mutants, the fast ones first."""
-SLOW = "not killed_at_twenty_random_moments"
+SLOW = "not killed_at_twenty_random_moments and not two_ranks and not interrupt and not ctrl_c"
 """Tests that start many processes are left out."""
 
 
@@ -133,9 +133,11 @@ def main() -> int:
 
 
 def _run(drawn: dict[str, list[str]], package: Path, workers: int) -> int:
-    from tests.mutation.__main__ import Job, prepare, run  # imports the package: the copy
+    from tests.mutation import __main__ as runner  # imports the package: the copy
 
-    prepare()
+    Job, run = runner.Job, runner.run
+    runner.LONGEST = 15 * 60.0  # seconds of CPU are limited, too
+    runner.prepare()
     options = ("-x", "-k", SLOW)
     green = [Job(None, tests, options) for tests in sorted({CORE[file] for file in drawn})]
     for _, outcome, _ in run(green, workers):

@@ -12,7 +12,6 @@ from tests.mutation.fault import (
     negated,
     result,
     returns,
-    reverse,
     settings,
     swap,
     without_last,
@@ -102,6 +101,10 @@ def _mean_over_rows(original, self, batch, splitter, families):
         self, replace(batch, counts=[1.0] * len(batch.counts)), splitter, families
     )
     return loss, norm
+
+
+def _oldest_checkpoint(original, folder):
+    return min(folder.glob("checkpoint-*"), default=None)
 
 
 FAULTS = (
@@ -211,7 +214,7 @@ FAULTS = (
         ),
         [RANKS_GET],
     ),
-    Fault(f"{T}checkpoint:_checkpoints", reverse, [NEWEST]),
+    Fault(f"{T}checkpoint:newest_checkpoint", around(_oldest_checkpoint), [NEWEST]),
     Fault(f"{T}checkpoint:hash_items", returns(""), [ANOTHER]),
     Fault(f"{T}checkpoint:hash_tensors", returns(""), [ANOTHER]),
 )
