@@ -105,7 +105,7 @@ def edit_of(name: str, package: Path) -> str:
     module, _, function = name.rpartition(".")
     path = package.joinpath(*module.split(".")[1:]).with_suffix(".py")
     defined = {
-        node.name: ast.unparse(node).splitlines()[1:]
+        node.name: ast.unparse(node).replace(node.name, "name", 1).splitlines()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
