@@ -103,7 +103,7 @@ def test_recontext_changes_what_is_around_the_same_turns():
     seen = []
 
     def render(messages, _, reader, tools=()):
-        seen.append((messages, reader))
+        seen.append((messages, reader, tools))
         return tuple(range(20, 20 + len(messages)))
 
     shorter = recontext(
@@ -111,7 +111,7 @@ def test_recontext_changes_what_is_around_the_same_turns():
     )
     own = Message("assistant", turn=turns[0].id)
     shown = [OPENING[1:], (OPENING[1], own, HEARD), (CUT,)]
-    assert seen == [(messages, "Alice") for messages in shown]
+    assert seen == [(messages, "Alice", ()) for messages in shown]
     found = list(rows(shorter))
     assert [row.ids for row in found] == [(20, *FIRST), (20, 21, 22, *SECOND), (20, *THIRD)]
     assert {(row.logprobs, row.context) for row in found} == {(None, "short")}

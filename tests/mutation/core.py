@@ -32,6 +32,10 @@ LOSSES = (
 )
 POLICY = ("tests/test_policy_gradient.py", "tests/test_policy_terms.py")
 TRIES = ("tests/contract/test_06_tries.py", "tests/test_trie_blocks.py")
+CALLS_AND_SECRETS = (
+    "tests/contract/test_04_parallel_tool_results.py",
+    "tests/contract/test_07_secrets.py",
+)
 STORE = ("tests/test_store.py", "tests/test_jsonl.py")
 CORE: dict[str, tuple[str, ...]] = {
     "models/chat.py": ("tests/test_chat.py", "tests/contract/test_09_templates_with_tools.py"),
@@ -65,7 +69,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "trajectories/store.py": STORE,
     "trajectories/table.py": STORE,
     "trajectories/tree.py": (VIEWS, *STORE),
-    "trajectories/turn.py": (VIEWS, "tests/contract/test_04_parallel_tool_results.py", *STORE),
+    "trajectories/turn.py": (VIEWS, *CALLS_AND_SECRETS, *STORE),
     "trajectories/view.py": (VIEWS,),
 }
 """By file, the tests that should kill its mutants, the fast ones first."""
