@@ -8,7 +8,7 @@ export GOMP_SPINCOUNT := 1000
 
 WITH_VLLM := .venv-vllm
 
-.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-vllm golden lint tiny tiny-check reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-long test-outside docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm golden lint tiny tiny-check reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
@@ -40,6 +40,18 @@ docs-check: $(VENV)/.dev
 test-faults: $(VENV)/.dev
 	$(PY) -m pytest -m faults tests/faults
 
+# Behavioral faults (tests/mutation), each of which must turn a named test red.
+test-mutants: $(VENV)/.dev
+	$(PY) -m tests.mutation
+
+# Some of them, drawn by the commit.
+test-mutants-sample: $(VENV)/.dev
+	$(PY) -m tests.mutation --sample 30 --seed "$$(git rev-parse HEAD)"
+
+# mutmut's mutants of the core files: the share that tests kill. Takes an hour; not in CI.
+mutmut: $(VENV)/.dev
+	$(PY) -m tests.mutation.core
+
 # Real vLLM servers on the CPU; on a GPU machine the same pool runs with the vLLM of settings.python.
 test-vllm: $(WITH_VLLM)/.ready
 	$(WITH_VLLM)/bin/python -m pytest -m vllm tests/vllm
@@ -53,6 +65,7 @@ lint: $(VENV)/.dev
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+	$(PY) -m tests.mutation --check
 	$(PY) -m pytest tests/test_floors.py tests/test_docs.py
 
 tiny: $(VENV)/.run

@@ -41,6 +41,8 @@ def pairs(settings: DensePairSettings, **values: NodeValue) -> set[tuple[str, st
     grown, ids = tree("a d", "a e", "b", "c")
     by_id = {ids[word.replace("_", " ")]: one for word, one in values.items()}
     found = dense_pairs(grown, by_id, settings)
+    for one in found:
+        assert one.difference == by_id[one.chosen.id].mean - by_id[one.rejected.id].mean
     return {(one.chosen.text, one.rejected.text) for one in found}
 
 
@@ -122,11 +124,15 @@ def test_without_a_budget_all_is_kept() -> None:
 
 def test_the_tasks_with_the_most_pairs_are_kept() -> None:
     assert kept(tasks=2) == {"a": 40, "b": 30}
+    assert set(densest({"a": 1, "b": 4, "c": 2, "d": 3}, BudgetSettings(tasks=2), 0)) == {"b", "d"}
 
 
 def test_each_task_gives_the_same_share_and_the_total_is_exact() -> None:
     assert kept(pairs=50) == {"a": 20, "b": 15, "c": 10, "d": 5}
     assert kept(tasks=2, pairs=50) == {"a": 29, "b": 21}  # 28.6 and 21.4
+    assert kept(tasks=2, pairs=51) == {"a": 29, "b": 22}  # 29.1 and 21.9
+    turned = densest({"a": 30, "b": 40}, BudgetSettings(pairs=50), 0)
+    assert {task: len(places) for task, places in turned.items()} == {"a": 21, "b": 29}
     for most in range(1, 101):
         assert sum(kept(pairs=most).values()) == most
     assert sum(kept(pairs=1000).values()) == 100, "there are no more"

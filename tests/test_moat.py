@@ -26,8 +26,8 @@ from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.roles import Roles
 from coterie.trajectories.task import Task
-from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Turn
+from coterie.trajectories.tree import Ending, Outcome, Tree
+from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
 from coterie.trajectories.view import prompts
 
 TRAIN = ("batch_rows=4", "max_length=1024", "learning_rate=2e-3")
@@ -130,6 +130,27 @@ def test_a_pair_is_the_best_and_the_worst_plan_of_a_task(done):
             assert own[pair.leaf] == max(own.values())
             assert own[str(pair.rejected)] == min(own.values())
             assert pair.agent == PLANNER
+    for pair in recipe.pairs(run, 1):
+        sides = (chosen[pair.group].leaf, chosen[pair.group].rejected)
+        assert [row.origin.split("/")[0] for row in (*pair.chosen, *pair.rejected)] == [*sides]
+
+
+def test_success_is_a_mean_of_outcomes_and_plans_that_quote_actions_are_left_out(done):
+    _, run = done
+    task = run.store.task(trees(run)[0].task)
+    quote = next(action for step in gold(task).steps for action in step.actions)
+    tree = Tree(task.id, "rollout", 1)
+    plans = [make_turn(tree.root, Speaker("agent", PLANNER), [Part(text)], draw=draw)
+             for draw, text in enumerate(("Subgoal 1: think", f"Subgoal 1: {quote}"))]  # fmt: skip
+    acts = [make_turn(plans[0].id, Speaker("agent", GROUNDER), [Part(text)]) for text in "ab"]
+    for turn in (*plans, *acts):
+        tree.add(turn)
+    for sample, (turn, score) in enumerate(zip(acts, (1.0, 0.5), strict=True)):
+        tree.end(Outcome(turn.id, sample, Ending("answered"), None, score))
+    assert [scoring._success(tree, plan) for plan in plans] == [0.75, 0.0]
+    found, counts = scoring.usable(tree, task, leak_guard=True)
+    assert found == plans[:1] and counts["leaks"] == 1
+    assert scoring.usable(tree, task, leak_guard=False)[0] == plans
 
 
 def test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_right_rows(done):

@@ -261,13 +261,17 @@ def test_formats_are_drawn_for_each_dialogue_of_iteration_0_alone(walk: Walk) ->
         for iteration in range(3)
     ]
     assert len(shown[0]) > 2 and not shown[1] and not shown[2]
+    of_a_task = []
     for tree in walk.trees(0):
+        of_a_task.append(set())
         for _, path in tree.trajectories():
             formats = {
                 tuple(p.text for p in tree.messages(tree.requests[turn.prompt])[0].parts if p.source == FORMAT_SOURCE)
                 for turn in path if turn.prompt
             }  # fmt: skip
             assert len(formats) == 1 and formats != {()}, "one for both agents"
+            of_a_task[-1] |= formats
+    assert max(map(len, of_a_task)) > 1, "one for each dialogue of a task"
 
 
 def test_tasks_are_drawn_once(walk: Walk) -> None:

@@ -263,6 +263,7 @@ def test_the_minibatches_of_an_epoch_have_each_group_once() -> None:
     for epoch in (found[:3], found[3:]):
         assert sorted(task for one in epoch for task in one) == sorted(set(tasks))
     assert found[:3] != found[3:], "each epoch has an order of its own"
+    assert found != list(minibatches(tasks, StepSettings(minibatches=3, epochs=2), "another seed"))
     assert len(list(minibatches(tasks[:4], StepSettings(minibatches=3), "seed"))) == 1
 
 

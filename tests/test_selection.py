@@ -29,6 +29,8 @@ def test_best_of_each_task_above_the_threshold_then_the_top_share() -> None:
     assert [r.leaf for _, r in chosen] == ["d/0", "a/1", "b/0"]
     chosen = best_demonstrations(REWARDS, SelectSettings(threshold=0.5, top_share=0.7))
     assert [r.leaf for _, r in chosen] == ["d/0", "a/1"]
+    chosen = best_demonstrations(REWARDS, SelectSettings(threshold=0.7, top_share=1.0))
+    assert [r.leaf for _, r in chosen] == ["d/0", "a/1", "b/0"], "the threshold is enough"
 
 
 def test_the_easiest_can_be_left_out() -> None:

@@ -50,6 +50,8 @@ def test_trees_stream_in_order_of_task_and_see_a_stage_only(tmp_path):
         for task in ("b", "c", "a"):
             store.finish(key(task), tree=one_turn(task))
         assert [tree.task for tree in store.trees(0, "rollout")] == ["a", "b", "c"]
+        assert store.tree_tasks(0, "rollout") == ["a", "b", "c"]
+        assert store.tree_tasks(0, "evaluate") == []
         assert list(store.trees(0, "evaluate")) == list(store.trees(1, "rollout")) == []
         with pytest.raises(KeyError, match="no tree of 1/rollout/a"):
             store.tree(1, "rollout", "a")
@@ -85,6 +87,9 @@ def test_items_metrics_and_failures(tmp_path):
         assert store.finished_keys(0, "rollout") == {("a", "0"), ("b", "0")}
         assert store.failures() == [(key("a"), "the server gave no answer in 600 s")]
         assert store.failures(iteration=1) == []
+        assert store.metrics_at(key("b")) == {"tokens": 3, "loss": 0.5, "end": "x"}
+        assert store.metrics_at(ItemKey(1, "rollout", "b")) is None
+        assert store.metrics_at(ItemKey(1, "rollout", "a")) == {}
         assert store.metrics(0, "rollout") == {
             key("a"): {},
             key("b"): {"tokens": 3, "loss": 0.5, "end": "x"},
@@ -117,7 +122,11 @@ def test_credit_of_other_settings_stands_beside_it(tmp_path):
     both = [Credit(tree.root, "value", 1.0, settings) for settings in ("a", "b")]
     with Store.open(tmp_path / "s.db") as store:
         store.finish(key("t"), tree=tree, credit=both)
+        store.finish(key("u"), tree=one_turn("u"))
         found = [store.credit(settings, "value") for settings in ("a", "b")]
+        assert store.credit("a", "value", iteration=0, stage="evaluate") == {}
+        assert store.credit("a", "value", iteration=0, stage="rollout") == {tree.root: 1.0}
+        assert store.credit_of(tree) == both and store.credit_of(one_turn("u")) == []
     assert found == [{tree.root: 1.0}] * 2
 
 
@@ -164,6 +173,8 @@ def test_selections_are_references_in_stored_order(tmp_path):
         assert store.selections(0) == [("b", chosen[0]), ("a", chosen[1])]
         assert store.selections(0, "other") == store.selections(1) == []
         assert store.metrics(0, "select")[ItemKey(0, "select", "")] == {"kept": 2}
+        store.select(0, "select", chosen[:1], task="b", sample="1")
+        assert store.finished_keys(0, "select") == {("", ""), ("b", "1")}
         with pytest.raises(ValueError, match="is not a turn of the store"):
             store.select(1, "select", [Selection("nowhere", "Alice")])
 

@@ -103,7 +103,7 @@ def test_recontext_changes_what_is_around_the_same_turns():
     seen = []
 
     def render(messages, _, reader, tools=()):
-        seen.append((messages, reader))
+        seen.append((messages, reader, tools))
         return tuple(range(20, 20 + len(messages)))
 
     shorter = recontext(
@@ -111,7 +111,7 @@ def test_recontext_changes_what_is_around_the_same_turns():
     )
     own = Message("assistant", turn=turns[0].id)
     shown = [OPENING[1:], (OPENING[1], own, HEARD), (CUT,)]
-    assert seen == [(messages, "Alice") for messages in shown]
+    assert seen == [(messages, "Alice", ()) for messages in shown]
     found = list(rows(shorter))
     assert [row.ids for row in found] == [(20, *FIRST), (20, 21, 22, *SECOND), (20, *THIRD)]
     assert {(row.logprobs, row.context) for row in found} == {(None, "short")}
@@ -285,7 +285,9 @@ def test_a_pair_has_the_better_side_first():
     assert [len(row.targets) for row in pair.chosen] == [2], "all own turns are compared"
     assert pair.rejected[-1].ids[-2:] == (31, 32)
     assert (pair.weight, pair.group) == (0.5, "g")
-    last = turn_pair(chosen, rejected)
+    assert trajectory_pair(chosen, rejected).weight == turn_pair(chosen, rejected).weight == 1
+    last = turn_pair(chosen, rejected, weight=0.5, group="g")
+    assert (last.weight, last.group) == (0.5, "g")
     assert [row.targets for row in last.chosen] == [(Target(5, 6, "policy@2", better.id),)]
     assert [row.ids[-2:] for row in last.rejected] == [(31, 32)]
     with pytest.raises(ValueError, match="of one agent"):

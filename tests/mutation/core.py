@@ -1,0 +1,177 @@
+"""Draw mutmut's mutants of the core files and print how many of them the tests kill.
+
+    make mutmut                        # python -m tests.mutation.core --sample 25 --seed 0
+
+mutmut writes a copy of each file that holds all its mutants; the processes of :mod:`tests.mutation`
+run them. ``mutmut run`` itself spends 1.5 s of pytest's start on every mutant, and first one run of
+all tests that records every call.
+"""
+
+import argparse
+import ast
+import difflib
+import os
+import random
+import resource
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+TARGET = 0.85
+"""Share of mutants that should be killed."""
+CPU_SECONDS = 60
+"""After which a mutant's tests are killed."""
+VIEWS, TRAINING = "tests/test_views.py", "tests/test_training.py"
+LOSSES = (
+    "tests/test_step_critic_losses.py",
+    "tests/test_value_head.py::test_losses_of_given_values_are_those_worked_out_by_hand",
+    "tests/contract/test_05_preferences.py",
+)
+POLICY = ("tests/test_policy_gradient.py", "tests/test_policy_terms.py")
+TRIES = ("tests/contract/test_06_tries.py", "tests/test_trie_blocks.py")
+CALLS_AND_SECRETS = (
+    "tests/contract/test_04_parallel_tool_results.py",
+    "tests/contract/test_07_secrets.py",
+)
+STORE = ("tests/test_store.py", "tests/test_jsonl.py")
+CORE: dict[str, tuple[str, ...]] = {
+    "models/chat.py": ("tests/test_chat.py", "tests/contract/test_09_templates_with_tools.py"),
+    "models/logprobs.py": ("tests/contract/test_08_logprobs.py", *TRIES, *POLICY),
+    "models/packed.py": TRIES,
+    "models/packing.py": TRIES,
+    "models/trie.py": TRIES,
+    "rewards/advantages.py": ("tests/test_advantages.py",),
+    "rewards/placing.py": ("tests/test_advantages.py",),
+    "rollout/branches.py": ("tests/test_branches.py", "tests/test_grower.py"),
+    "selection/budget.py": ("tests/test_dense_pairs.py",),
+    "selection/demonstrations.py": ("tests/test_selection.py",),
+    "selection/dense_pairs.py": ("tests/test_dense_pairs.py",),
+    "selection/pairs.py": ("tests/test_tree_search.py", "tests/test_pairs.py"),
+    "selection/ranked.py": ("tests/test_ranked.py",),
+    "training/batches.py": (TRAINING, *LOSSES),
+    "training/classifier.py": LOSSES,
+    "training/divergence.py": POLICY,
+    "training/dpo.py": LOSSES,
+    "training/means.py": POLICY,
+    "training/on_rows.py": (TRAINING,),
+    "training/optimizer.py": (TRAINING, "tests/test_trainer.py"),
+    "training/policy_gradient.py": POLICY,
+    "training/regression.py": LOSSES,
+    "training/sft.py": (TRAINING,),
+    "training/sides.py": LOSSES,
+    "training/trainer.py": (TRAINING, "tests/test_trainer.py"),
+    "training/value_loss.py": ("tests/test_value_loss.py",),
+    "trajectories/pair.py": (VIEWS, "tests/contract/test_05_preferences.py"),
+    "trajectories/row.py": (VIEWS, TRAINING, *POLICY),
+    "trajectories/store.py": STORE,
+    "trajectories/table.py": STORE,
+    "trajectories/tree.py": (VIEWS, *STORE),
+    "trajectories/turn.py": (VIEWS, *CALLS_AND_SECRETS, *STORE),
+    "trajectories/view.py": (VIEWS,),
+}
+"""By file, the tests that should kill its mutants, the fast ones first."""
+SLOW = "not killed_at_twenty_random_moments and not two_ranks and not interrupt and not ctrl_c"
+"""Tests that start many processes are left out."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One of mutmut's mutants; stands where the runner takes a fault."""
+
+    name: str
+
+    def apply(self) -> None:
+        """Make it the active one in this process."""
+        from mutmut.mutation.trampoline import set_mutant_under_test
+
+        set_mutant_under_test(self.name)
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
+
+
+def mutate(file: str, package: Path, count: int, seed: str) -> list[str]:
+    """Write a file of the copied package with its mutants; return up to ``count`` of their names."""
+    from mutmut.mutation.file_mutation import mutate_file_contents
+
+    path = package / file
+    mutated = mutate_file_contents(str(path), path.read_text(encoding="utf-8"))
+    path.write_text(mutated.code, encoding="utf-8")
+    module = ".".join(("coterie", *Path(file).with_suffix("").parts))
+    names = sorted(mutated.mutant_names)
+    chosen = random.Random(f"{seed}/{file}").sample(names, min(count, len(names)))
+    return [f"{module}.{name}" for name in chosen]
+
+
+def edit_of(name: str, package: Path) -> str:
+    """Return the lines that a mutant changes, as ``- before`` and ``+ after``."""
+    module, _, function = name.rpartition(".")
+    path = package.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    defined = {
+        node.name: ast.unparse(node).replace(node.name, "name", 1).splitlines()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    before = defined[function.rpartition("__mutmut_")[0] + "__mutmut_orig"]
+    lines = difflib.unified_diff(before, defined[function], n=0, lineterm="")
+    return "\n".join(f"    {line}" for line in lines if line[:3] not in ("---", "+++", "@@ "))
+
+
+def main() -> int:
+    """Return 0 if the share of killed mutants reaches the target."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation.core", description=__doc__)
+    parser.add_argument("--sample", type=int, default=25, metavar="N", help="mutants of each file")
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--only", default="", metavar="WORD", help="files with WORD in the path")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    words = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        package = shutil.copytree("src/coterie", Path(folder, "coterie"))
+        files = [file for file in CORE if words.only in file]
+        drawn = {file: mutate(file, package, words.sample, words.seed) for file in files}
+        sys.path.insert(0, folder)
+        os.environ |= {"PYTHONPATH": folder, "MUTANT_UNDER_TEST": ""}
+        return _run(drawn, package, words.workers)
+
+
+def _run(drawn: dict[str, list[str]], package: Path, workers: int) -> int:
+    from tests.mutation import __main__ as runner  # imports the package: the copy
+
+    Job, run = runner.Job, runner.run
+    runner.LONGEST = 15 * 60.0  # seconds of CPU are limited, too
+    runner.prepare()
+    options = ("-x", "-k", SLOW)
+    green = [Job(None, tests, options) for tests in sorted({CORE[file] for file in drawn})]
+    for _, outcome, _ in run(green, workers):
+        if why := outcome.asserted | _failures(outcome.broken):
+            print("tests fail without a mutant:", why)
+            return 1
+    files = {name: file for file, names in drawn.items() for name in names}
+    jobs = [Job(Mutant(name), CORE[file], options) for name, file in files.items()]  # type: ignore[arg-type]
+    found = {file: Counter[str]() for file in drawn}
+    for job, outcome, seconds in run(jobs, workers):
+        assert job.fault is not None
+        failures = outcome.asserted | _failures(outcome.broken)
+        status = "timeout" if "child" in failures else "killed" if failures else "survived"
+        found[files[job.fault.name]][status] += 1
+        print(f"{status:8} {seconds:5.1f} s  {job.fault.name}")
+        if status != "killed":
+            print(edit_of(job.fault.name, package))
+    found["all"] = sum(found.values(), Counter())
+    print("| file | run | killed | survived | timeout |\n|---|--:|--:|--:|--:|")
+    for file, counts in found.items():
+        columns = (counts.total(), counts["killed"], counts["survived"], counts["timeout"])
+        print(f"| {file} | {' | '.join(map(str, columns))} |")
+    share = (found["all"]["killed"] + found["all"]["timeout"]) / found["all"].total()
+    print(f"{share:.1%} killed or timed out, target {TARGET:.0%}")
+    return int(share < TARGET)
+
+
+def _failures(broken: dict[str, str]) -> dict[str, str]:
+    return {test: why for test, why in broken.items() if why != "skipped"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

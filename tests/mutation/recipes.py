@@ -1,0 +1,105 @@
+"""Faults in what the methods sample, select and train on."""
+
+from dataclasses import replace
+
+from tests.mutation.fault import (
+    Fault,
+    around,
+    edited,
+    given,
+    result,
+    returns,
+    reverse,
+    settings,
+    swap,
+)
+
+R = "coterie.recipes."
+OPTIMA = "tests/test_optima_algorithm.py::"
+SEEDED = f"{OPTIMA}test_each_iterations_training_has_its_own_settings_and_seed"
+FORMATS = f"{OPTIMA}test_formats_are_drawn_for_each_dialogue_of_iteration_0_alone"
+PROBE = f"{OPTIMA}test_the_probe_says_what_tokens_are_over"
+VALUES = f"{OPTIMA}test_values_of_utterances_are_means_over_rollouts_and_pairs_prefer_the_better"
+SWEET = "tests/sweet/test_candidates.py::"
+REWARD = f"{SWEET}test_a_candidates_reward_is_its_mean_log_ratio_where_the_reference_is_shown"
+MOAT = "tests/test_moat.py::"
+WORTH = f"{MOAT}test_a_plan_is_worth_what_the_grounder_makes_of_the_right_actions"
+RIGHT = (
+    f"{MOAT}test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_right_rows"
+)
+GAP = "tests/test_gap.py::"
+DENSE = "tests/test_dense_tree.py::"
+ITERATION_0 = "tests/test_optima.py::test_iteration_0_samples_under_formats_and_trains_without_them"
+GATE_DPO = f"{OPTIMA}test_the_gate_of_dpo_takes_only_turns_that_always_led_to_a_right_answer"
+TASKS_DRAWN = f"{OPTIMA}test_tasks_are_drawn_once"
+FIRST_DIALOGUE = (
+    f"{SWEET}test_the_first_dialogue_of_every_task_gets_candidates_before_the_second_of_any"
+)
+HEAD_GIVES = f"{SWEET}test_a_head_gives_the_mean_of_a_candidate_or_the_value_at_its_end"
+SUCCESS = f"{MOAT}test_success_is_a_mean_of_outcomes_and_plans_that_quote_actions_are_left_out"
+PAIR_BEST = f"{MOAT}test_a_pair_is_the_best_and_the_worst_plan_of_a_task"
+HELD_OUT = f"{GAP}test_a_held_out_question_is_found_wherever_it_stands_in_a_prompt"
+TRACE_AGENT = f"{GAP}test_a_trace_that_the_agent_could_not_have_said_is_named"
+TRACE_PIECES = f"{GAP}test_a_trace_in_pieces_is_the_trace"
+WRONG_ANSWERS = f"{GAP}test_wrong_answers_and_facts_that_were_not_found_are_not_learned"
+RANDOM_SIDES = f"{DENSE}test_random_sides_are_the_same_pairs_some_of_them_turned"
+SELECTED_PAIRS = f"{DENSE}test_selected_pairs_are_siblings_that_differ_by_the_margin"
+
+
+def _turned_back(original, self, run, iteration):
+    for pair in original(self, run, iteration):
+        yield replace(pair, chosen=pair.rejected, rejected=pair.chosen)
+
+
+FAULTS = (
+    # Optima.
+    Fault(f"{R}base:Recipe.seeded", given(iteration=0), [SEEDED]),
+    Fault(f"{R}optima.data:OptimaData.context", returns(None), [FORMATS]),
+    Fault(f"{R}optima.data:OptimaData._format", given(sample=0), [FORMATS]),
+    Fault(f"{R}optima.data:OptimaData.pairs", around(_turned_back), [VALUES]),
+    Fault(
+        f"{R}optima.data:drop_format", around(lambda original, messages: messages), [ITERATION_0]
+    ),
+    Fault(f"{R}optima.trees:TreeJudge.__init__", given(max_tokens=1), [PROBE]),
+    Fault(
+        f"{R}optima.trees:_mean_scores",
+        result(lambda scores: dict.fromkeys(scores, 1.0)),
+        [GATE_DPO],
+    ),
+    Fault(f"{R}optima.data:OptimaData.train_tasks", given(iteration=0), [TASKS_DRAWN]),
+    # SWEET-RL.
+    Fault(f"{R}sweet_rl.critic:TrainedCritic.__init__", given(privileged=False), [REWARD]),
+    Fault(
+        f"{R}sweet_rl.critic:LikelihoodCritic",
+        around(lambda original, critic, reference, how: original(reference, critic, how)),
+        [REWARD],
+    ),
+    Fault(f"{R}sweet_rl.data:played", reverse, [FIRST_DIALOGUE]),
+    Fault(
+        f"{R}sweet_rl.critic:HeadCritic",
+        around(lambda original, model, pool, rule: original(model, "last", rule)),
+        [HEAD_GIVES],
+    ),
+    # MOAT.
+    Fault(
+        f"{R}moat.scoring:mean_loglikelihoods",
+        result(lambda found: [-one for one in found]),
+        [WORTH],
+    ),
+    Fault(f"{R}moat.scoring:_success", returns(1.0), [SUCCESS]),
+    Fault(f"{R}moat.scoring:usable", given(leak_guard=False), [SUCCESS]),
+    Fault(f"{R}moat.data:best_first", reverse, [RIGHT]),
+    Fault(f"{R}moat.data:turn_pair", swap("chosen", "rejected"), [PAIR_BEST]),
+    # GAP.
+    Fault(f"{R}gap.held_out:HeldOutQuestions.asked_in", returns(False), [HELD_OUT]),
+    Fault(f"{R}gap.told:unsaid", returns(""), [TRACE_AGENT]),
+    Fault(f"{R}gap.told:pieces", result(edited(said=lambda said: said[:-1])), [TRACE_PIECES]),
+    Fault(f"{R}gap.data:GapData._flaw", returns(""), [WRONG_ANSWERS]),
+    # Dense trees.
+    Fault(
+        f"{R}dense_tree.data:DenseTreeData._turned",
+        around(lambda original, self, pair: pair),
+        [RANDOM_SIDES],
+    ),
+    Fault(f"{R}dense_tree.data:dense_pairs", settings(margin=0.01), [SELECTED_PAIRS]),
+)

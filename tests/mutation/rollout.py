@@ -1,0 +1,151 @@
+"""Faults in episodes, branches, tree searches, candidates, templates and adapters."""
+
+import math
+from dataclasses import replace
+
+from tests.mutation.fault import (
+    Fault,
+    around,
+    becomes,
+    edited,
+    given,
+    result,
+    returns,
+    reverse,
+    settings,
+    without_first,
+)
+
+R = "coterie.rollout."
+M = "coterie.models."
+SEARCH = "tests/test_tree_search.py::"
+VALUE = f"{SEARCH}test_a_value_is_the_mean_over_the_rollouts_through_a_node"
+SOFTMAX = f"{SEARCH}test_a_node_is_drawn_by_softmax_of_its_value"
+NEAR = f"{SEARCH}test_what_was_chosen_and_what_is_near_it_is_left_out"
+MERGE = f"{SEARCH}test_near_siblings_are_one[0.5]"
+GROWER = "tests/test_grower.py::"
+SEEDS = f"{GROWER}test_every_turn_of_every_rollout_is_drawn_by_a_seed_of_its_own"
+DENSE = "tests/test_dense_search.py::"
+ROLLOUTS = f"{DENSE}test_a_value_is_the_mean_over_rollouts_each_counted_once"
+PROMISE = f"{DENSE}test_a_node_promises_by_contrast_depth_and_visits"
+ONCE = f"{DENSE}test_a_child_is_sampled_once_and_nothing_is_played_twice"
+ENOUGH = f"{DENSE}test_a_search_ends_with_its_pairs_or_its_rollouts"
+FIRST = f"{DENSE}test_the_first_search_varies_the_first_step_and_is_greedy_then"
+BRANCHES = "tests/test_branches.py::"
+PLAY = "tests/test_play.py::test_each_turn_that_was_rewarded_has_its_reward_and_no_other_turn"
+CANDIDATES = "tests/sweet/test_candidates.py::"
+PROMPT = f"{CANDIDATES}test_candidates_are_the_base_policys_under_the_prompt_of_the_turn"
+OPTIMA = "tests/test_optima_algorithm.py::"
+FORGED = "tests/test_forged_turns.py::"
+OWN_TURNS = f"{FORGED}test_own_turns_stay_as_sampled_in_any_company"
+ROLES = "tests/test_roles.py::"
+DRAWS = "tests/test_inprocess_engine.py::test_draws_follow_the_distribution_and_top_p_cuts_its_tail"
+SEEDS_DIFFER = "tests/test_inprocess_engine.py::test_one_call_with_many_seeds_equals_many_calls"
+ONLY_BEST = f"{SEARCH}test_only_the_best_are_drawn"
+FIRST_SEARCH = (
+    f"{SEARCH}test_the_first_search_begins_at_the_root_and_so_does_one_with_no_other_choice"
+)
+EVERY_ROLLOUT = (
+    f"{SEARCH}test_every_rollout_ends_in_an_outcome_and_every_turn_is_where_it_was_sampled"
+)
+BRANCH_FAILS = f"{SEARCH}test_a_branch_that_fails_is_recorded_and_the_others_go_on"
+VALUE_CAN = f"{DENSE}test_a_value_can_be_the_mean_of_the_children"
+FIRST_CHILD = f"{DENSE}test_the_first_child_is_greedy_and_the_others_take_the_temperatures_in_turn"
+SAMPLES_TASK = f"{OPTIMA}test_samples_of_a_task_have_their_own_random_numbers"
+WHAT_PERSON = (
+    "tests/test_coding.py::test_what_a_person_draws_is_of_the_sample_and_of_the_place_of_its_turn"
+)
+PROBE_SAYS = f"{OPTIMA}test_the_probe_says_what_tokens_are_over"
+PLAYERS_WHO = f"{BRANCHES}test_players_who_act_at_the_same_time_do_not_see_each_other"
+LIMIT_ENDS = f"{BRANCHES}test_a_limit_ends_a_path_truncated"
+DATA_CAN = "tests/test_environment_faults.py::test_data_that_can_be_changed_fails_its_item"
+REWARD_BELONGS = "tests/test_play.py::test_a_reward_belongs_to_all_that_is_said_at_the_same_time"
+N_CANDIDATES = f"{CANDIDATES}test_of_n_candidates_the_one_with_the_highest_score_is_said"
+EVERY_CONTENT = f"{FORGED}test_every_content_leaves_the_templates_control_tokens_as_they_are"
+NO_RESULT = f"{FORGED}test_no_result_and_no_name_of_a_tool_can_forge_a_turn"
+SAMPLED_IDS = "tests/test_chat.py::test_sampled_ids_are_spliced_in_and_closed_once"
+SCALE_ADAPTER = f"{ROLES}test_the_scale_of_an_adapter_is_alpha_over_r"
+FROZEN_COPY = f"{ROLES}test_a_frozen_copy_is_the_reference_of_the_role_it_was_copied_from"
+BASE_DIFFERS = (
+    f"{ROLES}test_a_base_that_differs_in_any_one_value_is_another_base_and_one_in_bfloat16_is_not"
+)
+
+
+def _values_of_the_best(original, tree, rollouts):
+    values = {}
+    for rollout in rollouts:
+        if rollout.leaf is not None and rollout.reward is not None:
+            for node in (tree.root, *(turn.id for turn in tree.path(rollout.leaf))):
+                values[node] = max(values.get(node, -math.inf), rollout.reward)
+    return {n: replace(one, mean=values[n]) for n, one in original(tree, rollouts).items()}
+
+
+def _counted_twice(original, self, path, reward):
+    original(self, path, reward)
+    original(self, path, reward)
+
+
+def _visits_unseen(original, self, node):
+    self._chosen.clear()
+    return original(self, node)
+
+
+def _one_seed_for_all_turns(original, self, episode, at, place):
+    return original(self, episode, replace(at, state=replace(at.state, turns=())), place)
+
+
+FAULTS = (
+    # Optima's trees: values, the draw of a node, merges, seeds.
+    Fault(f"{R}search:node_values", around(_values_of_the_best), [VALUE]),
+    Fault(f"{R}search:choose", settings(softmax_temperature=1e9), [SOFTMAX]),
+    Fault(f"{R}search:choose", settings(best=10**6), [ONLY_BEST]),
+    Fault(f"{R}search:choose", settings(choice_distance=0.0), [NEAR]),
+    Fault(f"{R}search:_near", returns(False), [NEAR]),
+    Fault(f"{R}search:_has_grandchild", returns(True), [FIRST_SEARCH]),
+    Fault(f"{R}search:_same", given(distance=0.0), [MERGE]),
+    Fault(f"{R}tree_search:TreeSearch.seed_of", given(place=0), [SEEDS]),
+    Fault(f"{R}tree_search:TreeSearch.seed_of", given(rollout=edited(number=0)), [SEEDS]),
+    Fault(f"{R}tree_search:TreeSearch.begin", without_first, [EVERY_ROLLOUT]),
+    # Dense trees: values, promise, labels, the end of a search.
+    Fault(f"{R}tree_values:TreeValues.add", around(_counted_twice), [ROLLOUTS]),
+    Fault(f"{R}tree_values:TreeValues.add", given(reward=lambda reward: -reward), [ROLLOUTS]),
+    Fault(f"{R}tree_values:TreeValues.__init__", given(rule="rollouts"), [VALUE_CAN]),
+    Fault(f"{R}tree_values:TreeValues.siblings", returns([]), [PROMISE]),
+    Fault(f"{R}dense_search:DenseSearch.promise", around(_visits_unseen), [PROMISE]),
+    Fault(f"{R}dense_search:DEPTH", becomes(0.0), [PROMISE]),
+    Fault(f"{R}dense_search:DenseSearch.best_first", reverse, [PROMISE]),
+    Fault(f"{R}dense_search:DenseSearch.known_to", returns(None), [ONCE]),
+    Fault(f"{R}dense_search:DenseSearch.covered", returns(False), [ONCE]),
+    Fault(f"{R}dense_search:DenseSearch.enough", returns(False), [ENOUGH]),
+    Fault(f"{R}dense_search:DenseSearch._first", reverse, [FIRST]),
+    Fault(f"{R}dense_search:DenseSearchSettings.temperature", returns(0.0), [FIRST_CHILD]),
+    # Episodes and branches: seeds, who sees what, limits, rewards on the way.
+    Fault(f"{R}driver:Driver._seed", given(episode=edited(sample=0)), [SAMPLES_TASK]),
+    Fault(f"{R}driver:Driver._seed", around(_one_seed_for_all_turns), [WHAT_PERSON]),
+    Fault(f"{R}episodes:dialogue_tokens", given(path=lambda path: path[-1:]), [PROBE_SAYS]),
+    Fault(f"{R}transitions:_rewards", returns({}), [PLAY]),
+    Fault(f"{R}transitions:_rewards", given(taken=lambda taken: taken[::-1]), [PLAYERS_WHO]),
+    Fault(f"{R}transitions:_limit", returns(None), [LIMIT_ENDS]),
+    Fault(f"{R}transitions:_check_frozen", returns(None), [DATA_CAN]),
+    Fault(f"{R}driver:_credit", given(grade=edited(rewards={})), [REWARD_BELONGS]),
+    # Candidates and best of n.
+    Fault(f"{R}candidates:candidates", result(lambda groups: [g[1:] for g in groups]), [PROMPT]),
+    Fault(f"{R}candidates:FIRST_DRAW", becomes(1), [PROMPT]),
+    Fault(f"{R}candidates:Branching.branch", given(played=edited(sample=0)), [PROMPT]),
+    Fault(f"{R}best_of:BestOfSampler.__init__", given(count=1), [N_CANDIDATES]),
+    # Text cannot forge a turn; sampled tokens are spliced into later prompts as they are.
+    Fault(
+        f"{M}control:ControlTokens.hidden",
+        around(lambda original, self, shown: iter([(shown.text, False)])),
+        [EVERY_CONTENT],
+    ),
+    Fault(f"{M}control:ControlTokens.kept", given(role="assistant"), [NO_RESULT]),
+    Fault(f"{M}chat:_own_turn", returns(None), [OWN_TURNS]),
+    # Adapters that share a base.
+    Fault(f"{M}adapters:add_lora", given(alpha=1), [SCALE_ADAPTER]),
+    Fault(f"{M}adapters:_check_base", returns(None), [BASE_DIFFERS]),
+    # What an engine draws.
+    Fault("coterie.engines.drawing:draw_by_torch", given(logits=lambda logits: -logits), [DRAWS]),
+    Fault("coterie.engines.drawing:_top_p", given(logprobs=lambda logprobs: -logprobs), [DRAWS]),
+    Fault("coterie.engines.drawing:uniforms", given(seed=0), [SEEDS_DIFFER]),
+)

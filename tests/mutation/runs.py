@@ -1,0 +1,116 @@
+"""Faults in reinforcement learning's steps, roles, statistics and runs that resume."""
+
+from dataclasses import replace
+
+from tests.mutation.fault import (
+    Fault,
+    around,
+    edited,
+    given,
+    result,
+    returns,
+    settings,
+    swap,
+    without_last,
+)
+
+R = "coterie.runs.reinforce."
+V = "coterie.evaluation."
+REINFORCE = "tests/test_reinforce.py::"
+ORDER = f"{REINFORCE}test_the_minibatches_of_an_epoch_have_each_group_once"
+ACTS = f"{REINFORCE}test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn"
+STALE = f"{REINFORCE}test_paths_of_other_weights_are_dropped_and_counted"
+ADV = "tests/test_reinforce_advantages.py::"
+CRITIC = (
+    f"{ADV}test_a_critics_values_are_what_was_expected_and_a_path_that_was_cut_off_goes_on_in_them"
+)
+COST = f"{ADV}test_a_divergence_in_the_reward_costs_each_token_what_it_is_likelier_than_the_reference_said"
+LEFT_OUT = "tests/test_reinforce_left_out.py::"
+DYNAMIC = (
+    f"{LEFT_OUT}test_dynamic_sampling_counts_all_groups_and_trains_on_those_that_tell_something"
+)
+LONG = (
+    f"{LEFT_OUT}test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trained_on"
+)
+STATISTICS = "tests/test_statistics.py::"
+CONSISTENCY = "tests/test_self_consistency.py::"
+BY_HAND = f"{CONSISTENCY}test_by_hand_with_equal_answers"
+SCALING = "tests/test_test_time_scaling.py::"
+ROLES = "tests/test_two_roles.py::"
+RESUMING = "tests/test_resuming.py::"
+PATH_CUT = f"{REINFORCE}test_a_path_that_was_cut_off_is_compared_and_not_trained_on"
+TASK_TELLS = f"{REINFORCE}test_a_task_tells_something_if_one_of_its_agents_groups_does"
+WHITENING_OVER = f"{ADV}test_whitening_is_over_the_tokens_of_all_paths_of_the_step"
+NEXT_RUN = "tests/test_reinforce_filter.py::test_a_next_run_leaves_out_what_this_one_found_too_easy_or_too_hard"
+ROLES_CANNOT = f"{ROLES}test_roles_that_cannot_be_are_refused"
+STAGES_CANNOT = f"{ROLES}test_stages_that_cannot_run_are_refused"
+NOTHING_RECORDED = f"{RESUMING}test_nothing_is_recorded_if_everything_fails"
+STAGE_BEGUN = f"{RESUMING}test_a_stage_that_was_begun_is_not_gone_on_with_under_other_settings"
+SEEDS_RESAMPLED = f"{STATISTICS}test_seeds_are_resampled_too"
+BOOTSTRAP_INTERVAL = f"{STATISTICS}test_bootstrap_interval_of_two_values_is_their_range"
+EFFECT_EXACTLY = f"{STATISTICS}test_an_effect_of_exactly_the_margin_is_not_above_it"
+EVERY_SEED = f"{STATISTICS}test_every_seed_weighs_the_same"
+SURE_GAIN = f"{STATISTICS}test_a_sure_gain_has_the_smallest_p"
+BOOTSTRAP_INTERVAL_NEARS = (
+    f"{STATISTICS}test_bootstrap_interval_nears_the_normal_one_on_many_values"
+)
+JUDGE_PICKS = f"{SCALING}test_a_judge_picks_one_of_several_dialogues"
+
+
+def _no_seeds(original, groups, count, rng):
+    """Resample tasks within the given seeds, and not the seeds."""
+    return sum(original([group], count, rng) for group in groups) / len(groups)
+
+
+FAULTS = (
+    # A step: which paths are trained, in which order, with which advantages.
+    Fault(f"{R}updating:minibatches", given(seed="0"), [ORDER]),
+    Fault(f"{R}updating:minibatches", without_last, [ORDER]),
+    Fault(f"{R}updating:minibatches", settings(epochs=1), [ORDER]),
+    Fault(f"{R}updating:_rows", given(agents=lambda agents: agents[:0]), [LONG]),
+    Fault(f"{R}preparing:_fresh", around(lambda original, paths, policies: list(paths)), [STALE]),
+    Fault(f"{R}preparing:_masked", returns(False), [PATH_CUT]),
+    Fault(f"{R}preparing:telling", returns([]), [DYNAMIC]),
+    Fault(f"{R}preparing:prepare", given(groups=edited(rounds=1)), [DYNAMIC]),
+    Fault(f"{R}preparing:telling", given(paths=lambda paths: paths[:2]), [TASK_TELLS]),
+    Fault(f"{R}preparing:_costly", given(weight=0.0), [COST]),
+    Fault(f"{R}preparing:_costly", given(weight=lambda weight: -weight), [COST]),
+    Fault(f"{R}advantages:valued", settings(lam=0.0), [CRITIC]),
+    Fault(f"{R}advantages:gae", given(bootstrap=0.0), [CRITIC]),
+    Fault(f"{R}advantages:valued", settings(whiten=False), [WHITENING_OVER]),
+    Fault(f"{R}paths:_steps", returns(()), [ACTS]),
+    Fault(f"{R}paths:_whole", given(given={}), [ACTS]),
+    Fault(
+        "coterie.runs.pass_rates:step_records",
+        result(lambda steps: dict(list(steps.items())[:1])),
+        [NEXT_RUN],
+    ),
+    # Roles: versions, shared bases.
+    Fault("coterie.runs.roles:_check_shared", returns(None), [ROLES_CANNOT]),
+    Fault("coterie.runs.stage:check_stages", returns(None), [STAGES_CANNOT]),
+    # What resumes and what does not.
+    Fault("coterie.runs.items:_has_succeeded", returns(True), [NOTHING_RECORDED]),
+    Fault("coterie.runs.folder:Run.begin", returns(None), [STAGE_BEGUN]),
+    # Statistics and votes.
+    Fault(f"{V}statistics:_two_level_means", around(_no_seeds), [SEEDS_RESAMPLED]),
+    Fault(
+        f"{V}statistics:_resampled_means",
+        around(lambda original, values, count, rng: original(values[:1], count, rng)),
+        [BOOTSTRAP_INTERVAL],
+    ),
+    Fault(f"{V}statistics:paired_bootstrap", given(margin=0.0), [EFFECT_EXACTLY]),
+    Fault(f"{V}statistics:paired_bootstrap", given(clusters=None), [EVERY_SEED]),
+    Fault(f"{V}statistics:paired_bootstrap", swap("a", "b"), [SURE_GAIN]),
+    Fault(f"{V}statistics:_percentiles", given(confidence=0.5), [BOOTSTRAP_INTERVAL_NEARS]),
+    Fault(
+        f"{V}self_consistency:task_curve",
+        given(draws=lambda draws: [replace(draw, score=1 - draw.score) for draw in draws]),
+        [BY_HAND],
+    ),
+    Fault(
+        f"{V}self_consistency:task_curve",
+        result(lambda points: [replace(p, majority=p.coverage) for p in points]),
+        [BY_HAND],
+    ),
+    Fault(f"{V}picking:Picker._picked", returns(0), [JUDGE_PICKS]),
+)

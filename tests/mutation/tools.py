@@ -1,0 +1,161 @@
+"""Faults in grading, sandbox verdicts, plans of tools, and what environments let agents see."""
+
+from dataclasses import replace
+
+from tests.mutation.fault import (
+    Fault,
+    around,
+    edited,
+    given,
+    result,
+    returns,
+    reverse,
+    without_first,
+    without_last,
+)
+
+E = "coterie.environments."
+B = "coterie.tools."
+ANSWERS = "tests/test_answers.py::"
+WORDS = f"{ANSWERS}test_f1_of_word_multisets_is_the_best_over_golds"
+NUMBERS = "tests/test_numbers.py::"
+SPELLING = f"{NUMBERS}test_a_number_has_one_spelling"
+LEFT_OVER = f"{NUMBERS}test_a_number_with_something_left_over_scores_agrees_and_votes_for_nothing"
+LATEX = "tests/test_mathematics.py::test_one_spelling_of_latex"
+OTHER = "tests/test_mathematics.py::test_answers_that_are_not"
+REWARDS = "tests/test_gap_rewards.py::"
+PLAIN = "tests/test_plain_values.py::"
+VALUES = f"{PLAIN}test_values_are_the_same_as_in_python"
+CODING = "tests/test_coding.py::"
+FRACTION = f"{CODING}test_the_fraction_of_tests_and_why_each_failed_are_kept"
+PLAN = "tests/test_workflow_plan.py::"
+SCHEDULE = "tests/test_workflow_schedule.py::"
+WORKFLOW = "tests/test_workflow_environment.py::"
+TAGS = "tests/test_tags.py::"
+EXACT_MATCH = f"{ANSWERS}test_exact_match_holds_for_any_alias_after_normalisation"
+NORMALISATION_DROPS = (
+    f"{ANSWERS}test_normalisation_drops_case_punctuation_articles_and_spare_spaces"
+)
+LAST_MARK = "tests/test_extraction.py::test_the_last_mark_counts"
+EXACT_MATCH_1 = f"{REWARDS}test_exact_match_is_1_if_every_part_of_the_last_answer_is_right"
+FIRST_ANSWER = f"{REWARDS}test_with_the_first_answer_alone_the_others_do_not_count"
+F1_OVERLAP = f"{REWARDS}test_f1_is_the_overlap_of_words"
+HAND_F1 = "tests/test_self_consistency.py::test_by_hand_with_f1"
+HAND_EQUAL = "tests/test_self_consistency.py::test_by_hand_with_equal_answers"
+SILENCE_NO = "tests/test_self_consistency.py::test_silence_has_no_vote"
+VALUES_COMPARED = f"{CODING}test_values_are_compared_by_type_too_if_so_set"
+FLOATS_MAY = f"{PLAIN}test_floats_may_differ_by_the_tolerance"
+VALUES_PYTHON = f"{PLAIN}test_values_that_python_never_calls_equal_are_compared_by_what_they_hold"
+ONLY_CRITIC = (
+    "tests/sweet/test_candidates.py::test_only_a_critic_may_read_the_reference_in_its_prompt"
+)
+DIALOGUE_ENDS = f"{CODING}test_a_dialogue_ends_with_an_answer_or_with_the_last_turn"
+MARKER_THOUGHTS = "tests/test_code_text.py::test_marker_and_thoughts"
+WHAT_REPLY = f"{CODING}test_what_a_reply_quotes_of_the_reference_is_counted"
+LEVELS_RANDOM = f"{PLAN}test_the_levels_of_random_graphs_are_right"
+TASKS_BEYOND = f"{SCHEDULE}test_tasks_beyond_the_budget_are_answered_as_not_run"
+RESULTS_PUT = f"{SCHEDULE}test_results_are_put_into_the_placeholders_of_tasks_that_wait"
+LEVELS_WAIT = f"{SCHEDULE}test_levels_wait_for_each_other_and_tasks_as_soon_as_possible_do_not"
+SO_MANY_TASKS = f"{SCHEDULE}test_so_many_tasks_run_at_the_same_time_and_no_more"
+WHAT_WAITS = f"{SCHEDULE}test_what_waits_for_a_failed_task_is_not_run_and_the_rest_is"
+SERIAL_TIME = f"{SCHEDULE}test_serial_time_is_the_sum_and_critical_time_the_longest_chain"
+ONLY_CALLS = f"{WORKFLOW}test_only_the_calls_of_a_plan_can_be_too_early_for_it"
+EACH_VIOLATION = "tests/test_workflow_segments.py::test_each_violation_is_counted_once"
+RESULT_CAN = f"{TAGS}test_a_result_can_neither_close_its_tag_nor_open_another"
+GROUNDER_SEES = (
+    "tests/test_plan_ground.py::test_the_grounder_sees_tools_task_and_plan_and_the_planner_no_tools"
+)
+
+
+def _one_gold(original, prediction, golds):
+    return original(prediction, golds[:1])
+
+
+def _any_call(original, self):
+    return any(test.passed for test in self.tests)
+
+
+def _words_once(original, predicted, gold):
+    return original(sorted(set(predicted)), sorted(set(gold)))
+
+
+def _all_at_once(original, self):
+    return type(original(self))({task.id: () for task in self.tasks})
+
+
+def _without_dependencies(original, task, allowed, found, limits):
+    return original(replace(task, after=()), allowed, found, limits)
+
+
+FAULTS = (
+    # Answers: exact match, F1, numbers, mathematics.
+    Fault(f"{E}answers:exact_match", around(_one_gold), [EXACT_MATCH]),
+    Fault(f"{E}answers:f1", around(_one_gold), [WORDS]),
+    Fault(f"{E}answers:_word_f1", around(_words_once), [WORDS]),
+    Fault(
+        f"{E}answers:normalize_answer",
+        around(lambda original, text: " ".join(text.lower().split())),
+        [NORMALISATION_DROPS],
+    ),
+    Fault(f"{E}numbers:_stated", result(lambda v: None if v is None else abs(v)), [SPELLING]),
+    Fault(f"{E}numbers:is_name", returns(True), [LEFT_OVER]),
+    Fault(
+        f"{E}extraction:marked_answer",
+        given(text=lambda text: text[: text.find("</A") + 4] if "</A" in text else text),
+        [LAST_MARK],
+    ),
+    Fault(f"{E}mathematics:spelling", around(lambda original, latex: latex), [LATEX]),
+    Fault(f"{E}mathematics:_equal", returns(True), [OTHER]),
+    Fault(f"{E}mathematics:_split", given(text=lambda text: text.split(",")[0]), [OTHER]),
+    Fault(f"{E}workflow.answers:parts", given(several="first"), [EXACT_MATCH_1]),
+    Fault(f"{E}workflow.answers:parts", given(several="all"), [FIRST_ANSWER]),
+    Fault(f"{E}workflow.answers:overlap", result(float.__ceil__), [F1_OVERLAP]),
+    # A vote of several dialogues.
+    Fault(
+        f"{E}votes:Vote._alike",
+        around(lambda original, self, answer, other: answer == other),
+        [HAND_F1],
+    ),
+    Fault(
+        f"{E}votes:Vote.winners",
+        around(lambda original, self: tuple(self._groups[-1]) if self._groups else ()),
+        [HAND_EQUAL],
+    ),
+    Fault(f"{E}votes:Vote.add", given(answer=lambda answer: answer or ""), [SILENCE_NO]),
+    # Verdicts of the sandbox.
+    Fault(f"{B}sandbox.results:Graded.success", around(_any_call), [FRACTION]),
+    Fault(f"{B}sandbox.compare:same", given(strict=True), [VALUES]),
+    Fault(f"{B}sandbox.compare:same", given(strict=False), [VALUES_COMPARED]),
+    Fault(f"{B}sandbox.compare:same", given(tolerance=0.0), [FLOATS_MAY]),
+    Fault(f"{B}sandbox.compare:has_nan", returns(False), [VALUES_PYTHON]),
+    Fault(f"{E}coding:hidden_calls", without_last, [FRACTION]),
+    Fault(f"{E}coding:with_reference", returns(lambda messages: messages), [ONLY_CRITIC]),
+    Fault(
+        f"{E}coding:Coding.limits",
+        result(lambda limits: {name: most + 1 for name, most in limits.items()}),
+        [DIALOGUE_ENDS],
+    ),
+    Fault(f"{E}code_text:visible", around(lambda original, text: text), [MARKER_THOUGHTS]),
+    Fault(f"{E}user_simulator:overlap", returns(0), [WHAT_REPLY]),
+    # Plans: levels, schedule, budget, what a call is given.
+    Fault(f"{E}workflow.plan:Plan.sorter", around(_all_at_once), [LEVELS_RANDOM]),
+    Fault(f"{E}workflow.plan:Plan.order", reverse, [TASKS_BEYOND]),
+    Fault(
+        f"{E}workflow.plan:Task.bound",
+        around(lambda original, self, results: self.text),
+        [RESULTS_PUT],
+    ),
+    Fault(f"{E}workflow.schedule:_run", given(barrier=False), [LEVELS_WAIT]),
+    Fault(f"{E}workflow.schedule:_run", given(limits=edited(width=10**6)), [SO_MANY_TASKS]),
+    Fault(f"{E}workflow.schedule:_hindered", around(_without_dependencies), [WHAT_WAITS]),
+    Fault(
+        f"{E}workflow.schedule:times",
+        result(lambda both: type(both)(both.serial, both.serial)),
+        [SERIAL_TIME],
+    ),
+    Fault(f"{E}workflow.measures:calls_before_their_turn", returns(0), [ONLY_CALLS]),
+    Fault(f"{E}workflow.segments:violations", without_first, [EACH_VIOLATION]),
+    Fault(f"{B}tags:inside", around(lambda original, text, *args: text), [RESULT_CAN]),
+    # Who sees what of planner and grounder.
+    Fault(f"{E}plan_ground.environment:PlanGround.see", given(actor="planner"), [GROUNDER_SEES]),
+)
