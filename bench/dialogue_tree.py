@@ -48,8 +48,8 @@ from coterie.environments.exchange.environment import Exchange
 from coterie.environments.protocol import Shared
 from coterie.environments.traits import agents_of
 from coterie.models.loading import LoadedModel, load
+from coterie.recipes.optima.recipe import TreeJudge
 from coterie.recipes.optima.settings import OptimaDPOSettings
-from coterie.recipes.optima.trees import TreeJudge
 from coterie.recipes.registry import settings
 from coterie.rollout.driver import Driver
 from coterie.rollout.flight import in_flight

@@ -11,7 +11,6 @@ training settings, so in as many steps:
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coterie.environments.exchange.scripts import corpus
 from coterie.models.loading import LoadedModel
 from coterie.recipes.optima.recipe import Optima
 from coterie.recipes.optima.settings import OptimaSettings
@@ -20,6 +19,7 @@ from coterie.runs.stage import Stage
 from coterie.trajectories.row import Row
 from experiments.experiment import Claim, Experiment, above, make_recipe
 from scripts.tiny.exchange import pretraining_rows
+from scripts.tiny.exchange_dialogues import corpus
 
 MARGINS = {"base": 0.0, "random": 0.10, "scripted": 0.10}
 CORPUS_SEED = 900_000

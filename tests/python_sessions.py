@@ -10,8 +10,8 @@ from coterie.environments.acting.python_maths import PythonMaths
 from coterie.environments.acting.syntax import written_action, written_answer
 from coterie.environments.protocol import Grade, Shared, State
 from coterie.rollout.driver import Driver
-from coterie.tools.sandbox.cells import CellResult
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.session import CellResult
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree

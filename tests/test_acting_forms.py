@@ -3,7 +3,6 @@
 import pytest
 
 from coterie.environments.acting.babyai import BabyAI
-from coterie.environments.acting.baselines import REACT, THOUGHTS, read_react, read_thoughts
 from coterie.environments.acting.python_maths import PythonMaths
 from coterie.environments.acting.sums import Sums
 from coterie.environments.acting.syntax import (
@@ -20,7 +19,7 @@ from coterie.environments.acting.syntax import (
     written_action,
     written_answer,
 )
-from coterie.environments.baselines import by_method
+from coterie.environments.baselines import REACT, THOUGHTS, by_method, read_react, read_thoughts
 from coterie.errors import UserError
 
 NOTHING = "nothing"

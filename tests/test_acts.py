@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.acting.babyai import BabyAI, BabyAISettings, Game
-from coterie.environments.acting.babyai_games import games, new_level
+from coterie.environments.acting.babyai import BabyAI, BabyAISettings, Game, games, new_level
 from coterie.environments.acting.environment import Acting
 from coterie.environments.acting.sums import Sums, generate, right_play, sums_task
 from coterie.environments.acting.syntax import read, written_action

@@ -16,7 +16,7 @@ from coterie.rewards.advantages import (
     kl_rewards,
     whiten,
 )
-from coterie.rewards.overlong import overlong_penalty
+from coterie.rewards.path_reward import overlong_penalty
 from coterie.rewards.placing import trained_values, turn_ends, with_advantage, with_advantages
 from coterie.trajectories.row import Row, Target
 from coterie.trajectories.tree import CONTEXT, LENGTH, TURNS, Ending

@@ -19,9 +19,11 @@ from coterie.environments.acting.babyai import (
     BabyAI,
     BabyAISettings,
     Game,
+    content_key,
+    games,
+    new_level,
+    view_of,
 )
-from coterie.environments.acting.babyai_games import content_key, games, new_level
-from coterie.environments.acting.babyai_view import view_of
 from coterie.environments.acting.environment import ENVIRONMENT, SOLVED
 from coterie.environments.acting.syntax import read, written_action, written_answer
 from coterie.environments.micro_splits import split_of_key

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from coterie.cli.chat_tools import open_tools
-from coterie.cli.chatting import Conversation, Manner, tools_of
+from coterie.cli.chatting import Conversation, Manner, open_tools, tools_of
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError

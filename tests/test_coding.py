@@ -11,6 +11,7 @@ import pytest
 
 from coterie.datasets.code_rows import CodeRow
 from coterie.engines.protocol import EngineError
+from coterie.environments.baselines import SingleTurn
 from coterie.environments.code_text import MARKER
 from coterie.environments.coding import (
     AGENT,
@@ -23,9 +24,7 @@ from coterie.environments.coding import (
 from coterie.environments.colbench import compared
 from coterie.environments.persona.choices import CHOICES
 from coterie.environments.persona.environment import HIDDEN, Persona, PersonaSettings
-from coterie.environments.persona.wordings import ASKS
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
-from coterie.environments.single_turn import SingleTurn
 from coterie.environments.user_simulator import (
     PERSON,
     REFERENCE,
@@ -42,6 +41,7 @@ from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS, Ending
 from coterie.trajectories.turn import PrivilegeError
+from scripts.tiny.persona_dialogues import ASKS
 from tests.played import coding_in
 from tests.playing import Says, converse
 

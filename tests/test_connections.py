@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 
-from coterie.engines.servers.connections import Connections
+from coterie.engines.servers.client import Connections
 
 OPEN = 300
 

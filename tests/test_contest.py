@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from coterie.datasets.code_rows import ContestTest
-from coterie.tools.contest import ContestLimits, Verdict, judged
-from coterie.tools.contest_output import same_output, same_value
+from coterie.tools.contest import ContestLimits, Verdict, judged, same_output, same_value
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 

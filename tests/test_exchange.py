@@ -8,13 +8,6 @@ import pytest
 
 from coterie.environments.exchange.lexicon import words
 from coterie.environments.exchange.prompts import FORMAT_POOL, prompt_text, system_prompt
-from coterie.environments.exchange.scripts import (
-    ExchangeDialogue,
-    ExchangeMix,
-    corpus,
-    scripted_dialogue,
-)
-from coterie.environments.exchange.styles import GUESS, STYLES, WITHOUT_HINT
 from coterie.environments.exchange.tasks import (
     AGENTS,
     MAX_TURNS,
@@ -23,6 +16,15 @@ from coterie.environments.exchange.tasks import (
     split_of,
 )
 from coterie.models.loading import load
+from scripts.tiny.exchange_dialogues import (
+    GUESS,
+    STYLES,
+    WITHOUT_HINT,
+    ExchangeDialogue,
+    ExchangeMix,
+    corpus,
+    scripted_dialogue,
+)
 
 DIALOGUES = list(corpus(5, 1500))
 

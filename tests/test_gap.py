@@ -18,8 +18,8 @@ from coterie.environments.workflow.written import parse_plan
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
+from coterie.recipes.gap.data import shown_row
 from coterie.recipes.gap.recipe import Gap
-from coterie.recipes.gap.shown import shown_row
 from coterie.recipes.gap.told import pieces, unsaid
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import run_report, settings

@@ -11,8 +11,8 @@ from coterie.environments.workflow.code import tests_of as all_tests_of
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
 from coterie.progress import Silent
+from coterie.recipes.gap.data import shown_row
 from coterie.recipes.gap.recipe import Gap
-from coterie.recipes.gap.shown import shown_row
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.runs.folder import Step, open_run

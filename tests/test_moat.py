@@ -16,9 +16,8 @@ from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
 from coterie.recipes.moat import correcting, scoring
-from coterie.recipes.moat.correcting import Candidate
 from coterie.recipes.moat.data import HALF, WHOLE
-from coterie.recipes.moat.recipe import Moat
+from coterie.recipes.moat.recipe import Candidate, Moat
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.rewards.corrections import Correction

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from coterie.environments.plan_ground.domains import Web
 from coterie.environments.plan_ground.environment import known_results
-from coterie.environments.plan_ground.web import Web
 from coterie.progress import Silent
 from coterie.recipes.moat import correcting
 from coterie.recipes.moat.recipe import Moat

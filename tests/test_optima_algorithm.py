@@ -20,8 +20,7 @@ from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
 from coterie.recipes import trainings
 from coterie.recipes.base import Recipe
-from coterie.recipes.optima.recipe import Optima
-from coterie.recipes.optima.trees import PROBE, probe
+from coterie.recipes.optima.recipe import PROBE, Optima, probe
 from coterie.recipes.registry import recipe, settings
 from coterie.rollout.episodes import Episode
 from coterie.rollout.search import Rollout

@@ -5,7 +5,7 @@ from os.path import commonprefix
 import numpy as np
 import pytest
 
-from coterie.engines.compiled.pages import Pages
+from coterie.engines.compiled.llama import Pages
 from coterie.engines.prefixes import BLOCK, BlockIndex, PrefixCache
 
 

@@ -11,7 +11,6 @@ from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.environments.persona.choices import CHOICES, Choice, output_of, source_of
 from coterie.environments.persona.prompts import ANSWER_MARK, SYSTEM_PROMPT, with_reference
-from coterie.environments.persona.scripts import SKILL, answer_text, corpus
 from coterie.environments.persona.tasks import (
     CALLS,
     HINTS,
@@ -27,10 +26,19 @@ from coterie.environments.persona.user_simulator import (
     aspects_named,
     scripted_reply,
 )
-from coterie.environments.persona.wordings import ASKS, BEFORE, THANKS, THINGS, VAGUE
 from coterie.models.loading import load
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
+from scripts.tiny.persona_dialogues import (
+    ASKS,
+    BEFORE,
+    SKILL,
+    THANKS,
+    THINGS,
+    VAGUE,
+    answer_text,
+    corpus,
+)
 
 TASKS = generate_tasks("heldout", 150, 1)
 DIALOGUES = list(corpus(5, 1000))

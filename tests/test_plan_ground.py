@@ -12,8 +12,10 @@ from coterie.environments.plan_ground.environment import (
     PLANNER,
     PlanGround,
     gold,
+    is_done,
+    plan_text,
+    subgoals_in,
 )
-from coterie.environments.plan_ground.prompts import is_done, plan_text, subgoals_in
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.errors import UserError
 from coterie.tools.retrieval.index import build_index

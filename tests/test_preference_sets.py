@@ -21,8 +21,7 @@ from coterie.datasets.preferences import (
 )
 from coterie.errors import UserError
 from coterie.models.loading import load_renderer
-from coterie.recipes.dense_tree.held_out import HeldOut
-from coterie.recipes.dense_tree.mixing import as_pair
+from coterie.recipes.dense_tree.data import HeldOut, as_pair
 from tests.conftest import Cli, refused
 from tests.hub import stub_hub
 from tests.row_files import jsonl

@@ -9,25 +9,31 @@ import pytest
 from coterie.datasets.plans import PlanStep
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
-from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, UNREADABLE, gold
-from coterie.environments.plan_ground.prompts import actions_text, plan_text
-from coterie.environments.problems.environment import Problems, ProblemsSettings, as_task
-from coterie.environments.problems.tasks import (
+from coterie.environments.plan_ground.environment import (
+    GROUNDER,
+    PLANNER,
+    UNREADABLE,
+    actions_text,
+    gold,
+    plan_text,
+)
+from coterie.environments.problems.environment import (
     FAR_PARTS,
+    TOTAL,
     Fact,
     Problem,
-    canonical_key,
-    generate,
-    split_of_key,
-)
-from coterie.environments.problems.wordings import (
-    TOTAL,
+    Problems,
+    ProblemsSettings,
     actions,
+    as_task,
     brief,
+    canonical_key,
     clear,
+    generate,
     problem_text,
     results,
     right_subgoals,
+    split_of_key,
     subgoals,
 )
 from coterie.environments.protocol import Shared, State

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.baselines import Method, by_method
-from coterie.environments.code_form import functions
-from coterie.environments.coding import AGENT, MARKER, Coding, coding_task
+from coterie.environments.baselines import Method, SingleTurn, by_method
+from coterie.environments.coding import AGENT, MARKER, Coding, coding_task, functions
 from coterie.environments.debate import NO_MISTAKE, Debate
 from coterie.environments.format_writer import _request
 from coterie.environments.formats import DEBATE_FORMATS, EXCHANGE_FORMATS
@@ -19,7 +18,6 @@ from coterie.environments.gold import gold_answer
 from coterie.environments.persona.environment import Persona
 from coterie.environments.protocol import WELL_FORMED, Grade, Shared, State
 from coterie.environments.registry import EXCHANGES, SUBJECTS
-from coterie.environments.single_turn import SingleTurn
 from coterie.environments.talk import Talk
 from coterie.environments.traits import agents_of
 from coterie.environments.user_simulator import PERSON, REFERENCE, role

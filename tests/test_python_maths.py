@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from coterie.environments.acting.environment import SOLVED, drop_shots
-from coterie.environments.acting.python_maths import PythonMaths
-from coterie.environments.acting.shots import MATHEMATICS, NUMBERS
+from coterie.environments.acting.python_maths import MATHEMATICS, NUMBERS, PythonMaths
 from coterie.environments.acting.sums import Sums
 from coterie.environments.gold import gold_answer
 from coterie.environments.mathematics import same_mathematics

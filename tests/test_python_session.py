@@ -3,9 +3,9 @@
 import asyncio
 import re
 
-from coterie.tools.sandbox.cells import ANEW, LOST, NOTHING, shortened
 from coterie.tools.sandbox.inside.cell import CONTINUATION
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.session import ANEW, LOST, NOTHING, shortened
 from tests.python_sessions import QUICK, in_sandbox, in_session, texts
 
 SHOWN = {

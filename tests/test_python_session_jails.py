@@ -7,9 +7,8 @@ import time as clock
 import psutil
 import pytest
 
-from coterie.tools.sandbox.cells import NOTHING
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.session import PythonSession, SessionLost
+from coterie.tools.sandbox.session import NOTHING, PythonSession, SessionLost
 from coterie.tools.sandbox.settings import SandboxSettings
 from tests.python_sessions import ONE, descendants, in_sandbox, killed
 

@@ -19,13 +19,12 @@ from coterie.rewards.path_reward import Graded, PathReward, PathRewardSettings
 from coterie.runs.folder import Run, Step, open_run
 from coterie.runs.loop import fork, run_steps
 from coterie.runs.reinforce.learner import Learning
-from coterie.runs.reinforce.loop import step_records
+from coterie.runs.reinforce.loop import minibatches, step_records
 from coterie.runs.reinforce.paths import Path as AgentPath
 from coterie.runs.reinforce.paths import paths_of
 from coterie.runs.reinforce.preparing import Rules, prepare, telling
 from coterie.runs.reinforce.sampling import Drawn
 from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, StepSettings
-from coterie.runs.reinforce.updating import minibatches
 from coterie.training.checkpoint import weight_hash
 from coterie.training.sft import SFT
 from coterie.training.trainer import Trainer

@@ -18,8 +18,7 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
 from coterie.errors import UserError
-from coterie.tools.finding import sources_in
-from coterie.tools.joined import Joined
+from coterie.tools.finding import Joined, sources_in
 from coterie.tools.mcp.server import ToolServer
 from coterie.tools.mcp.source import McpSettings, McpSource
 from coterie.tools.run import CallLimits, Function, ToolError, ToolUnavailable

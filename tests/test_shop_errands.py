@@ -5,8 +5,7 @@ import json
 import pytest
 
 from coterie.environments.micro_splits import split_of_key
-from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, gold
-from coterie.environments.plan_ground.prompts import plan_text
+from coterie.environments.plan_ground.environment import GROUNDER, PLANNER, gold, plan_text
 from coterie.environments.plan_ground.shop import (
     WISH,
     Errand,

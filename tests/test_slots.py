@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from coterie.engines.slots import Slots
+from coterie.engines.padded import Slots
 
 LIKE = torch.zeros(1)
 

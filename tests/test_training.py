@@ -23,10 +23,10 @@ from coterie.training.batches import Order, hand, usable
 from coterie.training.checkpoint import weight_hash
 from coterie.training.forward import row_logprobs
 from coterie.training.loop import train
-from coterie.training.optimizer import rate_at
 from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
+from coterie.training.trainer import rate_at
 from coterie.trajectories.row import Row, Target
 from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
 

@@ -18,7 +18,7 @@ from coterie.environments.gold import gold_answer
 from coterie.environments.protocol import Environment, Shared, State
 from coterie.environments.with_tools import SPENT
 from coterie.environments.workflow.answers import final_answer, matches, overlap
-from coterie.environments.workflow.judging import AnswerJudge, read_judgement
+from coterie.environments.workflow.environment import AnswerJudge, read_judgement
 from coterie.environments.workflow.measures import measures
 from coterie.environments.workflow.trace import call
 from coterie.errors import UserError

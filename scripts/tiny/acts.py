@@ -15,9 +15,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.acting import sums
-from coterie.environments.acting.babyai import ACTIONS, TOLD, Game
-from coterie.environments.acting.babyai_games import games, new_level
-from coterie.environments.acting.babyai_view import COLOURS, Seen
+from coterie.environments.acting.babyai import ACTIONS, COLOURS, TOLD, Game, Seen, games, new_level
 from coterie.environments.acting.syntax import written_action
 from coterie.trajectories.row import Row
 from scripts.tiny.acts_player import Step, play

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from coterie.environments.exchange.lexicon import words
 from coterie.environments.exchange.prompts import prompt_text, system_prompt
-from coterie.environments.exchange.scripts import ExchangeDialogue, ExchangeMix, corpus
 from coterie.environments.exchange.tasks import AGENTS
 from coterie.trajectories.row import Row
+from scripts.tiny.exchange_dialogues import ExchangeDialogue, ExchangeMix, corpus
 from scripts.tiny.world import World, chat_row, copy_row
 
 ANSWER_MARKS = ("<A>", "</A>")

@@ -14,7 +14,9 @@ from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from coterie.environments.persona.choices import ASPECTS, CHOICES, KINDS, source_of
-from coterie.environments.persona.scripts import (
+from coterie.environments.persona.tasks import NAMES, SIZES, split_of
+from coterie.trajectories.row import Row
+from scripts.tiny.persona_dialogues import (
     HABITS,
     SKILL,
     PersonaDialogue,
@@ -22,8 +24,6 @@ from coterie.environments.persona.scripts import (
     answer_text,
     corpus,
 )
-from coterie.environments.persona.tasks import NAMES, SIZES, split_of
-from coterie.trajectories.row import Row
 from scripts.tiny.world import World, chat_row, copy_row
 
 DRILL_WORDS: tuple[str, ...] = tuple(

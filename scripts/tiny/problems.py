@@ -11,25 +11,23 @@ from itertools import count
 
 from transformers import PreTrainedTokenizerFast
 
-from coterie.environments.plan_ground.prompts import actions_text, plan_text
-from coterie.environments.problems.tasks import (
+from coterie.environments.plan_ground.environment import actions_text, plan_text
+from coterie.environments.problems.environment import (
+    CAREFUL_BRIEFS,
     FAR_PARTS,
     FIRSTS,
+    GROUNDER_PROMPT,
     OWNERS,
     PARTS,
+    PLANNER_PROMPT,
     SECONDS,
     THINGS,
     Problem,
     Wording,
-    facts,
-    generate,
-)
-from coterie.environments.problems.wordings import (
-    CAREFUL_BRIEFS,
-    GROUNDER_PROMPT,
-    PLANNER_PROMPT,
     actions,
     fact_text,
+    facts,
+    generate,
     problem_text,
     subgoals,
 )

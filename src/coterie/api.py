@@ -46,7 +46,6 @@ class Played:
     """Of its one path; ``None`` if it failed."""
     failure: str | None
     tokens: int
-    """Of all agents' turns."""
     metrics: Mapping[str, float | int | str]
     """What the environment found in grading it."""
 
@@ -63,7 +62,6 @@ class Played:
 
     @property
     def path(self) -> Sequence[Turn]:
-        """Its turns in order; none if it failed."""
         return self.tree.path(self.outcome.leaf) if self.tree and self.outcome else ()
 
     def rows(self, agent: str | None = None, weight: float = 1.0) -> list[Row]:

@@ -35,9 +35,7 @@ class Player:
     agents: tuple[str, ...]
     version: int
     base: str
-    """The model that it is, or was trained from."""
     path: Path | str
-    """Its weights, or adapter."""
     load: Callable[[], LoadedModel]
 
 
@@ -49,7 +47,6 @@ class Candidate:
     version: int
     players: tuple[Player, ...]
     folder: Path
-    """Where its store goes."""
 
     def role(self, player: Player) -> str:
         """A model's name as an author, and in the names of logs."""

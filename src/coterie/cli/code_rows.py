@@ -67,7 +67,6 @@ class Finding:
 
     kind: FindingKind
     why: str
-    """Such as the test and what came of it."""
 
     @property
     def unusable(self) -> bool:

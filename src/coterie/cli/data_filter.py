@@ -40,7 +40,6 @@ class RateRule:
     passing: float = 1.0
     """Lowest score of a dialogue that passes."""
     unplayed: Literal["kept", "not_played"] = "not_played"
-    """Place of rows that were not played."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most <= 1:

@@ -146,7 +146,6 @@ def _model(name: str) -> list[Check]:
 
 
 async def _said(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[list[Completion]]:
-    """What a fresh engine says to prompts that come at once."""
     engine = InProcessEngine(loaded, policy="doctor", version="0")
     sampling = Sampling(max_tokens=8)
     return await asyncio.gather(*(engine.sample(prompt, [0], sampling) for prompt in prompts))

@@ -8,6 +8,8 @@ OpenAI-compatible server. Single agents may have policies of their own, by their
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from glob import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,13 +17,13 @@ from pydantic import model_validator
 from rich.console import Console
 
 from coterie.cli.candidates import FOLDER, ONE, Candidate, Player, candidates, cast_of, of_agents
-from coterie.cli.evaluated import EvaluatedSettings, check_evaluated, figures_of
 from coterie.cli.figures import Figures, show
-from coterie.config.folders import make_folder
+from coterie.config.folders import check_new_file, expanded, make_folder
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.engines.chat_model import check_chat
 from coterie.engines.endpoint import Endpoint, EndpointSettings
+from coterie.engines.protocol import EngineError
 from coterie.engines.run_engines import RunEngines, Speaking
 from coterie.engines.settings import EngineSettings
 from coterie.environments.checking import drawn
@@ -30,6 +32,7 @@ from coterie.environments.registry import CODING, make_environment, played_type
 from coterie.environments.traits import Scripted, check_graded
 from coterie.environments.user_simulator import SCRIPT, check_script
 from coterie.errors import UserError
+from coterie.evaluation.picking import NOBODY, PickerSettings
 from coterie.models.chat import ChatRenderer
 from coterie.recipes.description import RunCritic
 from coterie.recipes.recorded_run import recorded_run
@@ -45,12 +48,75 @@ from coterie.runs.benchmark import (
     everybody,
     store_name,
 )
+from coterie.runs.best_picked import best_picked
+from coterie.runs.dumped import dumped, write_rows
 from coterie.runs.folder import Run
+from coterie.runs.held_out import STAGE
 from coterie.terminal.progress import ConsoleProgress
 from coterie.training.checkpoint import weight_hash
+from coterie.trajectories.store import Store
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Turn
+
+
+class EvaluatedSettings(BenchmarkSettings):
+    """A benchmark, and what becomes of its dialogues. None of it changes what is played."""
+
+    picker: PickerSettings = PickerSettings()
+    dump: str | None = key(
+        None,
+        "Also write the dialogues to NAME_step_V.jsonl, V being the version of the policy, as rows with step, input, "
+        "output, score, data_source and ground_truth.",
+        source="GAP: trainer.val_generations_jsonl_path",
+    )
+
+    @model_validator(mode="after")
+    def _several_to_pick_from(self) -> Self:
+        if self.picker.picks and self.samples == 1:
+            raise ValueError("picker picks the best of several dialogues; give samples=3")
+        return self
+
+
+def check_evaluated(settings: EvaluatedSettings) -> None:
+    """Refuse (``UserError``) a judge that can't be had, and dialogues that are there already."""
+    check_chat("picker", settings.picker, NOBODY)
+    if settings.dump is not None:
+        name = expanded(settings.dump)
+        for file in name.parent.glob(f"{escape(name.name)}_step_*.jsonl"):
+            check_new_file(file)
+
+
+async def figures_of(settings: EvaluatedSettings, figures: Figures) -> Figures:
+    """Figures with the judge's choice, once the dialogues are dumped. Raises ``UserError``."""
+    if settings.dump is None and not settings.picker.picks:
+        return figures
+    with Store.open(figures.store, read_only=True) as store:
+        attempt = store.iterations(STAGE)[-1]
+        if settings.dump is not None:
+            await _dump(settings, settings.dump, figures, store, attempt)
+        if not settings.picker.picks:
+            return figures
+        picks = figures.store.with_suffix(".picks.jsonl")
+        try:
+            found = await best_picked(
+                *(store, attempt, STAGE, figures.found.n, settings.samples, settings.picker, picks)
+            )
+        except EngineError as error:
+            raise UserError(
+                f"picker={settings.picker.model}: {error}",
+                "the dialogues are kept: the same command asks only for picks that are missing",
+            ) from error
+    return replace(figures, picked=found)
+
+
+async def _dump(
+    settings: EvaluatedSettings, name: str, figures: Figures, store: Store, attempt: int
+) -> None:
+    file = Path(f"{expanded(name)}_step_{figures.version}.jsonl")
+    rows = await dumped(*(store, attempt, STAGE, settings.made(), settings.played, figures.version))
+    write_rows(file, rows)
+
 
 KEYS = "docs/howto/evaluate.md has the keys; `coterie evaluate --help` has examples"
 
@@ -190,7 +256,6 @@ def _all_speakers(players: Sequence[Player], said: Sequence[str]) -> str:
 
 
 def _speaker(settings: ModelSettings, player: Player, of: Speaking) -> str:
-    """What a model's turns depend on, besides the settings of the benchmark."""
     weights = weight_hash(Path(player.path)) if Path(player.path).is_dir() else str(player.path)
     speaker = f"{weights} {settings.engine.identity()}"
     speaker += (

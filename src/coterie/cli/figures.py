@@ -109,7 +109,6 @@ def _ratio(cost: float, gain: float) -> float | None:
 
 
 def _cost_of_pass(cost: float | None, passes: float) -> dict[str, float | None]:
-    """What all dialogues cost, and what each that passed did."""
     if cost is None:
         return {}
     each = round(cost / passes, 6) if passes > 0 else None
@@ -141,7 +140,6 @@ def _rounded(estimate: Estimate) -> list[float] | None:
 
 
 def _scores(title: str, figures: Sequence[Figures]) -> Table:
-    """One dialogue a task."""
     names = beside([one.found.means for one in figures if isinstance(one.found, Evaluation)])
     heads = map(in_words, names)
     table = _table(title, "score", "95% interval", "tokens", *heads, "n", "failed")
@@ -203,7 +201,6 @@ def _table(title: str, *columns: str) -> Table:
 def _report(
     benchmark: str, settings: BenchmarkSettings, one: Figures, found: Consistency
 ) -> ScalingReport:
-    """What the page of one policy shows."""
     return ScalingReport(
         benchmark=benchmark,
         policy=one.label,

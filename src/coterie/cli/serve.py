@@ -1,9 +1,68 @@
 """``coterie serve``: a model behind an OpenAI-compatible server, and tools behind an MCP server."""
 
+import asyncio
+import contextlib
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from coterie.cli.serve_model import model
-from coterie.cli.serve_tools import tools
+from coterie.errors import UserError
+from coterie.terminal.console import notes
+
+console = notes()
+
+
+def tools(
+    config: Annotated[Path, typer.Option(help="A YAML file of tools, as a run's `tools.config`.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8008,
+    stdio: Annotated[
+        bool, typer.Option("--stdio", help="Serve one client by standard input and output.")
+    ] = False,
+) -> None:
+    """Serve all tools of a file as one MCP server, on 127.0.0.1 under /mcp or by standard input and output.
+
+    The keys of each tool: docs/howto/tools.md.
+
+    Example:
+
+        coterie serve tools --config tools.yaml
+    """
+    from coterie.tools.finding import sources_in
+    from coterie.tools.mcp.source import need_sdk
+
+    need_sdk()
+    from coterie.tools.mcp.server import ToolServer
+
+    with contextlib.suppress(KeyboardInterrupt):
+        if stdio:
+            asyncio.run(ToolServer(sources_in(config)).talk())
+            return
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with contextlib.closing(_listener(port)) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+            server = ToolServer(sources_in(config))
+
+            def ready() -> None:
+                print(url, flush=True)
+                console.print(f"serving {config} at {url} (Ctrl-C ends it)")
+
+            asyncio.run(server.listen(listener, ready))
+    console.print("stopped")
+
+
+def _listener(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise UserError(
+            f"can't listen on port {port}: {error.strerror}",
+            "end what uses it, or take a free port with --port 0",
+        ) from error
+
 
 app = typer.Typer(no_args_is_help=True, help="Serve models and tools over HTTP.")
 

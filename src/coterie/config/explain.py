@@ -17,7 +17,6 @@ OWN_CHECKS = ("value_error", "assertion_error")
 
 
 def explain(error: ValidationError, known: Mapping[str, "SettingsKey"]) -> str:
-    """All that is wrong with the values of the ``known`` keys, a line each."""
     found: dict[str, list[str]] = {}
     for one in error.errors(include_url=False):
         where, said = _found(one, known)

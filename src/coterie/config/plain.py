@@ -62,5 +62,4 @@ def wrong_at(error: ErrorDetails, skip: int = 0) -> str:
 
 
 def _short(value: object) -> object:
-    """A limit such as 1.0 as a person writes it."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -44,7 +44,6 @@ class Layout:
     )  # fmt: skip
     aliases: Keys = ("aliases", "answer_aliases")
     rest: Mapping[str, Keys] = field(default_factory=dict)
-    """Of the row's other fields."""
 
 
 class AnswerRow(QuestionRow):
@@ -56,7 +55,6 @@ class AnswerRow(QuestionRow):
 
     layout: ClassVar[Layout] = Layout()
     aliases: tuple[str, ...] = ()
-    """Other right answers."""
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -190,7 +188,6 @@ class MusiqueParagraph(Frozen):
     title: Text
     text: Text = Field(validation_alias=AliasChoices("text", "paragraph_text"))
     gold: bool = Field(validation_alias=AliasChoices("gold", "is_supporting"))
-    """Whether a hop rests on it."""
 
 
 class Hop(Frozen):
@@ -214,7 +211,6 @@ class MusiqueRow(AnswerRow):
 
     layout: ClassVar[Layout] = Layout(rest={"hops": ("hops", "question_decomposition")})
     hops: tuple[Hop, ...] = ()
-    """In the order of the reasoning."""
     paragraphs: tuple[MusiqueParagraph, ...] = ()
     answerable: bool = True
 

@@ -56,9 +56,7 @@ class DataSet:
 
     name: str
     what: str
-    """One line for a table."""
     row: type[QuestionRow]
-    """Type that converts the published rows."""
     licence: str
     train: int | None
     """Number of published training rows; ``None`` for a set that is for evaluation alone."""

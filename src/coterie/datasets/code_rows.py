@@ -120,7 +120,6 @@ class ContestTest(Frozen):
     kind: Literal["stdin", "functional"] = "stdin"
     """``functional``: a line of JSON for each argument, and the value as JSON."""
     public: bool = False
-    """Whether the problem shows it."""
 
     @property
     def flaw(self) -> str:
@@ -143,7 +142,6 @@ class ContestRow(AnswerRow):
     """A right program, where upstream gives one."""
     tests: tuple[ContestTest, ...] = ()
     starter: str = ""
-    """What a solution begins with."""
     function: str = ""
     """The method to be called by functional tests."""
     platform: str = ""

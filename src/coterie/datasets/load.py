@@ -329,7 +329,6 @@ class RowSet(Protocol):
     """
 
     row: type[QuestionRow]
-    """The type of its rows: :class:`QuestionRow`, or a subclass."""
 
     def rows(self, split: Split) -> Iterable[QuestionRow]: ...
 

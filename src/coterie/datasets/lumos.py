@@ -48,7 +48,6 @@ class Asked(NamedTuple):
 
     task: str
     description: str
-    """Empty if none is given."""
     subgoals: str
     """Of a message that asks for actions: what follows ``Subgoal(s) to be grounded:``; otherwise empty."""
 

@@ -46,7 +46,6 @@ _SAYING = (
     "value",
     "input_value",
 )
-"""Attributes that say what an element is for."""
 _VOID = frozenset(
     {"area", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 )
@@ -172,7 +171,6 @@ def _hash(node: str) -> str:
 
 _REPR = re.compile(r"\s*\[([^\]]*)\]\s*(.*?)\s*->\s*([A-Z]+)(?::\s?(.*))?", re.DOTALL)
 _DIVIDES = re.compile(r"[\[\]{};\"`]+")
-"""What divides actions and their arguments."""
 KINDS = ("CLICK", "TYPE", "SELECT")
 
 

@@ -78,7 +78,6 @@ class ActionPage(BaseModel):
     Empty where the page has none: then no action is right."""
     kind: Literal["CLICK", "TYPE", "SELECT"]
     value: str = ""
-    """What is typed or selected."""
 
 
 class PlanStep(BaseModel):
@@ -172,9 +171,7 @@ class _Results:
     """The actions of one solution so far, and what they give."""
 
     question: frozenset[Fraction]
-    """The numbers that stand in the question."""
     values: dict[str, Fraction] = field(default_factory=dict)
-    """What each action gives, by its name."""
     stated: dict[str, Fraction] = field(default_factory=dict)
     """What the solution says that it gives, which may be rounded."""
     used: set[str] = field(default_factory=set)

@@ -179,7 +179,6 @@ class PreferenceSet:
     name: str
     what: str
     row: type[UpstreamPreferences]
-    """Type that converts the published rows."""
     licence: str
     train: int
     """Number of published rows."""

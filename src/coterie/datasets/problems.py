@@ -158,7 +158,6 @@ class SvampRow(QuestionRow):
     """
 
     equation: str = ""
-    """A formula that gives the answer."""
 
     @model_validator(mode="before")
     @classmethod

@@ -25,7 +25,6 @@ from pydantic import (
 from coterie.config.text import read_json
 
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
-"""Text that says something."""
 
 _NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)")
 
@@ -287,7 +286,6 @@ class TriviaRow(QuestionRow):
     )  # fmt: skip
 
     aliases: tuple[str, ...] = ()
-    """Other right answers."""
     snippets: tuple[Text, ...] = ()
     titles: tuple[str, ...] = ()
     """Of the snippets' pages, one each; empty if upstream tells none."""

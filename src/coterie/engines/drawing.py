@@ -77,7 +77,6 @@ def _top_p(logprobs: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64."""
     with np.errstate(over="ignore"):
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

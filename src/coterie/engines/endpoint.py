@@ -90,7 +90,6 @@ class EndpointUsage:
     settings: EndpointSettings
     requests: int = 0
     failures: int = 0
-    """Those that failed for good."""
     retries: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -245,7 +244,6 @@ class Endpoint:
         return found
 
     def _quote(self, text: str) -> str:
-        """What a server said, without the key and cut."""
         text = " ".join((self._key.redact(text) if self._key else text).split())
         return text if len(text) <= SHOWN else text[:SHOWN] + " ..."
 

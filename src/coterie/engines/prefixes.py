@@ -89,7 +89,6 @@ class BlockIndex:
 
 
 def same(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first ids are the same."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

@@ -68,7 +68,6 @@ class Engine(Protocol):
     """A model that can be sampled and scored."""
 
     policy: str
-    """Name of the loaded policy."""
     version: str
     """Version of its weights; changes with every :meth:`load`."""
 

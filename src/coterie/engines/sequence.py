@@ -102,7 +102,5 @@ class Scoring:
     """Tokens whose log-probs are wanted."""
 
     sequences: list[tuple[int, ...]]
-    """A prefix, with each of its continuations."""
     start: int
-    """Where the continuations begin."""
     future: asyncio.Future[list[list[float]]]

@@ -13,13 +13,23 @@ Prompts are our own.
 """
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from coterie.environments.acting.baselines import REACT, THOUGHTS
 from coterie.environments.acting.environment import Acting
-from coterie.environments.coding import Coding
+from coterie.environments.acting.syntax import (
+    ANSWER,
+    CUT,
+    EMPTY_ACTION,
+    EMPTY_ANSWER,
+    FIRST_ACTION,
+    Form,
+    Move,
+    read,
+)
+from coterie.environments.coding import AGENT, Coding
 from coterie.environments.exchange.environment import Exchange, ExchangeAlone
 from coterie.environments.passing import OthersPlay, OthersTasks
 from coterie.environments.protocol import (
@@ -28,13 +38,135 @@ from coterie.environments.protocol import (
     State,
     Transition,
 )
-from coterie.environments.single_turn import SingleTurn
 from coterie.environments.talk import AGREED, ANSWERED, FORMAT_SOURCE, Talk
 from coterie.environments.votes import Vote
 from coterie.errors import UserError
+from coterie.tools.sandbox.inside.plain import Wire
+from coterie.tools.sandbox.pool import Sandbox
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import LENGTH, TURNS
 from coterie.trajectories.turn import Message, Part, Turn
+
+# Other forms for the same tasks, as baselines: ReAct, and a chain of thought without actions.
+#
+# * ``react``: ReAct (Yao et al. 2023, "ReAct: Synergizing Reasoning and Acting in Language Models"): a thought, then an
+# action with its argument in brackets.
+# * ``cot``: chain of thought: the agent thinks and answers; what it hears of an answer is as in the environment.
+
+ACT, FINISH = "Act", "Finish"
+NO_ACTION = (
+    f"There is no action in your message. Write `Action: {ACT}[...]` or `Action: {FINISH}[...]`."
+)
+ANSWER_ONLY = f"You can't act here. Think, then write `{ANSWER}` with your answer."
+
+_ACTIONS = re.compile(rf"^[ \t]*Action:[ \t]*({ACT}|{FINISH})\[", re.MULTILINE)
+
+
+def read_react(text: str, cut: bool = False) -> Move:
+    """What a message in ReAct's form does. An action reaches to the bracket before the next one, or the last one."""
+    if cut:
+        return Move("nothing", note=CUT)
+    marks = list(_ACTIONS.finditer(text))
+    if not marks:
+        return Move("nothing", note=NO_ACTION)
+    end = marks[1].start() if len(marks) > 1 else len(text)
+    inside, bracket, _ = text[marks[0].end() : end].rpartition("]")
+    if not bracket:
+        return Move("nothing", note=NO_ACTION)
+    note = FIRST_ACTION if len(marks) > 1 else ""
+    if marks[0][1] == ACT:
+        content = inside.strip("\n").rstrip()
+        return Move("action", content, note) if content else Move("nothing", note=EMPTY_ACTION)
+    answer = inside.strip()
+    return Move("answer", answer, note) if answer else Move("nothing", note=EMPTY_ANSWER)
+
+
+def read_thoughts(text: str, cut: bool = False) -> Move:
+    """The answer of a message; it can do nothing else."""
+    move = read(text, cut)
+    return move if move.kind == "answer" or cut else Move("nothing", note=ANSWER_ONLY)
+
+
+REACT = Form(
+    "Write a thought, then one action:\nThought: <what you think>\n"
+    f"Action: {ACT}[<what you do>]\nWhen you know the answer, write in place of that:\n"
+    f"Action: {FINISH}[<your answer>]",
+    f"Write a thought, then one action:\nThought: <what you think>\nAction: {ACT}[<action>]",
+    read_react,
+)
+THOUGHTS = Form(
+    f"Think step by step. Then write your answer:\n{ANSWER} <your answer>",
+    "",
+    read_thoughts,
+    acts=False,
+)
+
+
+class SingleTurn(OthersPlay, Coding):
+    """Another coding environment, in which the agent has one turn and is told to answer at once.
+
+    All else is the other environment's own.
+    """
+
+    environment: Coding
+
+    def __init__(self, environment: Coding) -> None:
+        super().__init__(environment.settings.model_copy(update={"turns": 1}))
+        self.environment = environment
+        self.name = environment.name
+        self.version = environment.version
+        self.actors = environment.actors
+        self.needs = environment.needs
+        self.pure = environment.pure
+        self.max_sessions = environment.max_sessions
+        self.syntax = environment.syntax
+        self.metric = environment.metric
+        self.fenced = environment.fenced
+        self.script = environment.script
+
+    def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        """As the environment's own, for an agent that has to answer at once."""
+        return self.environment.solo_parts(task, agent)
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        """As in the environment, but that the agent is told to answer at once."""
+        shown = self.environment.see(state, actor)
+        if actor != AGENT:
+            return shown
+        return (replace(shown[0], parts=self.system_parts(state.task, actor)), *shown[1:])
+
+    # -- the environment's own ----------------------------------------------------------------
+
+    def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
+        return self.environment.solo_parts(task, agent)
+
+    def visible(self, text: str) -> str:
+        return self.environment.visible(text)
+
+    def request(self, task: Task) -> str:
+        return self.environment.request(task)
+
+    def answer(self, text: str) -> str | None:
+        return self.environment.answer(text)
+
+    def answer_to(self, task: Task, text: str) -> str | None:
+        return self.environment.answer_to(task, text)
+
+    def code(self, answer: str) -> str:
+        return self.environment.code(answer)
+
+    def same(self, first: str, second: str) -> bool:
+        return self.environment.same(first, second)
+
+    def similarity(self, answer: str, other: str) -> float:
+        return self.environment.similarity(answer, other)
+
+    def well_formed(self, task: Task, answer: str) -> bool:
+        return self.environment.well_formed(task, answer)
+
+    async def expected(self, task: Task, sandbox: Sandbox) -> list[Wire]:
+        return await self.environment.expected(task, sandbox)
+
 
 Method = Literal["dialogue", "cot", "cot_sc", "mad", "autoform", "react"]
 """How a benchmark's tasks are played: the benchmark's own dialogue, or a baseline."""
@@ -162,7 +294,6 @@ class MultiAgentDebate(Variant):
         self.max_turns = ROUNDS * len(self.agents)
 
     def system_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """How the debate goes, and the whole problem."""
         return (Part(_DEBATE, source="task"), *self.solo_parts(task, agent))
 
     def acting(self, state: State) -> tuple[str, ...]:
@@ -193,7 +324,6 @@ class MultiAgentDebate(Variant):
         return Transition(answer=last[winners[0]], end=end)
 
     def _voted(self, answers: Sequence[str | None]) -> tuple[int, ...]:
-        """The agents whose answer wins. Comparing mathematics may take seconds."""
         vote = Vote(self.similarity)
         for place, answer in enumerate(answers):
             vote.add(place, answer)

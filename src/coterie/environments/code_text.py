@@ -41,7 +41,6 @@ class _Mark(NamedTuple):
     start: int
     end: int
     language: str = ""
-    """Of an opening fence."""
 
 
 def _marks(text: str, *, code: bool) -> Iterator[_Mark]:

@@ -6,7 +6,9 @@ its answer, and an answer counts if it does on all hidden calls what the referen
 alone.
 """
 
+import ast
 import json
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,8 +17,6 @@ from typing import Any
 
 from coterie.datasets.catalogue import Split
 from coterie.engines.protocol import EngineError
-from coterie.environments.code_form import functions
-from coterie.environments.code_prompts import at_once, work
 from coterie.environments.code_text import MARKER, answer_in, code_of, legacy_code_of, visible
 from coterie.environments.gold import GRADER
 from coterie.environments.protocol import (
@@ -28,6 +28,7 @@ from coterie.environments.protocol import (
     Transition,
 )
 from coterie.environments.pure import Pure
+from coterie.environments.rules import LENGTH
 from coterie.environments.settings import CodingSettings
 from coterie.environments.talk import ANSWERED
 from coterie.environments.user_simulator import (
@@ -44,6 +45,67 @@ from coterie.tools.sandbox.shown import shown
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import TURNS, Ending
 from coterie.trajectories.turn import Message, Part, Role, Speaker, Turn
+
+
+def functions(code: str) -> frozenset[str]:
+    """Names of the functions at the top of a module whose bodies do something; none if it does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(
+        one.name for one in module.body if isinstance(one, kinds) and not all(map(_idle, one.body))
+    )
+
+
+def _idle(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Pass) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )
+
+
+EXAMPLE = """\
+def initials(name):
+    words = name.split()
+    return "".join(word[0] for word in words)"""
+"""The function that the prompts show as an example of an answer."""
+
+
+def work(turns: int, marker: str) -> str:
+    """For an agent that asks before it answers, with so many messages in all."""
+    return (
+        "You write Python functions. A person asks you for one function, but the request leaves out rules that only "
+        "the person knows.\n"
+        "Rules:\n"
+        "- First ask the person about everything that the request leaves open. Do not guess.\n"
+        "- Ask one simple question in each message. The person knows no Python and answers in a sentence or two.\n"
+        f"- Number of messages that you can send, your answer included: {turns}. Answer before they are used up.\n"
+        f"{LENGTH}"
+        f"- As soon as you know enough, send your answer. {_form(marker)}"
+    )
+
+
+def at_once(marker: str) -> str:
+    return (
+        "You write Python functions. A person asks you for one function. You cannot ask questions: your first message "
+        "is your answer.\n"
+        "Rules:\n"
+        f"{LENGTH}"
+        f"- {_form(marker)}"
+    )
+
+
+def _form(marker: str) -> str:
+    return (
+        f"The answer is a message with {marker} on a line of its own, and then one Python block with the complete "
+        "function: the first line with the name and the arguments that the person gave, and the whole body. Write "
+        "nothing else. If the person wants the first letters of a name, the answer is:\n"
+        f"{marker}\n```python\n{EXAMPLE}\n```"
+    )
+
 
 AGENT = "agent"
 CRITIC = "critic"
@@ -102,7 +164,6 @@ class Coding(Pure, ABC):
         return (Part(at_once(MARKER), source="task"),)
 
     def visible(self, text: str) -> str:
-        """What of an utterance the person can read."""
         return visible(text)
 
     def answer(self, text: str) -> str | None:
@@ -213,7 +274,6 @@ class Coding(Pure, ABC):
         return self.code(first) == self.code(second)
 
     def similarity(self, answer: str, other: str) -> float:
-        """Whether two answers are the same code, 0 or 1."""
         return float(self.same(answer, other))
 
 

@@ -43,7 +43,6 @@ class Subject:
     same: Callable[[str, str], bool]
     """Whether an answer (second) is the same as the right one, or as the one before it (first)."""
     formats: tuple[str, ...] = ()
-    """The packaged pool of formats."""
 
 
 NO_MISTAKE = "I found no mistake."
@@ -134,7 +133,6 @@ class Debate(Talk):
         )
 
     def answer(self, text: str) -> str | None:
-        r"""What stands in the last ``\boxed{...}`` or ``<A>...</A>``."""
         return self.subject.read(text)
 
     def answer_to(self, task: Task, text: str) -> str | None:
@@ -147,7 +145,6 @@ class Debate(Talk):
         return self.subject.same(first, second)
 
     def score(self, task: Task, answer: str | None) -> float:
-        """Whether the answer is the same as the right one, 0 or 1."""
         if answer is None:
             return 0.0
         gold = gold_answer(task)
@@ -156,11 +153,9 @@ class Debate(Talk):
         return float(self.subject.same(gold, answer))
 
     def well_formed(self, answer: str) -> bool:
-        """Whether it is not the example of the prompt."""
         return answer != self.subject.example
 
     def similarity(self, answer: str, other: str) -> float:
-        """Whether the two answers are the same, 0 or 1."""
         return float(self.subject.same(other, answer))
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:

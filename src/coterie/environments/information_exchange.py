@@ -77,7 +77,6 @@ class InformationExchange(Talk):
         return marked_answer(text)
 
     def same(self, first: str, second: str) -> bool:
-        """Whether the two texts are equal."""
         return first == second
 
     def score(self, task: Task, answer: str | None) -> float:
@@ -85,7 +84,6 @@ class InformationExchange(Talk):
         return f1(answer, gold_answers(task))
 
     def well_formed(self, answer: str) -> bool:
-        """Whether it is not the example of the prompt."""
         return answer != EXAMPLE
 
     def similarity(self, answer: str, other: str) -> float:
@@ -93,7 +91,6 @@ class InformationExchange(Talk):
         return f1(answer, [other])
 
     def solo_parts(self, task: Task, agent: str) -> tuple[Part, ...]:
-        """All notes, each once, and the question."""
         notes: dict[str, list[str]] = task.public["notes"]  # type: ignore[assignment]
         everything = dict.fromkeys(note for held in notes.values() for note in held)
         return solo_prompt(str(task.public["question"]), _ending("End your message"), everything)

@@ -121,7 +121,6 @@ def _matched(members: Sequence[str], others: Sequence[str], *, in_place: bool) -
 
 
 def _equal(one: str, other: str) -> bool:
-    """Of two texts that are not taken apart any further."""
     found = [_UNIT.search(text) for text in (one, other)]
     if any(found):
         if not all(unit is None or is_unit(unit[1]) for unit in found):
@@ -193,5 +192,4 @@ def _is_closed(text: str) -> bool:
 
 
 def _depths(text: str) -> list[int]:
-    """How many brackets are open after each sign."""
     return list(accumulate((sign in "([{") - (sign in ")]}") for sign in text))

@@ -66,7 +66,6 @@ def same_number(first: str, second: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text only says what the number is called."""
     said = _LETTERS.findall(text)
     return bool(_CALLED.fullmatch(text)) and r"\pm" not in text and not any(map(tells, said))
 
@@ -94,7 +93,6 @@ def _bare(text: str) -> str:
 
 
 def _stated(text: str) -> Fraction | None:
-    """The value of a number with its sign, currency and unit."""
     found = _STATED.fullmatch(text)
     if found is None or (found["minus"] and found["inner"]):
         return None

@@ -22,7 +22,6 @@ class Pure:
         return nullcontext()
 
     async def begin(self, task: Task, live: Any) -> Transition:
-        """Nothing is said at the beginning."""
         return Transition()
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:

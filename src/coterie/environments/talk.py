@@ -17,7 +17,6 @@ FORMAT_SOURCE = "format"
 """Source of the prompt part that asks for a format; :func:`drop_format` removes exactly these parts."""
 AGREED = Ending("agreed")
 ANSWERED = Ending("answered")
-"""One answer, where one is enough."""
 
 
 class Talk(Pure, ABC):
@@ -26,12 +25,9 @@ class Talk(Pure, ABC):
     name: str
     metric: str
     agents: tuple[str, ...]
-    """In the order in which they speak."""
     max_turns = 10
-    """Of all agents together."""
     formats: tuple[str, ...] = ()
     format_agents: tuple[str, ...] = ()
-    """The agents that a format prompt is shown to."""
 
     @property
     def actors(self) -> Mapping[str, ActorKind]:

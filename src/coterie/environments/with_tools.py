@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.environments.live import Live
 from coterie.environments.passing import OthersPlay
 from coterie.environments.protocol import (
     ActorKind,
     Environment,
     Grade,
     Observation,
+    Session,
     Shared,
     State,
     Syntax,
@@ -34,6 +34,30 @@ from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import TURNS
 from coterie.trajectories.turn import Message, Part, Speaker, Turn, digest
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The environment's own session, and tools, of which some may belong to the branch."""
+
+    session: Any
+    """What is shared, where the environment is pure."""
+    toolbox: Toolbox
+    forks: bool
+    """Whether it can be copied: no tool keeps a state for the branch."""
+
+    def fork(self) -> "AbstractAsyncContextManager[Session] | None":
+        copy = self.session.fork() if self.forks else None
+        return None if copy is None else _copied(copy, self.toolbox)
+
+
+@asynccontextmanager
+async def _copied(
+    opening: AbstractAsyncContextManager[Any], toolbox: Toolbox
+) -> AsyncIterator[Live]:
+    async with opening as session:
+        yield Live(session, toolbox, True)
+
 
 LAST = "These were your last calls for this answer. Answer now, without another call."
 REPEATED = "not run: this call was made before, and its result is above; ask for something else"
@@ -95,7 +119,6 @@ class WithTools(OthersPlay):
         }
 
     def openers(self, logs: Path) -> Openers:
-        """How the tools are opened, and what the environment opens by itself."""
         own = openers_of(self.environment, logs)
         return {**own, Toolbox: lambda: open_toolbox(self.sources, self.settings)}
 
@@ -296,11 +319,9 @@ def with_tools(
 
 OWN = ("environment", "sources", "settings", "syntax", "offered", "name", "metric", "needs", "pure", "max_sessions",
        "version", "of_branches")  # fmt: skip
-"""What :class:`WithTools` has by itself."""
 
 
 def _lent(name: str) -> property:
-    """What an environment has besides the protocol, such as a trait's methods."""
     return property(lambda self: getattr(self.environment, name))
 
 

@@ -51,7 +51,6 @@ class Try:
 
     sample: int
     text: str
-    """Its last message."""
     answer: str | None
     """``None`` if it has none, or was cut off: it is not shown."""
     score: float
@@ -63,7 +62,6 @@ class Picker:
 
     chat: ChatModel
     identity: str
-    """What replies depend on."""
     file: Path
     unreadable: int = 0
     """Tasks of which no reply could be read; the first one that was shown counts."""
@@ -100,7 +98,6 @@ class Picker:
         return max(best, 1) - 1
 
     async def _ask(self, asked: str, count: int) -> int:
-        """A number from 1 on; 0 if no reply could be read."""
         said = [Utterance("system", _RULES), Utterance("user", asked)]
         for number in range(TRIES):
             seed = int(digest(asked, number)[:8], 16) % 2**31

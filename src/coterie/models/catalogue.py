@@ -23,9 +23,7 @@ class WheelModel:
 
     name: str
     what: str
-    """One line for a table."""
     requirement: str
-    """The wheel, as pip takes it."""
     gguf: str
     """Path of the GGUF file inside the wheel."""
     sha256: str
@@ -70,7 +68,6 @@ class Found:
     """The most tokens of one sequence."""
     folder: Path
     packaged: bool
-    """Whether it came with coterie."""
 
 
 def names() -> list[str]:

@@ -164,7 +164,6 @@ class ChatRenderer:
         return (last.role, one.role) == ("tool", "user") and not self.tools.users_after_results
 
     def _without_opener(self, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
-        """What stands after the thought that a prompt has opened already."""
         opened = bool(self._opener) and slots[:1] == self._opener
         return slots[1:] if opened else slots
 

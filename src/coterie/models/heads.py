@@ -24,7 +24,6 @@ from coterie.models.saved import reading
 from coterie.models.trie import Ids
 
 HEAD = "value_head"
-"""Name of the head in its model."""
 HEAD_FILE = "value_head.safetensors"
 """Beside a saved model's weights: those of its head."""
 

@@ -40,7 +40,6 @@ class Slot:
     turn: Turn | None = None
     role: str = ""
     edge: Literal["", "first", "last"] = ""
-    """Of a stand-in: which end of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,6 @@ class Shown:
     def message(
         self, text: str, show: Callable[[Slot], str], sign: Callable[[str], str] = str
     ) -> Mapping[str, Any]:
-        """What the template is given, with this content; texts of calls by ``sign``."""
         name = {"name": show(self.name)} if self.name else {}
         call = {"tool_call_id": self.call_id} if self.call_id else {}
         if self.call_ids:

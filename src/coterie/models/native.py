@@ -5,22 +5,184 @@ model's. So no model is read by the parser of another family.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from coterie.config.text import shallow
 from coterie.errors import UserError
 from coterie.models.calls.as_json import HermesJson, LlamaJson, MistralJson
-from coterie.models.calls.as_xml import QwenXml
-from coterie.models.calls.by_template import ResponseTemplate
-from coterie.models.calls.markup import THOUGHT, Markup, NativeSyntax
+from coterie.models.calls.markup import (
+    THOUGHT,
+    Markup,
+    NativeSyntax,
+    Span,
+    Written,
+    broken,
+    call_of,
+    json_text,
+    past_broken,
+    past_space,
+    unclosed,
+    whole_text,
+)
 from coterie.models.control import ControlTokens
 from coterie.models.layout import WORD, Layout, Shown, Slot, around_calls
 from coterie.models.offering import called, offered
 from coterie.models.template import ChatTemplate
-from coterie.trajectories.calls import Tool, ToolCall, call_id
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult, call_id
+from coterie.trajectories.turn import Finish
+
+_FUNCTION = re.compile(r"\s*<function=([^<>\n]*)>\s*")
+_PARAMETER = re.compile(r"<parameter=([^<>\n]*)>")
+_END = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,), "array": (list,),
+    "null": (type(None),), "string": (str,),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class QwenXml(Markup):
+    """``<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>``.
+
+    A value is text; the tool's schema says what it stands for.
+    """
+
+    name: ClassVar[str] = "<function=...> and <parameter=...> between <tool_call> and </tool_call>"
+    opening: ClassVar[tuple[str, ...]] = ("<tool_call>",)
+    closing: ClassVar[str] = "</tool_call>"
+
+    def _read(
+        self, text: str, start: int, at: int, finish: Finish, tools: Sequence[Tool]
+    ) -> Iterator[Span]:
+        function = _FUNCTION.match(text, at)
+        if function is None:
+            yield self._broken(text, start, at, finish, "", "there is no <function=NAME>")
+            return
+        name, at = function[1].strip(), function.end()
+        schema = next((one.parameters for one in tools if one.name == name), {})
+        given: dict[str, object] = {}
+        while parameter := _PARAMETER.match(text, at):
+            key, end = parameter[1].strip(), _END.search(text, parameter.end())
+            if end is None or key in given:
+                why = f"<parameter={key}> " + ("is there twice" if end else "is not closed")
+                yield self._broken(text, start, at, finish, name, why)
+                return
+            given[key] = _typed(_unpadded(text[parameter.end() : end.start()]), schema, key)
+            at = past_space(text, end.end())
+        if not text.startswith("</function>", at):
+            yield self._broken(text, start, at, finish, name, "<function> is not closed")
+            return
+        at = past_space(text, at + len("</function>"))
+        closed = text.startswith(self.closing, at)
+        error = "" if closed else unclosed(self.opening[0], self.closing, finish)
+        error = error if name else "not run: the call has no name"
+        yield Span(
+            start, at + len(self.closing) * closed, (Written(name, json_text(given), error),)
+        )
+
+    def _broken(self, text: str, start: int, at: int, finish: Finish, name: str, why: str) -> Span:
+        """A call that can't be read goes on to its closing tag, or to the next call."""
+        opening = self.opening[0]
+        end, closed = past_broken(text, at, opening, self.closing)
+        error = f"not run: the call can't be read: {why}"
+        error = error if closed else unclosed(opening, self.closing, finish)
+        body = text[start + len(opening) : end].removesuffix(self.closing)
+        return Span(start, end, (Written(name, body.strip(), error),))
+
+
+def _unpadded(value: str) -> str:
+    return value.removeprefix("\n").removesuffix("\n")
+
+
+def _typed(value: str, schema: Mapping[str, object], key: str) -> object:
+    """What a value stands for by the tool's schema; text where it says nothing, or something else."""
+    properties = schema.get("properties")
+    kinds = _kinds(properties.get(key), schema) if isinstance(properties, Mapping) else ()
+    if kinds == ("string",):
+        return value
+    try:
+        found: Any = shallow(json.loads(value))
+    except (ValueError, RecursionError):
+        found = _WORDS.get(value.strip().lower(), value)
+    if not kinds:
+        return found
+    if isinstance(found, bool):
+        return found if "boolean" in kinds else value
+    return found if any(isinstance(found, _KINDS.get(kind, ())) for kind in kinds) else value
+
+
+def _kinds(schema: object, root: Mapping[str, object], depth: int = 0) -> tuple[str, ...]:
+    if not isinstance(schema, Mapping) or depth > 8:
+        return ()
+    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
+        found: object = root
+        for step in reference[2:].split("/"):
+            found = found.get(step) if isinstance(found, Mapping) else None
+        return _kinds(found, root, depth + 1)
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return (kind,)
+    if isinstance(kind, list | tuple):
+        return tuple(map(str, kind))
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(choices, list | tuple):
+        return tuple(dict.fromkeys(one for c in choices for one in _kinds(c, root, depth + 1)))
+    values = schema.get("enum")
+    if isinstance(values, list | tuple) and all(isinstance(one, str) for one in values):
+        return ("string",)
+    return ()
+
+
+class ResponseTemplate:
+    """The tokenizer's ``response_template``. It does not say whether a call is closed: of a message that did not
+    end by itself the last call is not run.
+    """
+
+    name: ClassVar[str] = "the tokenizer's response template"
+    stop: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: str) -> None:
+        self.tokenizer = tokenizer
+        self.prompt = prompt
+        """With which a prompt ends; it may have begun the message."""
+
+    def parse(self, text: str, finish: Finish, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
+        try:
+            message = self.tokenizer.parse_response(
+                text, prefix=self.prompt, tools=[offered(tool) for tool in tools]
+            )
+            calls = shallow(message.get("tool_calls") or [])
+        except (
+            Exception
+        ) as error:  # whatever the template's own parsers raise on what a model wrote
+            return _named([broken(text, str(error).partition("\n")[0])])
+        found = [call_of(_function(one)) for one in calls]
+        if found and finish != "end":
+            last = found[-1]
+            error_ = last.error or unclosed("the last call", "its end", finish)
+            found[-1] = replace(last, error=error_)
+        return _named(found)
+
+    def show(self, results: Sequence[ToolResult]) -> str:
+        return ""
+
+
+def _function(call: object) -> object:
+    return call.get("function", call) if isinstance(call, Mapping) else call
+
+
+def _named(found: Sequence[Written]) -> tuple[ToolCall, ...]:
+    return tuple(
+        ToolCall(call_id(number), whole_text(one.name), whole_text(one.arguments), one.error)
+        for number, one in enumerate(found)
+    )
+
 
 MARKUPS: tuple[type[Markup], ...] = (HermesJson, QwenXml, LlamaJson, MistralJson)
 Results = Literal["tool", "calls", "user"]
@@ -53,7 +215,6 @@ class ToolTemplate:
     syntax: NativeSyntax | None
     """How its model writes calls; ``None`` if the template shows no calls, or in a way that nothing here reads."""
     shows_tools: bool
-    """Whether it shows the names and descriptions of tools."""
     parallel: bool
     """Whether it writes two calls in one message. The syntax reads several in any case."""
     results: Results
@@ -160,7 +321,6 @@ class _Look:
         return "user", False
 
     def tokens(self, long_ids: bool) -> tuple[frozenset[int], frozenset[int]]:
-        """Which control tokens end a message with calls, and which write calls."""
         id_ = (_id(0, long_ids),)
         before, after = around_calls(self.template, id_, ())
         marks = self._control(before + WORD + after)

@@ -83,7 +83,6 @@ class Group:
     members: tuple[int, ...]
     nodes: int
     chain: bool
-    """Whether each is a beginning of the longest."""
 
 
 def pack(sequences: Sequence[Ids], rule: CostRule | None) -> list[Pack]:

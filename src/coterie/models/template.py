@@ -38,7 +38,6 @@ class ChatTemplate:
 
     @property
     def has_clock(self) -> bool:
-        """Whether what it writes may depend on the day."""
         return "strftime_now" in self.source
 
     def header(self) -> str:

@@ -18,7 +18,6 @@ class Trie:
     """Sequences packed by their beginnings; all arrays are int64 ``[nodes]``."""
 
     ids: np.ndarray
-    """Token of each node."""
     parents: np.ndarray
     """Node of the token before; -1 at a root."""
     depths: np.ndarray

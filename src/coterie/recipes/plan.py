@@ -72,7 +72,6 @@ class Plan:
     evaluations: int
     """Held-out dialogues over all policies, the base included."""
     turns: int | None
-    """The limit of turns of a dialogue."""
     max_tokens: int
 
     @property

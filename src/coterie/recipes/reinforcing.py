@@ -31,7 +31,6 @@ CRITIC = "critic"
 """The role that says what is to be expected."""
 STAGE = "reinforce"
 UNUSED = ("epochs", "max_steps", "batch_rows", "save_every_seconds", "save_every_steps")
-"""Keys of trainings on rows that are all there."""
 
 
 class UpdateSettings(TrainingSettings):

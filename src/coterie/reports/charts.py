@@ -103,7 +103,6 @@ def score_chart(points: Sequence[IterationPoint], metric: str, planned: int) -> 
 
 
 def _corners(point: IterationPoint) -> tuple[tuple[float, float], ...]:
-    """The corners of an interval's bar: distance from its middle, and score."""
     low, high = point.score_low, point.score_high
     return ((-4, low), (-4, high), (4, high), (4, low))
 

@@ -1,21 +1,26 @@
 """What every run's report page shows, whatever its recipe: policies, dialogues, failures, times."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
+from coterie.environments.workflow.measures import plans_of
+from coterie.environments.workflow.plan import BrokenPlan, Plan
+from coterie.environments.workflow.written import parse_plan
 from coterie.models.loading import LoadedModel
 from coterie.reports.data import (
     DialogueView,
     Failure,
     GradeMeans,
     IterationPoint,
+    PlanArrow,
+    PlanNode,
+    PlanView,
     Setting,
     StageTime,
     TokenPiece,
     TurnView,
 )
-from coterie.reports.plan_view import plan_views
 from coterie.reports.tool_use import call_views
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.runs.folder import Run, Step
@@ -23,6 +28,58 @@ from coterie.runs.held_out import evaluation, grade_means
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import Turn
+
+WIDTH, HEIGHT = 190, 34
+"""Of a task's box, in pixels."""
+APART, BELOW = 46, 10
+"""Pixels between columns, and between boxes of a column."""
+LETTERS = 22
+"""Of a task's text in its box."""
+MOST = 60
+"""Tasks of a plan that is drawn."""
+
+
+def plan_views(turn: Turn) -> tuple[PlanView, ...]:
+    return tuple(map(_drawn, _plans(turn.text)))
+
+
+def _plans(text: str) -> Iterator[Plan]:
+    for written in plans_of(text):
+        try:
+            plan = parse_plan(written)
+        except BrokenPlan:
+            continue
+        if len(plan.tasks) <= MOST:
+            yield plan
+
+
+def _drawn(plan: Plan) -> PlanView:
+    places = {
+        id_: (column * (WIDTH + APART), row * (HEIGHT + BELOW))
+        for column, level in enumerate(plan.levels)
+        for row, id_ in enumerate(level)
+    }
+    nodes = tuple(
+        PlanNode(task.id, _short(task.text), task.text, *places[task.id]) for task in plan.tasks
+    )
+    arrows = tuple(
+        PlanArrow(
+            places[other][0] + WIDTH,
+            places[other][1] + HEIGHT // 2,
+            places[task.id][0],
+            places[task.id][1] + HEIGHT // 2,
+        )
+        for task in plan.tasks
+        for other in task.after
+    )
+    shape = plan.shape
+    width = shape.levels * (WIDTH + APART) - APART
+    return PlanView(nodes, arrows, width, shape.width * (HEIGHT + BELOW) - BELOW, shape.levels)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…"
+
 
 EXAMPLES = 12
 
@@ -33,7 +90,6 @@ def shown_settings(settings: Settings) -> tuple[Setting, ...]:
 
 
 def timings(run: Run, done: Sequence[Step]) -> tuple[StageTime, ...]:
-    """How long each finished step took."""
     return tuple(StageTime(s.iteration, s.stage, float(run.metrics(s)["seconds"])) for s in done)
 
 

@@ -196,7 +196,6 @@ class Example:
     """One task, with a dialogue before training and one after it."""
 
     task: str
-    """The task's id."""
     question: str
     gold: tuple[str, ...]
     """The right answer and its aliases."""
@@ -237,9 +236,7 @@ class TreeTurn:
     visits: int
     """How many dialogues went through it."""
     chosen_over: tuple[Sibling, ...] = ()
-    """Turns that it was preferred to in training."""
     rejected_for: tuple[Sibling, ...] = ()
-    """Turns that were preferred to it in training."""
     ending: Ended | None = None
     children: tuple["TreeTurn", ...] = ()
 
@@ -257,7 +254,6 @@ class TreeTurn:
 
     @property
     def leads_to_pairs(self) -> bool:
-        """Whether a turn after it is a side of a preference pair."""
         return any(child.is_paired or child.leads_to_pairs for child in self.children)
 
 
@@ -267,7 +263,6 @@ class TaskTree:
 
     iteration: int
     task: str
-    """The task's id."""
     question: str
     gold: tuple[str, ...]
     """The right answer and its aliases."""
@@ -275,7 +270,6 @@ class TaskTree:
     value: float | None
     """Mean reward of all its dialogues."""
     visits: int
-    """How many dialogues it has."""
     pairs: int
     """How many preference pairs were made of it."""
     turns: tuple[TreeTurn, ...]
@@ -290,7 +284,6 @@ class Failure:
     reason: str
     count: int
     example: str = ""
-    """Key of one of them, to look it up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +311,6 @@ class RunReport:
 
     title: str
     command: str
-    """What to type to get this run again."""
     model: str
     seed: int
     metric: str

@@ -29,7 +29,6 @@ class Section:
     rows: tuple[tuple[str, ...], ...]
     """As many cells each as there are heads. Texts are shown as they are."""
     quantity: str = ""
-    """What the chart shows."""
     levels: tuple[Level, ...] = ()
     """The chart's points; none for no chart."""
     bars: bool = False

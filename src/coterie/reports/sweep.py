@@ -17,7 +17,6 @@ class SweepRow:
     """``None`` for all seeds together."""
     iteration: int
     n: int
-    """Held-out tasks."""
     score: float
     low: float
     """Lower end of the score's 95% bootstrap interval over tasks."""

@@ -78,7 +78,6 @@ class GroupAdvantages:
     failed: int
     """Paths without a reward. They left their groups before any mean."""
     groups: int
-    """Groups of two or more, which were compared."""
     small: int
     """Groups with fewer than two paths left: dropped."""
     flat: int

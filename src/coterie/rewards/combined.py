@@ -88,7 +88,6 @@ class RewardSettings(Settings):
         return found_terms(tuple(self.terms), tuple(TERMS))
 
     def names(self) -> tuple[str, ...]:
-        """All terms, in the order in which they are added."""
         return (*TERMS, *self.own())
 
     def identity(self) -> str:
@@ -114,7 +113,6 @@ class Sampled:
     leaks: int = 0
     """Utterances that speak for another agent."""
     repeats: int = 0
-    """Utterances that repeat an earlier one."""
     path: tuple[Turn, ...] = ()
 
     @property

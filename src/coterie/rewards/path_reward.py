@@ -20,10 +20,32 @@ from coterie.environments.protocol import VIOLATIONS, WELL_FORMED
 from coterie.errors import UserError
 from coterie.rewards.combined import Sampled as Dialogue
 from coterie.rewards.conduct import leaks, repeats
-from coterie.rewards.overlong import overlong_penalty
 from coterie.rewards.own import found_terms, sources, value
-from coterie.trajectories.tree import Outcome
-from coterie.trajectories.turn import Turn, digest
+from coterie.trajectories.tree import CONTEXT, LENGTH, Ending, Outcome
+from coterie.trajectories.turn import Finish, Turn, digest
+
+
+def overlong_penalty(
+    sampled: int,
+    finish: Finish,
+    ending: Ending,
+    *,
+    limit: int,
+    buffer: int,
+    weight: float = 1.0,
+) -> float:
+    """From 0 down to ``-weight`` (DAPO, arXiv 2503.14476, equation 13).
+
+    ``sampled`` is the number of tokens that the agent sampled on the path; what it was shown does not count. 0 up to
+    ``limit - buffer`` of them, then falling in a straight line to ``-weight`` at ``limit``, and so beyond it. A path
+    that was cut off for its length or its context, or whose last turn was (``finish``), costs the whole ``weight``,
+    however short: which token it ended with says nothing about that. Raises ``ValueError`` unless 0 < buffer <= limit.
+    """
+    if not 0 < buffer <= limit:
+        raise ValueError(f"the buffer has to be within 1 and the limit of {limit}, got {buffer}")
+    if finish == "length" or ending in (LENGTH, CONTEXT):
+        return -weight
+    return -weight * min(max(sampled - (limit - buffer), 0) / buffer, 1.0)
 
 
 class PathRewardSettings(Settings):
@@ -104,12 +126,10 @@ class Graded:
 
     outcome: Outcome
     path: tuple[Turn, ...]
-    """All turns, everybody's."""
     agent: str
     given: float | None
     """What the environment gave the agent for the path as a whole; ``None`` where it could not be graded."""
     measures: Mapping[str, float | int | str]
-    """What the environment measured of the path."""
 
     @property
     def own(self) -> tuple[Turn, ...]:

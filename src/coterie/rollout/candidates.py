@@ -50,7 +50,6 @@ class Branching:
     iteration: int
     stage: str
     count: int
-    """Candidates a turn."""
 
     async def branch(self, played: Played) -> Tree:
         """The tree of a dialogue with all candidates. Raises ``EngineError``."""

@@ -3,20 +3,51 @@
 What an environment does that can't be is its own fault, and fails the branch that met it.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from coterie.environments.faults import EnvironmentFault, faults_of
 from coterie.environments.protocol import Environment, Grade, State
 from coterie.rollout.samplers import AgentContext
-from coterie.rollout.timing import timed
+from coterie.rollout.sessions import SessionError
 from coterie.rollout.transitions import Arrival, arrive, check_grade, left_after
 from coterie.tools.checking import check_tools
 from coterie.trajectories.calls import Tool
 from coterie.trajectories.task import Task
 from coterie.trajectories.turn import Message, Turn
+
+T = TypeVar("T")
+
+
+async def timed(
+    environment: Environment,
+    seconds: float,
+    what: str,
+    work: Callable[..., Awaitable[T]],
+    *args: Any,
+    **named: Any,
+) -> T:
+    with faults_of(environment):
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return await work(*args, **named)
+        except TimeoutError as error:
+            if not limit.expired():  # the environment's own
+                raise
+            raise SessionError(
+                f"{environment.name}: {what} did not end within {seconds:g} seconds"
+            ) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise SessionError(
+                f"{environment.name}: {what} waited for what was cancelled"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

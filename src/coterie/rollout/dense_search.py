@@ -76,7 +76,6 @@ class DenseSearchSettings(Settings):
     )
 
     def temperature(self, label: int) -> float:
-        """How the child with a label is sampled; 0 is greedy."""
         if self.children == "sampling":
             return 1.0
         if self.children == "temperature" and label:
@@ -112,7 +111,6 @@ class DenseSearch(Search):
         self._labels: dict[str, tuple[int, ...]] = {self.tree.root: ()}
         """By node, the index that first led to it."""
         self._child: dict[tuple[str, int], str] = {}
-        """By node and label."""
         self._ended: set[str] = set()
         self._chosen: dict[str, int] = {}
         """By node, how many searches began at it."""
@@ -137,7 +135,6 @@ class DenseSearch(Search):
         return []
 
     def enough(self) -> bool:
-        """Whether the tree has its pairs, or its rollouts."""
         s = self.settings
         return sum(self.pairs.values()) >= s.pairs or len(self.rollouts) >= s.runs
 
@@ -173,7 +170,6 @@ class DenseSearch(Search):
         return new[: min(self.settings.window, self.settings.runs - len(self.rollouts))]
 
     def covered(self, node: str, index: Sequence[int]) -> bool:
-        """Whether all that an index leads to from a node was sampled, up to its end."""
         for label in index[len(self._labels[node]) :]:
             child = self._child.get((node, label))
             if child is None:
@@ -232,7 +228,6 @@ class DenseSearch(Search):
         return [Rollout(search, number, node, labels=index) for number, index in enumerate(indices)]
 
     def _node(self, at: Position) -> str:
-        """The agent's last turn, or the root."""
         said = (turn.id for turn in reversed(at.state.turns) if turn.speaker.kind == "agent")
         return next(said, self.tree.root)
 

@@ -25,7 +25,6 @@ Merge = Callable[[Turn, Sequence[Turn]], Turn | None]
 Seed = Callable[["Rollout", Position, int], int]
 """The seed of a rollout's next turn: where it stands, and the place of who speaks among those who act there."""
 Samplers = Callable[["Rollout", Position], Mapping[str, CandidateSampler]]
-"""The samplers of a rollout by actor, where it stands."""
 Known = Callable[["Rollout", Position], Turn | None]
 """The turn that a rollout is to take where it stands, if that was sampled before."""
 Way = tuple[Response, ...]
@@ -38,7 +37,6 @@ class Rollout:
 
     search: int
     number: int
-    """Which of its search's rollouts."""
     start: str
     """The node that was chosen (a turn's id, or the root)."""
     leaf: str | None = None

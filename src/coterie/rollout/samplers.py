@@ -230,7 +230,6 @@ class TextSampler:
         self.sampling = sampling
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
-        """One reply to the messages as chat."""
         reply = await self.endpoint.chat(
             utterances(prompt),
             max_tokens=self.sampling.max_tokens,

@@ -13,7 +13,6 @@ from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.trajectories.task import Task
 
 EXPERT = "expert"
-"""The author of what an expert says."""
 Script = Callable[[Task], Sequence[str]]
 """All messages of the agent for a task, in order."""
 

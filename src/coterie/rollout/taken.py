@@ -61,7 +61,6 @@ def context_at(at: Position, actor: str) -> AgentContext:
 
 
 def contexts_after(tree: Tree, at: Position, taken: tuple[Turn, ...]) -> dict[str, AgentContext]:
-    """What actors have seen and said after these turns."""
     contexts = dict(at.contexts)
     for turn in taken:
         if turn.prompt is not None:

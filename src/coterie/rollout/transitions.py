@@ -14,7 +14,6 @@ from coterie.trajectories.tree import TURNS, Ending
 from coterie.trajectories.turn import Part, Turn, digest, make_turn
 
 CALLS = Ending("calls", truncated=True)
-"""No calls are left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,6 @@ class Arrival:
     """By the last of the turns taken, and by actor: what others did at the same time counts."""
 
     def same(self, other: "Arrival") -> bool:
-        """Whether the environment did the same; its own data may be anything."""
         here, there = self.position.state, other.position.state
         said = (self.position.node, self.seen, self.rewards, here.answer, here.end)
         return said == (

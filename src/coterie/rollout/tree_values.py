@@ -19,7 +19,6 @@ class NodeValue:
     mean: float
     """The node's value, in units of reward."""
     visits: int
-    """Rollouts through it."""
     distance: float
     """Mean number of the agent's turns from it to the end."""
 

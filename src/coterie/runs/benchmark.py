@@ -154,7 +154,6 @@ class Consistency:
     means: Mapping[str, float]
     """Over all dialogues, of what else the environment's grades say, such as turns and leaks."""
     fresh: bool = False
-    """Whether all of it was played just now."""
 
 
 def everybody(settings: BenchmarkSettings, sampler: Sampler) -> dict[str, Sampler]:

@@ -20,7 +20,6 @@ class Picked:
 
     judge: str
     n: int
-    """Dialogues of each task."""
     score: float
     interval: tuple[float, float]
     unreadable: int

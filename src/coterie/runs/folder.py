@@ -72,7 +72,6 @@ class Run:
         return self.folder / "training" / role / f"iteration-{iteration:02d}"
 
     def is_finished(self, step: Step) -> bool:
-        """Whether a step's results are all in the store."""
         return self.store.finished(step.key)
 
     def begun_under(self, step: Step) -> str | None:

@@ -18,7 +18,6 @@ from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 
 BeginSearch = Callable[[Driver, Sessions, Task], Search]
-"""The search of a task's tree."""
 
 
 @dataclass(slots=True)
@@ -29,7 +28,6 @@ class Growing:
     iteration: int
     progress: Progress
     sampled_tokens: Callable[[], int]
-    """So far, for the progress."""
     by_rollout: bool = False
     """Whether the progress counts rollouts, not searches."""
     played: dict[str, list[Rollout]] = field(init=False)

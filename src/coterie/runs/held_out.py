@@ -40,7 +40,6 @@ class Evaluation:
     means: Mapping[str, float] = field(default_factory=dict)
     """Means of what else the environment's grades say, such as turns and the share of tests passed."""
     fresh: bool = False
-    """Whether all of it was played just now."""
 
 
 def held_out_draws(store: Store, version: int, samples: int) -> dict[str, list[Draw]]:

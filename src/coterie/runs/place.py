@@ -27,7 +27,6 @@ def place_of(run: Run, stages: Sequence[Stage], stage: Stage) -> StagePlace:
 
 
 def _seconds(run: Run, stages: Sequence[Stage]) -> dict[str, float]:
-    """By kind: how long its last finished stage took."""
     found = {stage.kind: run.metrics(stage.step).get("seconds") for stage in stages
              if run.is_finished(stage.step)}  # fmt: skip
     return {kind: float(seconds) for kind, seconds in found.items() if seconds is not None}

@@ -30,11 +30,9 @@ class Role:
 
     name: str
     model: str
-    """What it begins as; what its adapters are of."""
     shares: str | None = None
     """The role with which it shares one base in memory; both are then adapters of it."""
     head: bool = False
-    """Whether it is trained with a value head."""
 
 
 def check_roles(roles: Sequence[Role]) -> None:

@@ -19,7 +19,6 @@ class Stage:
     step: Step
     do: Do
     after: tuple[Step, ...] = ()
-    """The steps whose results it reads."""
     depends: tuple[object, ...] = ()
     """The settings that its results depend on, besides those of the whole recipe."""
     trains: tuple[str, ...] = ()

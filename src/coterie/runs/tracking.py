@@ -73,5 +73,4 @@ class _OfRole:
         named = {f"{self._role}/{what}": n for what, n in metrics.items() if what != "step"}
         self._tracking.log(named, self._before + step)
 
-    def close(self) -> None:
-        """Nothing: the run's tracker stays open."""
+    def close(self) -> None: ...

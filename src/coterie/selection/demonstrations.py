@@ -18,17 +18,13 @@ class Rewarded(Protocol):
     """A trajectory with the numbers that decide whether it is trained on."""
 
     @property
-    def sample(self) -> int:
-        """Which of its task's trajectories it is."""
-        ...
+    def sample(self) -> int: ...
 
     @property
     def total(self) -> float: ...
 
     @property
-    def score(self) -> float:
-        """Its score, in [0, 1]."""
-        ...
+    def score(self) -> float: ...
 
 
 R = TypeVar("R", bound=Rewarded)

@@ -86,7 +86,6 @@ def count_pairs(values: Sequence[Visited], settings: DensePairSettings) -> int:
 def dense_pairs(
     tree: Tree, values: Mapping[str, Visited], settings: DensePairSettings
 ) -> list[SiblingPair]:
-    """All pairs of siblings of a tree, parents in the tree's order."""
     found: list[SiblingPair] = []
     for parent in (tree.root, *tree.turns):
         children = [turn for turn in tree.children(parent) if turn.id in values]

@@ -3,7 +3,8 @@
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from coterie.config.plugins import find
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.tools.checking import check_tools
-from coterie.tools.joined import Joined
 from coterie.tools.native import NativeCalls
 from coterie.tools.own import TOOLS, OwnTool, own_tools
 from coterie.tools.run import Function
@@ -26,6 +26,47 @@ from coterie.tools.source import SessionSource, ToolSource
 from coterie.tools.tags import Tag, Tags
 from coterie.tools.toolbox import ToolsSettings
 from coterie.trajectories.calls import Tool
+from coterie.trajectories.turn import digest
+
+
+class Joined:
+    """The tools of sources that have names, in their order: ``search`` of ``wiki`` and of ``web`` are ``wiki_search``
+    and ``web_search``, all others are called as in their sources.
+
+    Raises ``UserError`` if two are called alike even so.
+    """
+
+    def __init__(self, sources: Mapping[str, ToolSource]) -> None:
+        self._sources = dict(sources)
+        count = Counter(tool.name for one in self._sources.values() for tool in one.tools)
+        self._names = {
+            (source, tool.name): tool.name if count[tool.name] == 1 else f"{source}_{tool.name}"
+            for source, one in self._sources.items()
+            for tool in one.tools
+        }
+        self.tools: tuple[Tool, ...] = tuple(
+            replace(tool, name=self._names[source, tool.name])
+            for source, one in self._sources.items()
+            for tool in one.tools
+        )
+        check_tools(self.tools)
+        self.tags: Mapping[str, Tag] = {
+            self._names[source, name]: tag
+            for source, one in self._sources.items()
+            for name, tag in one.tags.items()
+        }
+        self.identity = digest([(name, one.identity) for name, one in self._sources.items()])
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Mapping[str, Function]]:
+        """What runs the calls of all of them. Raises ``UserError`` as they do."""
+        async with AsyncExitStack() as stack:
+            functions: dict[str, Function] = {}
+            for source, one in self._sources.items():
+                opened = await stack.enter_async_context(one.open())
+                functions |= {self._names[source, name]: do for name, do in opened.items()}
+            yield functions
+
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 MCP = "mcp:"
@@ -137,7 +178,6 @@ def _text(file: Path) -> str:
 
 
 def _entries(file: Path, text: str) -> dict[str, Mapping[str, Any]]:
-    """What a file says of tools, by name: ``tools: [{name, tool, ...}]``."""
     do = (
         "write `tools:`, and under it a list of entries with `name`, `tool` and the tool's settings"
     )

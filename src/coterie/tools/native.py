@@ -23,7 +23,6 @@ class NativeCalls:
         return tuple(shown)
 
     def parse(self, text: str, finish: Finish) -> tuple[ToolCall, ...]:
-        """None: a turn has its calls when it is made."""
         return ()
 
     def show(self, results: Sequence[ToolResult]) -> str:

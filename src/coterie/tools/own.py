@@ -40,7 +40,6 @@ class OwnTool:
     do: Function
     parameters: tuple[str, ...]
     source: str
-    """A hash of its file."""
 
 
 def own_tools(names: Sequence[str]) -> tuple[OwnTool, ...]:

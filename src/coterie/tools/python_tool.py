@@ -38,7 +38,6 @@ class PythonTool:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Mapping[str, Function]]:
-        """Nothing that dialogues share."""
         yield {}
 
     @asynccontextmanager

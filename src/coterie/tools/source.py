@@ -51,9 +51,7 @@ class SessionSource(Protocol):
     """
 
     @property
-    def needs(self) -> tuple[type, ...]:
-        """What a run has to share: a sandbox."""
-        ...
+    def needs(self) -> tuple[type, ...]: ...
 
     @property
     def max_sessions(self) -> int: ...

@@ -37,7 +37,6 @@ class Tags:
     answer: str | None = "answer"
     """The tag of a final answer; ``None``: an answer has no form of its own."""
     observation: str = OBSERVATION
-    """The tag around a result."""
     inline: bool = False
     """Whether a result goes on in the message that called, with no end of turn between them (GAP)."""
     stop: tuple[str, ...] = field(init=False)
@@ -71,7 +70,6 @@ class Tags:
 
     @property
     def role(self) -> Role:
-        """Of the messages that show results."""
         return "inline" if self.inline else "user"
 
     def teach(self, tools: Sequence[Tool]) -> str:
@@ -144,7 +142,6 @@ class Tags:
 
 
 def _example(tool: Tool) -> str:
-    """A JSON object with the tool's parameters, each with its type."""
     properties = tool.parameters.get("properties")
     if not isinstance(properties, Mapping):
         return "{}"

@@ -45,7 +45,6 @@ class ToolsSettings(CallLimits):
         return tuple(map(settled, use))
 
     def identity(self) -> str:
-        """What results depend on besides the tools themselves."""
         return digest(self.model_dump_json(exclude={"use", "config", "tries", "width"}))
 
 

@@ -100,7 +100,6 @@ class Order:
             yield order[place * self.batch_rows : (place + 1) * self.batch_rows]
 
     def _of_epoch(self, epoch: int) -> list[int]:
-        """All items in the random order of an epoch, groups kept together."""
         groups: dict[str, list[int]] = {}
         for index, name in enumerate(self.groups):
             groups.setdefault(name or f"/{index}", []).append(index)

@@ -50,7 +50,6 @@ class DPO:
         self.settings = settings
 
     def rows(self, item: Pair) -> Sequence[Row]:
-        """Those of the chosen side, then those of the rejected one."""
         return (*item.chosen, *item.rejected)
 
     def count(self, item: Pair) -> float:

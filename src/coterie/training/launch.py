@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from accelerate.commands.config.config_args import load_config_from_file
 from peft import PeftModel
 from pydantic import TypeAdapter
 from pydantic_core import to_json
@@ -32,12 +33,59 @@ from coterie.models.adapters import save_adapter
 from coterie.models.heads import HEAD_FILE, find_head, split_head
 from coterie.models.loading import LoadedModel
 from coterie.progress import Progress
-from coterie.training.accelerate_config import accelerate_config
 from coterie.training.objective import Objective
 from coterie.training.ranks import refuse_sharded_head
 from coterie.training.record import TrainingReport, read_report
 from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import Tracker
+
+
+def accelerate_config(settings: TrainingSettings, key: str = "train") -> dict[str, Any]:
+    """What Accelerate is told of the ranks. ``key`` is the name of the settings.
+
+    Raises :class:`UserError` for a file that is not a configuration for ranks on one machine.
+    """
+    if settings.launch is None:
+        config: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "use_cpu": False}
+        config |= {"distributed_type": "MULTI_GPU", "num_machines": 1, "machine_rank": 0}
+        config |= {"main_training_function": "main", "mixed_precision": "no"}
+        config |= {"rdzv_backend": "static", "same_network": True}
+    else:
+        config = _read(Path(settings.launch).expanduser(), f"{key}.launch")
+    return {**config, "num_processes": settings.processes or config["num_processes"]}
+
+
+def _read(file: Path, key: str) -> dict[str, Any]:
+    advice = "give a file as `accelerate config` writes it, such as configs/accelerate/fsdp2.yaml"
+    if not file.is_file():
+        raise UserError(f"{key}={file}: there is no such file", advice)
+    try:
+        told = load_config_from_file(str(file))
+        config = yaml.safe_load(file.read_text())
+    except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        last = str(error).strip().splitlines()[-1]
+        raise UserError(
+            f"{key}={file} is not a configuration of Accelerate: {last}", advice
+        ) from error
+    kind = str(getattr(told.distributed_type, "value", told.distributed_type))
+    if kind not in ("MULTI_GPU", "FSDP"):
+        raise UserError(
+            f"{key}={file} says distributed_type {kind}, under which trainings do not run",
+            "use MULTI_GPU (configs/accelerate/ddp.yaml) or FSDP (configs/accelerate/fsdp2.yaml)",
+        )
+    if getattr(told, "num_machines", 1) != 1:
+        raise UserError(
+            f"{key}={file} is for {told.num_machines} machines, and coterie starts ranks on its own alone",
+            "set num_machines: 1",
+        )
+    ranks = config.get("num_processes")
+    if not isinstance(ranks, int) or ranks < 1:
+        raise UserError(
+            f"{key}={file} does not say how many ranks there are (num_processes: {ranks})",
+            "set num_processes to a number of at least 1",
+        )
+    return dict(config)
+
 
 JOB, ITEMS, PROGRESS, ERROR = "job.json", "items.json", "progress.jsonl", "error.json"
 ADAPTER, CONFIG, LOG, JOINED = "adapter", "accelerate.yaml", "ranks.log", "joined-"

@@ -27,7 +27,6 @@ Reads = Literal["logprobs", "entropies", "shown entropies", "values", "differenc
   is nothing but rounding, which Adam would make steps of.
 """
 OF_A_HEAD: tuple[Reads, ...] = ("values", "differences", "states")
-"""What only a model with a value head can say."""
 TargetValue = Literal["logprobs", "advantages", "reference", "values", "returns", "old"]
 """What rows may carry for each target besides its id; fields of :class:`~coterie.trajectories.row.Row`."""
 Item = TypeVar("Item")
@@ -44,7 +43,6 @@ class Objective(Protocol[Item_contra]):
     name: str
     reads: Reads
     needs: Sequence[TargetValue]
-    """The values of targets that its rows must carry."""
 
     def rows(self, item: Item_contra) -> Sequence[Row]:
         """The sequences whose log-probs (or values) the item needs."""

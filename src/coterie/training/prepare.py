@@ -26,11 +26,9 @@ class Prepared:
     """A model that is being trained."""
 
     model: Any
-    """With its adapter, for lora."""
     adapter: str | None
     """The one that is trained; ``None`` where whole weights are."""
     names: frozenset[str]
-    """The weights that are trained, by name."""
     checkpointing: bool
     """Whether activations are computed again."""
 

@@ -41,8 +41,7 @@ class ToFile:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def stage(self, place: StagePlace) -> None:
-        """Nothing: the starter knows it."""
+    def stage(self, place: StagePlace) -> None: ...
 
     def start(self, total: int, description: str) -> None:
         self._write({"total": total, "description": description})

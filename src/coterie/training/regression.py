@@ -28,7 +28,6 @@ class Regression:
     needs: Sequence[TargetValue] = ()
 
     def rows(self, item: Pair) -> Sequence[Row]:
-        """Those of the chosen side, then those of the rejected one."""
         return (*item.chosen, *item.rejected)
 
     def count(self, item: Pair) -> float:

@@ -13,6 +13,7 @@ Between two steps the model is as it was found, and an engine in this process th
 the new weights at once. Servers, and engines beside several ranks, get them by :meth:`Trainer.publish`.
 """
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -21,6 +22,7 @@ from typing import Any, Generic
 
 import torch
 from accelerate.utils import gather_object
+from torch import nn
 
 from coterie.config.settings import Settings
 from coterie.errors import UserError
@@ -31,13 +33,94 @@ from coterie.training import checkpoint
 from coterie.training.batches import Batch, hand, usable
 from coterie.training.forward import LossModule
 from coterie.training.objective import Item, Objective
-from coterie.training.optimizer import check_schedule, make_optimizer, rate_at, set_rate
 from coterie.training.prepare import max_row_length, prepared, tokenizer_folder
 from coterie.training.ranks import ranks, refuse_sharded_head
 from coterie.training.record import Record, TrainingReport, open_folder
 from coterie.training.settings import TrainingSettings
-from coterie.training.surroundings import Surroundings
 from coterie.training.trackers import NoTracker, Tracker
+
+
+def make_optimizer(
+    weights: Mapping[str, nn.Parameter], settings: TrainingSettings
+) -> torch.optim.AdamW:
+    """AdamW that decays matrices only (norms and biases are vectors)."""
+    matrices = [weight for weight in weights.values() if weight.ndim > 1]
+    vectors = [weight for weight in weights.values() if weight.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    filled = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(filled, lr=settings.learning_rate, betas=settings.betas, fused=True)
+
+
+def check_schedule(settings: TrainingSettings, total: int | None) -> None:
+    """Refuse a schedule that goes by the number of steps where that is not known."""
+    if total is None and (settings.schedule != "constant" or settings.warmup_ratio):
+        raise UserError(
+            f"schedule={settings.schedule} with warmup_ratio={settings.warmup_ratio} goes by the number of steps, "
+            "which is not known",
+            "say how many steps there will be, or use schedule=constant warmup_ratio=0",
+        )
+
+
+def rate_at(step: int, total: int | None, settings: TrainingSettings) -> float:
+    """Learning rate of a step (from 0): a linear climb, then the schedule down to zero at the end.
+
+    It is constant where the number of steps is not known.
+    """
+    if total is None:
+        return settings.learning_rate
+    climb = math.ceil(settings.warmup_ratio * total)
+    if step < climb:
+        return settings.learning_rate * (step + 1) / climb
+    done = (step - climb) / max(total - climb, 1)
+    shape = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 + 0.5 * math.cos(math.pi * done),
+    }
+    return settings.learning_rate * shape[settings.schedule]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+class Surroundings:
+    """Threads and random numbers of one training while it works; the caller's are put back whenever it stops."""
+
+    def __init__(self, threads: int | None, seed: int) -> None:
+        self._threads = threads
+        self._seed = seed
+        self._random: list[torch.Tensor] | None = None
+        """Those of the training, as its last work left them: of the CPU, then of the CUDA device."""
+
+    def __enter__(self) -> None:
+        self._found = torch.get_num_threads(), _random()
+        torch.set_num_threads(self._threads or self._found[0])
+        if self._random is None:
+            torch.manual_seed(self._seed)
+        else:
+            _set_random(self._random)
+
+    def __exit__(self, *_: object) -> None:
+        self._random = _random()
+        threads, random = self._found
+        torch.set_num_threads(threads)
+        _set_random(random)
+
+
+def _random() -> list[torch.Tensor]:
+    on_device = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *on_device]
+
+
+def _set_random(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)
 
 
 class Trainer(Generic[Item]):
@@ -220,7 +303,6 @@ class Trainer(Generic[Item]):
         self._record.restore(self._weights, self._optimizer)
 
     def _starting(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """What the training begins from: without adapters that others train meanwhile."""
         for name, weight in self.model.named_parameters():
             if name in self._prepared.names or ".lora_" not in name:
                 yield name, weight

@@ -190,7 +190,6 @@ def _member(text: str, start: int, step: str | int) -> int | None:
 
 
 def _skip(text: str, position: int) -> int:
-    """The next position that holds no white space."""
     found = _SPACE.match(text, position)
     assert found is not None, "white space may be empty"
     return found.end()

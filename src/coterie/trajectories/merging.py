@@ -60,6 +60,5 @@ def copy_step(
 
 
 def _moved(db: sqlite3.Connection, table: str, **instead: str) -> str:
-    """The columns of a table in their order, some as another expression."""
     names = [row[1] for row in db.execute(f"PRAGMA main.table_info({table})")]
     return ", ".join(instead.get(name, name) for name in names)

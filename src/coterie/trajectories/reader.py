@@ -168,7 +168,6 @@ def blob(db: sqlite3.Connection, hash_: str) -> bytes | None:
 
 
 def credit_of_tree(db: sqlite3.Connection, key: int) -> list[Credit]:
-    """All credit on the nodes of a tree, whatever its kind."""
     rows = db.execute(
         "SELECT c.node, k.name, c.value, k.settings FROM credit_kind k "
         "CROSS JOIN credit c ON (c.kind, c.tree) = (k.key, ?) ORDER BY k.settings, k.name, c.node",

@@ -212,7 +212,6 @@ class Store:
             return [item for _, item in reader.items(self._db, iteration, stage, task=task)]
 
     def metrics(self, iteration: int, stage: str) -> dict[ItemKey, dict[str, float | int | str]]:
-        """What was measured on the finished items of a stage, in key order."""
         return {item.key: dict(item.metrics) for item in self.items(iteration, stage)}
 
     def metrics_at(self, key: ItemKey) -> Metrics | None:
@@ -274,7 +273,6 @@ class Store:
             return reader.credit(self._db, settings, name, iteration, stage)
 
     def credit_of(self, tree: Tree) -> list[Credit]:
-        """All credit on the nodes of a tree, whatever its kind."""
         with explained(self.path):
             keys = reader.tree_keys(self._db, tree.iteration, tree.stage, tree.task)
             return [one for row in keys for one in reader.credit_of_tree(self._db, row[0])]

@@ -22,7 +22,6 @@ class Ending:
 
 
 TURNS = Ending("turns", truncated=True)
-"""No turns are left."""
 LENGTH = Ending("length", truncated=True)
 """A turn ran to its limit of tokens."""
 CONTEXT = Ending("context", truncated=True)

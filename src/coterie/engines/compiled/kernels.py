@@ -171,7 +171,6 @@ def _fetch_code(_: Any, x: Any, at: Any) -> Any:
 
 
 def _as_float_code(_: Any, bits: Any) -> Any:
-    """The float32 of an int32's bits."""
     return types.float32(types.int32), lambda _, b, __, args: b.bitcast(args[0], _FLOAT)
 
 

@@ -15,7 +15,6 @@ from coterie.engines.prefixes import BLOCK, BlockIndex, PrefixCache, block_keys,
 NO_KEY = b""
 """Before the first block."""
 SCORED = 32
-"""Sequences scored at once."""
 
 
 class PagedRows:

@@ -97,7 +97,6 @@ class Child:
                 process.kill()
 
     def obituary(self, when: str) -> str:
-        """How it ended, with the end of its log."""
         status = self._process.returncode
         how = "is still running" if status is None else f"ended with status {status}"
         return f"{self.launch.name} {how} {when}; {self.last_words()}"
@@ -164,7 +163,6 @@ def free_port() -> int:
 
 
 def port_taken(port: int) -> bool:
-    """Whether someone listens on a port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -54,7 +54,6 @@ class Member:
         self.name = name
         self.client = client
         self.up = True
-        """Whether requests may be sent."""
         self.lost = ""
         """Why it will never be up again, if so."""
         self.load = 0

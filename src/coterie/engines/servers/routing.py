@@ -57,14 +57,12 @@ class PrefixRouter:
                 del self._seen[key]
 
     def clear(self) -> None:
-        """All servers have lost their caches."""
         self._seen.clear()
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def _holders(self, keys: Sequence[bytes], among: Collection[int]) -> tuple[int, list[int]]:
-        """How many first blocks are known, and who knows that many."""
         allowed = sum(1 << server for server in among)
         depth, holders = 0, allowed
         for key in keys:

@@ -60,7 +60,6 @@ class ServedModel(BaseModel):
     id: str
     root: str | None = None
     parent: str | None = None
-    """Of an adapter: the model that it belongs to."""
     max_model_len: int | None = None
 
 

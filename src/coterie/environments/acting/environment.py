@@ -55,9 +55,7 @@ class Acting(ABC):
     max_sessions = 64
     syntax: Syntax | None = None
     form: Form = CODE_ACT
-    """How the agent writes what it does."""
     has_answers = True
-    """Whether there is something to answer."""
 
     def __init__(self, steps: int) -> None:
         self.limits: Mapping[str, int] = MappingProxyType({"turns": steps})
@@ -81,8 +79,7 @@ class Acting(ABC):
         """What the agent sees first: one observation (:func:`saying`)."""
 
     @abstractmethod
-    async def do(self, state: State, action: str, live: Any) -> Transition:
-        """What comes of an action: a transition with one observation, or an end."""
+    async def do(self, state: State, action: str, live: Any) -> Transition: ...
 
     @abstractmethod
     async def answered(self, state: State, answer: str) -> Transition: ...
@@ -110,7 +107,6 @@ class Acting(ABC):
         return ()
 
     def see(self, state: State, actor: str) -> tuple[Message, ...]:
-        """What it is told, then what it saw and said."""
         told = Message("system", (Part(self.told(state.task), source="task"),))
         return (told, *self.shots(state.task), *map(_shown, state.turns))
 

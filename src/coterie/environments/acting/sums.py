@@ -62,7 +62,6 @@ class Problem:
     boxes: int
     count: int
     trap: bool
-    """Whether the count is that of all boxes."""
     sign: Sign
     change: int
     other: str

@@ -51,14 +51,12 @@ class Form:
     taught: str
     """What a prompt says of it where agents act and answer."""
     taught_action: str
-    """The same where there is nothing to answer."""
     read: Callable[[str, bool], Move]
     """What a message does, and whether it was cut off."""
     acts: bool = True
 
 
 def read(text: str, cut: bool = False) -> Move:
-    """What a message does; one that was ``cut`` off does nothing."""
     if cut:
         return Move("nothing", note=CUT)
     actions, answers, ended = _found(text)

@@ -113,7 +113,6 @@ def _names(
 
 
 def _facts(name: str, kind: Kind, names: ByKind, rng: random.Random) -> tuple[Fact, ...]:
-    """Of an entity, whose relations lead to others of its split."""
     split = split_of_key(name)
     return tuple(
         Fact(name, one.name, rng.choice(VALUES.get(one.to) or names[split, one.to]))

@@ -57,7 +57,6 @@ class Relation:
     to: Kind | Scale
     sentence: str
     asked: str
-    """A question for the value."""
     phrase: str = ""
     """The value in words, where it is an entity."""
     extremes: tuple[str, str] = ("", "")
@@ -65,7 +64,6 @@ class Relation:
 
     @property
     def query(self) -> str:
-        """What is searched for, to find the value."""
         return f"{self.name} of {{s}}"
 
 
@@ -111,7 +109,6 @@ COMPARED = tuple(one for one in RELATIONS if one.extremes[0])
 
 
 def paths(hops: int) -> tuple[tuple[Relation, ...], ...]:
-    """All chains of so many relations, each of what the one before gives."""
     found: list[tuple[Relation, ...]] = [(one,) for one in RELATIONS]
     for _ in range(hops - 1):
         found = [(*path, one) for path in found for one in RELATIONS if one.of == path[-1].to]

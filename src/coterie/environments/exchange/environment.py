@@ -81,7 +81,6 @@ class Exchange(Talk):
         return marked_answer(text)
 
     def same(self, first: str, second: str) -> bool:
-        """Whether the two texts are equal."""
         return first == second
 
     def score(self, task: Task, answer: str | None) -> float:
@@ -89,11 +88,9 @@ class Exchange(Talk):
         return exact_match(answer, [gold_answer(task)])
 
     def well_formed(self, answer: str) -> bool:
-        """Whether it is not the example of the prompt."""
         return answer != EXAMPLE
 
     def similarity(self, answer: str, other: str) -> float:
-        """Whether they are equal, 0 or 1."""
         return exact_match(answer, [other])
 
 

@@ -33,7 +33,6 @@ FORMAT_POOL: tuple[Format, ...] = (
 """The formats of the first iteration, from the tersest to the wordiest."""
 
 PromptPiece = tuple[str, frozenset[str]]
-"""A piece of a prompt and the agents who may see it."""
 
 
 def system_prompt(

@@ -25,10 +25,8 @@ class Fact:
     """One thing that is known about one person."""
 
     subject: str
-    """The person the fact is about."""
     relation: str
     value: str
-    """What the relation gives for that person."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ class ExchangeTask:
     level: int
     """Number of facts that the answer needs: 1 or 2."""
     question: str
-    """What both agents are asked."""
     answer: str
     """The one right answer, a single word. Not for the agents' eyes."""
     facts: dict[str, tuple[Fact, ...]]

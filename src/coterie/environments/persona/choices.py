@@ -22,13 +22,11 @@ class ChoiceKind:
 
     aspect: Aspect
     name: str
-    """Unique among the kinds."""
     code: str
     """The line of Python, with `{k}` for the number."""
     told: str
     """How the person says it, with `{k}` for the number."""
     step: Callable[[list[int], int], ListValue]
-    """The same as the line, of the list and the number."""
     numbers: tuple[int, ...] = (0,)
     """The numbers that it may have; `(0,)` where it takes none."""
 

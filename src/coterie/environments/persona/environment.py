@@ -26,7 +26,6 @@ class ScriptedUserSimulator:
     name = "script:persona"
 
     async def reply(self, task: Task, transcript: Sequence[TranscriptLine], seed: int) -> str:
-        """What the script says to the last utterance."""
         hidden = json.loads(task.secrets[HIDDEN].reveal(PERSON))
         return scripted_reply([_KNOWN[kind, number] for kind, number in hidden], transcript[-1][1])
 

@@ -41,7 +41,6 @@ NAMES: tuple[str, ...] = (
     "summary",
     "notebook",
 )
-"""What functions are called."""
 THEMES: tuple[str, ...] = (
     "I note the eggs of my hens every day.",
     "My shop has a list of prices.",
@@ -54,7 +53,6 @@ THEMES: tuple[str, ...] = (
     "I keep the minutes of each bus ride.",
     "Our bakery knows how much bread it sells.",
 )
-"""What the numbers are about."""
 HINTS: dict[Aspect, tuple[str, ...]] = {
     "keep": ("leaves some numbers out", "is choosy about the numbers"),
     "change": ("changes each number", "does a bit of arithmetic"),
@@ -89,7 +87,6 @@ class PersonaTask:
     choices: tuple[Choice, ...]
     """The hidden choices, in the order of `ASPECTS`. Not for the agent's eyes."""
     name: str
-    """What the function is called."""
 
 
 def canonical_key(choices: Sequence[Choice]) -> str:

@@ -7,7 +7,9 @@ held-out tasks are whole.
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,20 +21,9 @@ from coterie.datasets.rows import QuestionRow
 from coterie.environments.gold import GRADER, gold_answer, secret_answers
 from coterie.environments.plan_ground.benchmarks import READ, as_plan, domain_in
 from coterie.environments.plan_ground.domains import Scoring, domain_of, ungraded_of
+from coterie.environments.plan_ground.form import Form
 from coterie.environments.plan_ground.given import given, hidden
-from coterie.environments.plan_ground.prompts import (
-    DONE,
-    actions_text,
-    grounder_prompt,
-    is_done,
-    plan_text,
-    planner_prompt,
-    result_text,
-    subgoals_in,
-    task_text,
-)
 from coterie.environments.plan_ground.settings import PlanGroundSettings
-from coterie.environments.plan_ground.states import Carried, Gold
 from coterie.environments.protocol import (
     WELL_FORMED,
     ActorKind,
@@ -52,6 +43,98 @@ from coterie.tools.actions.grammar import parse
 from coterie.trajectories.task import Secret, Task
 from coterie.trajectories.tree import LENGTH, Ending
 from coterie.trajectories.turn import Message, Part, Speaker, Turn
+
+DONE = "Done."
+"""What the planner says, step by step, when the task is done."""
+SUBGOAL = re.compile(r"Subgoal\s+(\d+)\s*:", re.IGNORECASE)
+SAYS_DONE = re.compile(r"\W*done\b", re.IGNORECASE)
+_ACTIONS = (
+    "Write actions only, on one line, separated by `; `, such as `R1 = Tool(argument); R2 = Tool(R1, argument)`. "
+    "Number the results R1, R2 and so on, and use earlier results by their names."
+)
+
+
+def planner_prompt(form: Form) -> str:
+    if form == "onetime":
+        return (
+            "You are a planner. Break the task into subgoals, in the order in which they are to be done. Another agent "
+            "turns them into actions, so say in each what it takes and what it gives. Write all of them on one line, "
+            "such as `Subgoal 1: ...; Subgoal 2: ...`, and nothing else."
+        )
+    return (
+        "You are a planner. Say one subgoal at a time, such as `Subgoal 1: ...`. Another agent turns it into actions, "
+        f"and you are told what they gave. When the task is done, write `{DONE}`"
+    )
+
+
+def grounder_prompt(form: Form, tools: str, task: str) -> str:
+    """The grounder's system prompt, which ends with the task."""
+    what = "each subgoal of a plan" if form == "onetime" else "the subgoal that you are given"
+    return (
+        f"You turn {what} into actions for the task below. {_ACTIONS}\n\nTools:\n{tools}\n\n{task}"
+    )
+
+
+def task_text(question: str, description: str) -> str:
+    around = f"\nAt the beginning: {description}" if description else ""
+    return f"Task: {question}{around}"
+
+
+def plan_text(subgoals: Sequence[str], first: int = 1) -> str:
+    return "; ".join(f"Subgoal {n}: {one}" for n, one in enumerate(subgoals, first))
+
+
+def actions_text(actions: Sequence[str]) -> str:
+    return "; ".join(actions)
+
+
+def result_text(subgoal: int, result: str) -> str:
+    return f"Subgoal {subgoal} gave: {result}" if result else f"Subgoal {subgoal} is done."
+
+
+def subgoals_in(plan: str) -> list[str]:
+    """The subgoals of a plan, without their numbers; empty if it has none."""
+    parts = SUBGOAL.split(plan)[2::2]
+    return [found for part in parts if (found := part.strip().rstrip(";").strip())]
+
+
+def is_done(text: str) -> bool:
+    """Whether the planner stops: it begins by saying so, and no subgoal comes with it."""
+    return SAYS_DONE.match(text) is not None and not subgoals_in(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """The right way to do a task, or one step of it."""
+
+    steps: tuple[PlanStep, ...]
+    first: int = 1
+    done: bool = False
+    """Whether nothing is left to do: the planner should stop."""
+
+    @property
+    def plan(self) -> str:
+        return (
+            DONE
+            if self.done
+            else plan_text([step.subgoal for step in self.steps], first=self.first)
+        )
+
+    @property
+    def actions(self) -> str:
+        return actions_text([one for step in self.steps for one in step.actions])
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What was carried out so far."""
+
+    values: tuple[tuple[str, str], ...] = ()
+    """The results of actions by name."""
+    subgoals: int = 0
+    problems: int = 0
+    """Action lines that could not be read or run."""
+
 
 PLANNER, GROUNDER = "planner", "grounder"
 GOLD = "gold_steps"
@@ -203,7 +286,6 @@ class PlanGround(Pure):
         return Carried(values, subgoals, int(done.error is not None)), done.answer, done.error
 
     async def _redone(self, task: Task, live: Any) -> dict[str, str]:
-        """The results of the right steps before a single one."""
         values: dict[str, str] = {}
         for _, actions, _ in _history(task):
             parsed = check(actions, self.domain.name, known=tuple(values))
@@ -221,7 +303,6 @@ class PlanGround(Pure):
         return isinstance(self.domain, Scoring) and self.domain.by_steps
 
     def _domain_name(self) -> str:
-        """The domain of the rows. Raises ``UserError`` if there are several."""
         found = {domain_in(row) for row in self.rows.split("train")}
         if len(found) > 1:
             raise UserError(
@@ -274,7 +355,6 @@ def _task(
 
 
 def _told(row: PlanRow, place: int) -> dict[str, object]:
-    """The right steps before one, as everybody may read them."""
     before = row.steps[:place]
     return {"history": [[s.subgoal, actions_text(s.actions), s.result] for s in before]}
 

@@ -26,7 +26,6 @@ class ReaderSettings(ChatModelSettings):
 
     @property
     def rules(self) -> bool:
-        """Whether no model is needed."""
         return self.url is None and self.model == RULES
 
 

@@ -30,7 +30,6 @@ from coterie.trajectories.turn import digest
 VISIT = "visit"
 """Where a visit stands, kept with the values of actions. No action can name it."""
 WISH = "wish"
-"""The secret that holds what is wished for."""
 TRIES = 100
 """Wishes that are looked at for each errand, at most: a shop has only so many."""
 
@@ -67,7 +66,6 @@ class Visits:
         return Executed({**done.values, VISIT: told}, done.answer, done.error)
 
     def same(self, gold: str, given: str) -> bool:
-        """Whether two actions gave the same."""
         return gold == given
 
     def score(

@@ -56,7 +56,6 @@ class WorkflowAgent(Pure, ABC):
     kind: AgentKind
     """By which rules the order of its tags is judged."""
     graphs = True
-    """Whether a graph that it writes is carried out."""
     name: str
     metric: str
     settings: AgentSettings
@@ -83,8 +82,7 @@ class WorkflowAgent(Pure, ABC):
         """The answer that a message gives; ``None`` if it gives none."""
 
     @abstractmethod
-    async def grade(self, state: State, live: Any) -> Grade:
-        """What a path that has ended is worth."""
+    async def grade(self, state: State, live: Any) -> Grade: ...
 
     def asked(self, task: Task) -> str:
         return f"Question: {task.public['question']}"

@@ -72,7 +72,6 @@ class CodeMaths(WorkflowAgent):
         return True
 
     def same(self, first: str, second: str) -> bool:
-        """Whether two answers are the same mathematics."""
         return same_mathematics(first, second)
 
     def similarity(self, answer: str, other: str) -> float:

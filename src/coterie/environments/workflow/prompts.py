@@ -17,7 +17,6 @@ SHORT: Mapping[AgentKind, str] = {
     "mhqa": "Plan, search the encyclopedia, and answer the question.",
     "web": "Plan, search the web, read pages, and answer the question.",
 }
-"""For agents that were trained on the form."""
 CLOSED = (
     "Answer the question from what you know, in as few words as possible, and write nothing else: "
     "<answer>your answer</answer>"

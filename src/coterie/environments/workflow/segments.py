@@ -12,7 +12,6 @@ from typing import Literal
 from coterie.environments.code_text import python_blocks
 
 CALLS = ("wiki_search", "web_search", "crawl_page", "code", "graph")
-"""Also a graph, which is carried out: its nodes are calls."""
 NAMES = ("think", "plan", *CALLS, "reflection", "suggested_answer", "double_check", "answer",
          "observation")  # fmt: skip
 _TAG = re.compile(
@@ -50,7 +49,6 @@ class Scan:
 
     segments: tuple[Segment, ...]
     stray: tuple[tuple[str, int], ...]
-    """Name and place of each."""
 
 
 @dataclass(frozen=True, slots=True)

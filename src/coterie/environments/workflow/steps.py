@@ -33,9 +33,7 @@ class Step:
     """What the plan says of it: what is not known has placeholders, such as ``{T1}``."""
     query: str
     result: str
-    """What it finds, by the gold."""
     found: str
-    """A sentence that says so."""
     after: tuple[str, ...] = ()
 
 

@@ -35,7 +35,6 @@ class Query:
     """One call, and why it is made."""
 
     task: str
-    """The id of the task of the plan that it is for."""
     text: str
     found: str = ""
     """What it is to find, in the words of a later thought; empty where nothing is said of it."""

@@ -81,7 +81,6 @@ class LlamaJson(Markup):
         return at
 
     def spans(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[Span]:
-        """Where calls stand, in their order."""
         at = self._begin(text)
         if text.startswith("{", at):
             if self._is_call(text, at):

@@ -84,7 +84,6 @@ class Markup(ABC):
         return ""
 
     def spans(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[Span]:
-        """Where calls stand, in their order."""
         at = past_thoughts(text, 0) if self.thinks else 0
         while (mark := next_mark(text, at, self.opening)) is not None:
             start, at = mark

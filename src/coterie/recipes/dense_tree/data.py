@@ -1,12 +1,12 @@
 """What ``dense_tree``'s stages read and train on: tasks, trees, values, pairs, successful runs."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import cycle, islice
 
-from coterie.datasets.preferences import Preferences
+from coterie.datasets.preferences import PreferenceRow, Preferences
 from coterie.environments.acting.environment import Acting, drop_shots
 from coterie.environments.traits import agents_of, most_turns
 from coterie.errors import UserError
@@ -14,8 +14,6 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.dense_tree.held_out import HeldOut
-from coterie.recipes.dense_tree.mixing import as_pair
 from coterie.recipes.dense_tree.settings import DenseTreeSettings
 from coterie.recipes.plan import Plan
 from coterie.rollout.branches import Branches
@@ -38,11 +36,61 @@ from coterie.training.settings import TrainingSettings
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import ItemKey, Metrics
 from coterie.trajectories.pair import Pair, turn_pair
+from coterie.trajectories.row import Row, Target
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree
 from coterie.trajectories.turn import Message, digest
 from coterie.trajectories.view import Edit, View, recontext, view
+
+# Held-out questions that text from elsewhere may ask: it is not trained on.
+#
+# The released code trained on the tasks that it evaluated; its pairs, and anybody's, are looked through.
+
+BEGINNING = 32
+"""Characters of a question by which it is looked up. A shorter one counts only as all of a message, or its end."""
+
+
+class HeldOut:
+    """Questions, whatever their case and spacing."""
+
+    def __init__(self, questions: Iterable[str]) -> None:
+        self._long: dict[str, list[str]] = {}
+        self._short = set[str]()
+        for text in map(_plain, questions):
+            if len(text) >= BEGINNING:
+                self._long.setdefault(text[:BEGINNING], []).append(text)
+            elif text:
+                self._short.add(text)
+
+    def is_asked(self, messages: Sequence[tuple[str, str]]) -> bool:
+        return any(role == "user" and self._is_in(_plain(text)) for role, text in messages)
+
+    def _is_in(self, text: str) -> bool:
+        starts = [0, *(place + 1 for place, letter in enumerate(text) if letter == " ")]
+        return any(
+            text.startswith(question, start)
+            for start in starts
+            for question in self._long.get(text[start : start + BEGINNING], ())
+        ) or any(text[start:] in self._short for start in starts if len(text) - start < BEGINNING)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def as_pair(row: PreferenceRow, renderer: ChatRenderer, name: str, agent: str) -> Pair:
+    """A row of the set ``name`` as a pair; of each side the reply is the target, its end of turn included."""
+    shown = [Message.of(role, text) for role, text in row.messages]
+    prompt = renderer.render(shown, Tree(row.id, "mix", 0), agent)
+
+    def side(reply: str) -> tuple[Row, ...]:
+        ids = prompt + renderer.written(reply)
+        target = Target(len(prompt), len(ids), f"data:{name}")
+        return (Row(ids, (target,), origin=f"{name}/{row.id}"),)
+
+    return Pair(side(row.chosen), side(row.rejected))
+
 
 GROWN = "grown"
 """The stage under which trees are noted that grow no more."""
@@ -124,7 +172,6 @@ class DenseTreeData(Recipe):
         return instructed(s.children, known[0.0], known[1.0], s.base)
 
     def pairs_among(self, values: Sequence[NodeValue]) -> int:
-        """How many pairs the children of one node make."""
         return count_pairs(values, self.settings.pairs)
 
     # -- values ---------------------------------------------------------------------------------

@@ -1,9 +1,12 @@
 """What the stages of ``gap`` read and train on: tasks, traces, rows."""
 
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from operator import attrgetter
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from pathlib import Path
 
 from coterie.config.folders import expanded
@@ -20,9 +23,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load_renderer
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.gap.held_out import HeldOutQuestions
 from coterie.recipes.gap.settings import EXPERT, GapSettings
-from coterie.recipes.gap.shown import shown_row
 from coterie.recipes.gap.told import ToldEnvironment, task_of, unsaid
 from coterie.recipes.gap.traces import BrokenTrace, TraceRow, read_traces
 from coterie.recipes.plan import Plan
@@ -47,6 +48,67 @@ from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.view import view
+
+# Whether a prompt that somebody else wrote asks a held-out question, wherever in the prompt it stands.
+#
+# Compared are words alone: case, spaces, punctuation and signs that nobody sees make no other question.
+
+_WORD = re.compile(r"[^\W_]+")
+_LEAST = 4
+"""Words by which a question is found; one of fewer by all of them."""
+Words = tuple[str, ...]
+
+
+class HeldOutQuestions:
+    """The words of some questions, to be found in longer texts."""
+
+    def __init__(self, questions: Iterable[str]) -> None:
+        self._beginning: dict[Words, list[Words]] = {}
+        for question in questions:
+            if asked := words(question):
+                self._beginning.setdefault(asked[:_LEAST], []).append(asked)
+
+    def asked_in(self, text: str) -> bool:
+        said = words(text)
+        return any(
+            said[place : place + len(one)] == one
+            for place in range(len(said))
+            for length in range(1, _LEAST + 1)
+            for one in self._beginning.get(said[place : place + length], ())
+        )
+
+
+def words(text: str) -> Words:
+    """The words of a text, without what is not seen (zero-width signs, soft hyphens)."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    seen = "".join(sign for sign in plain if unicodedata.category(sign) != "Cf")
+    return tuple(_WORD.findall(seen))
+
+
+MOST_SHOWN = 1500
+"""Characters of the row that are shown."""
+
+
+def shown_row(renderer: ChatRenderer, row: Row) -> str:
+    """A row as text: what is not trained stands in double brackets. Of a long one its beginning and its end."""
+    half = MOST_SHOWN // 2
+    if len(row.ids) > MOST_SHOWN:
+        # What a token adds is found by decoding all before it, so few are decoded.
+        first, last = slice(half), slice(-half, None)
+        return (
+            f"{_bracketed(renderer, row, first)[:half]} … {_bracketed(renderer, row, last)[-half:]}"
+        )
+    text = _bracketed(renderer, row, slice(None))
+    return text if len(text) <= MOST_SHOWN else f"{text[:half]} … {text[-half:]}"
+
+
+def _bracketed(renderer: ChatRenderer, row: Row, part: slice) -> str:
+    pieces = zip(row.mask[part], renderer.pieces(row.ids[part]), strict=True)
+    spans = (
+        (own, "".join(text for _, text in some)) for own, some in groupby(pieces, itemgetter(0))
+    )
+    return "".join(one if own else f"[[{one}]]" for own, one in spans)
+
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 WITHOUT, LEFT_OUT = "no trace: ", "left out: "
@@ -105,7 +167,6 @@ class GapData(Recipe):
 
     @property
     def closed(self) -> bool:
-        """Whether it learns answers alone."""
         return self.settings.traces.form == "closed"
 
     def roles(self) -> tuple[Role, ...]:
@@ -262,7 +323,6 @@ class GapData(Recipe):
         return {task.id: task for task in found}
 
     def _flaw(self, tree: Tree, leaf: str, score: float | None, task: Task | None) -> str:
-        """Why a trace is not learned from; empty if it is."""
         if self.closed:
             return "the answer is not right" if task and not score else ""
         path = tree.path(leaf)

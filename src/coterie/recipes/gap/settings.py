@@ -96,7 +96,6 @@ class GapSettings(RecipeSettings):
 
     @property
     def imitates(self) -> bool:
-        """Whether there is supervised fine-tuning."""
         return self.method != "rl"
 
     @property

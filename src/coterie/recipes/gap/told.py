@@ -117,7 +117,6 @@ class ToldEnvironment:
         return nullcontext()
 
     async def begin(self, task: Task, live: Any) -> Transition:
-        """Nothing is said at the beginning."""
         return Transition()
 
     def acting(self, state: State) -> tuple[str, ...]:

@@ -88,7 +88,6 @@ class Traces:
     rows: tuple[TraceRow, ...]
     """Those that can be trained on, in the order of the file."""
     numbers: tuple[int, ...]
-    """The number of each of them in the file."""
     broken: tuple[BrokenTrace, ...]
 
 

@@ -93,7 +93,6 @@ class MoatData(Recipe):
 
     @cached_property
     def renderers(self) -> dict[str, ChatRenderer]:
-        """Of both roles: their tokenizers may differ."""
         return {role.name: load_renderer(role.model)[0] for role in self.roles()}
 
     # -- tasks and episodes ---------------------------------------------------------------------

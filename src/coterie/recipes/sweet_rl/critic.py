@@ -89,9 +89,7 @@ class TrainedCritic:
 
     step: StepCritic
     model: LoadedModel
-    """Renders prompts."""
     privileged: bool
-    """Whether these hold the reference."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -109,7 +107,6 @@ class JudgeOfTurns:
     environment: Coding
     judge: Judge
     privileged: bool
-    """Whether it is shown the reference."""
 
     @property
     def counts(self) -> dict[str, int]:

@@ -131,7 +131,6 @@ class SweetData(Recipe):
             yield role, tree, one
 
     def critic_training(self) -> tuple[object, ...]:
-        """What the critic's scores depend on."""
         s = self.settings.critic
         return (
             *(s.kind, s.privileged, s.objective.fingerprint()),
@@ -139,7 +138,6 @@ class SweetData(Recipe):
         )
 
     def first_training(self) -> tuple[object, ...]:
-        """What the training of round 0 depends on."""
         s = self.settings
         if self.critical:
             return self.critic_training()

@@ -38,7 +38,6 @@ def compared(paths: Sequence[Path], settings: AdvantageSettings) -> Judged:
 
 
 def counts(found: GroupAdvantages) -> dict[str, int]:
-    """What became of groups and paths that were compared."""
     return {
         "groups": found.groups,
         "groups_flat": found.flat,

@@ -72,7 +72,6 @@ class Learner:
         return f"{self.what.version}.{done}" if done else str(self.what.version)
 
     async def sampler(self, sampling: Sampling) -> TokenSampler:
-        """What speaks by its weights as they are now."""
         renderer = self.loaded.renderer
         if self._models.settings.kind == "inprocess":
             engine: Engine = self._embedded()

@@ -7,25 +7,176 @@ come out bitwise as if it had never stopped.
 """
 
 import math
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
 
 from coterie.engines.protocol import Sampling
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.runs.folder import Run
+from coterie.runs.reinforce.advantages import Judged
 from coterie.runs.reinforce.learner import Learner, Learning, learner, saved_updates
-from coterie.runs.reinforce.measured import left_out, step_metrics, told
+from coterie.runs.reinforce.paths import Path
 from coterie.runs.reinforce.preparing import Rules, prepare, telling
 from coterie.runs.reinforce.sampling import Drawn, Groups
 from coterie.runs.reinforce.settings import StepSettings
-from coterie.runs.reinforce.updating import Updated, update
 from coterie.runs.roles import Roles
 from coterie.training.checkpoint import weight_hash
 from coterie.trajectories.item import ItemKey, Metrics
+from coterie.trajectories.row import Row
 from coterie.trajectories.store import Store
+
+SUMMED = frozenset({"seconds_left", "step", "rows_dropped"})
+"""Of a training, not of a step: no mean is taken of them."""
+
+
+@dataclass(slots=True)
+class Updated:
+    """What the optimiser steps of one step were like: of each role the mean of each number."""
+
+    sums: dict[str, list[float]] = field(default_factory=dict)
+    updates: int = 0
+    too_long: int = 0
+    targets: int = 0
+    """Target tokens that policies were trained on."""
+
+    def add(self, role: str, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            if name not in SUMMED:
+                self.sums.setdefault(f"{role}/{name}", []).append(value)
+
+    def means(self) -> dict[str, float]:
+        return {name: sum(values) / len(values) for name, values in self.sums.items()}
+
+
+def minibatches(
+    tasks: Sequence[str], settings: StepSettings, seed: str
+) -> Iterator[frozenset[str]]:
+    """The tasks of each optimiser step of a step. An epoch sees each once; sizes differ by one at most.
+
+    There are fewer steps than ``minibatches`` where fewer tasks are left.
+    """
+    for epoch in range(settings.epochs):
+        order = sorted(set(tasks))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        parts = min(settings.minibatches, len(order))
+        for part in range(parts):
+            yield frozenset(order[part::parts])
+
+
+def update(
+    paths: Sequence[Path], learners: Sequence[Learner], settings: StepSettings, seed: str
+) -> Updated:
+    """Train each role on the paths of its agents. Rows that are too long are left out and counted.
+
+    Raises :class:`UserError` if all are.
+    """
+    found = Updated()
+    for tasks in minibatches([path.task for path in paths], settings, seed):
+        for one in learners:
+            every = _rows(paths, one.what.agents, tasks)
+            rows = [row for row in every if len(row.ids) <= one.trainer.longest]
+            found.too_long += len(every) - len(rows)
+            one.trainer.leave_out(len(every) - len(rows), 0)
+            if rows:
+                if one.what.like is None:  # not a critic
+                    found.targets += sum(row.target_count for row in rows)
+                found.add(one.role, one.trainer.step(rows))
+                found.updates += 1
+    if found.too_long and not found.updates:
+        raise UserError(
+            f"all {found.too_long} rows of a step are longer than a training takes "
+            f"({max(one.trainer.longest for one in learners)} tokens): nothing can be learned from them",
+            "raise update.max_length (up to the model's context), or let dialogues be shorter "
+            "(rollout.max_tokens, fewer turns)",
+        )
+    return found
+
+
+def _rows(paths: Sequence[Path], agents: Sequence[str], tasks: frozenset[str]) -> list[Row]:
+    mine = (path for path in paths if path.task in tasks and path.agent in agents)
+    return [row for path in mine for row in path.rows]
+
+
+def step_metrics(
+    drawn: Drawn, judged: Judged, updated: Updated, seconds: tuple[float, float]
+) -> dict[str, float | int | str]:
+    """All numbers of a step; ``seconds`` are those of sampling and of training.
+
+    ``reward`` and ``score`` are means over all paths that were graded, those that are not trained on included.
+    """
+    paths = drawn.paths
+    rewards = [total for path in paths if (total := path.sampled.total) is not None]
+    outcomes = {path.outcome.leaf: path.outcome for path in paths}.values()
+    scores = [outcome.score for outcome in outcomes if outcome.score is not None]
+    tokens = sum(path.tokens for path in paths)
+    sampling, training = seconds
+    return {
+        "reward": _mean(rewards),
+        "reward_error": stdev(rewards) / len(rewards) ** 0.5 if len(rewards) > 1 else 0.0,
+        "score": _mean(scores),
+        "tokens": _mean([float(path.tokens) for path in paths]),
+        "turns": _mean([float(path.turns) for path in paths]),
+        "truncated": _mean([float(outcome.ending.truncated) for outcome in outcomes]),
+        "groups_telling": len(judged.telling),
+        **judged.counts,
+        "paths": len(judged.paths),
+        "tasks": len(drawn.tasks),
+        "samples": drawn.played,
+        "samples_failed": drawn.played - len(outcomes),
+        "rounds": drawn.rounds,
+        "rows_too_long": updated.too_long,
+        "trained_tokens": updated.targets,
+        "measures_missing": len(drawn.unmeasured),
+        "sampling_seconds": round(sampling, 3),
+        "training_seconds": round(training, 3),
+        "sampled_tokens_per_second": round(tokens / sampling, 1) if sampling else 0.0,
+        **updated.means(),
+    }
+
+
+LEFT_OUT = {
+    "paths_failed": "paths without a reward",
+    "paths_stale": "paths of other weights",
+    "paths_masked": "paths that were cut off",
+    "paths_too_long": "paths that are too long",
+    "rows_too_long": "rows that are too long",
+    "groups_small": "groups with fewer than two paths",
+}
+"""What is said of what was left out of a step, by the number that counts it."""
+
+
+def told(step: int, steps: int, metrics: Metrics) -> str:
+    reward, score, tokens = (float(metrics[name]) for name in ("reward", "score", "tokens"))
+    parts = [
+        f"step {step} of {steps}: reward {reward:.3f}",
+        f"score {score:.3f}",
+        f"{tokens:.0f} tokens",
+        f"{metrics['groups_telling']} groups with an advantage",
+    ]
+    known: Mapping[str, str] = {"entropy": "entropy", "policy_kl": "KL", "grad_norm": "gradient"}
+    for name, value in metrics.items():
+        short = known.get(name.rpartition("/")[2])
+        if short and not isinstance(value, str) and not name.startswith("critic/"):
+            parts.append(f"{short} {value:.3g}")
+    if missing := left_out([metrics]):
+        parts.append(f"left out: {missing}")
+    return ", ".join(parts)
+
+
+def left_out(steps: Sequence[Metrics]) -> str:
+    """What these steps were not trained on, in words; empty if that is nothing."""
+    sums = {what: sum(int(one.get(name, 0)) for one in steps) for name, what in LEFT_OUT.items()}
+    return ", ".join(f"{count} {what}" for what, count in sums.items() if count)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
 
 STEP = "step-"
 """With what the items begin that say what a step was like."""
@@ -206,7 +357,6 @@ def _hopeless(last: Sequence[Metrics]) -> UserError:
 
 
 def step_records(store: Store, iteration: int, stage: str) -> dict[int, Metrics]:
-    """What was written of the steps of a stage that were taken, by number from 0."""
     found = store.metrics(iteration, stage)
     return {
         int(key.sample.removeprefix(STEP)): metrics

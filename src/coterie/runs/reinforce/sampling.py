@@ -124,5 +124,4 @@ def place(stage: str, step: int) -> str:
 
 
 def sampling_of(settings: GroupSettings, timeout: float) -> Sampling:
-    """How agents speak in a step."""
     return Sampling(settings.temperature, 1.0, settings.max_tokens, (), timeout)

@@ -30,20 +30,15 @@ class Paragraph:
     """A paragraph of a page."""
 
     place: int
-    """Its number in the corpus."""
     page: int
-    """The number of its page."""
     title: str
-    """Of the page."""
     text: str
 
 
 class Pages(Protocol):
     """Pages that can be searched."""
 
-    def __len__(self) -> int:
-        """How many paragraphs there are."""
-        ...
+    def __len__(self) -> int: ...
 
     def paragraph(self, place: int) -> Paragraph:
         """The paragraph of a number; raises ``IndexError``."""

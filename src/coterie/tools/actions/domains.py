@@ -23,7 +23,6 @@ class Parameter:
     """What a tool takes in one place."""
 
     name: str
-    """As a prompt shows it."""
     kind: Kind = "text"
     label: str = ""
     """What is to stand before it, such as ``Query``; any case counts. Empty: nothing."""
@@ -38,7 +37,6 @@ class ActionTool:
     name: str
     parameters: tuple[Parameter, ...]
     does: str
-    """In one line."""
 
     @property
     def fewest(self) -> int:
@@ -72,12 +70,10 @@ class Domain:
 
 
 def _text(name: str, shown: str, does: str) -> ActionTool:
-    """A tool that takes one text, commas included."""
     return ActionTool(name, (Parameter(shown, more=True),), does)
 
 
 def _about(name: str, does: str) -> ActionTool:
-    """A tool that takes a result, and words about it."""
     return ActionTool(
         name, (Parameter("result", kind="results"), Parameter("words", label="Query")), does
     )
@@ -195,7 +191,6 @@ def _names(action: Action, there: set[str]) -> Iterator[Problem]:
 
 
 def _use(action: Action, domain: Domain) -> Iterator[Problem]:
-    """An unknown tool, or wrong arguments of a known one."""
     tool = domain.tool(action.tool)
     if tool is None:
         names = [one.name for one in domain.tools]
@@ -227,6 +222,5 @@ def _argument(tool: ActionTool, parameter: Parameter, argument: Argument) -> Ite
 
 
 def _number(tool: ActionTool) -> str:
-    """How many arguments, in words."""
     least = "at least " * (tool.most is None)
     return f"{least}{tool.fewest} argument{'s' * (tool.fewest != 1)}"

@@ -17,7 +17,6 @@ from typing import Literal
 from coterie.errors import did_you_mean
 
 MAX_CHARACTERS = 1000
-"""Of one expression."""
 MAX_STEPS = 300
 
 FUNCTIONS = (
@@ -191,7 +190,6 @@ class _Reader:
         self.wants_value = self.after_number = False
 
     def _product(self) -> None:
-        """A value right after a value is a product."""
         if not self.wants_value:
             self._operator("*")
 
@@ -355,7 +353,6 @@ def _trimmed(text: str) -> str:
 
 
 def _within(value: Number) -> Number:
-    """The value, if it is of a size that is taken."""
     if isinstance(value, Fraction):
         if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
             raise NoValue("a number is too large")

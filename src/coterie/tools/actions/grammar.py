@@ -18,7 +18,6 @@ MAX_CHARACTERS = 4000
 """Of a text that is read; a longer one is one problem."""
 
 MAX_ACTIONS = 32
-"""Of a text that is run."""
 
 _SPACES = re.compile(r"[\s;]*")
 _HEADER = re.compile(
@@ -40,7 +39,6 @@ class Argument:
     """What stands between two commas of an action."""
 
     text: str
-    """Without its label."""
     label: str
     """In lower case; empty for an argument without one."""
     variables: tuple[str, ...]
@@ -58,7 +56,6 @@ class Action:
     tool: str
     arguments: tuple[Argument, ...]
     text: str
-    """As written."""
     start: int
     stop: int
 
@@ -89,7 +86,6 @@ class Parsed:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.problems
 
 
@@ -106,7 +102,6 @@ class _Marks:
     """Where brackets and commas stand, outside of quotes."""
 
     closing: dict[int, int]
-    """The closing bracket of an opening one."""
     commas: dict[int, list[int]]
     """The commas right inside of an opening bracket."""
     alone: list[int]
@@ -114,7 +109,6 @@ class _Marks:
 
 
 def _marks(text: str, begins: list[int]) -> _Marks:
-    """One walk over the text, with a stack of the open brackets."""
     marks = _Marks({}, {}, [])
     stack: list[int] = []
     open_now = dict.fromkeys("([{", 0)
@@ -163,7 +157,6 @@ class _Reader:
         self.problems: list[Problem] = []
 
     def read(self) -> Parsed:
-        """All of it."""
         at = self._skip(0)
         while at < len(self.text):
             header = _HEADER.match(self.text, at)
@@ -208,7 +201,6 @@ class _Reader:
         return self._tail(stop)
 
     def _tail(self, at: int) -> int:
-        """What follows an action must be a separator or the end."""
         if found := _TAIL.match(self.text, at):
             return found.end()
         following = self._skip(at)

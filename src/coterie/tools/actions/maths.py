@@ -28,7 +28,6 @@ from coterie.tools.line_process import LineProcess
 from coterie.tools.sandbox.pool import Sandbox
 
 SOLVER_SECONDS = 5.0
-"""For one question to the solver."""
 _SOLVER = LineProcess(Path(__file__).with_name("solver_worker.py"), "sympy")
 _RATIONAL = re.compile(r"-?\d{1,4300}(?:/\d{1,4300})?")
 _NUMBER = re.compile(r"-?\d{1,400}(?:\.\d{1,400}|/\d{1,400})?")
@@ -280,7 +279,6 @@ async def run_code(sandbox: Sandbox | None, text: str, values: Mapping[str, str]
 
 
 def _text(value: bool | int | float | str) -> str:
-    """A value as all values are shown."""
     if isinstance(value, bool | str):
         return str(value)
     try:
@@ -290,7 +288,6 @@ def _text(value: bool | int | float | str) -> str:
 
 
 def _literal(value: str) -> str:
-    """A value as Python: a number where it is one."""
     if not _NUMBER.fullmatch(value):
         return repr(value)
     try:

@@ -75,7 +75,6 @@ class QuestionsExecutor(Executor):
         raise Failed("there is no such tool")
 
     async def _retrieve(self, action: Action, values: Mapping[str, str]) -> str:
-        """The best paragraphs of the pages that were found."""
         places = [
             int(one) for text in _given(action.arguments[0], values) for one in _LINE.findall(text)
         ]
@@ -156,7 +155,6 @@ async def open_reader(settings: "ChatModelSettings", logs: Path) -> AsyncIterato
 
 
 def asked(question: str, passages: Sequence[str]) -> list[Utterance]:
-    """What a chat model is asked."""
     shown = "\n".join(passages)[:MAX_CHARACTERS] or "(none)"
     return [
         Utterance("system", "Answer the question from the passages. Reply with the answer alone, in a few words: "

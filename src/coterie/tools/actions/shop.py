@@ -18,7 +18,6 @@ from coterie.tools.actions.executor import Executor, Failed, ranked, word_f1, wo
 from coterie.tools.actions.grammar import Action
 
 FOUND = 10
-"""Items that a search gives."""
 TOLD = 3
 """Items whose features are told at a time."""
 BUY = "Buy Now"
@@ -70,7 +69,6 @@ class Item:
     options: tuple[tuple[str, tuple[str, ...]], ...]
     """What can be chosen: the name of a choice, and its values."""
     cents: int
-    """Its price."""
 
     @property
     def title(self) -> str:
@@ -79,13 +77,11 @@ class Item:
 
     @property
     def text(self) -> str:
-        """All that is known of it."""
         choices = "; ".join(f"{name}: {', '.join(values)}" for name, values in self.options)
         return f"{self.line}; features: {', '.join(self.attributes)}; {choices}"
 
     @property
     def line(self) -> str:
-        """Its id, title and price."""
         return f"[{self.id}] {self.title} | {dollars(self.cents)}"
 
 
@@ -121,11 +117,9 @@ class Wish:
     attributes: tuple[str, ...]
     options: tuple[tuple[str, str], ...]
     cents: int
-    """The most that it may cost."""
 
     @property
     def instruction(self) -> str:
-        """As a person says it."""
         options = "".join(f", {name} {value}" for name, value in self.options)
         return (
             f"I am looking for {self.kind} that is {' and '.join(self.attributes)}{options}, for at most "
@@ -138,9 +132,7 @@ class Session:
     """Where a visit stands."""
 
     opened: str = ""
-    """Id of the open item."""
     chosen: tuple[tuple[str, str], ...] = ()
-    """Options of it that were clicked."""
     bought: bool = False
 
 

@@ -118,7 +118,6 @@ _RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _built(steps: list[Any]) -> Any:
-    """One side as an object of sympy's."""
     stack: list[Any] = []
     for kind, name, count in steps:
         if kind == "number":
@@ -135,7 +134,6 @@ def _built(steps: list[Any]) -> Any:
 
 
 def _solved(statements: list[Any], unknown: str | None) -> list[dict[str, str]]:
-    """Each solution as the values of the unknowns, by name."""
     equations = []
     for sides, relations in statements:
         if set(relations) - {"="}:
@@ -157,7 +155,6 @@ def _solved(statements: list[Any], unknown: str | None) -> list[dict[str, str]]:
 
 
 def _range(statements: list[Any]) -> list[dict[str, Any]]:
-    """The pieces of the line on which all statements hold."""
     relations = [
         _RELATIONS[name](a, b)
         for sides, names in statements

@@ -26,7 +26,6 @@ _FITTING = 0.1
 _LIKE = 0.5
 """What the likeness of letters counts."""
 _LEAST = 0.25
-"""What an element must reach."""
 _OPERATION = re.compile(r"(CLICK|TYPE|SELECT) \[([^\]\n]*)\](?: (.*))?", re.DOTALL)
 
 
@@ -47,9 +46,7 @@ class Operation:
 
     kind: Kind
     element: str
-    """Its id."""
     value: str = ""
-    """What is typed or selected."""
 
     def __str__(self) -> str:
         return f"{self.kind} [{self.element}] {self.value}".rstrip()
@@ -60,7 +57,6 @@ class Gold:
     """What is right in a step."""
 
     elements: frozenset[str]
-    """Any of these ids."""
     kind: Kind
     value: str = ""
 

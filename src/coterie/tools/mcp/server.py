@@ -26,7 +26,6 @@ from coterie.trajectories.calls import Tool, ToolCall, call_id
 HOSTS = ("127.0.0.1:*", "localhost:*", "[::1]:*")
 """Names under which the server may be reached, so that no web page gets to it by a name of its own."""
 MAX_CALLS = 64
-"""Calls that run at the same time."""
 GRACE = 3
 """Seconds that running calls have to end after Ctrl-C."""
 LIMITS = CallLimits(seconds=120.0)

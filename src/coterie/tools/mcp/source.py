@@ -144,7 +144,6 @@ class McpSource:
 
     @property
     def tags(self) -> Mapping[str, Tag]:
-        """Of tools that one text is enough for."""
         return self._listed.tags
 
     @property

@@ -30,7 +30,6 @@ from coterie.trajectories.turn import digest
 PASSAGES, OFFSETS, PAGES = "passages.jsonl", "offsets.npy", "pages.npy"
 MANIFEST, VECTORS = "manifest.json", "vectors.faiss"
 FORM = 2
-"""Version of the folder."""
 MAX_CHARACTERS = 2000
 """Of a paragraph; a longer one is cut into several."""
 SAMPLE = 1 << 16

@@ -42,7 +42,6 @@ from coterie.trajectories.turn import digest
 MAX_PASSAGES = 100
 MAX_QUERIES = 128
 MAX_REQUESTS = 16
-"""Requests to a server at the same time."""
 CONNECT_SECONDS = 5.0
 KEPT_SECONDS = 2.0
 """An idle connection is closed before a server would do so (uvicorn: 5 s)."""

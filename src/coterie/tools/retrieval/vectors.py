@@ -134,5 +134,4 @@ def _ordered(places: Places, scores: Scores) -> tuple[Places, Scores]:
 
 
 def _reason(error: RuntimeError) -> str:
-    """What FAISS says, without its places in its own code."""
     return str(error).rpartition(": ")[2] or str(error)

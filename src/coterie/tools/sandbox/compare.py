@@ -59,7 +59,6 @@ def equal(expected: Wire, given: Wire) -> bool:
 
 
 def has_nan(wire: Wire) -> bool:
-    """Whether a number in it is not a number."""
     return any(_is_nan(*one) for one in _parts(wire))
 
 

@@ -40,7 +40,6 @@ class CallResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the call gave a plain value."""
         return self.wire is not None
 
     @property

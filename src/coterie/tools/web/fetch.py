@@ -45,7 +45,6 @@ LOOKUP = 10.0
 MAX_REDIRECTS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
 MAX_ADDRESSES = 3
-"""Addresses of a host that are tried."""
 CONNECT = 10.0
 """Seconds for a connection to one address."""
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS

@@ -41,7 +41,6 @@ KINDS = ("text/", "application/xhtml+xml", "application/json", "application/xml"
 HTML = ("text/html", "application/xhtml+xml", "")
 PROCESSES = 2
 SECONDS = 20.0
-"""For the text of one page."""
 SIGHT = 4096
 """Bytes in which a page may name its encoding, and in which it shows if it is not text."""
 _NAMED = re.compile(
