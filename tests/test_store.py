@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_items_metrics_and_failures(tmp_path):
         assert store.failures() == [(key("a"), "the server gave no answer in 600 s")]
         assert store.failures(iteration=1) == []
         assert store.metrics_at(key("b")) == {"tokens": 3, "loss": 0.5, "end": "x"}
-        assert store.metrics_at(ItemKey(1, "rollout", "b")) is None
+        assert store.metrics_at(replace(key("b"), iteration=1)) is None
         assert store.metrics_at(ItemKey(1, "rollout", "a")) == {}
         assert store.metrics(0, "rollout") == {
             key("a"): {},

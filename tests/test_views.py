@@ -217,6 +217,7 @@ def test_a_request_is_told_from_others_by_what_was_asked(changes):
 )
 def test_a_request_is_told_from_others_by_its_tools(changes):
     offered = request(tools=(SEARCH,))
+    assert offered.tools == (SEARCH,)
     assert request(tools=(replace(SEARCH, **changes),)).id != offered.id
     assert request(tools=(SEARCH, replace(SEARCH, **changes))).id != offered.id
 
