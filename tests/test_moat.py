@@ -15,7 +15,8 @@ from coterie.environments.protocol import State
 from coterie.errors import UserError
 from coterie.models.loading import LoadedModel
 from coterie.progress import Silent
-from coterie.recipes.moat import correcting, scoring
+from coterie.recipes.moat import recipe as moat_recipe
+from coterie.recipes.moat import scoring
 from coterie.recipes.moat.data import HALF, WHOLE
 from coterie.recipes.moat.recipe import Candidate, Moat
 from coterie.recipes.registry import recipe as recipe_of
@@ -251,7 +252,7 @@ def test_success_counts_beside_the_likelihood_and_what_a_critic_writes_is_checke
     async def babbler(*_: object) -> AsyncIterator[Babbles]:
         yield Babbles()
 
-    monkeypatch.setattr(correcting, "open_critic", babbler)
+    monkeypatch.setattr(moat_recipe, "open_critic", babbler)
     steps = [Step(1, "reward"), Step(1, "correct")]
     with open_run(tmp_path / "fork", other.name, other.settings) as forked:
         run_steps(other, forked, Silent(), steps)
@@ -273,13 +274,13 @@ def test_what_carried_out_gives_the_right_answer_is_kept(done, tmp_path, monkeyp
     recipe, run = done
     other = made("correct.candidates=all")
     fork(other, run.folder, tmp_path / "fork", other.settings)
-    candidates = correcting._candidates
+    candidates = moat_recipe._candidates
 
     def right(*given: Any) -> list[Candidate]:
         return [replace(one, score=float(n == 0)) for n, one in enumerate(candidates(*given))]
 
-    monkeypatch.setattr(correcting, "_candidates", right)
-    monkeypatch.setattr(correcting, "_checked", lambda recipe, task, said, candidate: said)
+    monkeypatch.setattr(moat_recipe, "_candidates", right)
+    monkeypatch.setattr(moat_recipe, "_checked", lambda recipe, task, said, candidate: said)
     with open_run(tmp_path / "fork", other.name, other.settings) as forked:
         run_steps(other, forked, Silent(), [Step(1, "correct")])
         counts = forked.metrics(Step(1, "correct"))

@@ -10,7 +10,7 @@ import pytest
 from coterie.environments.plan_ground.domains import Web
 from coterie.environments.plan_ground.environment import known_results
 from coterie.progress import Silent
-from coterie.recipes.moat import correcting
+from coterie.recipes.moat import recipe as moat_recipe
 from coterie.recipes.moat.recipe import Moat
 from coterie.recipes.registry import names, played_by, preset, settings
 from coterie.recipes.registry import recipe as recipe_of
@@ -90,7 +90,7 @@ def test_corrections_of_a_step_may_use_the_results_of_those_before(tmp_path: Pat
     candidate: Any = None
     for number, verdict in ((1, "unreadable"), (2, "corrected"), (3, "corrected")):
         said = Correction("corrected", "Subgoal 1: x", f"R{number} = CLICK(R1, QUERY: x)")
-        found = correcting._checked(recipe, tasks[number - 1], said, candidate)
+        found = moat_recipe._checked(recipe, tasks[number - 1], said, candidate)
         assert found.verdict == verdict
 
 

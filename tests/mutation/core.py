@@ -57,7 +57,6 @@ CORE: dict[str, tuple[str, ...]] = {
     "training/dpo.py": LOSSES,
     "training/means.py": POLICY,
     "training/on_rows.py": (TRAINING,),
-    "training/optimizer.py": (TRAINING, "tests/test_trainer.py"),
     "training/policy_gradient.py": POLICY,
     "training/regression.py": LOSSES,
     "training/sft.py": (TRAINING,),

@@ -60,9 +60,9 @@ FAULTS = (
     Fault(
         f"{R}optima.data:drop_format", around(lambda original, messages: messages), [ITERATION_0]
     ),
-    Fault(f"{R}optima.trees:TreeJudge.__init__", given(max_tokens=1), [PROBE]),
+    Fault(f"{R}optima.recipe:TreeJudge.__init__", given(max_tokens=1), [PROBE]),
     Fault(
-        f"{R}optima.trees:_mean_scores",
+        f"{R}optima.recipe:_mean_scores",
         result(lambda scores: dict.fromkeys(scores, 1.0)),
         [GATE_DPO],
     ),
@@ -91,7 +91,7 @@ FAULTS = (
     Fault(f"{R}moat.data:best_first", reverse, [RIGHT]),
     Fault(f"{R}moat.data:turn_pair", swap("chosen", "rejected"), [PAIR_BEST]),
     # GAP.
-    Fault(f"{R}gap.held_out:HeldOutQuestions.asked_in", returns(False), [HELD_OUT]),
+    Fault(f"{R}gap.data:HeldOutQuestions.asked_in", returns(False), [HELD_OUT]),
     Fault(f"{R}gap.told:unsaid", returns(""), [TRACE_AGENT]),
     Fault(f"{R}gap.told:pieces", result(edited(said=lambda said: said[:-1])), [TRACE_PIECES]),
     Fault(f"{R}gap.data:GapData._flaw", returns(""), [WRONG_ANSWERS]),

@@ -144,8 +144,8 @@ FAULTS = (
     Fault(f"{W}placing:turn_ends", around(_first_tokens), [OBSERVATIONS_CHANGE]),
     Fault(f"{W}placing:trained_values", around(_all_values), [WHAT_NOTHING]),
     # The reward of a path.
-    Fault(f"{W}overlong:overlong_penalty", given(finish="end"), [WHAT_CUT]),
-    Fault(f"{W}overlong:overlong_penalty", given(limit=lambda limit: limit + 1), [LENGTH_COSTS]),
+    Fault(f"{W}path_reward:overlong_penalty", given(finish="end"), [WHAT_CUT]),
+    Fault(f"{W}path_reward:overlong_penalty", given(limit=lambda limit: limit + 1), [LENGTH_COSTS]),
     Fault(
         f"{W}path_reward:PathReward.of",
         result(lambda reward: reward or 0.0, "ungraded is zero"),

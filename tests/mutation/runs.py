@@ -64,10 +64,10 @@ def _no_seeds(original, groups, count, rng):
 
 FAULTS = (
     # A step: which paths are trained, in which order, with which advantages.
-    Fault(f"{R}updating:minibatches", given(seed="0"), [ORDER]),
-    Fault(f"{R}updating:minibatches", without_last, [ORDER]),
-    Fault(f"{R}updating:minibatches", settings(epochs=1), [ORDER]),
-    Fault(f"{R}updating:_rows", given(agents=lambda agents: agents[:0]), [LONG]),
+    Fault(f"{R}loop:minibatches", given(seed="0"), [ORDER]),
+    Fault(f"{R}loop:minibatches", without_last, [ORDER]),
+    Fault(f"{R}loop:minibatches", settings(epochs=1), [ORDER]),
+    Fault(f"{R}loop:_rows", given(agents=lambda agents: agents[:0]), [LONG]),
     Fault(f"{R}preparing:_fresh", around(lambda original, paths, policies: list(paths)), [STALE]),
     Fault(f"{R}preparing:_masked", returns(False), [PATH_CUT]),
     Fault(f"{R}preparing:telling", returns([]), [DYNAMIC]),
