@@ -45,9 +45,7 @@ def test_a_truncated_checkpoint_is_named(cli: Cli, run: Path, tmp_path: Path, na
     for words in (
         ("run", "optima/isft", *FEW, "model=cut"),
         ("evaluate", "exchange", "policy=cut", "tasks=2"),
-        ("serve", "model", "cut", "--port", "0"),
         ("evaluate", "exchange", "policy=run", "tasks=2"),
-        ("serve", "model", "run", "--port", "0"),
         ("run", "optima/isft", "model=run", *FEW),
     ):
         assert file in refused(cli, *words)

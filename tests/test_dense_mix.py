@@ -76,6 +76,9 @@ def test_sets_that_there_are_not_and_counts_below_one_are_refused(
     assert said in error.value.what
 
 
-def test_a_set_that_is_not_here_is_refused_before_anything_is_done() -> None:
-    with pytest.raises(UserError, match="ultra_feedback is not prepared on this machine"):
+def test_a_set_that_is_not_here_is_refused_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"openbmb/UltraFeedback .* is not in the cache"):
         made("mix={ultra_feedback: 14000}").plan()

@@ -8,7 +8,7 @@ import pytest
 from coterie.datasets.answers import MusiqueRow
 from coterie.datasets.load import load_rows
 from coterie.datasets.rows import HotpotRow, QuestionRow, TwoWikiRow
-from coterie.environments.workflow import expert_2wiki, expert_hotpot, expert_musique, steps
+from coterie.environments.workflow import expert, expert_hotpot, expert_musique, steps
 from coterie.environments.workflow.expert import NO_GOLD, NoTrace, trace_of
 from coterie.environments.workflow.found_gold import found_gold, gold_titles
 from coterie.environments.workflow.names import says, spelled, words
@@ -195,35 +195,35 @@ BORN = (("Ann Low", "date of birth", "May 22, 1895"), ("Bob High", "date of birt
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (wiki("comparison", "Who is older, A or B?", "A"), expert_2wiki.NO_EVIDENCE),
-        (wiki("other", "Who is A?", "B", ("A", "is", "B")), expert_2wiki.OTHER_TYPE),
-        (wiki("compositional", "Who is its father?", "B", ("A", "father", "B")), expert_2wiki.UNNAMED),
+        (wiki("comparison", "Who is older, A or B?", "A"), expert.NO_EVIDENCE),
+        (wiki("other", "Who is A?", "B", ("A", "is", "B")), expert.OTHER_TYPE),
+        (wiki("compositional", "Who is its father?", "B", ("A", "father", "B")), expert.UNNAMED),
         (
             wiki("inference", "Who is Ann Low's aunt?", "C",
                  ("Ann Low", "mother", "B"), ("D", "sibling", "C")),
-            expert_2wiki.BROKEN,
+            expert.BROKEN,
         ),
         (wiki("compositional", "Who is Ann Low's father?", "C", ("Ann Low", "father", "B")),
-         expert_2wiki.OTHER_ANSWER),
-        (wiki("comparison", AGE.format("later"), "Ann Low", *BORN), expert_2wiki.OTHER_ANSWER),
-        (wiki("comparison", AGE.format("first"), "Bob High", *BORN), expert_2wiki.OTHER_ANSWER),
-        (wiki("comparison", AGE.format("there"), "Ann Low", *BORN), expert_2wiki.UNCLEAR),
+         expert.OTHER_ANSWER),
+        (wiki("comparison", AGE.format("later"), "Ann Low", *BORN), expert.OTHER_ANSWER),
+        (wiki("comparison", AGE.format("first"), "Bob High", *BORN), expert.OTHER_ANSWER),
+        (wiki("comparison", AGE.format("there"), "Ann Low", *BORN), expert.UNCLEAR),
         (
             wiki("comparison", AGE.format("first"), "Ann Low", BORN[0], ("Bob High", "date of birth", "1895")),
-            expert_2wiki.UNCLEAR,
+            expert.UNCLEAR,
         ),
         (wiki("comparison", "Who is older, A or B?", "C", ("A", "date of birth", "1"), ("B", "date of birth", "2")),
-         expert_2wiki.OTHER_ANSWER),
+         expert.OTHER_ANSWER),
         (
             wiki("comparison", "Are Ann Low and Bob High from the same country?", "no",
                  ("Ann Low", "country", "Peru"), ("Bob High", "country", "Peru")),
-            expert_2wiki.OTHER_ANSWER,
+            expert.OTHER_ANSWER,
         ),
         (
             wiki("bridge_comparison", "Which film has the older director, Up or Down?", "Up",
                  ("Up", "director", "B C"), ("Down", "director", "B C"),
                  ("B C", "date of birth", "1900"), ("B C", "date of birth", "1900")),
-            expert_2wiki.UNCLEAR,
+            expert.UNCLEAR,
         ),
     ],
 )  # fmt: skip

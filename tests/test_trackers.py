@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from coterie.errors import UserError
-from coterie.recipes.optima import plan
+from coterie.recipes import plan
 from coterie.runs import tracking
 from coterie.training.loop import train
 from coterie.training.trackers import make_tracker
