@@ -53,7 +53,6 @@ def loaded(config: PreTrainedConfig) -> LoadedModel:
 
 
 def engine_of(one: LoadedModel, adapter: str | None = None) -> InProcessEngine:
-    """An engine that speaks with it."""
     return InProcessEngine(one, policy="p", version="0", adapter=adapter)
 
 

@@ -120,7 +120,6 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def control_ids(name: str) -> set[int]:
-    """What only the template may write."""
     texts = [
         *CONTROL.get(name, USUAL.get(name, ())),
         *(["[INST]", "[/INST]"] if name == "own" else []),
@@ -207,5 +206,4 @@ def _pieces(*, own: bool) -> Tokenizer:
 
 
 def _wide(character: str) -> str:
-    """Its full-width form."""
     return chr(ord(character) + 0xFEE0) if "!" <= character <= "~" else character

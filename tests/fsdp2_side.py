@@ -35,7 +35,6 @@ class Stopping(DPO):
 
 
 def settings(method: str) -> TrainingSettings:
-    """Settings of both sides."""
     settings = {**SETTINGS.model_dump(), "method": method, "save_every_steps": 1}
     if method == "lora":
         settings["lora_r"] = 4

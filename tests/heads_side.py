@@ -10,7 +10,6 @@ from tests.training_models import SETTINGS, some_pairs, tiny_llama
 
 
 def main(folder: Path) -> None:
-    """Train on pairs."""
     model = tiny_llama(tie_word_embeddings=False)  # its vocabulary projection gets no gradient
     add_head(model)
     train(model, some_pairs(), SETTINGS, folder, objective=Regression())

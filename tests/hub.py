@@ -65,7 +65,6 @@ def serve(served: Hub) -> ThreadingHTTPServer:
 def stub_hub(
     files: dict[str, bytes], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Hub]:
-    """A hub with these files, and an empty cache."""
     served = Hub(files)
     server = serve(served)
     point_hub_at(server, monkeypatch)
@@ -95,7 +94,6 @@ class Account:
     """Method and path of each request, in order."""
 
     def whoami(self) -> dict[str, object]:
-        """Of the token."""
         orgs = [{"name": name} for name in self.orgs]
         auth = {"accessToken": {"displayName": "test", "role": self.access}}
         return {"type": "user", "name": self.name, "orgs": orgs, "auth": auth}
@@ -109,7 +107,6 @@ class Account:
         return {"url": f"{hub}/{name}"}
 
     def modes(self, given: dict[str, list[dict[str, str]]]) -> dict[str, object]:
-        """How each file is to be sent."""
         return {"files": [
             {"path": one["path"], "shouldIgnore": False,
              "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular"}

@@ -50,7 +50,6 @@ def _xml(call: Call) -> str:
 
 
 def _tags(calls: Sequence[Call]) -> str:
-    """Calls of one tool."""
     return f"<{calls[0][0]}>{'|'.join(what for _, what in calls)}</{calls[0][0]}>"
 
 
@@ -145,7 +144,6 @@ class Things(Base):
 
 
 def syntax_of(way: str, *, inline: bool = False) -> Syntax:
-    """Of the environment."""
     if way != "tags":
         return NativeCalls()
     return Tags({"look": Tag("what", "|"), "wait": Tag("what")}, inline=inline)
@@ -232,7 +230,6 @@ class Played:
 
     @property
     def said(self) -> list[Turn]:
-        """The agent's turns."""
         return [turn for turn in self.path if turn.speaker.kind == "agent"]
 
 

@@ -18,7 +18,6 @@ ROWS = [
 
 
 def indexed(folder: Path) -> Path:
-    """An index by words."""
     assert build_index(jsonl(folder / "rows.jsonl", *ROWS), folder / "index") == len(ROWS)
     return folder / "index"
 

@@ -16,7 +16,6 @@ class Plans:
     environment = "plan_ground"
 
     def rows(self, split: Split) -> Iterator[PlanRow]:
-        """Twenty of each split."""
         for number in range(20):
             yield problem(number if split == "train" else 100 + number)
 
@@ -50,7 +49,6 @@ class Questions:
     environment = "plan_ground"
 
     def rows(self, split: Split) -> Iterator[PlanRow]:
-        """The capital of a country."""
         country, capital = ("Norway", "Oslo") if split == "train" else ("Peru", "Lima")
         yield PlanRow(
             id=country,

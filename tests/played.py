@@ -11,7 +11,6 @@ from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 
 
 def played(name: str, *words: str) -> BenchmarkSettings:
-    """Settings of what is played."""
     sample = (
         [] if name in MICRO_WORLDS or is_spec(name) or name in OPEN else ["dataset.source=sample"]
     )

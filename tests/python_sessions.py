@@ -34,8 +34,6 @@ def in_sandbox(
 
 
 def in_session(*cells: str, settings: SandboxSettings = ONE, seed: int = 0) -> list[CellResult]:
-    """What cells of one session give."""
-
     async def work(sandbox: Sandbox) -> list[CellResult]:
         async with sandbox.session(seed) as session:
             return [await session.run(cell) for cell in cells]
@@ -87,7 +85,6 @@ def played(environment: PythonMaths, task: Task, *said: str) -> tuple[State, Gra
 
 
 def seen(state: State) -> list[str]:
-    """What the environment said."""
     return [turn.text for turn in state.turns if turn.speaker.name == "environment"]
 
 

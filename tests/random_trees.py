@@ -41,12 +41,10 @@ SPEAKERS = [
 
 
 def episodes(seed: int, task: str, samples: int = 3) -> list[Tree]:
-    """One tree for each sample of a task; the samples share their beginning."""
     return [_episode(seed, task, sample) for sample in range(samples)]
 
 
 def whole(seed: int, task: str, samples: int = 3) -> Tree:
-    """The tree of all samples, merged in order."""
     first, *rest = episodes(seed, task, samples)
     for tree in rest:
         first.requests |= tree.requests
@@ -70,7 +68,6 @@ def fill(store: Store, tasks: int) -> None:
 
 
 def one_turn(task: str, iteration: int = 0) -> Tree:
-    """A tree of a single turn."""
     tree = Tree(task, "rollout", iteration)
     speaker = Speaker("environment", "world")
     turn = make_turn(tree.root, speaker, [Part(task)], author="environment")

@@ -30,7 +30,6 @@ TOKENS = (142.3, 96.8, 51.2, 30.4, 24.1)
 
 
 def sample_report(iterations: int = 4, samples: int = 800, failures: bool = True) -> RunReport:
-    """A run of which ``iterations`` iterations of training are finished."""
     done = range(1, iterations + 1)
     points = [point for i in done for point in _samples(i, samples)]
     stages = (("rollout", 61.0), ("reward", 9.4), ("select", 0.3), ("train", 84.0))
@@ -61,7 +60,6 @@ def sample_report(iterations: int = 4, samples: int = 800, failures: bool = True
 
 
 def empty_report() -> RunReport:
-    """A run that has only just begun."""
     return RunReport(
         title="optima/isft on tiny-exchange",
         command="coterie run optima/isft",

@@ -36,7 +36,6 @@ class Stub:
         self.engines = {name: InProcessEngine(load(model), policy=name)}
 
     def app(self) -> Starlette:
-        """Return the application."""
         posts = {
             "/v1/completions": self.complete,
             "/v1/load_lora_adapter": self.load_adapter,
@@ -104,7 +103,6 @@ class Stub:
         return JSONResponse({})
 
     async def reset_cache(self, request: Request) -> Response:
-        """Loading has done it."""
         return JSONResponse({"success": True})
 
 

@@ -54,7 +54,6 @@ async def talk_out(
     truncated: bool = False,
     shared: Shared | None = None,
 ) -> tuple[State, Grade]:
-    """The end of a talk in which all actors say what ``say`` gives, and its grade."""
     script = Script(say, truncated=truncated)
     async with branching(environment, task, script, shared) as branches:
         at = await branches.start()
@@ -82,6 +81,5 @@ async def branching(
 
 
 async def finished(driver: Driver, *episodes: Episode) -> list[Finished]:
-    """Episodes as they finish."""
     async with driver.play_all(episodes) as playing:
         return [one async for one in playing]

@@ -18,7 +18,6 @@ RIGHT = {
 def problems(
     text: str, domain: str = "maths", known: tuple[str, ...] = ()
 ) -> list[tuple[str, str]]:
-    """What is wrong, and the text of it."""
     found = check(text, domain, known).problems
     return [(one.what, text[one.start : one.stop]) for one in found]
 

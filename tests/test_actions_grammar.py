@@ -12,7 +12,6 @@ def whats(parsed: Parsed) -> list[str]:
 
 
 def texts(line: str) -> list[list[str]]:
-    """The arguments of each action."""
     return [[one.text for one in action.arguments] for action in parse(line).actions]
 
 

@@ -45,7 +45,6 @@ def babyai() -> BabyAI:
 async def trees(
     environment: Acting, sampler: Sampler, tasks: Sequence[Task], shared: Shared, samples: int = 1
 ) -> dict[str, list[Tree]]:
-    """Episodes of each task."""
     driver = Driver(environment, {"agent": sampler}, seed=0, shared=shared)
     episodes = [Episode(task, n, 0, "test") for task in tasks for n in range(samples)]
     found: dict[str, list[Tree]] = {task.id: [] for task in tasks}
@@ -63,7 +62,6 @@ def score(tree: Tree) -> float:
 
 
 def scores(model: str, temperature: float, tasks: int, samples: int) -> list[list[float]]:
-    """Of the samples of each held-out game."""
     loaded, environment = load(model), babyai()
     engine = InProcessEngine(loaded, policy=model, version="0")
     sampling = Sampling(temperature, 1.0, 32, (), 60.0)
@@ -74,7 +72,6 @@ def scores(model: str, temperature: float, tasks: int, samples: int) -> list[lis
 
 
 def share_of_games_won(model: str) -> float:
-    """Greedily."""
     return statistics.fmean(one for (one,) in scores(model, 0.0, 60, 1))
 
 

@@ -71,7 +71,6 @@ def dpo(bench: Bench, settings: TrainingSettings, adapter: str | None = None) ->
 
 
 def changed(adapted: Any) -> Any:
-    """An adapted model whose adapter does something."""
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(std=0.05)

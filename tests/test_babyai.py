@@ -89,8 +89,6 @@ class Bot:
 
 
 def played(environment: BabyAI, script: Script, tasks: Sequence[Task]) -> dict[str, Finished]:
-    """One episode of each task, by the driver."""
-
     async def play() -> dict[str, Finished]:
         driver = Driver(environment, {"agent": script}, seed=0, shared=Shared())
         episodes = [Episode(task, 0, 0, "test") for task in tasks]

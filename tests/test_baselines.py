@@ -49,7 +49,6 @@ def environment(name: str) -> Talk:
 
 
 def prompt(played: Talk, task: Task, agent: str) -> str:
-    """The system prompt of an agent, all of which it may see."""
     parts = played.system_parts(task, agent)
     assert all(part.visible_to(agent) for part in parts)
     return "".join(part.text for part in parts)
@@ -224,7 +223,6 @@ def marked(own: Talk | Coding) -> dict[str, object]:
 
 
 def asked_of(played: Environment, name: str) -> object:
-    """An attribute, or what a method gives."""
     found = getattr(played, name)
     if not inspect.ismethod(found):
         return found

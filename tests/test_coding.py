@@ -73,8 +73,6 @@ def a_task(reference: str = REFERENCE_CODE, calls: Sequence[str] = CALLS) -> Tas
 def play(
     environment: Coding, task: Task, utterances: Sequence[str], person: Parrot | None = None
 ) -> tuple[State, Grade | None]:
-    """The state after these utterances of the agent, and its grade."""
-
     async def run() -> tuple[State, Grade | None]:
         async with Sandbox(SandboxSettings(workers=1)) as sandbox:
             shared = Shared(sandbox)

@@ -24,7 +24,6 @@ class Server:
     writers: dict[int, asyncio.StreamWriter] = field(default_factory=dict)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
         self.connections += 1
         number = self.connections
         self.writers[number] = writer

@@ -77,7 +77,6 @@ def test_weights_of_another_model_are_refused(cli: Cli, tmp_path: Path) -> None:
 
 
 def _without(folder: Path) -> None:
-    """Take one tensor out of the weights of a folder."""
     (file,) = folder.glob("*.safetensors")
     tensors = load_file(file)
     del tensors[next(name for name in tensors if "layers.1" in name)]

@@ -173,7 +173,6 @@ def test_a_file_that_is_no_data_is_refused(tmp_path: Path) -> None:
 
 
 def splits(source: Path, name: str = "gsm8k", share: float = 0.1) -> dict[str, list[str]]:
-    """Answers by split."""
     found = load(name, source, share).rows.items()
     return {split: [row.answer for row in rows] for split, rows in found}
 

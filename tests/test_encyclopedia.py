@@ -239,7 +239,6 @@ def test_trajectories_of_experts_keep_to_the_rules_and_end_with_the_answer() -> 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The passages as a file."""
     file = tmp_path_factory.mktemp("encyclopedia") / "passages.jsonl"
     assert world().write(file) == len(world().entries)
     return file

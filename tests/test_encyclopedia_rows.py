@@ -62,7 +62,6 @@ class Asked(Mhqa):
 
 
 async def played(question: Question, form: TraceForm, tool: RetrieverTool) -> Row:
-    """The row of a dialogue that an expert played with the tool."""
     game = Asked().given([tool], ToolsSettings(), tags_of_sources([tool], inline=True))
     messages = expert_trace(question).messages(form)
     expert = ScriptedSampler(ChatRenderer(tokenizer()), lambda task: messages)

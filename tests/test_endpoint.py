@@ -120,8 +120,6 @@ def settings(url: str, **more: Any) -> EndpointSettings:
 def chat(
     one: EndpointSettings, *, count: int = 1, **more: Any
 ) -> tuple[list[Reply], EndpointUsage]:
-    """Replies to as many chats at once, and the usage."""
-
     async def talk() -> tuple[list[Reply], EndpointUsage]:
         async with Endpoint(one) as endpoint:
             asked = {"max_tokens": 30, **more}

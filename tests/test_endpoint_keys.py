@@ -71,7 +71,6 @@ def test_a_key_is_shown_nowhere(
 
 
 def _chain(error: BaseException | None) -> Iterator[str]:
-    """An error and all that led to it, as logs show them."""
     while error is not None:
         yield f"{error} {error!r}"
         error = error.__cause__ or error.__context__

@@ -36,8 +36,6 @@ def driver(game: Any, shared: Shared | None = None, samplers: Mapping[str, Any] 
 
 
 def play(game: Environment, task: str | None = None, samples: int = 2) -> list[Finished]:
-    """Episodes of separate tasks, or samples of one."""
-
     async def run() -> list[Finished]:
         tasks = [Task(task or f"t{number}", {"target": 3}) for number in range(samples)]
         episodes = [Episode(one, number, 0, "rollout") for number, one in enumerate(tasks)]

@@ -15,7 +15,6 @@ FEW = ("tasks=8", "max_tokens=96", "engine.device=cpu")
 
 
 def rows(said: CliResult) -> list[dict[str, Any]]:
-    """What the last line gives."""
     assert said.code == 0, said.err
     found: list[dict[str, Any]] = json.loads(said.out.splitlines()[-1])["rows"]
     return found

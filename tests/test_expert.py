@@ -25,7 +25,6 @@ SETS = ("2wiki", "hotpot_qa", "musique")
 
 
 def outcome(row: QuestionRow) -> Trace | str:
-    """The trace of a row, or why there is none."""
     try:
         return trace_of(row)
     except NoTrace as error:

@@ -188,7 +188,6 @@ PLAN = "<plan>\nT1: add\n- Dependencies: none\n</plan>"
 
 
 def test_a_program_is_worth_1_if_all_its_tests_pass(tmp_path: Path) -> None:
-    """Table: all tests must pass, binary."""
     recipe = programs("livecodebench", LIVE, tmp_path)
     found = rewards(
         recipe,

@@ -296,7 +296,6 @@ def test_a_path_that_cannot_be_graded_is_lost_alone() -> None:
 
 
 def stored(path: Path, grown: Grown, searches: int) -> tuple[Tree, list[Rollout]]:
-    """The first searches as a store gives them back."""
     rollouts = [one for one in grown.rollouts if one.search < searches]
     with Store.open(path / "store.sqlite") as store:
         for one in rollouts:

@@ -40,7 +40,6 @@ SHARDED = TWO.model_copy(update={"launch": str(CONFIGS / "fsdp2.yaml")})
 
 @pytest.fixture
 def saved(tmp_path: Path) -> LoadedModel:
-    """A model that ranks can load too."""
     folder = tmp_path / "model"
     tiny_llama(vocab_size=300).save_pretrained(folder)
     templated("chatml").tokenizer.save_pretrained(folder)

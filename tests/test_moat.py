@@ -46,7 +46,6 @@ def made(*words: str) -> Moat:
 
 
 def whole(folder: Path, *words: str, steps: list[Step] | None = None) -> Moat:
-    """A run of the recipe, or some of its steps."""
     recipe = made(*words)
     with open_run(folder, recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent(), steps)
@@ -55,7 +54,6 @@ def whole(folder: Path, *words: str, steps: list[Step] | None = None) -> Moat:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Moat, Run]]:
-    """A finished run of one iteration."""
     folder = tmp_path_factory.mktemp("moat") / "run"
     recipe = whole(folder)
     with open_run(folder, recipe.name, recipe.settings, write=False) as run:

@@ -21,7 +21,6 @@ from tests.test_report_page import HOSTILE, Page
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Moat, Run]]:
-    """A finished run of one iteration."""
     folder = tmp_path_factory.mktemp("moat-report") / "run"
     recipe = whole(folder)
     with open_run(folder, recipe.name, recipe.settings, write=False) as run:
@@ -30,7 +29,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Moat, Run]]
 
 
 def section(recipe: Moat, run: Run, id_: str) -> list[dict[str, str]]:
-    """The rows of a section, each by its heads."""
     (found,) = [one for one in moat_report(recipe, run).sections if one.id == id_]
     return [dict(zip(found.heads, row, strict=True)) for row in found.rows]
 

@@ -49,8 +49,6 @@ LAMBDA_TOKEN, LAMBDA_LOSS, MIN_LOSS = 0.6, 0.002, 0.005
 
 @dataclass
 class Training:
-    """What a training was given."""
-
     model: Any
     items: list[Any]
     settings: TrainingSettings
@@ -78,7 +76,6 @@ class Walk:
     def training(
         self, iteration: int, monkeypatch: pytest.MonkeyPatch, method: str = "", *words: str
     ) -> Training:
-        """What the training of an iteration is given."""
         own = made(method, *words) if method else self.recipe
         caught: list[Training] = []
 

@@ -14,7 +14,6 @@ def pages() -> Pages:
 
 
 def fill(store: Pages, row: int, length: int, value: float) -> None:
-    """Write to all pages of a row up to a length."""
     for block in range(-(-length // BLOCK)):
         store.keys[store.page(row, block)] = store.values[store.page(row, block)] = value
 

@@ -23,7 +23,6 @@ STAGE = "rollout"
 
 
 def play_into(store: Store, game: Environment, script: Script, episodes: Sequence[Episode]) -> None:
-    """Play episodes; all actors say what the script gives."""
     driver = Driver(game, dict.fromkeys(game.actors, script), seed=0, shared=Shared())
     asyncio.run(play(store, driver, episodes, Silent(), lambda: 0))
 

@@ -31,7 +31,6 @@ def world(folder: Path, method: str) -> tuple[str, int]:
 
 
 def check(shown: str, file: Path, line: int, owner: str) -> None:
-    """What is shown says whose the bug is, and where."""
     plain = shown.replace("\n", "")
     assert f"{file}, line {line}" in plain and "KeyError: 'gone'" in plain, shown
     assert owner in plain

@@ -103,7 +103,6 @@ MICRO: Mapping[str, Table] = {
 
 
 def trainings(shared: Table, **own: Table) -> Table:
-    """Values of each training: those that all share, and its own over them."""
     return {
         f"{group}.train.{key}": value
         for group, values in own.items()

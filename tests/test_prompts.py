@@ -113,7 +113,6 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def sandbox(runner: asyncio.Runner) -> Iterator[Sandbox]:
-    """One for all answers."""
     pool = Sandbox(SandboxSettings(workers=1))
     runner.run(pool.__aenter__())
     yield pool

@@ -355,7 +355,6 @@ def test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn(tmp_path: Pa
 
 
 def _of(run: Run, task: str, agents: Any) -> dict[str, AgentPath]:
-    """The paths of the task's first sample, by agent."""
     found = paths_of(
         run.store, 0, f"{STAGE}/00000", [task], list(agents), PathReward(PathRewardSettings())
     )
@@ -392,7 +391,6 @@ def test_observations_change_no_reward_of_length() -> None:
 
 
 def _sampled(recipe: Recipe, run: Run) -> list[AgentPath]:
-    """All paths of the first step."""
     stage = f"{STAGE}/00000"
     reward = PathReward(PathRewardSettings())
     return paths_of(

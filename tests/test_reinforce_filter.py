@@ -78,7 +78,6 @@ def ids(file: Path) -> set[str]:
 
 
 def of_row(graded: Graded, place: int) -> str:
-    """The id of the row of a task."""
     return next(task for task, at in graded.places.items() if at == place).removeprefix("2wiki-")
 
 

@@ -78,7 +78,6 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
 
 
 def writers(folder: Path) -> list[set[str]]:
-    """Who spoke in each step."""
     with Store.open(folder / "store.sqlite", read_only=True) as store:
         found = []
         for step in range(3):

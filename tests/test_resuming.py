@@ -187,7 +187,6 @@ def test_what_samples_is_part_of_what_a_rollout_depends_on() -> None:
 
 
 def test_rows_that_changed_are_other_rows(tmp_path: Path) -> None:
-    """A folder of rows is known by what is in it."""
     packaged = Path(__file__).parents[1] / "src/coterie/assets/data/gsm8k"
     for split in ("train", "heldout"):
         (tmp_path / f"{split}.jsonl").write_bytes((packaged / f"{split}.jsonl").read_bytes())

@@ -19,7 +19,6 @@ TEN = "a1 b2 c3 d4 e5 f6 g7 h8 i9 j10"
 
 
 def words(count: int) -> str:
-    """The first words of TEN."""
     return " ".join(TEN.split()[:count])
 
 

@@ -216,7 +216,6 @@ def test_a_session_that_never_ends_does_not_hold_up_the_run() -> None:
 
 
 async def opens(sessions: Sessions) -> bool:
-    """Whether there is room for one more."""
     opening = asyncio.ensure_future(sessions.open(Table().game()))
     await asyncio.wait([opening], timeout=1)
     opening.cancel()

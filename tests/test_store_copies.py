@@ -62,7 +62,6 @@ def offered(task: str, *names: str) -> Tree:
 
 
 def test_prompts_offer_the_tools_that_they_offered(tmp_path):
-    """Which tools there are is numbered by each store for itself."""
     trees = {"a": offered("a", "search", "count"), "b": offered("b", "count", "draw", "search")}
     for task, tree in trees.items():
         with Store.open(tmp_path / f"{task}.db") as store:

@@ -82,7 +82,6 @@ def made(*words: str) -> SweetRL:
 
 @contextmanager
 def read(file: Path, *words: str) -> Iterator[tuple[SweetRL, Run]]:
-    """A run that has read its dialogues."""
     recipe = made(f"offline={file}", *words)
     with open_run(file.with_name("run"), recipe.name, recipe.settings) as run:
         run_steps(recipe, run, Silent(), [ROLLOUT])

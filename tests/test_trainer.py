@@ -187,7 +187,6 @@ def adapted() -> torch.nn.Module:
 
 
 def opened(*words: object, **more: object) -> Trainer[Row]:
-    """A trainer that has to open."""
     try:
         return Trainer(*words, **more)
     except UserError as refused:
@@ -278,7 +277,6 @@ def test_an_engine_samples_from_the_new_weights_without_a_file(tmp_path, config,
 
 
 def stepped(trainer: Trainer[Row], rows: list[Row]) -> None:
-    """A step that has to succeed."""
     try:
         trainer.step(rows)
     except UserError as refused:

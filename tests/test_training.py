@@ -55,7 +55,6 @@ def order_of(rows, seed=0):
 
 
 def split(rows, rule=None, budget=128):
-    """The rows of one step as families, and how they are split."""
     batch = usable(rows, SFT(), 64)
     splitter = Splitter(batch.sequences, rule, budget)
     return splitter, splitter.families(range(len(rows)))

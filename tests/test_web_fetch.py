@@ -57,7 +57,6 @@ def refusal(url: str, settings: FetchSettings) -> str:
 
 
 def text(url: str, settings: FetchSettings) -> Page:
-    """The text of a page."""
     fetched = fetch(url, settings)
 
     async def take() -> Page:

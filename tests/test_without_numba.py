@@ -45,7 +45,6 @@ main()
 
 
 def said(loaded: LoadedModel) -> list[Completion]:
-    """What the model says to a prompt."""
     engine = InProcessEngine(loaded, policy="p", version="0")
     return asyncio.run(engine.sample(PROMPT, SEEDS, SAMPLING))
 

@@ -188,7 +188,6 @@ def test_a_graph_spends_only_the_calls_that_it_makes(corpus: Path) -> None:
 
 
 def graph(first: str, second: str) -> str:
-    """A search, and one that waits for it."""
     return (
         f'<think>a</think><graph><node id="s1">wiki_search("{first}")</node>'
         f'<node id="s2" depends="s1">wiki_search("{second}")</node></graph>'

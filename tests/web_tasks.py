@@ -44,7 +44,6 @@ def action(
 
 
 def task(number: int) -> dict[str, Any]:
-    """Three steps."""
     plant = ("roses", "ferns", "mosses", "tulips", "lilies", "ivies", "oaks", "elms")[number % 8]
     return {
         "annotation_id": f"t{number}", "website": "garden", "domain": "Shopping", "subdomain": "Plants",
@@ -62,6 +61,5 @@ def task(number: int) -> dict[str, Any]:
 
 
 def write(file: Path, count: int = 10) -> Path:
-    """A file of tasks."""
     file.write_text("".join(json.dumps(task(n)) + "\n" for n in range(count)))
     return file

@@ -29,7 +29,6 @@ from tests.templates import model
 from tests.test_data import table
 from tests.test_endpoint import service
 from tests.test_format_pools import FRESH, replies
-from tests.test_lumos_files import ground_at_once, plan_at_once, put
 from tests.web_tasks import write
 
 SAMPLES = Path(str(resources.files("coterie") / "assets/data"))
@@ -69,22 +68,18 @@ Make = Callable[[House, Path], object]
 
 
 def run(name: str) -> Make:
-    """A copy of a finished run."""
     return lambda house, path: shutil.copytree(house.prepared(name), path)
 
 
 def lines(*rows: object) -> Make:
-    """A file of JSON lines."""
     return lambda _, path: path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def text(said: str) -> Make:
-    """A file of a text."""
     return lambda _, path: path.write_text(said)
 
 
 def copied(file: Path) -> Make:
-    """A file or a folder that the repository has."""
     return lambda _, path: (shutil.copytree if file.is_dir() else shutil.copy)(file, path)
 
 
@@ -94,7 +89,6 @@ def whole(rows: Path) -> Make:
 
 
 def settings_of_a_run(house: House, path: Path) -> None:
-    """The settings of a run as a file."""
     shutil.copy(house.prepared("isft") / "config.yaml", path)
 
 
@@ -113,28 +107,12 @@ def worked(start: int, stop: int) -> list[dict[str, str]]:
     ]  # fmt: skip
 
 
-def plans_and_actions(_: House, path: Path) -> None:
-    """Lumos' two files, of which ``path`` is that of the plans."""
-    task = "How much is 2 and {n}?"
-    names = [f"maths_{n}" for n in range(100)]
-    put(path, *(plan_at_once(task.format(n=n), one, "Add") for n, one in enumerate(names)))
-    calls = "R1 = Calculator(2 + {n})"
-    put(
-        path.with_name(path.name.replace("plan", "ground")),
-        *(
-            ground_at_once(task.format(n=n), one, calls.format(n=n), "Add")
-            for n, one in enumerate(names)
-        ),
-    )
-
-
 def web_tasks(_: House, path: Path) -> None:
     """Errands on made-up web pages."""
     write(path)
 
 
 def index_of_pages(_: House, path: Path) -> None:
-    """Pages that can be searched."""
     pages = path.with_name("pages.jsonl")
     pages.write_text(
         json.dumps({"title": "Norway", "text": "Oslo is the capital of Norway."}) + "\n"
@@ -243,5 +221,4 @@ _FORMATS = cycle(FRESH)
 
 
 def _writes(handler: BaseHTTPRequestHandler) -> None:
-    """A format."""
     replies(next(_FORMATS))(handler)

@@ -27,7 +27,6 @@ class Rule:
     """It is ended by Ctrl-C once it has printed something."""
 
     def fits(self, command: Command) -> bool:
-        """Whether the command is of this kind."""
         said = " ".join(command.words)
         return f"{said} ".startswith(f"{self.begins} ") and self.has in said
 
@@ -191,7 +190,6 @@ def _named(word: str, names: Mapping[str, str]) -> str:
 
 
 def _with(words: list[str], more: str) -> list[str]:
-    """The words with one more, which replaces one of the same key or option."""
     key, equals, value = more.partition("=")
     if not key.startswith("--"):
         return [word for word in words if word.partition("=")[0] != key] + [more]

@@ -67,7 +67,6 @@ def _wait_for_words(process: BaseProcess, out: Path) -> None:
 
 
 def _as_typed(words: list[str], folder: str) -> None:
-    """The child: as a shell would have started it."""
     os.chdir(folder)
     os.environ["COTERIE_HOME"] = str(Path(folder) / HOME)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -16,8 +16,6 @@ TASKS = 4
 
 @dataclass(frozen=True)
 class SampledTurn:
-    """One turn."""
-
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str

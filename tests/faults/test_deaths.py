@@ -42,7 +42,6 @@ async def opened(
 
 
 def server_process(port: int) -> psutil.Process:
-    """Our descendant that listens on a port."""
     for process in psutil.Process().children(recursive=True):
         if any(c.laddr[1] == port for c in process.net_connections("tcp")):
             return process

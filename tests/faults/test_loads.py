@@ -39,7 +39,6 @@ def adapter(folder: Path) -> Path:
 
 
 def in_process(folder: Path | None) -> list[Completion]:
-    """What this process says with the weights of a folder."""
     engine = InProcessEngine(load(MODEL), policy="talker", version="0")
 
     async def run() -> list[Completion]:

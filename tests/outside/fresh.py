@@ -126,7 +126,6 @@ def _install(venv: Path, folder: Path) -> None:
 
 
 def weights(run: Path) -> list[str]:
-    """What every training of a run left."""
     return [weight_hash(run / "training" / name / "final") for name in FINALS]
 
 

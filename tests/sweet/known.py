@@ -57,7 +57,6 @@ def imported(folder: Path) -> SweetRL:
 
 
 def groups(run: Run) -> Iterator[tuple[Task, Tree, list[Turn]]]:
-    """Each turn's candidates."""
     for tree in run.store.trees(1, "rollout"):
         for group in candidates(tree):
             yield run.store.task(tree.task), tree, group
@@ -69,8 +68,6 @@ class Enough(Exception):
 
 @dataclass
 class Training:
-    """What was to be trained."""
-
     model: Any
     items: list[Any]
     settings: Any
@@ -99,7 +96,6 @@ def text(ids: Sequence[int]) -> str:
 
 
 def said(rows: Sequence[Row]) -> list[str]:
-    """The targets of a side."""
     return [text(one.ids[t.start : t.stop]) for one in rows for t in one.targets]
 
 

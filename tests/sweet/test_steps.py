@@ -29,7 +29,6 @@ class Plays:
 
 @pytest.fixture
 def plays(monkeypatch: pytest.MonkeyPatch) -> list[Plays]:
-    """What is asked to be played, instead of playing it."""
     seen: list[Plays] = []
 
     async def play(

@@ -55,7 +55,6 @@ def runner() -> Iterator[asyncio.Runner]:
 def pool(
     runner: asyncio.Runner, model: LoadedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerPool]:
-    """One server."""
     stack = AsyncExitStack()
     logs = tmp_path_factory.mktemp("logs")
     opened = vllm_pool(MODEL, model.renderer, SETTINGS, logs, policy="talker", version="0")

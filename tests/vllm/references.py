@@ -58,7 +58,6 @@ def scores(
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> float:
-    """The largest difference."""
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 

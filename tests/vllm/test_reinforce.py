@@ -78,7 +78,6 @@ def _keep_published(monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
 
 
 def _note_adapters(monkeypatch: pytest.MonkeyPatch, served: list[str]) -> None:
-    """The names under which servers load adapters."""
     post = ServerClient.post
 
     async def noted(self: Any, path: str, body: Mapping[str, Any]) -> Any:
@@ -89,7 +88,6 @@ def _note_adapters(monkeypatch: pytest.MonkeyPatch, served: list[str]) -> None:
 
 
 def _rows(folder: Path, step: int) -> list[Row]:
-    """All that the agents said in a step."""
     stage, reward = f"{STAGE}/{step:05d}", PathReward(PathRewardSettings())
     with Store.open(folder / "store.sqlite", read_only=True) as store:
         tasks = store.tree_tasks(0, stage)

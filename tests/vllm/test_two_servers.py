@@ -44,7 +44,6 @@ def pair(
 
 
 def prompt_tokens(pool: ServerPool) -> list[int]:
-    """Prompt tokens that each server says it was sent."""
     found = []
     for member in pool.members:
         text = httpx2.get(f"{member.client.url}/metrics", trust_env=False).text
