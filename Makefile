@@ -19,10 +19,10 @@ test: $(VENV)/.dev
 
 # Trainings on several ranks (DDP, FSDP2), and parity with TRL; test also runs one of them.
 test-ranks: $(VENV)/.dev
-	$(PY) -m pytest -m ranks
+	$(PY) -m pytest -m ranks --numprocesses 2 --dist loadfile
 
 test-crash: $(VENV)/.dev
-	$(PY) -m pytest -m slow tests/crash
+	$(PY) -m pytest -m slow --numprocesses 2 tests/crash
 
 # Tests that take long because whole commands run in them.
 test-long: $(VENV)/.dev

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so started by a shell, in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

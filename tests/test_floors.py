@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from pkgutil import iter_modules
 
@@ -45,7 +46,8 @@ def floor(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -53,11 +55,16 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             found |= {f"{node.module}.{name.name}" for name in node.names}
-    return {name for name in found if name.startswith("coterie.")}
+    return frozenset(name for name in found if name.startswith("coterie."))
 
 
-def words(path: Path) -> Iterator[str]:
+@cache
+def words(path: Path) -> frozenset[str]:
     """Every name in a module's code, and every string but for docstrings."""
+    return frozenset(_words(path))
+
+
+def _words(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text())
     loose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

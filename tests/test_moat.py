@@ -215,6 +215,7 @@ def test_a_run_that_was_cut_goes_on_to_the_same_end(done, tmp_path):
             ]
 
 
+@pytest.mark.slow
 def test_each_half_goes_on_from_the_newest_version_of_its_role(tmp_path):
     """With a rate of nearly 0 a training ends where it began."""
     recipe = whole(
@@ -321,6 +322,7 @@ def test_an_ablation_takes_over_what_is_the_same_and_no_figure_of_both_halves(
     assert ablation.fingerprint(Step(1, "rollout")) == joint.fingerprint(Step(1, "rollout"))
 
 
+@pytest.mark.slow
 def test_the_control_goes_on_with_right_rows(tmp_path):
     recipe = whole(tmp_path / "run", "parts=sft")
     assert not any(step.stage == "rollout" for step in recipe.steps())

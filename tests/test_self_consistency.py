@@ -154,6 +154,7 @@ def rows(said: CliResult) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_more_samples_go_on_from_fewer_and_the_plot_is_beside_the_store(cli: Cli) -> None:
     command = ("evaluate", "exchange", "policy=tiny-exchange", "tasks=6", "temperature=0.7",
                "engine.device=cpu", "max_tokens=96")  # fmt: skip

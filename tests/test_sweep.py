@@ -35,6 +35,7 @@ def seconds(folder: Path, sweep: list[Point]) -> dict[Step, object]:
         return {step: run.metrics(step)["seconds"] for step in steps}
 
 
+@pytest.mark.slow
 def test_runs_share_what_their_value_does_not_touch(tmp_path: Path) -> None:
     sweep = plan_sweep("moat/maths", [*TINY, "rollout.samples=2,3"], tmp_path, 1)
     assert [point.folder.name for point in sweep] == ["2-seed-0", "3-seed-0"]

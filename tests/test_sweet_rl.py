@@ -140,6 +140,7 @@ def test_the_reference_is_in_the_critics_rows_and_in_no_prompt_of_the_policy(run
         ]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(run: Run, tmp_path: Path) -> None:
     own = opened()
 
@@ -171,6 +172,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(run: Run, tmp_path: Path) -> 
             assert made.metrics(step)["weights"] == run.metrics(step)["weights"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

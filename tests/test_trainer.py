@@ -31,17 +31,21 @@ from tests.engine_models import COMPILED, PLAIN, PROMPT, engine_of, loaded, reco
 from tests.fsdp2_side import pairs
 from tests.training_models import SETTINGS, some_rows, tiny_llama
 
-STEPS = 50
-LONG = SETTINGS.model_copy(update={"epochs": 10})
+STEPS = 15
+LONG = SETTINGS.model_copy(update={"epochs": 3})
 CONSTANT = TrainingSettings(**{**SETTINGS.model_dump(), "schedule": "constant", "warmup_ratio": 0})
 METHODS = {"full": LONG, "lora": TrainingSettings(**{**LONG.model_dump(), "method": "lora"})}
+
+
+def steps_of(settings: TrainingSettings) -> int:
+    return int(settings.epochs) * STEPS // 3
 
 
 def arriving(settings: TrainingSettings, first: int = 0) -> Iterator[list[Row]]:
     """The rows of each step of ``train``, in its order, from one step on."""
     rows = some_rows()
     order = Order([""] * len(rows), settings.seed, settings.batch_rows)
-    for chosen in order.steps(first, STEPS):
+    for chosen in order.steps(first, steps_of(settings)):
         yield [rows[i] for i in chosen]
 
 
@@ -50,7 +54,7 @@ def take_steps(folder: Path, settings: TrainingSettings, said: Connection | None
 
     Whoever is told of the steps has time to kill it.
     """
-    with Trainer(tiny_llama(), SFT(), settings, folder, steps=STEPS) as trainer:
+    with Trainer(tiny_llama(), SFT(), settings, folder, steps=steps_of(settings)) as trainer:
         for rows in arriving(settings, trainer.done):
             if said is not None:
                 said.send(trainer.done)
@@ -68,7 +72,7 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_fifty_steps_on_rows_that_arrive_are_bitwise_one_training(tmp_path, method):
+def test_steps_on_rows_that_arrive_are_bitwise_one_training(tmp_path, method):
     settings = METHODS[method]
     whole = train(tiny_llama(), some_rows(), settings, tmp_path / "whole")
     assert whole.steps == STEPS
@@ -78,7 +82,7 @@ def test_fifty_steps_on_rows_that_arrive_are_bitwise_one_training(tmp_path, meth
 
 @pytest.mark.slow
 def test_killed_at_twenty_random_moments_it_ends_with_the_same_weights(tmp_path):
-    settings = LONG.model_copy(update={"save_every_steps": 1})
+    settings = LONG.model_copy(update={"epochs": 10, "save_every_steps": 1})
     whole = take_steps(tmp_path / "whole", settings)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.test_trainer"])
@@ -103,12 +107,12 @@ def test_a_checkpoint_is_written_when_it_is_asked_for(tmp_path):
     with Trainer(tiny_llama(), SFT(), LONG, tmp_path / "cut", steps=STEPS) as trainer:
         for step, rows in enumerate(arriving(LONG)):
             trainer.step(rows)
-            if step == 20:
+            if step == 5:
                 trainer.save()
-            if step == 23:
+            if step == 8:
                 break
     with Trainer(tiny_llama(), SFT(), LONG, tmp_path / "cut", steps=STEPS) as trainer:
-        assert trainer.done == 21
+        assert trainer.done == 6
     assert take_steps(tmp_path / "cut", LONG) == whole
 
 

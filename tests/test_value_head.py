@@ -225,6 +225,7 @@ def test_a_step_beside_an_adapter_moves_the_head_and_leaves_the_model_as_it_was(
     assert not torch.equal(saved["value_head.weight"], before["value_head.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_is_trained_beside_an_adapter_and_saved_with_it(kind, tmp_path):
     objective, make, _ = KINDS[kind]

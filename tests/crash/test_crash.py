@@ -25,6 +25,8 @@ REINFORCED = (
     "steps.save_every=2", "update.learning_rate=1e-3", "engine.device=cpu",
 )  # fmt: skip
 ZYGOTE = Path(__file__).parent / "zygote.py"
+SHARES = 8
+"""Tests into which the sweep over all write boundaries is divided, for several processes."""
 
 
 class Zygote:
@@ -112,13 +114,14 @@ def test_reinforcement_learning_killed_within_a_step_resumes_to_the_same_weights
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("share", range(SHARES))
 def test_killed_at_every_write_boundary_twice(
-    zygote: Zygote, undisturbed: dict[str, object], tmp_path: Path
+    zygote: Zygote, undisturbed: dict[str, object], tmp_path: Path, share: int
 ) -> None:
-    generator = random.Random(0)
+    generator = random.Random(share)
     boundaries = int(str(undisturbed["boundary"]))
     assert boundaries > 50
-    for n in range(1, boundaries + 1):
+    for n in range(1 + share, boundaries + 1, SHARES):
         folder = tmp_path / f"run-{n}"
         assert zygote.run(folder, str(n))["killed"]
         zygote.run(folder, str(generator.randint(1, boundaries - n + 1)))
