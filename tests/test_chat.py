@@ -147,14 +147,23 @@ def test_images_and_missing_templates_are_refused() -> None:
         ChatRenderer(bare)
 
 
-def test_a_template_that_refuses_is_named() -> None:
-    strict = tokenizer("chatml").__class__(tokenizer_object=tokenizer("chatml").backend_tokenizer)
-    strict.chat_template = (
-        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}"
-        "{% endif %}{{ m['content'] }}{% endfor %}"
-    )
-    with pytest.raises(UserError, match="no system"):
-        ChatRenderer(strict).render([Message.of("system", "x")], Tree("t", "r", 0), "A")
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("{{ raise_exception('no users') }}", "no users"),
+        ("{% for m in messages %}<|im_start|>{{ m['role'] }}{% endfor %}", "shows nothing of a user"),
+        (TEMPLATES["chatml"].partition("{% if add_generation_prompt")[0], "no generation prompt"),
+        ("{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}"
+         "{{ raise_exception('no agents') }}{% endif %}{% endfor %}", "no agents"),
+    ],
+)  # fmt: skip
+def test_a_template_that_can_not_be_used_is_refused_when_it_is_loaded(
+    source: str, problem: str
+) -> None:
+    strict = copy(tokenizer("chatml"))
+    strict.chat_template = source
+    with pytest.raises(UserError, match=problem):
+        ChatRenderer(strict)
 
 
 def test_a_turn_of_ones_own_role_play_partner_is_not_spliced() -> None:

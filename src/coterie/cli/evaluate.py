@@ -236,7 +236,9 @@ async def _by_engines(
     async with AsyncExitStack() as stack:
         for agents, of in speaking.items():
             renderer, context = of.renderer, of.context_length
-            sampler = TokenSampler(of.engine, renderer.render, sampling, context, renderer.calls)
+            sampler = TokenSampler(
+                of.engine, renderer.render, sampling, context, renderer.calls, renderer.parts
+            )
             best = await stack.enter_async_context(_best(settings, sampler, of.renderer, split))
             samplers |= dict.fromkeys(agents, best)
         found = await evaluate(

@@ -134,7 +134,8 @@ class ServedChat:
             )
         sampling = Sampling(s.temperature, 1.0, min(s.max_tokens, room), (), s.timeout)
         (found,) = await of.engine.sample(prompt, [seed], sampling)
-        return Answer(found.text, found.finish == "length")
+        content = of.renderer.parts(found.text, "", "")[-1].text
+        return Answer(content, found.finish == "length")
 
 
 @asynccontextmanager

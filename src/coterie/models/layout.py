@@ -14,7 +14,6 @@ whose first name and last argument are sentinels. What the template writes of th
 
 import json
 import re
-import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonprefix
@@ -22,14 +21,11 @@ from typing import Any, Literal
 
 from coterie.errors import UserError
 from coterie.models.offering import called, offered
-from coterie.models.template import ChatTemplate
+from coterie.models.template import NONCE, WORD, ChatTemplate
 from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.turn import Turn
 
-_NONCE = secrets.token_hex(8)
-_SENTINEL = re.compile(rf"(turn|sign){_NONCE}n(\d+)z")
-WORD = f"word{_NONCE}"
-"""A text that no message has."""
+_SENTINEL = re.compile(rf"(turn|sign){NONCE}n(\d+)z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,11 @@ class Slot:
     text: str
     turn: Turn | None = None
     role: str = ""
-    edge: Literal["", "first", "last"] = ""
+    edge: Literal["", "first", "last", "thought"] = ""
+    begun: str = ""
+    """Of a turn: text given to the model before what it sampled."""
+    markup: str | None = None
+    """Of a turn whose text begins with markup or a thought: the markup around the thought, without white space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,12 @@ class Shown:
     """The ids of its calls, in the template's form."""
     stands_in: bool = False
     """Whether what the template writes of the calls gives way to the slots."""
+    thought: Slot | None = None
+    """Of an assistant's message: its thought, which the template may show or drop."""
+    thought_key: str = ""
+    """The message's key for its thought; without one, ``before`` and ``after`` stand around it in the content."""
+    before: str = ""
+    after: str = ""
 
     @property
     def text(self) -> str:
@@ -68,11 +74,17 @@ class Shown:
     ) -> Mapping[str, Any]:
         name = {"name": show(self.name)} if self.name else {}
         call = {"tool_call_id": self.call_id} if self.call_id else {}
+        text = "" if self.stands_in else text
+        thought = {}
+        shown = show(self.thought) if self.thought else ""
+        if not self.thought_key:
+            text = self.before + shown + self.after + text
+        elif shown:
+            thought = {self.thought_key: shown}
         if self.call_ids:
             calls = self._stand_in(show) if self.stands_in else self._calls(sign)
-            content = "" if self.stands_in else text
-            return {"role": self.role, "content": content, "tool_calls": calls}
-        return {"role": self.role, "content": text, **call, **name}
+            return {"role": self.role, "content": text, **thought, "tool_calls": calls}
+        return {"role": self.role, "content": text, **thought, **call, **name}
 
     def _calls(self, sign: Callable[[str], str]) -> list[dict[str, Any]]:
         return [called(*pair, sign) for pair in zip(self.calls, self.call_ids, strict=True)]
@@ -116,24 +128,29 @@ class Layout:
         self._generation = generation
         self._hidden = hidden
         self._slots: list[Slot] = []
+        self._seen: set[int] = set()
         self._plain = [shown.message(shown.text, lambda slot: slot.text) for shown in chat]
         self._text = template.text(self._plain, generation, [offered(tool) for tool in tools])
         self._tools = [offered(tool, self._signed) for tool in tools]
-        self._whole = [
-            shown.message("".join(map(self._sentinel, shown.slots)), self._sentinel, self._signed)
-            for shown in chat
-        ]
+        self._whole: list[Mapping[str, Any]] = []
+        self._numbers: list[range] = []
+        for shown in chat:
+            first = len(self._slots)
+            text = "".join(map(self._sentinel, shown.slots))
+            self._numbers.append(range(first, len(self._slots)))
+            self._whole.append(shown.message(text, self._sentinel, self._signed))
 
     def pieces(self) -> list[TextPiece]:
         """What the template wrote and the contents, in order.
 
-        Raises ``UserError`` where they can't be told apart.
+        Raises ``UserError`` where they can't be told apart, and where the text of a message is not shown.
         """
         return list(self._spliced(self._found())) if self._stand_ins() else self._found()
 
     def _found(self) -> list[TextPiece]:
         everything = range(len(self._chat))
         if (found := self._read(everything, self._plain)) is not None:
+            self._check_shown(everything)
             return found
         same = [i for i in everything if self._read([i], self._plain) is not None]
         rewritten = [
@@ -142,6 +159,7 @@ class Layout:
         ]
         for whole in (same, ()):
             if (found := self._read(whole, rewritten)) is not None:
+                self._check_shown(whole)
                 return found
         raise UserError(
             "the chat template changes what messages say so that their text can't be told from "
@@ -163,6 +181,8 @@ class Layout:
             return None
         found: list[TextPiece] = [first]
         at = len(first)
+        self._seen = {int(number) for kind, number in zip(parts[::3], parts[1::3], strict=True)
+                      if kind == "turn"}  # fmt: skip
         for kind, number, after in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
             slot = self._slots[int(number)] if kind == "turn" else Slot(chr(int(number)))
             for text in _forms(slot.text):
@@ -173,6 +193,26 @@ class Layout:
             found += [slot if text == slot.text else replace(slot, text=text), after]
             at += len(text + after)
         return found if at == len(self._text) else None
+
+    def _check_shown(self, whole: Collection[int]) -> None:
+        """Refuse a text that lacks a message; ``whole`` messages are told by their sentinels."""
+        letters = ""
+        for i, (shown, numbers) in enumerate(zip(self._chat, self._numbers, strict=True)):
+            if shown.stands_in:
+                continue
+            if i in whole:
+                slots = zip(numbers, shown.slots, strict=True)
+                lost = any(n not in self._seen and slot.text.strip() for n, slot in slots)
+            else:  # a message that the template rewrites
+                letters = letters or _letters(self._text)
+                forms = map(_letters, _forms(shown.text))
+                lost = shown.role != "assistant" and all(one not in letters for one in forms)
+            if lost:
+                raise UserError(
+                    f"the chat template of {self._template.name} does not show the text of a "
+                    f"{shown.role} message: {shown.text.strip()[:80]!r}",
+                    "use another template",
+                )
 
     def _stand_ins(self) -> list[Shown]:
         return [shown for shown in self._chat if shown.stands_in]
@@ -209,11 +249,15 @@ class Layout:
     def _signed(self, text: str) -> str:
         """A text of a tool or a call, in which characters that might begin a control token are sentinels."""
         split = self._hidden(Shown("tool", (Slot(text),)))
-        return "".join(f"sign{_NONCE}n{ord(one)}z" if such else one for one, such in split)
+        return "".join(f"sign{NONCE}n{ord(one)}z" if such else one for one, such in split)
 
     def _sentinel(self, slot: Slot) -> str:
         self._slots.append(slot)
-        return f"turn{_NONCE}n{len(self._slots) - 1}z"
+        return f"turn{NONCE}n{len(self._slots) - 1}z"
+
+
+def _letters(text: str) -> str:
+    return "".join(one for one in text.casefold() if one.isalnum())
 
 
 def _forms(text: str) -> Iterator[str]:

@@ -244,7 +244,9 @@ class Recipe(ABC):
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
         speaking = await self.models(run).speak(role or self.leading, version)
         renderer, context = speaking.renderer, speaking.context_length
-        return TokenSampler(speaking.engine, renderer.render, sampling, context, renderer.calls)
+        return TokenSampler(
+            speaking.engine, renderer.render, sampling, context, renderer.calls, renderer.parts
+        )
 
     async def samplers(
         self, run: Run, iteration: int, temperature: float, top_p: float = 1.0
