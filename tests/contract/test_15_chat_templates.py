@@ -4,8 +4,10 @@ Turns are sampled as a model of that family writes them: as the template writes 
 Tokenizers are built here with the marks of each template. Vision templates are used with text alone.
 """
 
+import json
 import re
 from copy import copy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import coterie
 from coterie.environments.protocol import State
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Part, Speaker, make_turn
 
@@ -295,3 +298,94 @@ def test_a_prompt_that_lacks_a_message_is_refused_with_the_message() -> None:
     own.render(first, tree, "agent")
     with pytest.raises(UserError, match=r"template of losing does not show .* user .*And now"):
         own.render((*first, Message.of("user", "And now?")), tree, "agent")
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "description": "A city."}}}
+FIND = Tool("find", "Finds the weather.", SCHEMA)
+CALL = {"name": "find", "arguments": {"city": "Paris"}}
+
+
+class AnySyntax:
+    """Reads the one call of these tests from any text, for families whose calls nothing reads."""
+
+    name, stop = "any", ()
+
+    def parse(self, *_: Any) -> tuple[ToolCall, ...]:
+        return (ToolCall("c0", "find", json.dumps(CALL["arguments"])),)
+
+    def show(self, results: Any) -> str:
+        return ""
+
+
+@cache
+def caller(name: str) -> ChatRenderer:
+    """A renderer that reads calls, whatever they look like; results then follow the template's own calls."""
+    own = ChatRenderer(tokenizer(name))
+    if own.tools.syntax is None and own.tools.shows_tools:
+        own.tools = replace(own.tools, syntax=AnySyntax(), results="calls")  # type: ignore[arg-type]
+        ends = {"gptoss": "<|call|>", "glm4moe": "<|observation|>"}
+        ends |= {one: "<|tool_response>" for one in NAMES if "gemma" in one and one != "gemma4_v2"}
+        end = own.tokenizer.convert_tokens_to_ids(ends.get(name, own.tokenizer.eos_token))
+        own.end_ids |= {end}
+        marks = MARK.findall((FOLDER / f"{name}.jinja").read_text())
+        own.control.keep(
+            own.tokenizer.convert_tokens_to_ids(
+                [
+                    one
+                    for one in marks
+                    if "call" in one or '|"|' in one or name == "gptoss" or name == "muse_glimmer"
+                ]
+            )
+        )
+    return own
+
+
+@pytest.mark.parametrize("thought", ["", "plan"])
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_after_calls_are_the_templates_own_with_the_sampled_calls_in_place(
+    name: str, thought: str
+) -> None:
+    own = caller(name)
+    marks = own.template.thoughts
+    if own.tools.syntax is None or (thought and marks is None):
+        pytest.skip("the template shows no tools, or no thoughts")
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": FIND.name, "description": FIND.description, "parameters": SCHEMA},
+        }
+    ]
+    id_ = own.tools.call_id(0)
+    asked = {"role": "user", "content": "Weather in Paris?"}
+    key = marks.key if marks and thought else ""
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": id_, "type": "function", "function": CALL}],
+    }
+    called |= {key: thought} if key else {}
+    told = {"role": "tool", "content": "sunny", "tool_call_id": id_, "name": "find"}
+    prompt = own_text(name, [asked], True, tools=tools)
+    whole = own_text(name, [asked, called], False, tools=tools)
+    if not whole.startswith(prompt):
+        pytest.skip(
+            "the prompt opens a thought, or has closed it, and the template then writes another one"
+        )
+    ids = own.tokenizer(whole.removeprefix(prompt), add_special_tokens=False)["input_ids"]
+    ended = next((at for at, one in enumerate(ids) if one in own.end_ids), len(ids))
+    text = own.decode(ids[:ended])
+    tree, ids = Tree("t", "r", 0), tuple(ids[: ended + 1])
+    turn = make_turn(tree.root, Speaker("agent", "agent"), own.parts(text, "agent", "sampled", ids),
+                     ids=ids, calls=own.calls(text, "end", [FIND]))  # fmt: skip
+    result = make_turn(turn.id, Speaker("tool", "tools"), [], results=[ToolResult("c0", "sunny")])
+    tree.add(turn)
+    tree.add(result)
+    messages = [
+        Message.of("user", asked["content"]),
+        Message("assistant", turn=turn.id),
+        Message("tool", turn=result.id),
+    ]
+    found = own.render(messages, tree, "agent", tools=[FIND])
+    assert own.decode(found) == own_text(name, [asked, called, told], True, tools=tools)
+    if own.decode(found).startswith(prompt + own.decode(ids)):
+        assert any(found[at : at + len(ids)] == ids for at in range(len(found)))

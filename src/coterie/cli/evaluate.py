@@ -226,7 +226,10 @@ async def _by_engines(
     speaking, said = {}, []
     for player in one.players:
         speaking[player.agents] = await engines.speak(
-            player.version, player.path, player.load, role=one.role(player), base=player.base
+            *(player.version, player.path, player.load),
+            role=one.role(player),
+            base=player.base,
+            template_args=player.template_args,
         )
         said.append(_speaker(settings, player, speaking[player.agents]))
     path = one.folder / await store_name(_plain(settings), _all_speakers(one.players, said), split)
@@ -260,6 +263,8 @@ def _all_speakers(players: Sequence[Player], said: Sequence[str]) -> str:
 def _speaker(settings: ModelSettings, player: Player, of: Speaking) -> str:
     weights = weight_hash(Path(player.path)) if Path(player.path).is_dir() else str(player.path)
     speaker = f"{weights} {settings.engine.identity()}"
+    if player.template_args and not settings.engine.template_args:
+        speaker += f" {sorted(player.template_args.items())}"
     speaker += (
         f" best of {settings.best_of} {_critic_hash(settings.critic)}" if settings.critic else ""
     )

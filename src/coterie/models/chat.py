@@ -293,15 +293,14 @@ class ChatRenderer:
         if not native or not turn.calls:
             return shown
         ids = tuple(self.tools.call_id(place) for place in range(len(turn.calls)))
-        if turn.ids:
-            return (
-                replace(shown, call_ids=ids, stands_in=True)
-                if self.tools.results == "calls"
-                else shown
-            )
 
         def safe(text: str) -> str:
             return self._slot(text, "tool", "a call").text
+
+        if turn.ids:
+            names = tuple(safe(one.name or "tool") for one in turn.calls)
+            stands_in = replace(shown, call_ids=ids, stands_in=True, call_names=names)
+            return stands_in if self.tools.results == "calls" else shown
 
         return replace(shown, calls=tuple(safe_call(one, safe) for one in turn.calls), call_ids=ids)
 

@@ -57,7 +57,9 @@ class Shown:
     call_ids: tuple[str, ...] = ()
     """The ids of its calls, in the template's form."""
     stands_in: bool = False
-    """Whether what the template writes of the calls gives way to the slots."""
+    """Whether the template's text of the calls gives way to the slots."""
+    call_names: tuple[str, ...] = ()
+    """Of a stand-in: the tools that it calls, which templates name in results."""
     thought: Slot | None = None
     """Of an assistant's message: its thought, which the template may show or drop."""
     thought_key: str = ""
@@ -90,20 +92,15 @@ class Shown:
         return [called(*pair, sign) for pair in zip(self.calls, self.call_ids, strict=True)]
 
     def _stand_in(self, show: Callable[[Slot], str]) -> list[dict[str, Any]]:
-        """Calls between whose first name and last argument the message stands."""
-        names = [Slot("call", edge="first"), *[Slot("call")] * (len(self.call_ids) - 1)]
-        last = Slot("call", edge="last")
+        """Calls whose text, from the first name to the last argument, is told by sentinels."""
+        names = self.call_names or ("call",) * len(self.call_ids)
+        value = show(Slot("call", edge="last"))
+        shown = [show(Slot(names[0], edge="first")), *names[1:]]
         return [
-            {
-                "id": id_,
-                "type": "function",
-                "function": {
-                    "name": show(name) if name.edge else name.text,
-                    "arguments": {"value": show(last) if id_ == self.call_ids[-1] else "call"},
-                },
-            }
-            for name, id_ in zip(names, self.call_ids, strict=True)
-        ]
+            {"id": id_, "type": "function",
+             "function": {"name": name, "arguments": {"value": value}}}
+            for name, id_ in zip(shown, self.call_ids, strict=True)
+        ]  # fmt: skip
 
 
 TextPiece = str | Slot
@@ -218,28 +215,31 @@ class Layout:
         return [shown for shown in self._chat if shown.stands_in]
 
     def _spliced(self, pieces: list[TextPiece]) -> Iterator[TextPiece]:
-        turns, inside = iter(self._stand_ins()), False
+        """Pieces in which the slots of stand-ins replace the template's text of their calls."""
         counts = {shown.call_ids for shown in self._stand_ins()}
         around = {ids: around_calls(self._template, ids, self._tools) for ids in counts}
-        before, after, text = "", "", ""
+        turns = iter(self._stand_ins())
+        now: Shown | None = None
+        opened: list[Slot] = []
+        text, closed = "", False
         for piece in pieces:
-            if isinstance(piece, Slot) and piece.edge == "first":
-                shown, inside = next(turns), True
-                before, after = around[shown.call_ids]
-                yield _without(text, before, str.removesuffix)
-                yield from shown.slots
+            if isinstance(piece, str):
+                text = text + piece if now is None or closed else ""
+            elif piece.edge == "last" and now is not None:
+                text, closed = "", True
+            elif piece.edge == "first" and not any(piece is one for one in opened):
+                if now is not None:
+                    text = _after_calls(text, now, around[now.call_ids][1])
+                now, closed = next(turns), False
+                opened.append(piece)
+                yield _without(text, around[now.call_ids][0], str.removesuffix)
+                yield from now.slots
                 text = ""
-            elif isinstance(piece, Slot) and piece.edge == "last":
-                inside = False
-            elif isinstance(piece, Slot):
-                if not inside:
-                    yield text
-                    yield piece
-                    text = ""
-            elif not inside:
-                text += _without(piece, after, str.removeprefix)
-                after = ""
-        yield text
+            elif now is None or closed:
+                yield text if now is None else _after_calls(text, now, around[now.call_ids][1])
+                yield replace(piece, edge="") if piece.edge == "first" else piece
+                now, text, closed = None, "", False
+        yield text if now is None else _after_calls(text, now, around[now.call_ids][1])
 
     def _with_hidden(self, shown: Shown) -> str:
         return "".join(
@@ -291,7 +291,22 @@ def around_calls(
     header = template.text([user], True, tools)
     same = header if begin.startswith(header) else commonprefix([before, begin])  # noqa: RUF071
     after_calls = rest.rpartition(f"{WORD}last")[2].removesuffix(after.removeprefix(end))
-    return begin[len(same) :], after_calls.removesuffix(end)
+    answer = template.thoughts.answer if template.thoughts else ""
+    return begin[len(same) :].removeprefix(answer), after_calls.removesuffix(end)
+
+
+def _after_calls(text: str, shown: Shown, after: str) -> str:
+    """The template's text after the calls of a stand-in, of which ``after`` is usually the end.
+
+    Where the message itself ends like the calls, but for one token that ends the turn, that is where they end.
+    """
+    said = shown.text
+    same = max((n for n in range(len(text) + 1) if said.endswith(text[:n])), default=0)
+    if not after or not text.startswith(after):
+        return text[same:] if same else _without(text, after, str.removeprefix)
+    rest = after[same:].strip()
+    ends = same and rest.startswith("<") and rest.endswith(">") and rest.count("<") == 1
+    return text[same:] if ends else text[len(after) :]
 
 
 def _without(text: str, part: str, remove: Callable[[str, str], str]) -> str:

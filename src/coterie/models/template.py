@@ -87,7 +87,9 @@ class Thoughts:
         if end < 0:
             return Split(text[:start], text[start:], "", "")
         same = commonprefix([text[end:], mark])
-        same = same if same == mark else re.sub(r"<[^<>]*$", "", same)
+        if same != mark:  # a call follows: keep whole marks and words
+            part = r"<[^<>]*$" if text[end + len(same) :][:1].isspace() else r"(<|\s)[^<>\s]*$"
+            same = re.sub(part, "", same)
         thought = text[start:end].rstrip()
         stop = end + len(same)
         stop += len(text[stop:]) - len(text[stop:].lstrip()) if same == mark else 0

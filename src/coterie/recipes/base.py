@@ -162,7 +162,9 @@ class Recipe(ABC):
     def fingerprint(self, step: Step) -> str:
         """Hash of what the step's own results depend on: settings, and which stages it reads."""
         stage, common = self.at(step), (self._models, self._content, self.settings.seed)
-        return digest(step.stage, *common, [str(one) for one in stage.after], *stage.depends)[:16]
+        args = sorted(self.settings.engine.template_args.items())
+        own = ([str(one) for one in stage.after], *stage.depends, *([args] if args else []))
+        return digest(step.stage, *common, *own)[:16]
 
     @cached_property
     def _models(self) -> list[list[str | None]]:

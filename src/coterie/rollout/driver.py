@@ -17,8 +17,8 @@ from coterie.rollout.episodes import (
     ENVIRONMENT,
     FINAL_REWARD,
     MESSAGES,
-    THOUGHT_TOKENS,
     REWARD,
+    THOUGHT_TOKENS,
     Episode,
     Finished,
 )
