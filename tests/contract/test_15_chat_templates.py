@@ -389,3 +389,51 @@ def test_prompts_after_calls_are_the_templates_own_with_the_sampled_calls_in_pla
     assert own.decode(found) == own_text(name, [asked, called, told], True, tools=tools)
     if own.decode(found).startswith(prompt + own.decode(ids)):
         assert any(found[at : at + len(ids)] == ids for at in range(len(found)))
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("qwen3", {"enable_thinking": False}),
+        ("qwen3_6", {"enable_thinking": False}),
+        ("glm4moe", {"enable_thinking": False}),
+        ("nemotron_3_super", {"enable_thinking": False}),
+        ("gemma4_v5", {"enable_thinking": True}),
+        ("gptoss", {"reasoning_effort": "low"}),
+        ("qwen3_8", {"reasoning_effort": "low"}),
+    ],
+)
+def test_arguments_of_a_template_reach_every_prompt(name: str, args: dict[str, Any]) -> None:
+    own, tree = ChatRenderer(tokenizer(name), template_args=args), Tree("t", "r", 0)
+    chat = [{"role": "user", "content": "Is it fine?"}]
+    messages = [Message.of("user", "Is it fine?")]
+    prompt = own.decode(own.render(messages, tree, "agent"))
+    assert prompt == own_text(name, chat, True, **args) != own_text(name, chat, True)
+    turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("fine")], ids=own.written("fine"))
+    tree.add(turn)
+    messages += [Message("assistant", turn=turn.id), Message.of("user", "Sure?")]
+    chat += [{"role": "assistant", "content": "fine"}, {"role": "user", "content": "Sure?"}]
+    assert own.decode(own.render(messages, tree, "agent")) == own_text(name, chat, True, **args)
+
+
+def test_an_argument_that_a_template_does_not_have_is_refused() -> None:
+    with pytest.raises(UserError, match="no argument 'enable_thinkin'"):
+        ChatRenderer(tokenizer("qwen3"), template_args={"enable_thinkin": False})
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_6", "gptoss", "gemma4_v5", "deepseek_r1_distill"])
+def test_a_thought_is_seen_by_its_agent_alone_and_answers_are_read_without_it(name: str) -> None:
+    own = renderer(name)
+    marks = own.template.thoughts
+    assert marks is not None
+    text = f"{'' if marks.opened else marks.open}plan{marks.close}fine"
+    for said, seen in ((text, "fine"), (text.partition("plan")[0] + "plan and", "")):
+        tree = Tree("t", "r", 0)
+        ids = tuple(own.tokenizer(said, add_special_tokens=False)["input_ids"])
+        turn = make_turn(
+            tree.root, Speaker("agent", "Ann"), own.parts(said, "Ann", "sampled", ids), ids=ids
+        )
+        tree.add(turn)
+        assert (turn.text, turn.whole_text) == (seen, said)
+        told = [Message.of("user", "Hello"), Message("user", turn=turn.id)]
+        assert "plan" not in own.decode(own.render(told, tree, "Bob"))

@@ -319,7 +319,7 @@ class ChatRenderer:
 
     def _own(self, turn: Turn) -> Shown:
         given = "".join(part.text for part in turn.parts if part.source == PREFILL)
-        said = "".join(part.text for part in turn.parts if part.source != PREFILL)
+        said = self.decode(turn.ids[:-1] if turn.ids[-1] in self.end_ids else turn.ids)
         marks, what = self.template.thoughts, "a turn of the agent's own"
         split = marks.split(given + said) if marks else None
         if marks is None or split is None or len(split.content) == len(given + said):

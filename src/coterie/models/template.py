@@ -86,7 +86,7 @@ class Thoughts:
         end = text.find(begin, start)
         if end < 0:
             return Split(text[:start], text[start:], "", "")
-        same = commonprefix([text[end:], mark])
+        same = commonprefix([text[end:], mark])  # noqa: RUF071
         if same != mark:  # a call follows: keep whole marks and words
             part = r"<[^<>]*$" if text[end + len(same) :][:1].isspace() else r"(<|\s)[^<>\s]*$"
             same = re.sub(part, "", same)
@@ -163,7 +163,7 @@ class ChatTemplate:
     @cached_property
     def _header(self) -> str:
         closed, begun = self.text([_ASKED], False), self._prompt
-        cut = len(commonprefix([closed, begun]))
+        cut = len(commonprefix([closed, begun]))  # noqa: RUF071
         if cut < len(closed):  # the end of a chat is written otherwise: begin with a whole token
             found = self._tokenizer(begun, add_special_tokens=False, return_offsets_mapping=True)
             cut = max((a for a, b in found["offset_mapping"] if a <= cut < b), default=cut)
@@ -223,7 +223,7 @@ class ChatTemplate:
                 close = after.partition(said)[0]
                 if calls:
                     close = (re.match(r"\s*<[^<>]*>\s*", after) or [""])[0]
-                common = commonprefix([before, self._prompt])
+                common = commonprefix([before, self._prompt])  # noqa: RUF071
                 rest = before[len(common) :]
                 mark = "" if rest.strip() else (_LAST_MARK.search(common) or [""])[0]
                 if (mark + rest).strip() and close.strip():
