@@ -66,6 +66,7 @@ class ChatRenderer:
         self.template = ChatTemplate(tokenizer, template_args)
         self.control = ControlTokens(tokenizer, self.template)
         self._takes = lru_cache(None)(self._takes_roles)
+        self._around_thought = lru_cache(None)(self._marks_around)
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end = self._template_end() or tuple(ends)
         """The token that ends a turn that nobody sampled."""
@@ -439,24 +440,24 @@ class ChatRenderer:
         if marks.opened and not begun.lead and marks.close.split()[0] in text:
             begun = marks.split(text, opened=True)
         thinks = bool(begun.thought) and (marks.opened or not self.template.opener.strip())
-        lead, close = self._around(thinks=thinks)
+        lead, close = self._around_thought(thinks)
         thought = self._slot(begun.thought, "assistant", what)
         content = self._slot(begun.content, "assistant", what)
         return [lead, thought, close, content] if thinks else [lead, content]
 
-    def _around(self, *, thinks: bool) -> tuple[str, str]:
+    def _marks_around(self, thinks: bool) -> tuple[str, str]:
         """The template's text after a prompt and before a thought, and between it and the content.
 
         Without a thought the first is all that stands before the content.
         """
         marks = self.template.thoughts
         assert marks is not None
-        asked, said = Shown("user", (Slot("a"),)), Shown("assistant", (Slot(WORD),))
-        thought = f"{WORD}t"
+        asked, said, thought = Shown("user", (Slot("a"),)), (Slot(WORD),), f"{WORD}t"
+        own = Shown("assistant", said)
         if thinks:
-            around = {"thought_key": marks.key, "before": marks.open, "after": marks.close}
-            said = replace(said, thought=Slot(thought), **around)
-        chat = [one.message(one.text, lambda slot: slot.text) for one in (asked, said)]
+            own = Shown("assistant", said, thought=Slot(thought), thought_key=marks.key,
+                        before=marks.open, after=marks.close)  # fmt: skip
+        chat = [one.message(one.text, lambda slot: slot.text) for one in (asked, own)]
         prompt, whole = self.template.text(chat[:1], True), self.template.text(chat, False)
         common = commonprefix([prompt, whole])  # noqa: RUF071
         lead, shown, close = whole[len(common) :].partition(thought) if thinks else ("", "", "")

@@ -36,8 +36,11 @@ _LAST_MARK = re.compile(r"<[^<>]*>\s*$")
 _MARKS = (
     (f"{THOUGHT}\n", f"\n{END_OF_THOUGHT}\n\n"),
     ("<|channel>thought\n", "\n<channel|>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-"""Marks of thoughts that templates look for in contents."""
+"""Marks of thoughts in contents, which templates drop or only name."""
 _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -232,7 +235,8 @@ class ChatTemplate:
             content = f"{open_}{thought}{close}{said}"
             text = self._tried([_ASKED, {"role": "assistant", "content": content}, _ASKED], False)
             opened = self._header.rstrip().endswith(open_.strip())
-            if opened or (said in text and thought not in text):
+            named = open_.strip() in self.source and close.strip() in self.source
+            if opened or named or (said in text and thought not in text):
                 return "", open_, close
         return None
 
