@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from coterie.config.resolve import resolve
 from coterie.engines.endpoint import Endpoint, EndpointSettings, EndpointUsage
 from coterie.engines.limits import MAX_WAIT, Bucket, Limits, retry_after
-from coterie.engines.messages import Reply, Utterance
+from coterie.engines.messages import Reply, Utterance, read_reply
 from coterie.engines.protocol import EngineError
 from coterie.errors import UserError
 
@@ -148,6 +148,7 @@ def test_what_is_asked_for_is_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> N
         assert reply == Reply("Hi.", "stop", 100, 20, 40, False)
         more = {"temperature": 0.5, "top_p": 0.9, "stop": ["x"], "seed": 3}
         chat(settings(one.url, limit_name="max_completion_tokens"), **more)
+        chat(settings(one.url, template_args={"enable_thinking": False}))
     messages = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Hello?"},
@@ -156,8 +157,27 @@ def test_what_is_asked_for_is_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> N
     assert one.bodies == [
         {**plain, "max_tokens": 30},
         {**plain, "max_completion_tokens": 30, **more},
+        {**plain, "max_tokens": 30, "chat_template_kwargs": {"enable_thinking": False}},
     ]
-    assert one.keys == [f"Bearer {KEY}", None]
+    assert one.keys == [f"Bearer {KEY}", None, None]
+
+
+@pytest.mark.parametrize(
+    ("message", "thought", "text"),
+    [
+        ({"content": "Hi."}, "", "Hi."),
+        ({"content": "Hi.", "reasoning_content": "hm"}, "<think>\nhm\n</think>\n\n", "Hi."),
+        ({"content": "<think>hm</think>\n\nHi."}, "<think>hm</think>\n\n", "Hi."),
+        ({"content": "hm\n</think>\n\nHi."}, "hm\n</think>\n\n", "Hi."),
+        ({"content": "<think>hm, Hi"}, "<think>hm, Hi", ""),
+        ({"content": "I write <think>hm</think>."}, "", "I write <think>hm</think>."),
+    ],
+)
+def test_a_thought_is_no_part_of_what_a_reply_says(
+    message: dict[str, str], thought: str, text: str
+) -> None:
+    found = read_reply(json.dumps({"choices": [{"message": message}]}).encode(), 1)
+    assert found is not None and (found.thought, found.text) == (thought, text)
 
 
 @pytest.mark.parametrize(

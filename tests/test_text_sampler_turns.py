@@ -24,7 +24,9 @@ class Says:
     settings = SimpleNamespace(model="m")
 
     def __init__(self, text: str, finish: str) -> None:
-        self.reply = SimpleNamespace(text=text, finish=finish, completion_tokens=3, stop="")
+        self.reply = SimpleNamespace(
+            thought="", text=text, finish=finish, completion_tokens=3, stop=""
+        )
         self.shown: list[str] = []
 
     async def chat(self, messages: Sequence[Utterance], **_: Any) -> Any:

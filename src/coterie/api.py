@@ -166,7 +166,8 @@ async def _play(
 def _sampler(engine: InProcessEngine, sampling: Sampling) -> TokenSampler:
     loaded = engine.loaded
     renderer = loaded.renderer
-    return TokenSampler(engine, renderer.render, sampling, loaded.context_length, renderer.calls)
+    context = loaded.context_length
+    return TokenSampler(engine, renderer.render, sampling, context, renderer.calls, renderer.parts)
 
 
 def _told(one: Finished) -> Played:

@@ -38,7 +38,11 @@ CALLS_AND_SECRETS = (
 )
 STORE = ("tests/test_store.py", "tests/test_jsonl.py")
 CORE: dict[str, tuple[str, ...]] = {
-    "models/chat.py": ("tests/test_chat.py", "tests/contract/test_09_templates_with_tools.py"),
+    "models/chat.py": (
+        "tests/test_chat.py",
+        "tests/contract/test_09_templates_with_tools.py",
+        "tests/contract/test_15_chat_templates.py",
+    ),
     "models/logprobs.py": ("tests/contract/test_08_logprobs.py", *TRIES, *POLICY),
     "models/packed.py": TRIES,
     "models/packing.py": TRIES,

@@ -62,7 +62,16 @@ DATA_CAN = "tests/test_environment_faults.py::test_data_that_can_be_changed_fail
 REWARD_BELONGS = "tests/test_play.py::test_a_reward_belongs_to_all_that_is_said_at_the_same_time"
 N_CANDIDATES = f"{CANDIDATES}test_of_n_candidates_the_one_with_the_highest_score_is_said"
 EVERY_CONTENT = f"{FORGED}test_every_content_leaves_the_templates_control_tokens_as_they_are"
-NO_RESULT = f"{FORGED}test_no_result_and_no_name_of_a_tool_can_forge_a_turn"
+NO_TOOL_TEXT = f"{FORGED}test_no_text_of_a_tool_can_forge_a_turn"
+TEMPLATES = "tests/contract/test_15_chat_templates.py::"
+ORDERS = (
+    f"{TEMPLATES}test_every_message_is_shown_once_in_its_order_by_every_template[deepseekv3-USU]"
+)
+KEPT_THOUGHT = f"{TEMPLATES}test_thoughts_are_kept_or_dropped_as_the_template_does_it[qwen3_8]"
+LACKS = f"{TEMPLATES}test_a_prompt_that_lacks_a_message_is_refused_with_the_message"
+HIDDEN_THOUGHT = (
+    f"{TEMPLATES}test_a_thought_is_seen_by_its_agent_alone_and_answers_are_read_without_it[qwen3_6]"
+)
 SAMPLED_IDS = "tests/test_chat.py::test_sampled_ids_are_spliced_in_and_closed_once"
 SCALE_ADAPTER = f"{ROLES}test_the_scale_of_an_adapter_is_alpha_over_r"
 FROZEN_COPY = f"{ROLES}test_a_frozen_copy_is_the_reference_of_the_role_it_was_copied_from"
@@ -139,7 +148,12 @@ FAULTS = (
         around(lambda original, self, shown: iter([(shown.text, False)])),
         [EVERY_CONTENT],
     ),
-    Fault(f"{M}control:ControlTokens.kept", given(role="assistant"), [NO_RESULT]),
+    Fault(f"{M}control:ControlTokens.kept", given(role="assistant"), [NO_TOOL_TEXT]),
+    # Chat templates: roles, thoughts, lost messages.
+    Fault(f"{M}chat:ChatRenderer._arranged", around(lambda original, self, chat: chat), [ORDERS]),
+    Fault(f"{M}chat:ChatRenderer._header_before", given(rest=""), [KEPT_THOUGHT]),
+    Fault(f"{M}layout:Layout._check_shown", returns(None), [LACKS]),
+    Fault(f"{M}template:Thoughts.split", given(opened=False), [HIDDEN_THOUGHT]),
     Fault(f"{M}chat:_own_turn", returns(None), [OWN_TURNS]),
     # Adapters that share a base.
     Fault(f"{M}adapters:add_lora", given(alpha=1), [SCALE_ADAPTER]),

@@ -4,6 +4,7 @@
 the role of its own, if there is one, and else by the first.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from coterie.engines.run_engines import POLICY
+from coterie.engines.servers.settings import OptionValue
 from coterie.engines.settings import EngineSettings
 from coterie.environments.traits import agents_of
 from coterie.errors import UserError, did_you_mean
@@ -37,6 +39,7 @@ class Player:
     base: str
     path: Path | str
     load: Callable[[], LoadedModel]
+    template_args: Mapping[str, OptionValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +90,7 @@ def candidates(
     if others:
         yield from _together(named, engine, every=every)
     elif is_run(first):
-        with recorded_run(Path(first), recipe_of, [f"engine.device={engine.device}"]) as (
-            recipe,
-            run,
-        ):
+        with recorded_run(Path(first), recipe_of, _words(engine)) as (recipe, run):
             for version in _versions(recipe, run, tuple(named), every=every):
                 players = _of_run(recipe, run, version, tuple(named))
                 label = f"{Path(first).name} {version or 'base'}"
@@ -102,6 +102,12 @@ def candidates(
                 "give a run folder as policy=",
             )
         yield Candidate(first, 0, (_of_model(first, tuple(named), engine),), FOLDER)
+
+
+def _words(engine: EngineSettings) -> list[str]:
+    """Settings that lie over those of a recorded run."""
+    args = [f"engine.template_args={json.dumps(engine.template_args)}"]
+    return [f"engine.device={engine.device}", *(args if engine.template_args else [])]
 
 
 def is_run(name: str) -> bool:
@@ -123,8 +129,9 @@ def _together(
             agents = tuple(agent for agent, own in named.items() if own == name)
             said = name
             if is_run(name):
-                words = [f"engine.device={engine.device}"]
-                recipe, run = runs.enter_context(recorded_run(Path(name), recipe_of, words))
+                recipe, run = runs.enter_context(
+                    recorded_run(Path(name), recipe_of, _words(engine))
+                )
                 (version,) = _versions(recipe, run, agents, every=False)
                 players += _of_run(recipe, run, version, agents)
                 said = f"{Path(name).name} {version or 'base'}"
@@ -156,14 +163,16 @@ def _of_run(recipe: Recipe, run: Run, version: int, agents: Sequence[str]) -> tu
                 models[role],
                 path if newest else resolve_model(path),
                 partial(recipe.load_policy, run, newest, role),
+                recipe.settings.engine.template_args,
             )
         )
     return tuple(found)
 
 
 def _of_model(name: str, agents: tuple[str, ...], engine: EngineSettings) -> Player:
-    source, device = resolve_model(name), engine.device_name
-    return Player(agents, 0, source, source, partial(load, source, device=device))
+    source, args = resolve_model(name), engine.template_args
+    own = partial(load, source, device=engine.device_name, template_args=args)
+    return Player(agents, 0, source, source, own, args)
 
 
 def _role(recipe: Recipe, agent: str) -> str:

@@ -71,7 +71,7 @@ class ChatTools:
 
     async def answer(self, turn: Turn) -> Turn:
         """The results of a turn's calls, as the turn after it. Raises ``ToolUnavailable``."""
-        results = await self.toolbox.run(turn.calls, self.tools, turn.text)
+        results = await self.toolbox.run(turn.calls, self.tools, turn.whole_text)
         shown = self.syntax.show(results)
         parts = (Part(shown, source="results"),) if shown else ()
         return make_turn(turn.id, TOOLS, parts, results=results, author="environment")

@@ -226,7 +226,10 @@ async def _by_engines(
     speaking, said = {}, []
     for player in one.players:
         speaking[player.agents] = await engines.speak(
-            player.version, player.path, player.load, role=one.role(player), base=player.base
+            *(player.version, player.path, player.load),
+            role=one.role(player),
+            base=player.base,
+            template_args=player.template_args,
         )
         said.append(_speaker(settings, player, speaking[player.agents]))
     path = one.folder / await store_name(_plain(settings), _all_speakers(one.players, said), split)
@@ -236,7 +239,9 @@ async def _by_engines(
     async with AsyncExitStack() as stack:
         for agents, of in speaking.items():
             renderer, context = of.renderer, of.context_length
-            sampler = TokenSampler(of.engine, renderer.render, sampling, context, renderer.calls)
+            sampler = TokenSampler(
+                of.engine, renderer.render, sampling, context, renderer.calls, renderer.parts
+            )
             best = await stack.enter_async_context(_best(settings, sampler, of.renderer, split))
             samplers |= dict.fromkeys(agents, best)
         found = await evaluate(
@@ -258,6 +263,8 @@ def _all_speakers(players: Sequence[Player], said: Sequence[str]) -> str:
 def _speaker(settings: ModelSettings, player: Player, of: Speaking) -> str:
     weights = weight_hash(Path(player.path)) if Path(player.path).is_dir() else str(player.path)
     speaker = f"{weights} {settings.engine.identity()}"
+    if player.template_args and not settings.engine.template_args:
+        speaker += f" {sorted(player.template_args.items())}"
     speaker += (
         f" best of {settings.best_of} {_critic_hash(settings.critic)}" if settings.critic else ""
     )

@@ -136,7 +136,8 @@ def _info(name: str, tools: bool) -> dict[str, Any]:
 
 
 def _trained(recipe: Recipe, run: Run, iterations: list[int]) -> Iterator[Trained]:
-    renderers = {role.name: load_renderer(role.model)[0] for role in recipe.roles()}
+    args = recipe.settings.engine.template_args
+    renderers = {role.name: load_renderer(role.model, args)[0] for role in recipe.roles()}
     for iteration in iterations:
         for role, tree, one in recipe.trained_on(run, iteration):
             edit = None if one.context is None else recipe.edits[one.context]

@@ -194,6 +194,6 @@ def _tool_lines(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if tools.use:
         yield "tools", ", ".join(map(label, tools.use))
         for role in recipe.roles():
-            syntax = load_renderer(role.model)[0].tools.syntax
+            syntax = load_renderer(role.model, recipe.settings.engine.template_args)[0].tools.syntax
             native = tools.calls == "native" and syntax is not None
             yield f"calls of {role.name}", syntax.name if native and syntax else "tags"

@@ -61,7 +61,8 @@ class ChatModelSettings(RequestSettings):
         return EndpointSettings(url=self.url, model=self.model, **common)
 
     def identity(self) -> tuple[object, ...]:
-        return (self.model, self.url, self.temperature, self.max_tokens)
+        args = [sorted(self.template_args.items())] if self.template_args else []
+        return (self.model, self.url, self.temperature, self.max_tokens, *args)
 
 
 def check_chat(key: str, settings: ChatModelSettings, known: str) -> None:
@@ -134,7 +135,8 @@ class ServedChat:
             )
         sampling = Sampling(s.temperature, 1.0, min(s.max_tokens, room), (), s.timeout)
         (found,) = await of.engine.sample(prompt, [seed], sampling)
-        return Answer(found.text, found.finish == "length")
+        content = of.renderer.parts(found.text, "", "")[-1].text
+        return Answer(content, found.finish == "length")
 
 
 @asynccontextmanager
@@ -149,9 +151,12 @@ async def open_chat(settings: ChatModelSettings, logs: Path) -> AsyncIterator[Ch
         return
     engines = RunEngines(settings.engine, settings.model, logs)
     device = settings.engine.device_name
+    args = settings.template_args or settings.engine.template_args
     try:
         speaking = await engines.speak(
-            0, settings.model, lambda: load(settings.model, device=device)
+            *(0, settings.model),
+            lambda: load(settings.model, device=device, template_args=args),
+            template_args=args,
         )
         yield ServedChat(speaking, settings)
     finally:

@@ -23,6 +23,7 @@ from coterie.engines.keys import find_key
 from coterie.engines.limits import MAX_WAIT, Limits, retry_after
 from coterie.engines.messages import Reply, Utterance, estimate, read_reply
 from coterie.engines.protocol import EngineError, EngineGone
+from coterie.engines.servers.settings import OptionValue
 from coterie.models.offering import offered
 from coterie.trajectories.calls import Tool
 
@@ -60,6 +61,11 @@ class RequestSettings(Settings):
     )
     limit_name: Literal["max_tokens", "max_completion_tokens"] = key(
         "max_tokens", "What the server calls the limit of a reply; newer models of OpenAI differ."
+    )
+    template_args: dict[str, OptionValue] = key(
+        {},
+        "Arguments of the model's chat template, such as `enable_thinking: false`; a server is sent "
+        "them as `chat_template_kwargs`.",
     )
     prompt_price: float | None = key(None, "Price of a million prompt tokens.", ge=0)
     cached_price: float | None = key(
@@ -178,6 +184,8 @@ class Endpoint:
         body |= {"stop": list(stop)} if stop else {}
         body |= {} if seed is None else {"seed": seed}
         body |= {"tools": [offered(tool) for tool in tools]} if tools else {}
+        args = self.settings.template_args
+        body |= {"chat_template_kwargs": args} if args else {}
         prompt = estimate("".join(one.text for one in messages) + str(body.get("tools", "")))
         async with self._places:
             try:

@@ -64,6 +64,8 @@ class Reply:
     stop: str = ""
     """The stop string that ended it, which its text has no more; empty where the server does not say."""
     calls: tuple[EndpointCall, ...] = ()
+    thought: str = ""
+    """The thought of the reply with its marks, if the server or the reply's text has one."""
 
 
 class _Function(BaseModel):
@@ -78,6 +80,8 @@ class _ToolCall(BaseModel):
 
 class _Message(BaseModel):
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[_ToolCall] | None = None
 
 
@@ -134,16 +138,30 @@ def read_reply(content: bytes, prompt: int) -> Reply | None:
     if body is None or not body.choices:
         return None
     choice = body.choices[0]
-    text, finish = choice.message.content or "", _finish(choice.finish_reason)
+    message, finish = choice.message, _finish(choice.finish_reason)
+    thought, text = split_thought(message.content or "")
+    if own := message.reasoning_content or message.reasoning:
+        thought = f"<think>\n{own}\n</think>\n\n"
     stop = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
     calls = tuple(map(_call, choice.message.tool_calls or ()))
     if (usage := body.usage) is None:
         said = text + "".join(one.name + one.arguments for one in calls)
-        return Reply(text, finish, prompt, estimate(said), 0, True, stop, calls)
+        said += thought
+        return Reply(text, finish, prompt, estimate(said), 0, True, stop, calls, thought)
     details = usage.prompt_tokens_details
     cached = (details.cached_tokens if details else None) or 0
     tokens = usage.prompt_tokens, usage.completion_tokens
-    return Reply(text, finish, *tokens, cached, False, stop, calls)
+    return Reply(text, finish, *tokens, cached, False, stop, calls, thought)
+
+
+def split_thought(text: str) -> tuple[str, str]:
+    """Split a text at the thought with which it begins; its prompt may have opened the thought."""
+    thought, closed, content = text.partition("</think>")
+    begun = thought.lstrip().startswith("<think>")
+    if not begun and (not closed or "<think>" in thought):
+        return "", text
+    content = content.lstrip()
+    return text[: len(text) - len(content)], content
 
 
 def estimate(text: str) -> int:

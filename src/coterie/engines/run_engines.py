@@ -6,7 +6,7 @@ that outlives the steps, and load each new version.
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,17 +71,21 @@ class RunEngines:
         role: str = POLICY,
         base: str | None = None,
         adapter: str | None = None,
+        template_args: Mapping[str, Any] | None = None,
     ) -> Speaking:
         """An engine of a role's ``version``, whose weights (or LoRA adapter) lie at ``path``.
 
         ``load`` gives the same in this process, where it speaks with ``adapter`` if the model has several.
+        ``template_args`` are those of its chat template, if not the settings'.
         """
         if self.settings.kind == "inprocess":
             loaded = load()
             engine = self.embedded(loaded, version, role=role, adapter=adapter)
             return Speaking(engine, loaded.renderer, loaded.context_length)
         base = base or self.base
-        renderer, context = load_renderer(base)
+        renderer, context = load_renderer(
+            base, self.settings.template_args if template_args is None else template_args
+        )
         pool = await self._served(role, base, version, path, renderer)
         return Speaking(pool, renderer, self.settings.vllm.max_model_len or context)
 

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from coterie.config.settings import Settings, key
-from coterie.engines.servers.settings import VLLMSettings
+from coterie.engines.servers.settings import OptionValue, VLLMSettings
 
 
 class EngineSettings(Settings):
@@ -35,14 +35,20 @@ class EngineSettings(Settings):
         "starts them anew, for where they share devices with the trainer.",
     )
     vllm: VLLMSettings = VLLMSettings()
+    template_args: dict[str, OptionValue] = key(
+        {},
+        "Arguments of the model's chat template, such as `enable_thinking: false` or `reasoning_effort: low`.",
+    )
 
     def identity(self) -> tuple[object, ...]:
         """The part that what is sampled depends on."""
+        template = [sorted(self.template_args.items())] if self.template_args else []
         if self.kind == "inprocess":
-            return (self.kind, self.device_name.partition(":")[0])
+            return (self.kind, self.device_name.partition(":")[0], *template)
         own = self.vllm
         arguments = sorted(own.arguments.items())
-        return (self.kind, own.urls, own.served_name, own.dtype, own.max_model_len, arguments)
+        sampled = (own.urls, own.served_name, own.dtype, own.max_model_len, arguments)
+        return (self.kind, *sampled, *template)
 
     @property
     def device_name(self) -> str:

@@ -234,7 +234,7 @@ class WithTools(OthersPlay):
     async def results(
         self, toolbox: Toolbox, calls: Sequence[ToolCall], turn: Turn
     ) -> tuple[ToolResult, ...]:
-        return await toolbox.run(calls, self.offered, turn.text)
+        return await toolbox.run(calls, self.offered, turn.whole_text)
 
     def refuses_repeats(self, turn: Turn) -> bool:
         """Whether calls of a turn that were made before are not run."""

@@ -1,36 +1,34 @@
 """Chats to token ids, in which every turn of one's own is exactly the ids that were sampled.
 
-The template's text of a chat is taken apart (``models.layout``), recorded ids are put in the places of
-own turns, and what lies between is tokenised so that no content can make a control token
-(``models.control``).
+The template's text of a chat is taken apart (``models.layout``), recorded ids are put in the places of own turns, and
+what lies between is tokenized so that no content can make a control token (``models.control``).
 
-A template may rewrite history, for example drop earlier thoughts. A turn that the template would
-not show as it was, but for white space at its ends, is shown as the template gives it, tokenised
-anew; the prompt then no longer extends the running tokens, and the view opens a new segment.
+Own turns: the template is given the thought and the content of a turn apart (``models.template.Thoughts``). Where it
+writes both back as sampled, but for white space at their ends, the turn's ids stand there, right after the header that
+its prompt ended with. Where it writes something else (drops an earlier thought, adds an empty one), the turn is shown
+as the template gives it, tokenized anew; the prompt then no longer extends the running tokens, and the view opens a new
+segment. An end of turn that the template does not write there gives way to the template's.
 
-Some prompts open a thought (``<think>``), which is then no part of what is sampled. A template that wants to see it in
-earlier turns is given it with them.
+Roles: a system message that the template cannot show in its place becomes a user message, and is merged with the user
+message that follows. User messages in a row are merged where the template takes none. Both are merged by an empty line.
 
-A turn that a stop string ended has no end of turn among its ids. The template's follows it, as prompt.
-
-The results of a turn's calls are shown in the order of the calls: in a ``tool`` message each, or as one ``user``
-message where that is the message's role, where the template has no tool messages, or where the environment's syntax
-has made text of them. An ``inline`` message goes on right after what was said, without a word of the template's.
-
-Tools are shown by the template (``tools=``), in the order and with the keys that they have. A turn that calls stays
-what was sampled: it is never written again from its calls, but for one that has no tokens (an endpoint's).
+Results of a turn's calls are shown in the order of the calls: in a ``tool`` message each, or as one ``user`` message
+where that is the message's role, where the template has no tool messages, or where the environment's syntax has made
+text of them. An ``inline`` message continues right after the turn before it, without a word of the template's. A turn
+that calls stays as sampled: it is never written again from its calls, but for one that has no tokens (an endpoint's).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from os.path import commonprefix
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from coterie.config.text import encoded
 from coterie.errors import UserError
-from coterie.models.calls.markup import END_OF_THOUGHT, THOUGHT
 from coterie.models.control import ControlTokens
 from coterie.models.layout import WORD, Layout, Shown, Slot, TextPiece
 from coterie.models.native import ToolTemplate, tool_template
@@ -38,31 +36,43 @@ from coterie.models.offering import mapped, safe_call
 from coterie.models.template import ChatTemplate
 from coterie.trajectories.calls import Tool, ToolCall, place
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Finish, Message, Part, PrivilegeError, Turn
+from coterie.trajectories.turn import THOUGHT, Finish, Message, Part, PrivilegeError, Turn
 
 INLINE = "inline"
 PREFILL = "prefill"
 """Source of the parts of a turn that were given to the model and not sampled by it."""
+_BETWEEN = Slot("\n\n")
+_HOLE = "\0"
+"""The place of a thought between its marks."""
 
 
 class ChatRenderer:
-    """Renders messages with a tokenizer's chat template. Usable as ``trajectories.view.Render``."""
+    """Renders messages with a tokenizer's chat template. Usable as ``trajectories.view.Render``.
+
+    Raises ``UserError`` for a tokenizer whose prompts cannot be rendered.
+    """
 
     end_ids: frozenset[int]
     """Ids that end a turn: the tokenizer's, those given, and those that the template writes."""
     tools: ToolTemplate
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        end_ids: Iterable[int] = (),
+        template_args: Mapping[str, Any] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
-        self.template = ChatTemplate(tokenizer)
+        self.template = ChatTemplate(tokenizer, template_args)
         self.control = ControlTokens(tokenizer, self.template)
+        self._takes = lru_cache(None)(self._takes_roles)
+        self._around_thought = lru_cache(None)(self._marks_around)
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self._end = self._template_end() or tuple(ends)
+        self.end = self._template_end() or tuple(ends)
+        """The token that ends a turn that nobody sampled."""
         self.tools = tool_template(tokenizer, self.template, self.control)
-        self._opener = self._opened_thought()
-        opened = "".join(slot.text for slot in self._opener)
-        self.control.keep(self.tools.markup.union(self.control.written(opened)))
-        self.end_ids = frozenset([*end_ids, *ends, *self._end, *self.tools.ends])
+        self.control.keep(self.tools.markup)
+        self.end_ids = frozenset([*end_ids, *ends, *self.end, *self.tools.ends])
 
     def render(
         self,
@@ -89,8 +99,9 @@ class ChatRenderer:
             one for m in messages for one in self._shown(m, tree, reader, eyes, bool(tools))
         )
         begun = chat.pop().slots if generation and chat and _goes_on(chat[-1]) else ()
+        chat = self._arranged(chat)
         pieces = Layout(self.template, chat, generation, self.control.hidden, offered).pieces()
-        pieces += self._without_opener(begun)
+        pieces = [*self._placed(pieces), *begun]
         if generation and prefill:
             pieces.append(self._slot(prefill, "assistant", "the prefill"))
         return self._splice(pieces)
@@ -98,13 +109,43 @@ class ChatRenderer:
     __call__ = render
 
     def written(self, text: str, *, ended: bool = True) -> tuple[int, ...]:
-        """Ids of a turn that nobody sampled: its text, and the token that ends a turn.
+        """Ids of a turn that nobody sampled, as they follow a prompt: its text, and the token that ends a turn.
 
         A turn that a stop string ended has no such token (``ended=False``). What spells a control token is broken up,
         so that the text can't forge another turn.
         """
-        slot = self._slot(text, "assistant", "a turn that was written elsewhere")
-        return self.control.encode([slot]) + (self._end if ended else ())
+        return self.control.encode(self._written(text)) + (self.end if ended else ())
+
+    def spelled(self, text: str) -> str:
+        """The text of :meth:`written`: a thought is closed, or written empty, as the template does it."""
+        return "".join(one if isinstance(one, str) else one.text for one in self._written(text))
+
+    def parts(
+        self, text: str, agent: str, source: str, ids: Sequence[int] = ()
+    ) -> tuple[Part, ...]:
+        """The parts of a turn of an agent: the thought with its marks, which nobody else may see, and the rest.
+
+        ``ids`` are its tokens, if they are to be counted.
+        """
+        marks = self.template.thoughts
+        content = marks.split(text).content if marks else text
+        if len(content) == len(text):
+            return (Part(text, source=source),)
+        head = text[: len(text) - len(content)]
+        span = (0, self._count(ids, len(head))) if ids else None
+        thought = Part(head, frozenset({agent}), THOUGHT, span=span)
+        return (thought, Part(content, source=source))
+
+    def _count(self, ids: Sequence[int], characters: int) -> int:
+        """The number of tokens that spell the first ``characters``."""
+        low, high = 0, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            if len(self.decode(ids[:middle])) < characters:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included."""
@@ -130,6 +171,8 @@ class ChatRenderer:
         """The calls of a message that was sampled, as the model writes them; ``UserError`` if it has no such way."""
         return self.tools.required().parse(text, finish, tools)
 
+    # -- messages for the template ----------------------------------------------------------------
+
     def _offered(self, tools: Sequence[Tool]) -> list[Tool]:
         """Tools in whose texts no control token is spelled out; ``UserError`` for a model that can't call them."""
         if not tools:
@@ -152,20 +195,50 @@ class ChatRenderer:
             if one.role == INLINE and (last is None or not self._is_open(last)):
                 one = replace(one, role="user")
             if last and (one.role == INLINE or (one.role == "assistant" and _goes_on(last))):
-                chat[-1] = replace(last, slots=(*last.slots, *self._without_opener(one.slots)))
+                slots = (replace(slot, markup=None) for slot in one.slots)
+                chat[-1] = replace(last, slots=(*last.slots, *slots))
             elif last and self._speaks_after_results(last, one):
-                chat[-1] = replace(last, slots=(*last.slots, Slot("\n\n"), *one.slots))
+                chat[-1] = _merged(last, one)
             else:
                 chat.append(one)
         return chat
 
+    def _arranged(self, chat: Sequence[Shown]) -> list[Shown]:
+        """Messages in roles that the template shows in their places."""
+        found: list[Shown] = []
+        folded = False
+        for at, one in enumerate(chat):
+            folds = one.role == "system" and not self._takes_system(at, chat[at + 1 : at + 2])
+            one = replace(one, role="user") if folds else one
+            last = found[-1] if found else None
+            merges = last and last.role == one.role == "user"
+            if merges and (folded or not self._takes(("user", "user"))):
+                found[-1] = _merged(found[-1], one)
+            else:
+                found.append(one)
+            folded = folds
+        return found
+
+    def _takes_system(self, at: int, following: Sequence[Shown]) -> bool:
+        if at:
+            return self._takes(("user", "assistant", "system", "user"))
+        if [one.role for one in following] == ["user"]:
+            return self._takes(("system", "user"))
+        return self._takes(("system",)) and self._takes(("system", "assistant", "user"))
+
+    def _takes_roles(self, roles: Sequence[str]) -> bool:
+        """Return True if the template shows messages of these roles, all of them and in their order."""
+        chat = [Shown(role, (Slot(f"{WORD}{at}"),)) for at, role in enumerate(roles)]
+        try:
+            pieces = Layout(self.template, chat, True, self.control.hidden).pieces()
+        except UserError:
+            return False
+        words = [slot.text for shown in chat for slot in shown.slots]
+        return [one.text for one in pieces if isinstance(one, Slot)] == words
+
     def _speaks_after_results(self, last: Shown, one: Shown) -> bool:
         """Whether a user speaks right after results, and the template does not take that."""
         return (last.role, one.role) == ("tool", "user") and not self.tools.users_after_results
-
-    def _without_opener(self, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
-        opened = bool(self._opener) and slots[:1] == self._opener
-        return slots[1:] if opened else slots
 
     def _is_open(self, shown: Shown) -> bool:
         """Whether a message can go on: its last turn was sampled and has no end of turn."""
@@ -206,7 +279,7 @@ class ChatRenderer:
             )
         said = tree.turns[message.turn] if message.turn and role == "assistant" else None
         if (own := _own_turn(message, tree, reader)) is not None:
-            return (self._with_calls(Shown("assistant", self._own(own)), own, native),)
+            return (self._with_calls(self._own(own), own, native),)
         content = "".join(part.text for part in parts) + text
         slot = self._slot(content, role, f"a {message.role} message")
         shown = Shown(role, (slot,) if content else ())
@@ -221,15 +294,14 @@ class ChatRenderer:
         if not native or not turn.calls:
             return shown
         ids = tuple(self.tools.call_id(place) for place in range(len(turn.calls)))
-        if turn.ids:
-            return (
-                replace(shown, call_ids=ids, stands_in=True)
-                if self.tools.results == "calls"
-                else shown
-            )
 
         def safe(text: str) -> str:
             return self._slot(text, "tool", "a call").text
+
+        if turn.ids:
+            names = tuple(safe(one.name or "tool") for one in turn.calls)
+            stands_in = replace(shown, call_ids=ids, stands_in=True, call_names=names)
+            return stands_in if self.tools.results == "calls" else shown
 
         return replace(shown, calls=tuple(safe_call(one, safe) for one in turn.calls), call_ids=ids)
 
@@ -246,49 +318,156 @@ class ChatRenderer:
             for call, text in ((one.call_id, instead or one.text) for one in turn.results)
         )
 
-    def _own(self, turn: Turn) -> tuple[Slot, ...]:
+    def _own(self, turn: Turn) -> Shown:
         given = "".join(part.text for part in turn.parts if part.source == PREFILL)
-        said = "".join(part.text for part in turn.parts if part.source != PREFILL)
-        what = "a turn of the agent's own"
-        begun, sampled = (self._slot(text, "assistant", what) for text in (given, said))
-        return (*self._opener, *((begun,) if given else ()), replace(sampled, turn=turn))
+        said = self.decode(turn.ids[:-1] if turn.ids[-1] in self.end_ids else turn.ids)
+        marks, what = self.template.thoughts, "a turn of the agent's own"
+        split = marks.split(given + said) if marks else None
+        if marks is None or split is None or len(split.content) == len(given + said):
+            begun, sampled = (self._slot(text, "assistant", what) for text in (given, said))
+            slots = (*((begun,) if given else ()), replace(sampled, turn=turn))
+            return Shown("assistant", slots)
+        thought = self._slot(split.thought, "assistant", what) if split.thought else None
+        markup = split.lead + _HOLE * (thought is not None) + split.close
+        opener = self.template.opener if marks.opened else ""
+        begun = self._slot(given, "assistant", what)
+        content = self._slot(split.content, "assistant", what)
+        return Shown(
+            "assistant",
+            (replace(content, turn=turn, begun=begun.text, markup="".join(markup.split())),),
+            thought=thought and replace(thought, edge="thought"),
+            thought_key=marks.key,
+            before=opener + split.lead if split.close else "",
+            after=split.close,
+        )
 
     def _slot(self, text: str, role: str, what: str) -> Slot:
         encoded(text, what)
         return Slot(self.control.broken(text, role), role=role)
 
+    # -- own turns in their places ----------------------------------------------------------------
+
+    def _placed(self, pieces: Sequence[TextPiece]) -> list[TextPiece]:
+        """Pieces in which turns with thoughts stand right after their headers, or are what the template wrote."""
+        found: list[TextPiece] = []
+        gap = self.template.gap
+        for piece in pieces:
+            if isinstance(piece, str) or piece.turn is None or piece.markup is None:
+                before = found[-1] if found and gap else None
+                if isinstance(piece, Slot) and piece.turn and isinstance(before, str):
+                    found[-1] = before.removesuffix(gap)
+                found.append(piece)
+                continue
+            above = found[-2] if len(found) > 2 and _HOLE in piece.markup else ""
+            shown = isinstance(above, Slot) and above.edge == "thought"
+            before, *between = found[-3 if shown else -1 :]
+            rest = f"{_HOLE}{''.join(between[1:])}" if shown else ""  # type: ignore[arg-type]
+            placed = self._header_before(str(before), "".join(rest.split()), piece.markup)
+            if placed is None:
+                found.append(replace(piece, turn=None, begun="", markup=None))
+            else:
+                found[-3 if shown else -1 :] = [placed, piece]
+        return found
+
+    def _header_before(self, before: str, rest: str, markup: str) -> str | None:
+        """The template's text up to the place where a turn was sampled.
+
+        Args:
+            before: Text of the template before the thought, or else before the content.
+            rest: Text of the template from the thought to the content, without white space.
+            markup: The turn's own text around its thought, without white space.
+
+        Returns:
+            ``before`` up to the end of the prompt, or ``None`` if the template writes the turn in another way.
+        """
+        core, opener = self.template.core, self.template.opener
+        at = before.rfind(core) if core else -1
+        if at >= 0:
+            at += len(core)
+            same = "".join((before[at:] + rest).split()) == "".join(opener.split()) + markup
+            return before[:at] + opener if same else None
+        # The template writes no header here, such as after results.
+        lead = markup.removesuffix(rest)
+        at = len(before)
+        while lead and at:
+            at -= 1
+            if before[at].isspace():
+                continue
+            if before[at] != lead[-1]:
+                return None
+            lead = lead[:-1]
+        return before[:at] if not lead and markup.endswith(rest) else None
+
     def _splice(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
         """Token ids of the pieces, own turns as the ids that were sampled."""
         ids: list[int] = []
         between: list[TextPiece] = []
-        closed: tuple[int, ...] = ()
         for piece in pieces:
             turn = None if isinstance(piece, str) else piece.turn
             if turn is None:
                 between.append(piece)
                 continue
-            ids += self._after(closed, between) + turn.ids
-            between, closed = [], turn.ids[-1:]
-        return (*ids, *self._after(closed, between))
+            if begun := piece.begun:  # type: ignore[union-attr]
+                between.append(Slot(begun, role="assistant"))
+            self._extend(ids, between)
+            ids += turn.ids
+            between = []
+        self._extend(ids, between)
+        return tuple(ids)
 
-    def _after(self, last: tuple[int, ...], pieces: Sequence[TextPiece]) -> tuple[int, ...]:
-        """Ids of what stands after an own turn's ``last`` one, which may have ended it already."""
-        ids = self.control.encode(pieces)
-        return ids[1:] if last and last[0] in self.end_ids and last == ids[:1] else ids
+    def _extend(self, ids: list[int], pieces: Sequence[TextPiece]) -> None:
+        """Add the ids of what follows an own turn, which may have ended already."""
+        found = self.control.encode(pieces)
+        if found and ids and ids[-1] in self.end_ids:
+            end, first = self.decode(ids[-1:]), pieces[0]
+            if found[0] == ids[-1]:
+                found = found[1:]
+            elif isinstance(first, str) and first.lstrip().startswith(end):
+                found = self.control.encode([first.lstrip(), *pieces[1:]])[1:]
+            elif found[0] in self.control.ids:
+                ids.pop()
+        ids += found
 
-    def _opened_thought(self) -> tuple[Slot, ...]:
-        """The thought that prompts open, where the template wants to see that again in what was said then."""
-        header = self.template.header()
-        opened = header[header.rfind(THOUGHT) :] if THOUGHT in header else ""
-        if opened.strip() != THOUGHT:
-            return ()
-        said, asked = f"{WORD}\n{END_OF_THOUGHT}\n\n{WORD}", {"role": "user", "content": "a"}
-        prompt = self.template.text([asked], True)
-        for given in ("", opened):
-            chat = [asked, {"role": "assistant", "content": given + said}]
-            if self.template.text(chat, False).startswith(prompt + said):
-                return (Slot(given, role="assistant"),) if given else ()
-        return ()
+    # -- turns that nobody sampled ----------------------------------------------------------------
+
+    def _written(self, text: str) -> list[TextPiece]:
+        """The text of a turn as it follows a prompt."""
+        what = "a turn that was written elsewhere"
+        marks = self.template.thoughts
+        if marks is None:
+            return [self._slot(text, "assistant", what)]
+        begun = marks.split(text, opened=False)
+        if marks.opened and not begun.lead and marks.close.split()[0] in text:
+            begun = marks.split(text, opened=True)
+        thinks = bool(begun.thought) and (marks.opened or not self.template.opener.strip())
+        lead, close = self._around_thought(thinks)
+        thought = self._slot(begun.thought, "assistant", what)
+        content = self._slot(begun.content, "assistant", what)
+        return [lead, thought, close, content] if thinks else [lead, content]
+
+    def _marks_around(self, thinks: bool) -> tuple[str, str]:
+        """The template's text after a prompt and before a thought, and between it and the content.
+
+        Without a thought the first is all that stands before the content.
+        """
+        marks = self.template.thoughts
+        assert marks is not None
+        asked, said, thought = Shown("user", (Slot("a"),)), (Slot(WORD),), f"{WORD}t"
+        own = Shown("assistant", said)
+        if thinks:
+            own = Shown("assistant", said, thought=Slot(thought), thought_key=marks.key,
+                        before=marks.open, after=marks.close)  # fmt: skip
+        chat = [one.message(one.text, lambda slot: slot.text) for one in (asked, own)]
+        prompt, whole = self.template.text(chat[:1], True), self.template.text(chat, False)
+        common = commonprefix([prompt, whole])  # noqa: RUF071
+        lead, shown, close = whole[len(common) :].partition(thought) if thinks else ("", "", "")
+        if thinks and shown and not prompt[len(common) :].strip():
+            return lead, close.partition(WORD)[0]
+        if thinks:  # the template drops all thoughts
+            return ("" if marks.opened else marks.open), marks.close
+        if marks.opened and prompt[len(common) :].strip():  # it opens a thought and writes none
+            return marks.close, ""
+        return whole[len(common) :].partition(WORD)[0], ""
 
     def _template_end(self) -> tuple[int, ...]:
         """The control token that the template writes after an assistant's turn, if it does."""
@@ -296,6 +475,10 @@ class ChatRenderer:
         pieces = Layout(self.template, chat, False, self.control.hidden).pieces()
         after = self.control.encode(pieces[-1:])
         return after[:1] if set(after[:1]) <= self.control.ids else ()
+
+
+def _merged(one: Shown, other: Shown) -> Shown:
+    return replace(one, slots=(*one.slots, _BETWEEN, *other.slots))
 
 
 def _goes_on(shown: Shown) -> bool:

@@ -71,7 +71,12 @@ class ControlTokens:
         self._names = {i: f"\ue000{nonce}n{i}\ue001" for i in self.ids}
         self._twin = self._made_twin()
         self._back = self._twin_ids()
-        self.acted = frozenset(self._acted(template))
+        marks = template.thoughts
+        self.acted = frozenset(
+            self.written(marks.open + marks.close + marks.answer) if marks else ()
+        )
+        """Control tokens with which thoughts are written."""
+        self._kept: frozenset[int] = frozenset()
         self._check(probes)
 
     def encode(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
@@ -84,7 +89,7 @@ class ControlTokens:
     def hidden(self, shown: Shown) -> Iterator[tuple[str, bool]]:
         """A content, split at characters that might begin a control token: (text, whether so).
 
-        What the template acts on in an assistant's message stays whole.
+        Control tokens of calls in an assistant's message stay whole.
         """
         kept, text, at = self.kept(shown.role), shown.text, 0
         spans = [(start, stop) for one, start, stop in self._scan(text) if one in kept]
@@ -94,12 +99,12 @@ class ControlTokens:
             at = stop
 
     def kept(self, role: str) -> frozenset[int]:
-        """Control tokens that a message of this role may spell, since the template acts on them."""
-        return self.acted if role == "assistant" else frozenset()
+        """Control tokens that a message of this role may spell: those with which calls are written."""
+        return self._kept if role == "assistant" else frozenset()
 
     def keep(self, ids: Collection[int]) -> None:
-        """Let an assistant's messages spell these, too: those with which it writes calls."""
-        self.acted |= frozenset(ids)
+        """Let an assistant's messages spell these control tokens, with which it writes calls."""
+        self._kept |= frozenset(ids)
         for cached in (self._encode, self.broken):
             cached.cache_clear()
 
@@ -142,13 +147,6 @@ class ControlTokens:
             found.append([*runs, text[at:]])
         return found
 
-    def _acted(self, template: ChatTemplate) -> Iterator[int]:
-        named = {i: t for i in sorted(self.ids) if (t := self._texts[i]) in template.source}
-        company = "a".join(["", *named.values(), ""])
-        for one, text in named.items():
-            if any(_acts_on(template, text, content) for content in (f"a{text}b", company)):
-                yield one
-
     # -- the twin ---------------------------------------------------------------------------------
 
     def _made_twin(self) -> Tokenizer:
@@ -184,7 +182,7 @@ class ControlTokens:
     def _free(self, piece: TextPiece) -> tuple[str, frozenset[int]]:
         """A piece's text, and the control tokens that it may write.
 
-        What an assistant spells for the template is as if the template had written it.
+        What an assistant spells of calls is as if the template had written it.
         """
         return (piece, self.ids) if isinstance(piece, str) else (piece.text, self.kept(piece.role))
 
@@ -268,23 +266,6 @@ class ControlTokens:
 
 def _written(pieces: Sequence[TextPiece]) -> Iterator[str]:
     return (piece for piece in pieces if isinstance(piece, str))
-
-
-def _acts_on(template: ChatTemplate, text: str, content: str) -> bool:
-    """Whether an assistant's message is shown in another way for this text in it."""
-    secret = f"word{secrets.token_hex(8)}"
-    for roles in (("user", "assistant"), ("user", "assistant", "user")):
-        chats = [
-            [{"role": role, "content": said if role == "assistant" else "a"} for role in roles]
-            for said in (content, content.replace(text, secret))
-        ]
-        try:
-            shown, hidden = (template.text(chat, False) for chat in chats)
-        except UserError:
-            continue
-        if hidden.replace(secret, text) != shown:
-            return True
-    return False
 
 
 def _plain_markers(probes: Iterator[list[list[str]]]) -> set[str]:

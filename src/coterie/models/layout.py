@@ -14,7 +14,6 @@ whose first name and last argument are sentinels. What the template writes of th
 
 import json
 import re
-import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonprefix
@@ -22,14 +21,11 @@ from typing import Any, Literal
 
 from coterie.errors import UserError
 from coterie.models.offering import called, offered
-from coterie.models.template import ChatTemplate
+from coterie.models.template import NONCE, WORD, ChatTemplate
 from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.turn import Turn
 
-_NONCE = secrets.token_hex(8)
-_SENTINEL = re.compile(rf"(turn|sign){_NONCE}n(\d+)z")
-WORD = f"word{_NONCE}"
-"""A text that no message has."""
+_SENTINEL = re.compile(rf"(turn|sign){NONCE}n(\d+)z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,11 @@ class Slot:
     text: str
     turn: Turn | None = None
     role: str = ""
-    edge: Literal["", "first", "last"] = ""
+    edge: Literal["", "first", "last", "thought"] = ""
+    begun: str = ""
+    """Of a turn: text given to the model before what it sampled."""
+    markup: str | None = None
+    """Of a turn whose text begins with markup or a thought: the markup around the thought, without white space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,15 @@ class Shown:
     call_ids: tuple[str, ...] = ()
     """The ids of its calls, in the template's form."""
     stands_in: bool = False
-    """Whether what the template writes of the calls gives way to the slots."""
+    """Whether the template's text of the calls gives way to the slots."""
+    call_names: tuple[str, ...] = ()
+    """Of a stand-in: the tools that it calls, which templates name in results."""
+    thought: Slot | None = None
+    """Of an assistant's message: its thought, which the template may show or drop."""
+    thought_key: str = ""
+    """The message's key for its thought; without one, ``before`` and ``after`` stand around it in the content."""
+    before: str = ""
+    after: str = ""
 
     @property
     def text(self) -> str:
@@ -68,30 +76,31 @@ class Shown:
     ) -> Mapping[str, Any]:
         name = {"name": show(self.name)} if self.name else {}
         call = {"tool_call_id": self.call_id} if self.call_id else {}
+        text = "" if self.stands_in else text
+        thought = {}
+        shown = show(self.thought) if self.thought else ""
+        if not self.thought_key:
+            text = self.before + shown + self.after + text
+        elif shown:
+            thought = {self.thought_key: shown}
         if self.call_ids:
             calls = self._stand_in(show) if self.stands_in else self._calls(sign)
-            content = "" if self.stands_in else text
-            return {"role": self.role, "content": content, "tool_calls": calls}
-        return {"role": self.role, "content": text, **call, **name}
+            return {"role": self.role, "content": text, **thought, "tool_calls": calls}
+        return {"role": self.role, "content": text, **thought, **call, **name}
 
     def _calls(self, sign: Callable[[str], str]) -> list[dict[str, Any]]:
         return [called(*pair, sign) for pair in zip(self.calls, self.call_ids, strict=True)]
 
     def _stand_in(self, show: Callable[[Slot], str]) -> list[dict[str, Any]]:
-        """Calls between whose first name and last argument the message stands."""
-        names = [Slot("call", edge="first"), *[Slot("call")] * (len(self.call_ids) - 1)]
-        last = Slot("call", edge="last")
+        """Calls whose text, from the first name to the last argument, is told by sentinels."""
+        names = self.call_names or ("call",) * len(self.call_ids)
+        value = show(Slot("call", edge="last"))
+        shown = [show(Slot(names[0], edge="first")), *names[1:]]
         return [
-            {
-                "id": id_,
-                "type": "function",
-                "function": {
-                    "name": show(name) if name.edge else name.text,
-                    "arguments": {"value": show(last) if id_ == self.call_ids[-1] else "call"},
-                },
-            }
-            for name, id_ in zip(names, self.call_ids, strict=True)
-        ]
+            {"id": id_, "type": "function",
+             "function": {"name": name, "arguments": {"value": value}}}
+            for name, id_ in zip(shown, self.call_ids, strict=True)
+        ]  # fmt: skip
 
 
 TextPiece = str | Slot
@@ -116,24 +125,29 @@ class Layout:
         self._generation = generation
         self._hidden = hidden
         self._slots: list[Slot] = []
+        self._seen: set[int] = set()
         self._plain = [shown.message(shown.text, lambda slot: slot.text) for shown in chat]
         self._text = template.text(self._plain, generation, [offered(tool) for tool in tools])
         self._tools = [offered(tool, self._signed) for tool in tools]
-        self._whole = [
-            shown.message("".join(map(self._sentinel, shown.slots)), self._sentinel, self._signed)
-            for shown in chat
-        ]
+        self._whole: list[Mapping[str, Any]] = []
+        self._numbers: list[range] = []
+        for shown in chat:
+            first = len(self._slots)
+            text = "".join(map(self._sentinel, shown.slots))
+            self._numbers.append(range(first, len(self._slots)))
+            self._whole.append(shown.message(text, self._sentinel, self._signed))
 
     def pieces(self) -> list[TextPiece]:
         """What the template wrote and the contents, in order.
 
-        Raises ``UserError`` where they can't be told apart.
+        Raises ``UserError`` where they can't be told apart, and where the text of a message is not shown.
         """
         return list(self._spliced(self._found())) if self._stand_ins() else self._found()
 
     def _found(self) -> list[TextPiece]:
         everything = range(len(self._chat))
         if (found := self._read(everything, self._plain)) is not None:
+            self._check_shown(everything)
             return found
         same = [i for i in everything if self._read([i], self._plain) is not None]
         rewritten = [
@@ -142,6 +156,7 @@ class Layout:
         ]
         for whole in (same, ()):
             if (found := self._read(whole, rewritten)) is not None:
+                self._check_shown(whole)
                 return found
         raise UserError(
             "the chat template changes what messages say so that their text can't be told from "
@@ -163,6 +178,8 @@ class Layout:
             return None
         found: list[TextPiece] = [first]
         at = len(first)
+        self._seen = {int(number) for kind, number in zip(parts[::3], parts[1::3], strict=True)
+                      if kind == "turn"}  # fmt: skip
         for kind, number, after in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
             slot = self._slots[int(number)] if kind == "turn" else Slot(chr(int(number)))
             for text in _forms(slot.text):
@@ -174,32 +191,55 @@ class Layout:
             at += len(text + after)
         return found if at == len(self._text) else None
 
+    def _check_shown(self, whole: Collection[int]) -> None:
+        """Refuse a text that lacks a message; ``whole`` messages are told by their sentinels."""
+        letters = ""
+        for i, (shown, numbers) in enumerate(zip(self._chat, self._numbers, strict=True)):
+            if shown.stands_in:
+                continue
+            if i in whole:
+                slots = zip(numbers, shown.slots, strict=True)
+                lost = any(n not in self._seen and slot.text.strip() for n, slot in slots)
+            else:  # a message that the template rewrites
+                letters = letters or _letters(self._text)
+                forms = map(_letters, _forms(shown.text))
+                lost = shown.role != "assistant" and all(one not in letters for one in forms)
+            if lost:
+                raise UserError(
+                    f"the chat template of {self._template.name} does not show the text of a "
+                    f"{shown.role} message: {shown.text.strip()[:80]!r}",
+                    "use another template",
+                )
+
     def _stand_ins(self) -> list[Shown]:
         return [shown for shown in self._chat if shown.stands_in]
 
     def _spliced(self, pieces: list[TextPiece]) -> Iterator[TextPiece]:
-        turns, inside = iter(self._stand_ins()), False
+        """Pieces in which the slots of stand-ins replace the template's text of their calls."""
         counts = {shown.call_ids for shown in self._stand_ins()}
         around = {ids: around_calls(self._template, ids, self._tools) for ids in counts}
-        before, after, text = "", "", ""
+        turns = iter(self._stand_ins())
+        now: Shown | None = None
+        opened: list[Slot] = []
+        text, closed = "", False
         for piece in pieces:
-            if isinstance(piece, Slot) and piece.edge == "first":
-                shown, inside = next(turns), True
-                before, after = around[shown.call_ids]
-                yield _without(text, before, str.removesuffix)
-                yield from shown.slots
+            if isinstance(piece, str):
+                text = text + piece if now is None or closed else ""
+            elif piece.edge == "last" and now is not None:
+                text, closed = "", True
+            elif piece.edge == "first" and not any(piece is one for one in opened):
+                if now is not None:
+                    text = _after_calls(text, now, around[now.call_ids][1])
+                now, closed = next(turns), False
+                opened.append(piece)
+                yield _without(text, around[now.call_ids][0], str.removesuffix)
+                yield from now.slots
                 text = ""
-            elif isinstance(piece, Slot) and piece.edge == "last":
-                inside = False
-            elif isinstance(piece, Slot):
-                if not inside:
-                    yield text
-                    yield piece
-                    text = ""
-            elif not inside:
-                text += _without(piece, after, str.removeprefix)
-                after = ""
-        yield text
+            elif now is None or closed:
+                yield text if now is None else _after_calls(text, now, around[now.call_ids][1])
+                yield replace(piece, edge="") if piece.edge == "first" else piece
+                now, text, closed = None, "", False
+        yield text if now is None else _after_calls(text, now, around[now.call_ids][1])
 
     def _with_hidden(self, shown: Shown) -> str:
         return "".join(
@@ -209,11 +249,15 @@ class Layout:
     def _signed(self, text: str) -> str:
         """A text of a tool or a call, in which characters that might begin a control token are sentinels."""
         split = self._hidden(Shown("tool", (Slot(text),)))
-        return "".join(f"sign{_NONCE}n{ord(one)}z" if such else one for one, such in split)
+        return "".join(f"sign{NONCE}n{ord(one)}z" if such else one for one, such in split)
 
     def _sentinel(self, slot: Slot) -> str:
         self._slots.append(slot)
-        return f"turn{_NONCE}n{len(self._slots) - 1}z"
+        return f"turn{NONCE}n{len(self._slots) - 1}z"
+
+
+def _letters(text: str) -> str:
+    return "".join(one for one in text.casefold() if one.isalnum())
 
 
 def _forms(text: str) -> Iterator[str]:
@@ -247,7 +291,22 @@ def around_calls(
     header = template.text([user], True, tools)
     same = header if begin.startswith(header) else commonprefix([before, begin])  # noqa: RUF071
     after_calls = rest.rpartition(f"{WORD}last")[2].removesuffix(after.removeprefix(end))
-    return begin[len(same) :], after_calls.removesuffix(end)
+    answer = template.thoughts.answer if template.thoughts else ""
+    return begin[len(same) :].removeprefix(answer), after_calls.removesuffix(end)
+
+
+def _after_calls(text: str, shown: Shown, after: str) -> str:
+    """The template's text after the calls of a stand-in, of which ``after`` is usually the end.
+
+    Where the message itself ends like the calls, but for one token that ends the turn, that is where they end.
+    """
+    said = shown.text
+    same = max((n for n in range(len(text) + 1) if said.endswith(text[:n])), default=0)
+    if not after or not text.startswith(after):
+        return text[same:] if same else _without(text, after, str.removeprefix)
+    rest = after[same:].strip()
+    ends = same and rest.startswith("<") and rest.endswith(">") and rest.count("<") == 1
+    return text[same:] if ends else text[len(after) :]
 
 
 def _without(text: str, part: str, remove: Callable[[str, str], str]) -> str:

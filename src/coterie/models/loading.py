@@ -5,6 +5,7 @@ A name is a checkpoint packaged with coterie (``tiny-exchange``), one of ``model
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,11 +73,15 @@ def load(
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    template_args: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
-    """Load a model for evaluation. Raises ``UserError`` for anything a person can fix."""
+    """Load a model for evaluation, its chat template with ``template_args``.
+
+    Raises ``UserError`` for anything a person can fix.
+    """
     source = resolve(name_or_path)
     config = _config(source)
-    renderer, context_length = load_renderer(source)
+    renderer, context_length = load_renderer(source, template_args)
     check_safetensors(source)
     _check_memory(source, dtype, torch.device(device))
     model = with_weights(AutoModelForCausalLM, source, config=config, dtype=dtype)
@@ -84,11 +89,13 @@ def load(
     return LoadedModel(model, renderer.tokenizer, renderer, context_length, source)
 
 
-def load_renderer(name_or_path: str | Path) -> tuple[ChatRenderer, int]:
+def load_renderer(
+    name_or_path: str | Path, template_args: Mapping[str, Any] | None = None
+) -> tuple[ChatRenderer, int]:
     """A model's renderer and context length, without its weights."""
     source = resolve(name_or_path)
     config = _config(source)
-    renderer = ChatRenderer(load_tokenizer(source), _generation_ends(source))
+    renderer = ChatRenderer(load_tokenizer(source), _generation_ends(source), template_args)
     context = context_length(config)
     assert context is not None  # see _config
     return renderer, context

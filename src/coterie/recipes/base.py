@@ -162,7 +162,9 @@ class Recipe(ABC):
     def fingerprint(self, step: Step) -> str:
         """Hash of what the step's own results depend on: settings, and which stages it reads."""
         stage, common = self.at(step), (self._models, self._content, self.settings.seed)
-        return digest(step.stage, *common, [str(one) for one in stage.after], *stage.depends)[:16]
+        args = sorted(self.settings.engine.template_args.items())
+        own = ([str(one) for one in stage.after], *stage.depends, *([args] if args else []))
+        return digest(step.stage, *common, *own)[:16]
 
     @cached_property
     def _models(self) -> list[list[str | None]]:
@@ -244,7 +246,9 @@ class Recipe(ABC):
         sampling = Sampling(temperature, top_p, max_tokens, (), timeout)
         speaking = await self.models(run).speak(role or self.leading, version)
         renderer, context = speaking.renderer, speaking.context_length
-        return TokenSampler(speaking.engine, renderer.render, sampling, context, renderer.calls)
+        return TokenSampler(
+            speaking.engine, renderer.render, sampling, context, renderer.calls, renderer.parts
+        )
 
     async def samplers(
         self, run: Run, iteration: int, temperature: float, top_p: float = 1.0

@@ -127,7 +127,7 @@ def make_plan(recipe: "Recipe") -> Plan:
     check_disjoint(list(map(recipe.whole_task, train)), list(map(recipe.whole_task, heldout)))
     longest, shortest, contexts, weights = 0, [], [], {}
     for role in roles:
-        renderer, context = load_renderer(role.model)
+        renderer, context = load_renderer(role.model, s.engine.template_args)
         prompt = longest_prompt(environment, renderer, train + heldout)
         check_context(context, prompt + recipe.room(renderer, train), role.model)
         shortest.append(shortest_prompt(environment, renderer, train or heldout))

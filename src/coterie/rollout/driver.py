@@ -18,6 +18,7 @@ from coterie.rollout.episodes import (
     FINAL_REWARD,
     MESSAGES,
     REWARD,
+    THOUGHT_TOKENS,
     Episode,
     Finished,
 )
@@ -141,4 +142,6 @@ def _credit(branches: Branches, leaf: str, grade: Grade) -> tuple[Credit, ...]:
 
 def _metrics(grade: Grade, said: Sequence[Response]) -> Metrics:
     truncated = sum(response.truncated for response in said)
-    return {**grade.metrics, MESSAGES: len(said), CUT_OFF: truncated}
+    thought = sum(response.turn.thought_tokens for response in said)
+    own = {THOUGHT_TOKENS: thought} if thought else {}
+    return {**grade.metrics, MESSAGES: len(said), CUT_OFF: truncated, **own}

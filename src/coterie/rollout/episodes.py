@@ -13,6 +13,8 @@ MESSAGES = "messages"
 """The metric of an episode that counts its agents' messages."""
 CUT_OFF = "cut_off"
 """The one that counts those that ran to the limit of tokens; of many episodes, the share of all messages."""
+THOUGHT_TOKENS = "thought_tokens"
+"""The one that counts the tokens of their thoughts, which ``tokens`` counts too; absent where there are none."""
 
 REWARD = "reward"
 """The name of credit (``reward:ACTOR``) that an environment gave for an act, at the last turn of those taken then."""

@@ -11,7 +11,7 @@ from coterie.environments.protocol import Environment, Shared, State
 from coterie.models.chat import ChatRenderer
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.rollout.transitions import arrive, left_after
-from coterie.trajectories.turn import Part, Speaker, Turn, make_turn
+from coterie.trajectories.turn import Speaker, Turn, make_turn
 
 
 async def state_after(
@@ -46,11 +46,12 @@ def recorded(
     """
     prompt_ids = renderer.render(prompt.shown, prompt.tree, prompt.agent, tools=prompt.tools)
     request = prompt.request(prompt_ids, context)
+    ids = renderer.written(text, ended=ended)
     turn = make_turn(
         prompt.parent,
         Speaker("agent", prompt.agent),
-        [Part(text, source=author)],
-        ids=renderer.written(text, ended=ended),
+        renderer.parts(renderer.spelled(text), prompt.agent, author, ids),
+        ids=ids,
         author=author,
         draw=prompt.draw,
         request=request.id,

@@ -19,6 +19,7 @@ from coterie.trajectories.calls import Tool, ToolCall, call_id, place
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import (
+    THOUGHT,
     Finish,
     Message,
     Part,
@@ -31,6 +32,7 @@ from coterie.trajectories.turn import (
 )
 from coterie.trajectories.view import Render
 
+SAMPLED = "sampled"
 CUT = "not run: the message was cut off before the end of the call"
 NAMELESS = "not run: the call has no name"
 MIN_ROOM = 8
@@ -104,6 +106,10 @@ ReadCalls = Callable[[str, Finish, Sequence[Tool]], tuple[ToolCall, ...]]
 """(text, why it ended, tools) -> the calls of a message."""
 
 
+SplitTurn = Callable[[str, str, str, Sequence[int]], tuple[Part, ...]]
+"""(text, agent, source, ids) -> the parts of a turn, its thought apart."""
+
+
 class Sampler(Protocol):
     """Makes turns. Raises ``EngineError`` if it can't."""
 
@@ -139,17 +145,24 @@ class TokenSampler:
         sampling: Sampling,
         context_length: int,
         calls: ReadCalls | None = None,
+        parts: SplitTurn | None = None,
     ) -> None:
-        """``calls`` reads the calls of a message (``ChatRenderer.calls``), where agents have tools of their model's."""
+        """``calls`` reads the calls of a message (``ChatRenderer.calls``), where agents have tools of their model's.
+
+        ``parts`` takes thoughts apart (``ChatRenderer.parts``); without it a message is all said to everybody.
+        """
         self.engine = engine
         self.render = render
         self.sampling = sampling
         self.context_length = context_length
         self.calls = calls
+        self.parts = parts
 
     def at(self, temperature: float) -> "TokenSampler":
         sampling = replace(self.sampling, temperature=temperature)
-        return TokenSampler(self.engine, self.render, sampling, self.context_length, self.calls)
+        return TokenSampler(
+            self.engine, self.render, sampling, self.context_length, self.calls, self.parts
+        )
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
         """One completion of the rendered messages, at most as long as the context has room."""
@@ -183,10 +196,12 @@ class TokenSampler:
         if prompt.tools:
             assert self.calls is not None, "a prompt with tools of the model's own needs its syntax"
             calls = self.calls(completion.text, completion.finish, prompt.tools)
+        text, ids = completion.text + stop, completion.ids
+        parts = self.parts(text, prompt.agent, SAMPLED, ids) if self.parts else None
         turn = make_turn(
             prompt.parent,
             Speaker("agent", prompt.agent),
-            [Part(completion.text + stop, source="sampled")],
+            parts or [Part(text, source=SAMPLED)],
             sample=self._sample(request.id, completion),
             calls=calls,
             draw=draw,
@@ -244,10 +259,12 @@ class TextSampler:
         if not stop and reply.finish == "stop":
             stop = reply.stop or closing(text, prompt.stop)
         text += stop if stop in prompt.stop else ""
+        agent = frozenset({prompt.agent})
+        thought = [Part(reply.thought, agent, THOUGHT)] if reply.thought else []
         turn = make_turn(
             prompt.parent,
             Speaker("agent", prompt.agent),
-            [Part(text, source=f"endpoint:{model}")],
+            [*thought, Part(text, source=f"endpoint:{model}")],
             calls=_calls(reply) if prompt.tools else (),
             author=f"endpoint:{model}",
             draw=prompt.draw,
@@ -280,10 +297,11 @@ def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
 
 
 def _text_for(reader: str, turn: Turn) -> str:
-    """What a reader is shown of a turn: the parts that it may see, or the results of calls."""
+    """Return the text of a turn for a reader without thoughts, or the results of calls."""
     if not turn.parts:
         return "\n".join(result.text for result in turn.results)
-    return "".join(part.text for part in turn.parts if part.visible_to(reader))
+    parts = (part for part in turn.parts if part.source != THOUGHT)
+    return "".join(part.text for part in parts if part.visible_to(reader))
 
 
 def utterances(prompt: Prompt) -> list[Utterance]:

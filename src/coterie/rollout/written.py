@@ -11,7 +11,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.tools.native import shown_by_template
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Tree
-from coterie.trajectories.turn import Part, Request, Speaker, Turn, make_turn
+from coterie.trajectories.turn import Request, Speaker, Turn, make_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,11 @@ def write_path(
         tools = shown_by_template(environment.syntax, environment.tools(state, one.actor))
         prompt = renderer.render(shown, tree, one.actor, tools=tools)
         request = Request.make(one.actor, parent, None, prompt, shown, tools=tools)
+        text = one.text if one.ids else renderer.spelled(one.text)
         turn = make_turn(
             parent,
             Speaker("agent", one.actor),
-            [Part(one.text)],
+            renderer.parts(text, one.actor, "literal"),
             ids=one.ids or renderer.written(one.text),
             author=one.author,
             draw=draw,

@@ -95,20 +95,24 @@ class Roles:
 
     def load(self, name: str, version: int) -> LoadedModel:
         """A version of a role, to sample from and to score with; an adapter is merged."""
-        role, path, device = self.known[name], self.path(name, version), self.settings.device_name
+        role, path = self.known[name], self.path(name, version)
         adapter = is_adapter(path)
-        loaded = load(role.model if adapter else path, device=device)
+        loaded = self._loaded(role.model if adapter else path)
         if adapter:
             reload(loaded, path)
         if role.head and version:
             load_head(loaded.model, Path(path))
         return loaded
 
+    def _loaded(self, path: Path | str) -> LoadedModel:
+        s = self.settings
+        return load(path, device=s.device_name, template_args=s.template_args)
+
     def load_to_train(self, name: str, version: int) -> LoadedModel:
         """A version of a role, to be trained on: an adapter is beside its base, and goes on."""
-        role, path, device = self.known[name], self.path(name, version), self.settings.device_name
+        role, path = self.known[name], self.path(name, version)
         adapter = is_adapter(path)
-        loaded = load(role.model if adapter else path, device=device)
+        loaded = self._loaded(role.model if adapter else path)
         if adapter:
             model = load_adapter(loaded.model, Path(path), trainable=True)
             loaded = replace(loaded, model=model)
@@ -161,7 +165,7 @@ class Roles:
                 "train it with method=lora, or leave out `shares`",
             )
         if base not in self._shared:
-            self._shared[base] = load(self.known[base].model, device=self.settings.device_name)
+            self._shared[base] = self._loaded(self.known[base].model)
         loaded = self._shared[base]
         if version:
             model = load_adapter(loaded.model, Path(path), name=role.name)

@@ -22,6 +22,10 @@ Finish = Literal["end", "stop_string", "length"]
 """Why sampling ended: an end-of-turn token, a stop string, or the limit of tokens."""
 
 
+THOUGHT = "thought"
+"""Source of the part of a turn that holds the thought of its agent, which nobody else may see."""
+
+
 class PrivilegeError(Exception):
     """Something privileged was about to reach a reader who may not see it."""
 
@@ -173,6 +177,18 @@ class Turn:
 
     @property
     def text(self) -> str:
+        """The text without the agent's thought: the part that others see and that answers are read from."""
+        return "".join(part.text for part in self.parts if part.source != THOUGHT)
+
+    @property
+    def thought_tokens(self) -> int:
+        """The number of tokens of the thought, its marks included."""
+        spans = (part.span for part in self.parts if part.source == THOUGHT and part.span)
+        return sum(stop - start for start, stop in spans)
+
+    @property
+    def whole_text(self) -> str:
+        """The text with the agent's thought."""
         return "".join(part.text for part in self.parts)
 
     @property

@@ -83,7 +83,7 @@ def measures(turns: Sequence[Turn], actor: str, kind: AgentKind) -> dict[str, fl
     found, broken = _plans(turns, actor)
     rounds = rounds_of(turns, actor)
     shape = found[0].shape if found else None
-    text = "".join(turn.text or _shown(turn) for turn in turns)
+    text = "".join(turn.whole_text or _shown(turn) for turn in turns)
     return {
         "plans": len(found),
         "broken_plans": broken,

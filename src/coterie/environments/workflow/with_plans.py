@@ -124,7 +124,7 @@ async def _carried_out(
         if not call.error:
             call = replace(call, arguments=syntax.written(call.name, text))
         (result,) = await toolbox.run(
-            [replace(call, id=call_id(0))], environment.offered, turn.text
+            [replace(call, id=call_id(0))], environment.offered, turn.whole_text
         )
         ran[id_] = result
         if result.error:

@@ -278,7 +278,7 @@ class DenseTreeData(Recipe):
 
     @cached_property
     def renderer(self) -> ChatRenderer:
-        return load_renderer(self.settings.model)[0]
+        return load_renderer(self.settings.model, self.settings.engine.template_args)[0]
 
     def context(self, tasks: Sequence[Task]) -> str | None:
         """The recontext rule of training; none where the prompts were plain already."""

@@ -224,7 +224,7 @@ class GapData(Recipe):
 
     async def play_traces(self, run: Run, progress: Progress) -> Metrics:
         """Play all traces into the record. Gives how many tasks have none, by the reason."""
-        renderer, _ = load_renderer(self.settings.model)
+        renderer, _ = load_renderer(self.settings.model, self.settings.engine.template_args)
         if self.settings.traces.source == EXPERT:
             return await self._play_expert(run, renderer, progress)
         return await self._play_file(run, renderer, progress)

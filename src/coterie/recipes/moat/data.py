@@ -93,7 +93,8 @@ class MoatData(Recipe):
 
     @cached_property
     def renderers(self) -> dict[str, ChatRenderer]:
-        return {role.name: load_renderer(role.model)[0] for role in self.roles()}
+        args = self.settings.engine.template_args
+        return {role.name: load_renderer(role.model, args)[0] for role in self.roles()}
 
     # -- tasks and episodes ---------------------------------------------------------------------
 

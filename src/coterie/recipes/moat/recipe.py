@@ -176,9 +176,9 @@ def _learnt(
     recipe: MoatData, task: Task, candidate: Candidate, said: Correction, critic: str
 ) -> Sequence[tuple[Written, Written]]:
     s = recipe.settings.correct
-    plan = Written(PLANNER, candidate.plan.text, candidate.plan.writer, candidate.plan.ids)
+    plan = Written(PLANNER, candidate.plan.whole_text, candidate.plan.writer, candidate.plan.ids)
     own = candidate.actions
-    kept = Written(GROUNDER, own.text, own.writer, own.ids)
+    kept = Written(GROUNDER, own.whole_text, own.writer, own.ids)
     if said.verdict == "accepted" or (said.verdict == "unreadable" and s.unreadable == "keep"):
         return [(plan, kept)]
     if said.verdict == "corrected":

@@ -147,7 +147,7 @@ async def play_offline(recipe: SweetData, run: Run, file: Path, progress: Progre
     assert isinstance(environment, BackendProgramming), "the recipe has checked that"
     found, left_out = _dialogues(recipe, environment, file, progress)
     run.store.put_tasks({task.id: task for task, _ in found.values()}.values())
-    renderer, context = load_renderer(recipe.settings.model)
+    renderer, context = load_renderer(recipe.settings.model, recipe.settings.engine.template_args)
     async with AsyncExitStack() as stack:
         shared = Shared()
         if any(row.reward is None for _, row in found.values()):

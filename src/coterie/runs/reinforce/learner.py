@@ -82,7 +82,9 @@ class Learner:
                 *(self.version, self._served(), lambda: self.loaded), role=self.role, base=base
             )
             engine, context = speaking.engine, speaking.context_length
-        return TokenSampler(engine, renderer.render, sampling, context, renderer.calls)
+        return TokenSampler(
+            engine, renderer.render, sampling, context, renderer.calls, renderer.parts
+        )
 
     def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
         """The rows with log-probs under what the role was when the stage began."""

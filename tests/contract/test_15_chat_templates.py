@@ -1,0 +1,433 @@
+"""Contract 15: on every chat template that TRL ships, prompts are those that the template itself writes.
+
+Turns are sampled as a model of that family writes them: as the template writes them after its own generation prompt.
+Tokenizers are built here with the marks of each template. Vision templates are used with text alone.
+"""
+
+import json
+import re
+from copy import copy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+import coterie
+from coterie.environments.protocol import State
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.trajectories.calls import Tool, ToolCall, ToolResult
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Message, Part, Speaker, make_turn
+
+FOLDER = Path(trl.__file__).parent / "chat_templates"
+NAMES = sorted(one.stem for one in FOLDER.glob("*.jinja") if not one.stem.endswith("_training"))
+ENDS = {
+    "cohere": "<|END_OF_TURN_TOKEN|>", "deepseek": "<｜end▁of▁sentence｜>", "diffusion": "<turn|>",
+    "gemma": "<end_of_turn>", "gemma4": "<turn|>", "gptoss": "<|return|>", "idefics": "<end_of_utterance>",
+    "llama": "<|eot_id|>", "llava": "</s>", "muse": "<|eot|>", "phi": "<|end|>", "smol": "<end_of_utterance>",
+    "glm": "<|endoftext|>",
+}  # fmt: skip
+"""The token that ends a turn, by family; ``<|im_end|>`` for all others."""
+KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Message keys under which families take thoughts; which one a template reads is found by trying."""
+MARK = re.compile(
+    r"<\|[^|<>\s]+\|>|<｜[^｜]+｜>|</?think>|</?tool_call>|</?tool_response>|<start_of_turn>|<end_of_turn>"
+    r"|<end_of_utterance>|\[/?INST\]|\[gMASK\]|<sop>|<turn\|>|<\|turn>|<\|[a-z_]+>|<[a-z_]+\|>|</?s>|<bos>"
+)
+PLAIN = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
+TEXT = "system user assistant tool You are a helpful agent. The quick brown fox: is it fine? plan"
+
+
+@cache
+def tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """A small BPE in which the marks of the template are tokens."""
+    template = (FOLDER / f"{name}.jinja").read_text()
+    families = sorted((one for one in ENDS if name.startswith(one)), key=len)
+    end = ENDS[families[-1]] if families else "<|im_end|>"
+    marks = dict.fromkeys(["<bos>", end, *MARK.findall(template), *PLAIN])
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    special = [AddedToken(one, special=True, normalized=False) for one in marks if one not in PLAIN]
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, special_tokens=special, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    inner.train_from_iterator([TEXT], trainer)
+    inner.add_tokens([AddedToken(one, normalized=False) for one in PLAIN])
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=end, bos_token="<bos>")
+    made.chat_template = template
+    return made
+
+
+@cache
+def renderer(name: str) -> ChatRenderer:
+    return ChatRenderer(tokenizer(name))
+
+
+def own_text(name: str, chat: list[dict[str, Any]], generation: bool, **args: Any) -> str:
+    """The template's own text of a chat."""
+    listed = name in ("idefics3", "smolvlm", "llava_next")
+    if listed:
+        chat = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in chat]
+    text = tokenizer(name).apply_chat_template(
+        chat, tokenize=False, add_generation_prompt=generation, **args
+    )
+    assert isinstance(text, str)
+    return text
+
+
+def key_of(name: str) -> str:
+    """The key under which a template takes thoughts; empty if it has none, or reads contents."""
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for key in KEYS:
+        if "THINKS" in own_text(name, [chat[0], {**chat[1], key: "THINKS"}], False):
+            return key
+    return ""
+
+
+def spoken(name: str, text: str, thought: str) -> dict[str, Any]:
+    """A message as the template takes it; one that reads contents drops thoughts, so it is given none."""
+    key = key_of(name) if thought else ""
+    return {"role": "assistant", "content": text, **({key: thought} if key else {})}
+
+
+def sampled(name: str, before: list[dict[str, Any]], said: dict[str, Any], thought: str) -> str:
+    """The text that a model of the family samples: what the template writes after its generation prompt."""
+    prompt, whole = own_text(name, before, True), own_text(name, [*before, said], False)
+    if not whole.startswith(
+        prompt
+    ):  # the prompt opens a thought, and the template then writes none
+        return f"{thought}\n</think>\n\n{said['content']}"
+    return whole[len(prompt) : whole.rfind(said["content"]) + len(said["content"])]
+
+
+class Dialogue:
+    """A dialogue of an agent, as our messages and as the template's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.renderer = renderer(name)
+        self.tree = Tree("t", "r", 0)
+        self.last = self.tree.root
+        self.messages: list[Message] = []
+        self.chat: list[dict[str, Any]] = []
+
+    def told(self, role: Any, text: str) -> None:
+        self.messages.append(Message.of(role, text))
+        self.chat.append({"role": role, "content": text})
+
+    def says(self, text: str, thought: str = "", *, cut: bool = False) -> tuple[int, ...]:
+        """Sample the turn letter by letter, so that its ids are nobody's tokenization."""
+        own, said = self.renderer, spoken(self.name, text, thought)
+        raw = sampled(self.name, self.chat, said, thought)
+        whole = own.tokenizer(raw, add_special_tokens=False)["input_ids"]
+        ids: list[int] = []
+        for one in whole:
+            letters = own.decode([one])
+            marked = one in own.control.ids or letters.strip() in PLAIN
+            split = [letters] if marked else letters
+            for letter in split:
+                ids += (
+                    [one]
+                    if marked
+                    else own.tokenizer(letter, add_special_tokens=False)["input_ids"]
+                )
+        ids += [] if cut else own.end
+        parts = own.parts(raw, "agent", "sampled", ids)
+        turn = make_turn(self.last, Speaker("agent", "agent"), parts, ids=tuple(ids))
+        self.tree.add(turn)
+        self.last = turn.id
+        self.messages.append(Message("assistant", turn=turn.id))
+        self.chat.append(said)
+        assert turn.text.strip() == text
+        return tuple(ids)
+
+    def prompt(self) -> tuple[int, ...]:
+        return self.renderer.render(self.messages, self.tree, "agent")
+
+    def check(self) -> None:
+        """The prompt is the template's own text; white space apart where it writes none of what prompts open."""
+        found, want = self.renderer.decode(self.prompt()), own_text(self.name, self.chat, True)
+        exact = not self.name.startswith(("nemotron", "deepseek"))
+        assert (
+            (found == want)
+            if exact
+            else (found.split() == want.split() or squeezed(found) == squeezed(want))
+        )
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_first_prompt_is_the_templates_own_ids(name: str) -> None:
+    chat = Dialogue(name)
+    chat.told("user", "Is the fox fine?\n\n  a < b")
+    text = own_text(name, chat.chat, True)
+    want = tokenizer(name)(text, add_special_tokens=False)["input_ids"]
+    assert list(chat.prompt()) == want
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_later_prompts_are_the_templates_own_text_with_the_sampled_ids_in_place(name: str) -> None:
+    chat = Dialogue(name)
+    for number in range(3):
+        chat.told("user", f"Question {number}?")
+        chat.check()
+        ids = chat.says(f"fine {number}")
+    chat.told("user", "And now?")
+    chat.check()
+    after = chat.prompt()
+    plain = renderer(name).parts(renderer(name).decode(ids), "agent", "sampled")[0].text.strip()
+    if plain.startswith("fine"):  # nothing but the answer was sampled
+        assert any(after[at : at + len(ids)] == ids for at in range(len(after)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_thoughts_are_kept_or_dropped_as_the_template_does_it(name: str) -> None:
+    own = renderer(name)
+    marks = own.template.thoughts
+    if marks is None or not (key_of(name) or marks.opened) or name == "qwen3_5_nothink":
+        pytest.skip("the model does not think by its template, or only before calls")
+    chat = Dialogue(name)
+    for number in range(2):
+        chat.told("user", f"Question {number}?")
+        ids = chat.says(f"fine {number}", f"plan {number}")
+        turn = chat.tree.turns[chat.last]
+        assert own.decode(ids[: turn.thought_tokens]).strip().endswith(turn.parts[0].text.strip())
+        assert f"plan {number}" in turn.whole_text and "plan" not in turn.text
+    chat.told("user", "And now?")
+    chat.check()
+    after = chat.prompt()
+    if "plan 1" in own.decode(after):
+        assert any(after[at : at + len(ids)] == ids for at in range(len(after)))
+
+
+@pytest.mark.parametrize("thought", ["", "plan"])
+@pytest.mark.parametrize("name", NAMES)
+def test_turns_written_elsewhere_are_what_the_template_writes_after_its_prompt(
+    name: str, thought: str
+) -> None:
+    own = renderer(name)
+    if thought and (own.template.thoughts is None or name == "qwen3_5_nothink"):
+        pytest.skip("the model does not think by its template")
+    chat = Dialogue(name)
+    chat.told("user", "Is it fine?")
+    prompt = own.decode(chat.prompt())
+    found = prompt + own.decode(own.written(f"<think>{thought}</think>fine" if thought else "fine"))
+    assert found == prompt + own.spelled(
+        f"<think>{thought}</think>fine" if thought else "fine"
+    ) + own.decode(own.end)
+    want = own_text(name, [*chat.chat, spoken(name, "fine", thought)], False)
+    if name.startswith("deepseek"):  # its prompts open a thought that it never writes
+        want = f"{prompt}{thought}</think>fine{own.decode(own.end)}"
+    elif thought and not key_of(name):  # it writes thoughts only before calls
+        want = f"{prompt}<|channel>thought\n{thought}\n<channel|>fine{own.decode(own.end)}"
+    elif name == "glm4moe":  # it writes no end of turn
+        want += own.decode(own.end)
+    assert squeezed(want).startswith(squeezed(found))
+
+
+ORDERS = ("S", "SU", "SAU", "SUAU", "SUU", "SAUAU", "UU", "USU", "UASU", "SSU")
+ROLES = {"S": "system", "U": "user"}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_message_is_shown_once_in_its_order_by_every_template(name: str, order: str) -> None:
+    chat, texts = Dialogue(name), []
+    for number, one in enumerate(order):
+        texts.append(f"fine number {number}")
+        if one == "A":
+            parts = chat.renderer.parts(chat.renderer.spelled(texts[-1]), "agent", "expert")
+            ids = chat.renderer.written(texts[-1])
+            turn = make_turn(chat.last, Speaker("agent", "agent"), parts, ids=ids)
+            chat.tree.add(turn)
+            chat.messages.append(Message("assistant", turn=turn.id))
+        else:
+            chat.messages.append(Message.of(ROLES[one], texts[-1]))
+    prompt = chat.renderer.decode(chat.prompt())
+    assert re.findall(r"fine number \d", prompt) == texts
+    assert prompt.endswith(chat.renderer.template.core + chat.renderer.template.opener)
+
+
+@pytest.mark.parametrize(
+    "world", ["gsm8k", "math", "hotpot_qa", "lumos_maths", "exchange", "encyclopedia"]
+)
+def test_the_first_prompts_of_environments_hold_the_whole_task_on_every_template(
+    world: str,
+) -> None:
+    source = {} if world in ("exchange", "encyclopedia") else {"source": "sample"}
+    environment = coterie.environment(world, **source)
+    task = environment.tasks("heldout", 1, 0)[0]
+    state = State(task, 0)
+    for actor in environment.acting(state):
+        shown = environment.see(state, actor)
+        for name in NAMES:
+            own = renderer(name)
+            prompt = own.decode(own.render(shown, Tree("t", "r", 0), actor))
+            for message in shown:
+                assert "".join(part.text for part in message.parts).strip() in prompt, name
+
+
+LOSING = (
+    "{% for m in messages %}{% if m['role'] != 'user' or loop.first %}<|im_start|>{{ m['role'] + "
+    "m['content'] }}<|im_end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+)
+
+
+def test_a_prompt_that_lacks_a_message_is_refused_with_the_message() -> None:
+    made = copy(tokenizer("qwen2_5"))
+    made.chat_template, made.name_or_path = LOSING, "losing"
+    own, tree = ChatRenderer(made), Tree("t", "r", 0)
+    turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("fine")], ids=own.written("fine"))
+    tree.add(turn)
+    first = Message.of("user", "Hello"), Message("assistant", turn=turn.id)
+    own.render(first, tree, "agent")
+    with pytest.raises(UserError, match=r"template of losing does not show .* user .*And now"):
+        own.render((*first, Message.of("user", "And now?")), tree, "agent")
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "description": "A city."}}}
+FIND = Tool("find", "Finds the weather.", SCHEMA)
+CALL = {"name": "find", "arguments": {"city": "Paris"}}
+
+
+class AnySyntax:
+    """Reads the one call of these tests from any text, for families whose calls nothing reads."""
+
+    name, stop = "any", ()
+
+    def parse(self, *_: Any) -> tuple[ToolCall, ...]:
+        return (ToolCall("c0", "find", json.dumps(CALL["arguments"])),)
+
+    def show(self, results: Any) -> str:
+        return ""
+
+
+@cache
+def caller(name: str) -> ChatRenderer:
+    """A renderer that reads calls, whatever they look like; results then follow the template's own calls."""
+    own = ChatRenderer(tokenizer(name))
+    if own.tools.syntax is None and own.tools.shows_tools:
+        own.tools = replace(own.tools, syntax=AnySyntax(), results="calls")  # type: ignore[arg-type]
+        gemma = own.tokenizer.eos_token if name == "gemma4_v2" else "<|tool_response>"
+        ends = {"gptoss": "<|call|>", "glm4moe": "<|observation|>"}
+        end = ends.get(name, gemma if "gemma" in name else own.tokenizer.eos_token)
+        own.end_ids |= {own.tokenizer.convert_tokens_to_ids(end)}
+        own.control.keep(own.control.ids)
+    return own
+
+
+@pytest.mark.parametrize("thought", ["", "plan"])
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_after_calls_are_the_templates_own_with_the_sampled_calls_in_place(
+    name: str, thought: str
+) -> None:
+    own = caller(name)
+    marks = own.template.thoughts
+    if own.tools.syntax is None or (thought and marks is None):
+        pytest.skip("the template shows no tools, or no thoughts")
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": FIND.name, "description": FIND.description, "parameters": SCHEMA},
+        }
+    ]
+    id_ = own.tools.call_id(0)
+    asked = {"role": "user", "content": "Weather in Paris?"}
+    key = marks.key if marks and thought else ""
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": id_, "type": "function", "function": CALL}],
+    }
+    called |= {key: thought} if key else {}
+    told = {"role": "tool", "content": "sunny", "tool_call_id": id_, "name": "find"}
+    prompt = own_text(name, [asked], True, tools=tools)
+    whole = own_text(name, [asked, called], False, tools=tools)
+    if not whole.startswith(prompt):
+        pytest.skip(
+            "the prompt opens a thought, or has closed it, and the template then writes another one"
+        )
+    ids = own.tokenizer(whole.removeprefix(prompt), add_special_tokens=False)["input_ids"]
+    ended = next((at for at, one in enumerate(ids) if one in own.end_ids), len(ids))
+    text = own.decode(ids[:ended])
+    tree, ids = Tree("t", "r", 0), tuple(ids[: ended + 1])
+    turn = make_turn(tree.root, Speaker("agent", "agent"), own.parts(text, "agent", "sampled", ids),
+                     ids=ids, calls=own.calls(text, "end", [FIND]))  # fmt: skip
+    result = make_turn(turn.id, Speaker("tool", "tools"), [], results=[ToolResult("c0", "sunny")])
+    tree.add(turn)
+    tree.add(result)
+    messages = [
+        Message.of("user", asked["content"]),
+        Message("assistant", turn=turn.id),
+        Message("tool", turn=result.id),
+    ]
+    found = own.render(messages, tree, "agent", tools=[FIND])
+    assert own.decode(found) == own_text(name, [asked, called, told], True, tools=tools)
+    if own.decode(found).startswith(prompt + own.decode(ids)):
+        assert any(found[at : at + len(ids)] == ids for at in range(len(found)))
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("qwen3", {"enable_thinking": False}),
+        ("qwen3_6", {"enable_thinking": False}),
+        ("glm4moe", {"enable_thinking": False}),
+        ("nemotron_3_super", {"enable_thinking": False}),
+        ("gemma4_v5", {"enable_thinking": True}),
+        ("gptoss", {"reasoning_effort": "low"}),
+        ("qwen3_8", {"reasoning_effort": "low"}),
+    ],
+)
+def test_arguments_of_a_template_reach_every_prompt(name: str, args: dict[str, Any]) -> None:
+    own, tree = ChatRenderer(tokenizer(name), template_args=args), Tree("t", "r", 0)
+    chat = [{"role": "user", "content": "Is it fine?"}]
+    messages = [Message.of("user", "Is it fine?")]
+    prompt = own.decode(own.render(messages, tree, "agent"))
+    assert prompt == own_text(name, chat, True, **args) != own_text(name, chat, True)
+    turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("fine")], ids=own.written("fine"))
+    tree.add(turn)
+    messages += [Message("assistant", turn=turn.id), Message.of("user", "Sure?")]
+    chat += [{"role": "assistant", "content": "fine"}, {"role": "user", "content": "Sure?"}]
+    assert own.decode(own.render(messages, tree, "agent")) == own_text(name, chat, True, **args)
+
+
+def test_an_argument_that_a_template_does_not_have_is_refused() -> None:
+    with pytest.raises(UserError, match="no argument 'enable_thinkin'"):
+        ChatRenderer(tokenizer("qwen3"), template_args={"enable_thinkin": False})
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_6", "gptoss", "gemma4_v5", "deepseek_r1_distill"])
+def test_a_thought_is_seen_by_its_agent_alone_and_answers_are_read_without_it(name: str) -> None:
+    own = renderer(name)
+    marks = own.template.thoughts
+    assert marks is not None
+    text = f"{'' if marks.opened else marks.open}plan{marks.close}fine"
+    for said, seen in ((text, "fine"), (text.partition("plan")[0] + "plan and", "")):
+        tree = Tree("t", "r", 0)
+        ids = tuple(own.tokenizer(said, add_special_tokens=False)["input_ids"])
+        turn = make_turn(
+            tree.root, Speaker("agent", "Ann"), own.parts(said, "Ann", "sampled", ids), ids=ids
+        )
+        tree.add(turn)
+        assert (turn.text, turn.whole_text) == (seen, said)
+        told = [Message.of("user", "Hello"), Message("user", turn=turn.id)]
+        assert "plan" not in own.decode(own.render(told, tree, "Bob"))
