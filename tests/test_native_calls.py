@@ -8,10 +8,9 @@ import pytest
 
 from coterie.environments.protocol import Syntax
 from coterie.errors import UserError
-from coterie.models.calls.as_json import HermesJson, LlamaJson, MistralJson
-from coterie.models.calls.markup import NativeSyntax
+from coterie.models.call_syntaxes import HermesJson, LlamaJson, MistralJson, NativeSyntax, QwenXml
 from coterie.models.chat import ChatRenderer
-from coterie.models.native import QwenXml, ResponseTemplate
+from coterie.models.tool_calls import ResponseTemplate
 from coterie.tools.checking import checked
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
