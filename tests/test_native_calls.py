@@ -1,6 +1,7 @@
 """Calls in the syntaxes of models: what is read as a call, what is answered and never run, and what is no call."""
 
 import json
+from collections import Counter
 from copy import copy
 from typing import Any
 
@@ -8,14 +9,30 @@ import pytest
 
 from coterie.environments.protocol import Syntax
 from coterie.errors import UserError
-from coterie.models.call_syntaxes import HermesJson, LlamaJson, MistralJson, NativeSyntax, QwenXml
+from coterie.models.call_syntaxes import (
+    SYNTAXES,
+    DeepSeekJson,
+    GemmaJson,
+    GlmXml,
+    HarmonyJson,
+    HermesJson,
+    LlamaJson,
+    MistralJson,
+    MuseXml,
+    NativeSyntax,
+    PythonCalls,
+    QwenXml,
+)
 from coterie.models.chat import ChatRenderer
-from coterie.models.tool_calls import ResponseTemplate
+from coterie.models.control import ControlTokens
+from coterie.models.template import ChatTemplate
+from coterie.models.tool_calls import ResponseTemplate, ToolTemplate, called, tool_template
 from coterie.tools.checking import checked
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Speaker, make_turn
 from tests.native_templates import NATIVE, SHAPES, tokenizer
+from tests.published_templates import PUBLISHED, published
 
 SCHEMA = {
     "type": "object",
@@ -29,11 +46,17 @@ SCHEMA = {
     "$defs": {"place": {"type": "object"}},
 }
 TOOLS = (Tool("look", "Looks.", SCHEMA), Tool("push", "Pushes.", {"type": "object"}))
-SYNTAXES: dict[str, NativeSyntax] = {
+READ: dict[str, NativeSyntax] = {
     "hermes": HermesJson(),
     "xml": QwenXml(),
     "llama": LlamaJson(),
     "mistral": MistralJson(),
+    "glm": GlmXml(),
+    "harmony": HarmonyJson(),
+    "gemma": GemmaJson(),
+    "deepseek": DeepSeekJson(),
+    "python": PythonCalls(),
+    "muse": MuseXml(),
 }
 
 
@@ -60,17 +83,22 @@ def named(name: str, **given: Any) -> str:
 
 def read(syntax: str, text: str, finish: Any = "end") -> list[tuple[str, Any]]:
     """The calls that could be run, as names and arguments; all are checked by the tools' schemas."""
-    calls = checked(SYNTAXES[syntax].parse(text, finish, TOOLS), TOOLS)
+    calls = checked(READ[syntax].parse(text, finish, TOOLS), TOOLS)
     assert [call.id for call in calls] == [f"c{n}" for n in range(len(calls))]
     assert not any(call.error for call in calls), calls
     return [(call.name, json.loads(call.arguments)) for call in calls]
 
 
 def errors(syntax: str, text: str, finish: Any = "end") -> list[str]:
-    return [call.error for call in SYNTAXES[syntax].parse(text, finish, TOOLS)]
+    return [call.error for call in READ[syntax].parse(text, finish, TOOLS)]
 
 
-A, B = ("look", {"what": "a"}), ("look", {"what": "b"})
+A, B, PUSH = ("look", {"what": "a"}), ("look", {"what": "b"}), ("push", {})
+BARE = "<function=look><parameter=what>a</parameter></function>"
+ARG = "<arg_key>what</arg_key><arg_value>a</arg_value>"
+SAID = '<|message|>{"what": "a"}'
+V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+INVOKE = '<atem:invoke name="look"><atem:parameter name="what">a</atem:parameter></atem:invoke>'
 
 
 @pytest.mark.parametrize(
@@ -91,6 +119,23 @@ A, B = ("look", {"what": "a"}), ("look", {"what": "b"})
         ("mistral", mistral(A).replace("]", "] ", 1), [A]),
         ("mistral", named("look", what="a") + named("look", what="b"), [A, B]),
         ("mistral", '[TOOL_CALLS]look[CALL_ID]ab12[ARGS]{"what": "a"}', [A]),
+        ("mistral", f"[THINK]{mistral(B)}[/THINK]{mistral(A)}", [A]),
+        ("hermes", hermes("look", what="a").replace("arguments", "parameters"), [A]),
+        ("hermes", hermes("look", what="a").replace('{"name', '{"type": "function", "name'), [A]),
+        ("xml", xml("look", what="a").removeprefix("<tool_call>"), [A]),
+        ("xml", f"I look.\n{BARE}\n{BARE}</tool_call>{xml('look', what='b')}", [A, A, B]),
+        ("glm", f"<tool_call>look{ARG}\n</tool_call><tool_call>push\n</tool_call>", [A, PUSH]),
+        ("harmony", f"<|channel|>commentary to=functions.look <|constrain|>json{SAID}<|call|>", [A]),
+        ("harmony", f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+                    f"<|channel|>commentary to=functions.look<|channel|>commentary json{SAID}", [A]),
+        ("harmony", "<|channel|>final<|message|>Use to=functions.look or <|message|>.", []),
+        ("deepseek", f"I look.<｜tool▁calls▁begin｜>{V31.format('look', json.dumps(A[1]))}"
+                     f"{V31.format('push', '{}')}<｜tool▁calls▁end｜>", [A, PUSH]),
+        ("gemma", '<|tool_call>call:look{what:<|"|>a<|"|>}<tool_call|>'
+                  '<|tool_call>call:push{}<tool_call|>', [A, PUSH]),
+        ("python", "<|tool_call_start|>[look(what='a'), push()]<|tool_call_end|>", [A, PUSH]),
+        ("python", r"""<|tool_call_start|>look(what="\x61")<|tool_call_end|>""", [A]),
+        ("muse", f"<atem:function_calls>{INVOKE}\n{INVOKE}</atem:function_calls>", [A, A]),
     ],
 )  # fmt: skip
 def test_calls_are_read_in_their_order(syntax: str, text: str, calls: list[Any]) -> None:
@@ -196,6 +241,27 @@ DEEP: Any = json.loads("[" * 700 + "]" * 700)
         ("mistral", '[TOOL_CALLS][{"arguments": {}}]', "has no name"),
         ("mistral", '[TOOL_CALLS][{"name": "look", "arguments": "{}"}]', "are a text"),
         ("mistral", '[TOOL_CALLS]look[ARGS]"x"', "are a text"),
+        ("hermes", '<tool_call>{"name": "look", "args": {"what": "a"}}</tool_call>', 'no "arguments"'),
+        ("xml", "<function=look><parameter=what>a</function>", "is not closed"),
+        ("xml", "Call <function=look> with a thing", "is not closed"),
+        ("glm", '<tool_call>{"name": "look", "arguments": {}}</tool_call>', "no name of a tool"),
+        ("glm", "<tool_call>look<arg_key>what</arg_key></tool_call>", "something follows"),
+        ("harmony", "<|channel|>commentary to=functions.look <|constrain|>json<|call|>", "no <|message|>"),
+        ("harmony", "<|channel|>commentary to=functions.look<|message|>what=a<|call|>", "can't be read"),
+        ("harmony", f" to=functions.look{SAID} and<|call|>", "something follows"),
+        ("deepseek", "<｜tool▁calls▁begin｜>look", "is not closed"),
+        ("deepseek", V31.format("look", "{what}"), "can't be read"),
+        ("gemma", '<|tool_call>call:look{what:a}<tool_call|>', "can't be read"),
+        ("gemma", '<|tool_call>look{}<tool_call|>', "no call:NAME"),
+        ("gemma", '<|tool_call>call:look{what:<|"|>a}<tool_call|>', "can't be read"),
+        ("gemma", f"<|tool_call>call:look{{what:{'[' * 9999}}}<tool_call|>", "nests too deep"),
+        ("python", "<|tool_call_start|>[look('a')]<|tool_call_end|>", "not all named"),
+        ("python", "<|tool_call_start|>[look(**{'what': 'a'})]<|tool_call_end|>", "not all named"),
+        ("python", "<|tool_call_start|>[look(what=open('a'))]<|tool_call_end|>", "can't be read"),
+        ("python", "<|tool_call_start|>[look]<|tool_call_end|>", "a call is NAME(KEY=value)"),
+        ("python", f"<|tool_call_start|>[look(what={'(' * 9999})]<|tool_call_end|>", "can't be read"),
+        ("muse", "<atem:function_calls>look</atem:function_calls>", "no <atem:invoke"),
+        ("muse", INVOKE.replace("</atem:parameter>", ""), "is not closed"),
     ],
 )  # fmt: skip
 def test_broken_calls_are_answered_and_never_run(syntax: str, text: str, why: str) -> None:
@@ -225,7 +291,7 @@ def test_what_stands_in_a_thought_is_no_call(syntax: str) -> None:
     }[syntax]
     assert read(syntax, f"<think>\n{written}\n</think>\n\n{written}") == [A]
     assert read(syntax, f"<think>\n{written}\n") == []
-    opened = type(SYNTAXES[syntax])(thinks=True)  # type: ignore[call-arg]
+    opened = type(READ[syntax])(thinks=True)  # type: ignore[call-arg]
     assert len(opened.parse(f"{written}\n</think>\n\n{written}", "end", TOOLS)) == 1
     assert opened.parse(written, "end", TOOLS) == ()
 
@@ -249,7 +315,7 @@ def test_what_stands_in_a_thought_is_no_call(syntax: str) -> None:
     ],
 )
 def test_values_of_tags_are_typed_by_the_tools_schema(key: str, value: str, found: Any) -> None:
-    (call,) = SYNTAXES["xml"].parse(xml("look", **{key: value}), "end", TOOLS)
+    (call,) = READ["xml"].parse(xml("look", **{key: value}), "end", TOOLS)
     given = json.loads(call.arguments)[key]
     assert given == found and type(given) is type(found)
 
@@ -263,10 +329,153 @@ def test_half_a_character_in_a_call_can_be_stored_and_is_not_run() -> None:
     assert "half a character" in told.error
 
 
-@pytest.mark.parametrize("syntax", SYNTAXES)
+@pytest.mark.parametrize("syntax", READ)
 def test_they_are_syntaxes_of_environments_without_a_stop_string(syntax: str) -> None:
-    one: Syntax = SYNTAXES[syntax]
+    one: Syntax = READ[syntax]
     assert one.stop == () and one.show(()) == ""
+
+
+# -- published templates --------------------------------------------------------------------------
+
+VALUES = {
+    "what": 'Zoë said "no" & \'yes\'\n\n \\ {x: [1], "y": 2}; <b> 😀 ',
+    "empty": "",
+    "count": -12,
+    "near": None,
+    "size": 0.5,
+    "deep": True,
+    "place": {"a": [1, {"b": "ü, \"c\": 'd'"}, []], "e": {}, "f": None, "g": [True, "h"]},
+    "list": ["a, b", "c=(d)", 3],
+}
+PUBLISHED_TOOLS = (
+    Tool("look", "Looks.", {
+        "type": "object",
+        "properties": {
+            "what": {"type": "string"}, "empty": {"type": "string"}, "count": {"type": "integer"},
+            "near": {"type": ["string", "null"]}, "size": {"type": "number"}, "deep": {"type": "boolean"},
+            "place": {"type": "object"}, "list": {"type": "array"},
+        },
+    }),
+    Tool("push-it", "Pushes.", {"type": "object", "properties": {"from": {"type": "string"}}}),
+)  # fmt: skip
+SHOWN = {"deepseekv3": "{{ tools | tojson if tools }}"}
+"""What a template without tools is given to show them; DeepSeek's users write them into the system's message."""
+WRITE_CALLS = {
+    "DeepSeekJson": ["deepseekv3"],
+    "GemmaJson": ["diffusion_gemma", "gemma4", *(f"gemma4_v{n}" for n in range(2, 6))],
+    "GlmXml": ["glm4moe"],
+    "HarmonyJson": ["gptoss"],
+    "HermesJson": ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl"],
+    "LlamaJson": ["llama3_1", "llama3_2"],
+    "MuseXml": ["muse_glimmer"],
+    "PythonCalls": ["lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl", "lfm2_v2"],
+    "QwenXml": ["nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra",
+                "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8"],
+}  # fmt: skip
+FAMILIES = {name: kind for kind, names in WRITE_CALLS.items() for name in names}
+ONE_CALL = ("gptoss", "llama3_1", "llama3_2")
+THOUGHTS = {
+    "GemmaJson": "<|channel>thought\n{}<channel|>",
+    "HarmonyJson": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
+    "MuseXml": " to=self<|message|>{}<|eom|><|start|>assistant",
+}
+
+
+def templates_tools(tokenizer: Any) -> ToolTemplate:
+    template = ChatTemplate(tokenizer)
+    return tool_template(tokenizer, template, ControlTokens(tokenizer, template))
+
+
+def published_calls(name: str) -> tuple[ToolTemplate, list[tuple[str, Any]], str]:
+    """What is found of a template, calls, and the text that the template itself writes of them."""
+    tokenizer = published(name, SHOWN.get(name, ""))
+    calls = [("look", dict(VALUES)), ("push-it", {"from": "Oslo"})][: 1 if name in ONE_CALL else 2]
+    if name == "lfm2_2_5" or name == "lfm2_2_5_v2":  # which write backslashes and lists as they are
+        calls[0][1]["what"] = calls[0][1]["what"].replace("\\", "")
+    said = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            called(ToolCall("", tool, json.dumps(given)), f"c{place}")
+            for place, (tool, given) in enumerate(calls)
+        ],
+    }
+    template = ChatTemplate(tokenizer)
+    text = template.text([{"role": "user", "content": "ASKED"}, said], False)
+    found = templates_tools(tokenizer)
+    text = text.rpartition("ASKED")[2].partition(template.header().removesuffix("<think>\n"))[2]
+    if found.syntax.thinks and "</think>" not in text:
+        text = f"</think>{text}"
+    return found, calls, text.removeprefix("<think>")
+
+
+def read_back(syntax: NativeSyntax, text: str, finish: Any = "end") -> list[tuple[str, Any]]:
+    calls = syntax.parse(text, finish, PUBLISHED_TOOLS)
+    return [(one.name, None if one.error else json.loads(one.arguments)) for one in calls]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_calls_that_a_published_template_writes_are_read_back(name: str) -> None:
+    if name not in FAMILIES:
+        with pytest.raises(UserError, match="can't call tools in a syntax of its own"):
+            templates_tools(published(name)).required()
+        return
+    found, calls, text = published_calls(name)
+    assert type(found.required()).__name__ == FAMILIES[name]
+    assert found.parallel == (len(calls) == 2)
+    assert read_back(found.required(), text) == calls
+    wrong = [other for other in SYNTAXES if other.__name__ != FAMILIES[name]]
+    assert not any(read_back(other(), text) == calls for other in wrong)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_cut_and_damaged_calls_are_errors_that_the_agent_sees(name: str) -> None:
+    found, calls, text = published_calls(name)
+    syntax = found.required()
+    marks = [one.end() for one in syntax.opening.finditer(text)] or [text.index('"name"') + 7]
+    start = next(n for n in marks if "<think>" not in text[:n] or "</think>" in text[:n])
+    for cut in range(start, len(text)):
+        for finish in ("length", "end"):
+            read = read_back(syntax, text[:cut], finish)
+            assert read and all(one in [*calls, (one[0], None)] for one in read), text[:cut]
+        assert syntax.parse(text[:cut] + text[cut + 1 :], "end", PUBLISHED_TOOLS), text[cut:]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_calls_in_a_thought_are_no_calls(name: str) -> None:
+    found, calls, text = published_calls(name)
+    thought = THOUGHTS.get(FAMILIES[name], "<think>{}</think>")
+    thought = thought.removeprefix("<think>") if found.syntax.thinks else thought
+    text = text.rpartition("</think>")[2]
+    inside = text.replace("<|eom|>", "")
+    assert read_back(found.required(), thought.replace("{}", inside) + text) == calls
+    assert read_back(found.required(), thought.partition("{}")[0] + inside) == []
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_argument_of_a_call_makes_a_control_token(name: str) -> None:
+    """Of a turn without tokens, whose calls the template writes."""
+    tokenizer = published(name, SHOWN.get(name, ""))
+    renderer = ChatRenderer(tokenizer)
+    counts = []
+    for word in ("word", "".join(tokenizer.get_added_vocab())):
+        tree = Tree("t", "r", 0)
+        calls = (ToolCall("c0", "look", json.dumps({"what": word, word: [word]})),)
+        asked = make_turn(tree.root, Speaker("agent", "A"), [], calls=calls)
+        told = make_turn(
+            asked.id, Speaker("tool", "tools"), [], results=(ToolResult("c0", "blue"),)
+        )
+        for turn in (asked, told):
+            tree.add(turn)
+        chat = [
+            Message.of("user", "Hello"),
+            Message("assistant", turn=asked.id),
+            Message("tool", turn=told.id),
+        ]
+        ids = renderer.render(chat, tree, "A", tools=PUBLISHED_TOOLS)
+        assert "blue" in renderer.decode(ids)
+        counts.append(Counter(one for one in ids if one in renderer.control.ids))
+    assert counts[0] == counts[1]
 
 
 # -- which syntax is a model's --------------------------------------------------------------------

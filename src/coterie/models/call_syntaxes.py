@@ -101,7 +101,7 @@ class Markup(NativeSyntax):
 
     def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[Written]:
         at = self._past_thought(text, 0) if self.thinks else 0
-        while mark := self._next(text, at):
+        while mark := self._next(text, at, tools):
             try:
                 body = self._body(text, mark.start(), tools)
             except ValueError as error:
@@ -134,7 +134,7 @@ class Markup(NativeSyntax):
             return after, "not run: something follows the call's arguments"
         return at, self._unclosed(mark[0], finish)
 
-    def _next(self, text: str, at: int) -> re.Match[str] | None:
+    def _next(self, text: str, at: int, tools: Sequence[Tool]) -> re.Match[str] | None:
         """Find the next opening that stands outside of thoughts."""
         while found := self.opening.search(text, at):
             thought = self.thought.search(text, at)
@@ -249,19 +249,23 @@ class LlamaJson(JsonMarkup):
     head = re.compile(r"\s*;?\s*(?:<\|python_tag\|>)?")
     begins = re.compile(r'\{\s*"(name|parameters|function|type)"\s*:')
 
-    def _next(self, text: str, at: int) -> re.Match[str] | None:
+    def _next(self, text: str, at: int, tools: Sequence[Tool]) -> re.Match[str] | None:
         """Find an object at the beginning of the message or right after a call, or else a mark."""
         while self.thought.match(text, past_space(text, at)):
             at = self._past_thought(text, at)
         found = self.head.match(text, at)
-        return found if found and self._is_call(text, found.end()) else super()._next(text, at)
+        names = [tool.name for tool in tools]
+        call = found is not None and self._is_call(text, found.end(), names)
+        return found if call else super()._next(text, at, tools)
 
-    def _is_call(self, text: str, at: int) -> bool:
+    def _is_call(self, text: str, at: int, names: Sequence[str]) -> bool:
         try:
             value, _ = read_value(text, at)
         except ValueError:
             return self.begins.match(text, at) is not None
-        return isinstance(value, Mapping) and any(key in value for key in ARGUMENTS)
+        return isinstance(value, Mapping) and (
+            value.get("name") in names or any(key in value for key in ARGUMENTS)
+        )
 
 
 class Tagged(Markup):
@@ -359,7 +363,8 @@ class GemmaJson(Markup):
     thought = re.compile(r"<\|channel>thought")
     end_of_thought = re.compile(r"<channel\|>")
     token = re.compile(
-        r'<\|"\|>(?P<text>.*?)<\|"\|>|(?P<key>(?<=[{,])\s*[^\s"{}\[\],:<>]+\s*)(?=:)|(?P<end><tool_call\|>)',
+        r'<\|"\|>(?P<text>.*?)<\|"\|>|(?P<key>(?<=[{,])\s*[^\s"{}\[\],:<>]+\s*)(?=:)'
+        r"|(?P<none>\bNone\b)|(?P<end><tool_call\|>)",
         re.DOTALL,
     )
 
@@ -373,8 +378,8 @@ class GemmaJson(Markup):
                 if written[stop:].strip():
                     raise ValueError("something follows the arguments")
                 return Body((call_of({"name": name[1], "arguments": value}),), token.start())
-            said = token["text"]
-            written += json_text(token["key"].strip() if said is None else said)
+            said = token["text"] if token["key"] is None else token["key"].strip()
+            written += json_text(None if token["none"] else said)
         raise ValueError(f"there is no {self.closing}")
 
 
@@ -521,6 +526,8 @@ def call_of(value: object) -> Written:
     name, text = value.get("name"), json_text(given)
     if not isinstance(name, str) or not name:
         return Written("", text, "not run: the call has no name")
+    if not value.keys() & {*ARGUMENTS} and value.keys() - {"name", "id", "type"}:
+        return Written(name, json_text(value), 'not run: the call has no "arguments"')
     if isinstance(given, str):
         return Written(name, text, "not run: the arguments are a text; write them as an object")
     if not isinstance(given, Mapping):
