@@ -478,26 +478,26 @@ def _typed(value: str, schema: Mapping[str, object], key: str) -> object:
     return read if any(isinstance(read, _KINDS.get(kind, ())) for kind in kinds) else value
 
 
-def _kinds(schema: object, root: Mapping[str, object], depth: int = 0) -> tuple[str, ...]:
-    if not isinstance(schema, Mapping) or depth > 8:
-        return ()
-    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
-        found: object = root
-        for step in reference[2:].split("/"):
-            found = found.get(step) if isinstance(found, Mapping) else None
-        return _kinds(found, root, depth + 1)
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return (kind,)
-    if isinstance(kind, list | tuple):
-        return tuple(map(str, kind))
-    choices = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(choices, list | tuple):
-        return tuple(dict.fromkeys(one for c in choices for one in _kinds(c, root, depth + 1)))
-    values = schema.get("enum")
-    if isinstance(values, list | tuple) and all(isinstance(one, str) for one in values):
-        return ("string",)
-    return ()
+def _kinds(schema: object, root: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the types that a schema names, its references and choices included."""
+    kinds: dict[str, None] = {}
+    waiting, seen = [schema], set()
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, Mapping) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(reference := one.get("$ref"), str) and reference.startswith("#/"):
+            found: object = root
+            for step in reference[2:].split("/"):
+                found = found.get(step) if isinstance(found, Mapping) else None
+            waiting.append(found)
+        kind, values = one.get("type"), one.get("enum")
+        if kind is None and isinstance(values, list | tuple):
+            kind = "string" if all(isinstance(value, str) for value in values) else ()
+        kinds |= dict.fromkeys([kind] if isinstance(kind, str) else map(str, kind or ()))
+        waiting += [*(one.get("anyOf") or ()), *(one.get("oneOf") or ())]
+    return tuple(kinds)
 
 
 def past_space(text: str, at: int) -> int:

@@ -4,12 +4,16 @@ A call that can't be run keeps its text and gets an ``error``: it is answered wi
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import pydantic_core
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, best_match
+from jsonschema.exceptions import SchemaError, ValidationError, best_match
+from jsonschema.validators import extend
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
@@ -20,6 +24,9 @@ from coterie.trajectories.calls import Tool, ToolCall
 
 MAX_ERROR = 1000
 """Characters of an error; what a model wrote is part of some."""
+MAX_STEPS = 200_000
+"""Keywords of a schema that are looked at for one call, which takes about a second."""
+_steps: ContextVar[int] = ContextVar("steps", default=0)
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
@@ -74,7 +81,12 @@ def _check_references(tool: Tool) -> None:
                 "write that schema into this one, under $defs",
             ) from error
     try:
-        list(_validator(tool).iter_errors({}))
+        _first_error(tool, {})
+    except _TooLong as error:
+        raise UserError(
+            f"the parameters of the tool {tool.name!r} refer to each other too often",
+            "write them with fewer $ref",
+        ) from error
     except RecursionError as error:
         raise UserError(
             f"the parameters of the tool {tool.name!r} refer to themselves without end",
@@ -125,9 +137,97 @@ def _references(schema: object) -> Iterator[str]:
             yield from _references(inner)
 
 
-def _validator(tool: Tool) -> Draft202012Validator:
-    """Without a registry of its own it would fetch schemas that a tool's schema refers to."""
-    return Draft202012Validator(tool.parameters, registry=Registry())
+# -- a schema in bounded time: so many steps, and patterns by an engine that does not backtrack ----
+
+
+class _TooLong(Exception):
+    """A schema needs more than ``MAX_STEPS``."""
+
+
+def _first_error(tool: Tool, given: object) -> ValidationError | None:
+    """Return what is most wrong with arguments. Raises :class:`_TooLong` and what the validator raises."""
+    _steps.set(MAX_STEPS)
+    # Without a registry of its own it would fetch schemas that a tool's schema refers to.
+    return best_match(_Validator(tool.parameters, registry=Registry()).iter_errors(given))
+
+
+def _counted(check: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(*given: Any) -> Any:
+        _steps.set(left := _steps.get() - 1)
+        if left < 0:
+            raise _TooLong
+        return check(*given)
+
+    return counted
+
+
+@cache
+def _compiled(pattern: str) -> pydantic_core.SchemaValidator | None:
+    """Compile a pattern; ``None`` if it has look-around or back references, which need backtracking."""
+    try:
+        return pydantic_core.SchemaValidator(
+            pydantic_core.core_schema.str_schema(pattern=pattern, strict=True)
+        )
+    except pydantic_core.SchemaError:
+        return None
+
+
+def _fits(pattern: str, text: str) -> bool:
+    """Return whether a pattern is in a text; one that is not compiled is left to the tool itself."""
+    compiled = _compiled(pattern)
+    return compiled is None or compiled.isinstance_python(text)
+
+
+def _pattern(_: Any, pattern: str, given: object, __: Any) -> Iterator[ValidationError]:
+    if isinstance(given, str) and not _fits(pattern, given):
+        yield ValidationError(f"{given!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Any, given: Any, _: Any) -> Iterator[Any]:
+    for pattern, inner in patterns.items() if isinstance(given, dict) else ():
+        for key in given:
+            if _compiled(pattern) and _fits(pattern, key):
+                yield from validator.descend(given[key], inner, path=key, schema_path=pattern)
+
+
+def _additional(validator: Any, inner: Any, given: Any, schema: Any) -> Iterator[Any]:
+    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for key in given if isinstance(given, dict) else ():
+        if key not in known and not any(_fits(pattern, key) for pattern in patterns):
+            if inner is False:
+                yield ValidationError(f"there is no property {key!r}")
+            else:
+                yield from validator.descend(given[key], inner, path=key)
+
+
+def _unique(_: Any, unique: bool, given: object, __: Any) -> Iterator[ValidationError]:
+    if unique and isinstance(given, list) and len(set(map(_frozen, given))) < len(given):
+        yield ValidationError("an item of the list is there twice")
+
+
+def _frozen(value: object) -> object:
+    if isinstance(value, dict):
+        return frozenset((key, _frozen(one)) for key, one in value.items())
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    return isinstance(value, bool), value
+
+
+_Validator: Any = extend(
+    Draft202012Validator,
+    {
+        name: _counted(check)
+        for name, check in {
+            **Draft202012Validator.VALIDATORS,
+            "pattern": _pattern,
+            "patternProperties": _pattern_properties,
+            "additionalProperties": _additional,
+            "uniqueItems": _unique,
+            "unevaluatedItems": lambda *_: (),  # which go through all references again, uncounted
+            "unevaluatedProperties": lambda *_: (),
+        }.items()
+    },
+)
 
 
 def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
@@ -144,11 +244,13 @@ def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
     except ValueError as error:
         return f"wrong arguments: {error}"
     try:
-        fault = best_match(_validator(tool).iter_errors(given))
+        fault = _first_error(tool, given)
     except Unresolvable as error:
         return f"the tool's own schema is broken: {error}"
     except RecursionError:
         return "the arguments, or the tool's own schema, nest too deep"
+    except _TooLong:
+        return "the arguments are too many to be checked by the tool's schema"
     except OverflowError:
         return "wrong arguments: a number is too large"
     if fault is None:
