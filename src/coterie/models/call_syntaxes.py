@@ -32,25 +32,8 @@ _TOO_MANY = 64
 """Closing tags at which the end of a Python list of calls is looked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A call as it is written."""
-
-    name: str
-    arguments: str
-    """JSON text; of a call that cannot be read, what the model wrote."""
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """What stands between the opening and the closing of a call."""
-
-    calls: tuple[Written, ...]
-    stop: int
-    """The index in the text at which it ends."""
-    complete: bool = False
-    """True if nothing has to close it."""
+Body = tuple[list[ToolCall], int, bool]
+"""What follows an opening: calls, the index in the text where they end, and whether they need no closing."""
 
 
 class NativeSyntax(ABC):
@@ -61,13 +44,18 @@ class NativeSyntax(ABC):
     """None: a message that calls ends with the template's end of turn, after its last call."""
 
     @abstractmethod
-    def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[Written]:
-        """Yield the calls of a message in order; ``tools`` give the types of arguments."""
+    def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[ToolCall]:
+        """Yield the calls of a message in order, without ids; ``tools`` give the types of arguments."""
 
     def parse(self, text: str, finish: Finish, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
         """Return the calls of a message, named by their place; those that cannot be run have an error."""
         return tuple(
-            ToolCall(call_id(place), whole_text(one.name), whole_text(one.arguments), one.error)
+            replace(
+                one,
+                id=call_id(place),
+                name=whole_text(one.name),
+                arguments=whole_text(one.arguments),
+            )
             for place, one in enumerate(self.read(text, finish, tools))
         )
 
@@ -84,8 +72,6 @@ class Markup(NativeSyntax):
     """Where a call begins, or what looks like one."""
     head: ClassVar[re.Pattern[str]] = _NOTHING
     """What precedes the arguments, from the opening on; its group is the tool's name."""
-    expected: ClassVar[str] = "a call"
-    """What the head is, in words."""
     closing: ClassVar[str] = ""
     """Empty: the message's end or the next call closes a call."""
     ends_message: ClassVar[bool] = False
@@ -99,11 +85,11 @@ class Markup(NativeSyntax):
     def _body(self, text: str, start: int, tools: Sequence[Tool]) -> Body:
         """Read a call whose opening is at ``start``. Raises ``ValueError``, which says what is wrong."""
 
-    def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[Written]:
+    def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[ToolCall]:
         at = self._past_thought(text, 0) if self.thinks else 0
         while mark := self._next(text, at, tools):
             try:
-                body = self._body(text, mark.start(), tools)
+                calls, stop, whole = self._body(text, mark.start(), tools)
             except ValueError as error:
                 head = self.head.match(text, mark.start())
                 at, closed = self._past_broken(text, max(mark.end(), head.end() if head else 0))
@@ -112,14 +98,14 @@ class Markup(NativeSyntax):
                 if not closed and (self.closing or (finish == "length" and at == len(text))):
                     why = self._unclosed(mark[0], finish)
                 name = head[1] if head and head.re.groups else None
-                yield Written((name or "").strip(), written, why)
+                yield ToolCall("", (name or "").strip(), written, why)
                 continue
-            at, why = past_space(text, body.stop), ""
+            at, why = past_space(text, stop), ""
             if self.closing and text.startswith(self.closing, at):
                 at += len(self.closing)
-            elif not body.complete:
+            elif not whole:
                 at, why = self._open(text, at, mark, finish)
-            for one in body.calls:
+            for one in calls:
                 yield replace(one, error=one.error or why)
 
     def _open(self, text: str, at: int, mark: re.Match[str], finish: Finish) -> tuple[int, str]:
@@ -163,7 +149,7 @@ class Markup(NativeSyntax):
     def _head(self, text: str, start: int) -> re.Match[str]:
         head = self.head.match(text, start)
         if head is None:
-            raise ValueError(f"there is no {self.expected}")
+            raise ValueError(f"calls are {self.name}")
         return head
 
 
@@ -179,9 +165,9 @@ class JsonMarkup(Markup):
         tail = self.tail.match(text, stop)
         stop = tail.end() if tail else stop
         if head.re.groups and head[1] is not None:
-            return Body((call_of({"name": head[1].strip(), "arguments": value}),), stop)
+            return [call_of({"name": head[1].strip(), "arguments": value})], stop, False
         values = value if isinstance(value, list) and not self.closing else [value]
-        return Body(tuple(map(call_of, values)), stop, complete=values is value)
+        return [call_of(one) for one in values], stop, values is value
 
 
 class HermesJson(JsonMarkup):
@@ -215,7 +201,6 @@ class HarmonyJson(JsonMarkup):
         r"(?:\A|<\|start\|>|<\|channel\|>)[^<]*?\bto=(?:functions\.)?([^\s<]*)"
         r"(?:[^<]|<\|channel\|>|<\|constrain\|>)*<\|message\|>"
     )
-    expected = "<|message|> after the recipient"
     closing = "<|call|>"
     ends_message = True
     thought = re.compile(r"<\|channel\|>analysis<\|message\|>")
@@ -234,7 +219,6 @@ class DeepSeekJson(JsonMarkup):
         "([^\\n<`]*)(?:<｜tool▁sep｜>|\\n```json\\n)"
     )
     tail = re.compile(r"\s*```")
-    expected = "name after <｜tool▁call▁begin｜>"
     closing = "<｜tool▁call▁end｜>"
 
 
@@ -299,7 +283,7 @@ class Tagged(Markup):
         call = call_of({"name": name, "arguments": given})
         wrapper = self.opening.pattern.partition("|")[0]
         goes_on = self.head.match(text, at) and not text.startswith(wrapper, at)
-        return Body((call,), at, complete=bool(goes_on) or not text.startswith(wrapper, start))
+        return [call], at, bool(goes_on) or not text.startswith(wrapper, start)
 
 
 class QwenXml(Tagged):
@@ -311,7 +295,6 @@ class QwenXml(Tagged):
     name = "<function=...> and <parameter=...> between <tool_call> and </tool_call>"
     opening = re.compile("<tool_call>|<function=")
     head = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\n]*)>")
-    expected = "<function=NAME>"
     parameter = re.compile(r"<parameter=([^<>\n]*)>")
     end = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
     inner = "</function>"
@@ -325,7 +308,6 @@ class GlmXml(Tagged):
     name = "<arg_key> and <arg_value> between <tool_call> and </tool_call>"
     opening = re.compile("<tool_call>")
     head = re.compile(r"<tool_call>\s*([^\s<>{}]+)(?=\s*(?:<|\Z))")
-    expected = "name of a tool after <tool_call>"
     parameter = re.compile(r"<arg_key>([^<>\n]*)</arg_key>\s*<arg_value>")
     end = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))")
     closing = "</tool_call>"
@@ -340,7 +322,6 @@ class MuseXml(Tagged):
     name = "<atem:invoke> between <atem:function_calls> and </atem:function_calls>"
     opening = re.compile("<atem:function_calls>|<atem:invoke ")
     head = re.compile(r'(?:<atem:function_calls>\s*)?<atem:invoke name="([^"<>]*)">')
-    expected = '<atem:invoke name="NAME">'
     parameter = re.compile(r'<atem:parameter name="([^"<>]*)">')
     end = re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter |</atem:invoke>))")
     inner = "</atem:invoke>"
@@ -358,7 +339,6 @@ class GemmaJson(Markup):
     name = "call:NAME{...} between <|tool_call> and <tool_call|>"
     opening = re.compile(r"<\|tool_call>")
     head = re.compile(r"<\|tool_call>\s*call:([^\s{}<>]+)\s*(?=\{)")
-    expected = "call:NAME{...}"
     closing = "<tool_call|>"
     thought = re.compile(r"<\|channel>thought")
     end_of_thought = re.compile(r"<channel\|>")
@@ -377,7 +357,7 @@ class GemmaJson(Markup):
                 value, stop = read_value(written, 0)
                 if written[stop:].strip():
                     raise ValueError("something follows the arguments")
-                return Body((call_of({"name": name[1], "arguments": value}),), token.start())
+                return [call_of({"name": name[1], "arguments": value})], token.start(), False
             said = token["text"] if token["key"] is None else token["key"].strip()
             written += json_text(None if token["none"] else said)
         raise ValueError(f"there is no {self.closing}")
@@ -408,12 +388,12 @@ class PythonCalls(Markup):
             quoted = self.raw.sub(lambda one: f"={one[1]!r}" if one[1] else one[0], inside)
             for source in (inside, quoted):
                 try:
-                    return Body(tuple(self._calls(source)), at + found.start())
+                    return list(self._calls(source)), at + found.start(), False
                 except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
                     why = str(error) or "it nests too deep"
         raise ValueError(why)
 
-    def _calls(self, source: str) -> Iterator[Written]:
+    def _calls(self, source: str) -> Iterator[ToolCall]:
         named = self.words.sub(lambda one: one[0] + _WORD * bool(one[1]), source.strip())
         with warnings.catch_warnings():  # of backslashes that Python does not know
             warnings.simplefilter("ignore")
@@ -515,28 +495,24 @@ def read_value(text: str, at: int) -> tuple[Any, int]:
     return shallow(value), end
 
 
-def call_of(value: object) -> Written:
-    """Return the call that an object with a name and arguments stands for."""
+def call_of(value: object) -> ToolCall:
+    """Return the call that an object with a name and arguments stands for, without an id."""
     inner = value.get("function") if isinstance(value, Mapping) else None
     value = inner if isinstance(inner, Mapping) else value
     if not isinstance(value, Mapping):
-        what = "not run: a call is an object with a name and arguments"
-        return Written("", json_text(value), what)
+        why = "a call is an object with a name and arguments"
+        return ToolCall("", "", json_text(value), f"not run: {why}")
     given: object = next((value[one] for one in ARGUMENTS if one in value), {})
-    name, text = value.get("name"), json_text(given)
+    name, why = value.get("name"), ""
     if not isinstance(name, str) or not name:
-        return Written("", text, "not run: the call has no name")
-    if not value.keys() & {*ARGUMENTS} and value.keys() - {"name", "id", "type"}:
-        return Written(name, json_text(value), 'not run: the call has no "arguments"')
-    if isinstance(given, str):
-        return Written(name, text, "not run: the arguments are a text; write them as an object")
-    if not isinstance(given, Mapping):
-        return Written(name, text, "not run: the arguments are not an object")
-    try:
-        shallow(given)
-    except ValueError as error:
-        return Written(name, "{}", f"not run: the arguments can't be read: {error}")
-    return Written(name, text)
+        name, why = "", "the call has no name"
+    elif not value.keys() & {*ARGUMENTS} and value.keys() - {"name", "id", "type"}:
+        why = 'the call has no "arguments"'
+    elif isinstance(given, str):
+        why = "the arguments are a text; write them as an object"
+    elif not isinstance(given, Mapping):
+        why = "the arguments are not an object"
+    return ToolCall("", name, json_text(given), f"not run: {why}" if why else "")
 
 
 def json_text(value: object) -> str:

@@ -30,17 +30,11 @@ from transformers import PreTrainedTokenizerBase
 
 from coterie.config.text import encoded
 from coterie.errors import UserError
+from coterie.models.call_syntaxes import END_OF_THOUGHT, THOUGHT
 from coterie.models.control import ControlTokens
 from coterie.models.layout import WORD, Layout, Shown, Slot, TextPiece
 from coterie.models.template import ChatTemplate
-from coterie.models.tool_calls import (
-    END_OF_THOUGHT,
-    THOUGHT,
-    ToolTemplate,
-    mapped,
-    safe_call,
-    tool_template,
-)
+from coterie.models.tool_calls import ToolTemplate, mapped, safe_call, tool_template
 from coterie.trajectories.calls import Tool, ToolCall, place
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Finish, Message, Part, PrivilegeError, Turn

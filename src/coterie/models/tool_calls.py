@@ -17,15 +17,12 @@ from transformers import PreTrainedTokenizerBase
 from coterie.config.text import shallow
 from coterie.errors import UserError
 from coterie.models.call_syntaxes import (
-    END_OF_THOUGHT,
     SYNTAXES,
     THOUGHT,
     Markup,
     NativeSyntax,
-    Written,
     call_of,
     json_text,
-    whole_text,
 )
 from coterie.trajectories.calls import Tool, ToolCall, call_id
 from coterie.trajectories.turn import Finish
@@ -34,10 +31,6 @@ if TYPE_CHECKING:
     from coterie.models.control import ControlTokens
     from coterie.models.template import ChatTemplate
 
-__all__ = (
-    "END_OF_THOUGHT", "THOUGHT", "ToolTemplate", "called", "mapped", "offered", "safe_call", "tool_template",
-    "whole_text",
-)  # fmt: skip
 Text = Callable[[str], str]
 Results = Literal["tool", "calls", "user"]
 """How results are shown: in ``tool`` messages after what the model said; in ``tool`` messages after a message with
@@ -129,7 +122,7 @@ class ResponseTemplate(NativeSyntax):
         self._prompt = prompt
         """The end of a prompt, which may have begun the message."""
 
-    def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[Written]:
+    def read(self, text: str, finish: Finish, tools: Sequence[Tool]) -> Iterator[ToolCall]:
         try:
             message = self._tokenizer.parse_response(
                 text, prefix=self._prompt, tools=[offered(tool) for tool in tools]
@@ -137,7 +130,7 @@ class ResponseTemplate(NativeSyntax):
             calls = [call_of(one) for one in shallow(message.get("tool_calls") or [])]
         except Exception as error:  # what the template's own parsers raise on what a model wrote
             why = str(error).partition("\n")[0]
-            yield Written("", text.strip(), f"not run: the call can't be read: {why}")
+            yield ToolCall("", "", text.strip(), f"not run: the call can't be read: {why}")
             return
         yield from calls[:-1]
         for last in calls[-1:]:
@@ -185,12 +178,10 @@ class ToolTemplate:
             "user": "The template takes no tool messages: results are shown as a user's.",
         }
         return (
-            "The chat template shows tools."
-            if self.shows_tools
-            else "The chat template shows no tools.",
-            "No way to write calls that coterie can read was found in it."
-            if self.syntax is None
-            else f"Calls are written as {self.syntax.name}.",
+            f"The chat template shows {'' if self.shows_tools else 'no '}tools.",
+            f"Calls are written as {self.syntax.name}."
+            if self.syntax
+            else "No way to write calls that coterie can read was found in it.",
             "The template writes several calls of one message."
             if self.parallel
             else "The template writes one call of a message; several are read where the model writes them.",
