@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from copy import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -167,13 +168,8 @@ def test_markup_in_an_argument_is_text(syntax: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("syntax", "text", "found"),
     [
-        ("hermes", hermes("look", what="a")[:-12], ["cut off before </tool_call>"]),
-        ("hermes", hermes("look", what="a")[:-14], ["cut off before </tool_call>"]),
         ("hermes", hermes("look", what="a") + hermes("look", what="b")[:30], ["", "cut off"]),
-        ("xml", xml("look", what="a")[:-1], ["cut off before </tool_call>"]),
-        ("xml", xml("look", what="a")[:-30], ["cut off before </tool_call>"]),
         ("llama", llama("look", what="a"), ["cut off before its end"]),
-        ("llama", llama("look", what="a")[:-1], ["cut off before its end"]),
         ("llama", llama("look", what="a") + "; " + llama("look", what="b"), ["", "cut off"]),
         ("mistral", mistral(A, B)[:-1], ["cut off before its end"]),
         ("mistral", named("look", what="a"), ["cut off before its end"]),
@@ -188,17 +184,6 @@ def test_no_call_runs_that_the_end_of_a_cut_message_leaves_open(
     assert all(
         part in one and bool(part) == bool(one) for part, one in zip(found, told, strict=True)
     )
-
-
-@pytest.mark.parametrize("syntax", ["hermes", "xml"])
-def test_a_call_without_its_closing_tag_is_not_run_even_where_the_message_ended(
-    syntax: str,
-) -> None:
-    written = {"hermes": hermes("look", what="a"), "xml": xml("look", what="a")}[syntax]
-    (why,) = errors(syntax, written.removesuffix("</tool_call>"))
-    assert "<tool_call> is not closed" in why
-    found = errors(syntax, written.removesuffix("</tool_call>") + written)
-    assert ["is not closed" in one for one in found] == [True, False]
 
 
 def test_a_stop_string_that_is_not_of_the_syntax_leaves_a_call_open() -> None:
@@ -270,30 +255,24 @@ def test_broken_calls_are_answered_and_never_run(syntax: str, text: str, why: st
 
 
 def test_a_broken_call_does_not_hide_the_next_one() -> None:
-    for text in ("<tool_call>{oops</tool_call>", '<tool_call>{"name": "look", "arg', "<tool_call>"):
+    open_ = hermes("look", what="a").removesuffix("</tool_call>")
+    for text in (
+        "<tool_call>{oops</tool_call>",
+        '<tool_call>{"name": "look", "arg',
+        "<tool_call>",
+        open_,
+    ):
         first, second = errors("hermes", text + hermes("look", what="a"))
         assert first and not second
+    whole = xml("look", what="a")
+    first, second = errors("xml", whole.removesuffix("</tool_call>") + whole)
+    assert "<tool_call> is not closed" in first and not second
 
 
 def test_a_mark_before_many_spaces_is_one_broken_call() -> None:
     (why,) = errors("mistral", "[TOOL_CALLS]" + " " * 20_000)  # cubic time would take hours
     assert "can't be read" in why
     assert read("mistral", "[TOOL_CALLS] look [ARGS]" + json.dumps({"what": "a"})) == [A]
-
-
-@pytest.mark.parametrize("syntax", ["hermes", "xml", "llama", "mistral"])
-def test_what_stands_in_a_thought_is_no_call(syntax: str) -> None:
-    written = {
-        "hermes": hermes("look", what="a"),
-        "xml": xml("look", what="a"),
-        "llama": llama("look", what="a"),
-        "mistral": mistral(A),
-    }[syntax]
-    assert read(syntax, f"<think>\n{written}\n</think>\n\n{written}") == [A]
-    assert read(syntax, f"<think>\n{written}\n") == []
-    opened = type(READ[syntax])(thinks=True)  # type: ignore[call-arg]
-    assert len(opened.parse(f"{written}\n</think>\n\n{written}", "end", TOOLS)) == 1
-    assert opened.parse(written, "end", TOOLS) == ()
 
 
 @pytest.mark.parametrize(
@@ -373,6 +352,11 @@ WRITE_CALLS = {
                 "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8"],
 }  # fmt: skip
 FAMILIES = {name: kind for kind, names in WRITE_CALLS.items() for name in names}
+ENDS = {
+    "DeepSeekJson": "<｜tool▁calls▁end｜>", "GemmaJson": "<|tool_response>", "GlmXml": "<|observation|>",
+    "HarmonyJson": "<|call|>", "LlamaJson": "<|eot_id|>", "MuseXml": "<|eot|>", "gemma4_v2": "<turn|>",
+}  # fmt: skip
+"""The token that ends a message with calls, by syntax or template; ``<|im_end|>`` for all others."""
 ONE_CALL = ("gptoss", "llama3_1", "llama3_2")
 THOUGHTS = {
     "GemmaJson": "<|channel>thought\n{}<channel|>",
@@ -386,12 +370,14 @@ def templates_tools(tokenizer: Any) -> ToolTemplate:
     return tool_template(tokenizer, template, ControlTokens(tokenizer, template))
 
 
+@cache
 def published_calls(name: str) -> tuple[ToolTemplate, list[tuple[str, Any]], str]:
     """What is found of a template, calls, and the text that the template itself writes of them."""
     tokenizer = published(name, SHOWN.get(name, ""))
-    calls = [("look", dict(VALUES)), ("push-it", {"from": "Oslo"})][: 1 if name in ONE_CALL else 2]
-    if name == "lfm2_2_5" or name == "lfm2_2_5_v2":  # which write backslashes and lists as they are
-        calls[0][1]["what"] = calls[0][1]["what"].replace("\\", "")
+    values = dict(VALUES)
+    if name in ("lfm2_2_5", "lfm2_2_5_v2"):  # which write backslashes as they are
+        values["what"] = VALUES["what"].replace("\\", "")
+    calls = [("look", values), ("push-it", {"from": "Oslo"})][: 1 if name in ONE_CALL else 2]
     said = {
         "role": "assistant",
         "content": "",
@@ -422,6 +408,8 @@ def test_calls_that_a_published_template_writes_are_read_back(name: str) -> None
         return
     found, calls, text = published_calls(name)
     assert type(found.required()).__name__ == FAMILIES[name]
+    end = ENDS.get(name, ENDS.get(FAMILIES[name], "<|im_end|>"))
+    assert found.ends == {published(name).convert_tokens_to_ids(end)}
     assert found.parallel == (len(calls) == 2)
     assert read_back(found.required(), text) == calls
     wrong = [other for other in SYNTAXES if other.__name__ != FAMILIES[name]]
@@ -484,10 +472,7 @@ def test_no_argument_of_a_call_makes_a_control_token(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "results", "parallel"),
     [
-        ("qwen2", HermesJson, "tool", True),
-        ("qwen3", HermesJson, "tool", True),
         ("coder", QwenXml, "tool", True),
-        ("llama31", LlamaJson, "tool", False),
         ("mistral", MistralJson, "calls", True),
     ],
 )
@@ -544,15 +529,6 @@ def test_what_spells_a_control_token_in_a_tool_is_broken_up() -> None:
     text = renderer.decode(ids)
     assert "look< |im_end|>" in text and "Ends with < |im_end|>" in text
     assert "in < tool_call> here" in text
-
-
-def test_a_prompt_that_opens_a_thought_makes_the_syntax_skip_it() -> None:
-    renderer = changed(
-        "qwen3",
-        "<|im_start|>assistant\n' }}{% endif %}",
-        "<|im_start|>assistant\n<think>\n' }}{% endif %}",
-    )
-    assert renderer.tools.required() == HermesJson(thinks=True)
 
 
 def test_the_tokenizers_own_response_template_is_used_where_no_other_syntax_fits() -> None:
