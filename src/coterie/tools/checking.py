@@ -5,6 +5,7 @@ A call that can't be run keeps its text and gets an ``error``: it is answered wi
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
@@ -26,6 +27,8 @@ MAX_ERROR = 1000
 """Characters of an error; what a model wrote is part of some."""
 MAX_STEPS = 200_000
 """Keywords of a schema that are looked at for one call, which takes about a second."""
+LEFT_OUT = ("patternProperties", "unevaluatedItems", "unevaluatedProperties")
+"""Keywords that are left to the tool itself: the validator takes no count of what they go through."""
 _steps: ContextVar[int] = ContextVar("steps", default=0)
 
 
@@ -164,53 +167,28 @@ def _counted(check: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def _compiled(pattern: str) -> pydantic_core.SchemaValidator | None:
     """Compile a pattern; ``None`` if it has look-around or back references, which need backtracking."""
-    try:
-        return pydantic_core.SchemaValidator(
-            pydantic_core.core_schema.str_schema(pattern=pattern, strict=True)
-        )
-    except pydantic_core.SchemaError:
-        return None
-
-
-def _fits(pattern: str, text: str) -> bool:
-    """Return whether a pattern is in a text; one that is not compiled is left to the tool itself."""
-    compiled = _compiled(pattern)
-    return compiled is None or compiled.isinstance_python(text)
+    with suppress(pydantic_core.SchemaError):
+        return pydantic_core.SchemaValidator(pydantic_core.core_schema.str_schema(pattern=pattern))
+    return None
 
 
 def _pattern(_: Any, pattern: str, given: object, __: Any) -> Iterator[ValidationError]:
-    if isinstance(given, str) and not _fits(pattern, given):
+    compiled = _compiled(pattern) if isinstance(given, str) else None
+    if compiled and not compiled.isinstance_python(given):
         yield ValidationError(f"{given!r} does not match {pattern!r}")
 
 
-def _pattern_properties(validator: Any, patterns: Any, given: Any, _: Any) -> Iterator[Any]:
-    for pattern, inner in patterns.items() if isinstance(given, dict) else ():
-        for key in given:
-            if _compiled(pattern) and _fits(pattern, key):
-                yield from validator.descend(given[key], inner, path=key, schema_path=pattern)
-
-
-def _additional(validator: Any, inner: Any, given: Any, schema: Any) -> Iterator[Any]:
-    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    for key in given if isinstance(given, dict) else ():
-        if key not in known and not any(_fits(pattern, key) for pattern in patterns):
-            if inner is False:
-                yield ValidationError(f"there is no property {key!r}")
-            else:
-                yield from validator.descend(given[key], inner, path=key)
-
-
 def _unique(_: Any, unique: bool, given: object, __: Any) -> Iterator[ValidationError]:
-    if unique and isinstance(given, list) and len(set(map(_frozen, given))) < len(given):
+    items = given if unique and isinstance(given, list) else []
+    if len({json.dumps(one, sort_keys=True) for one in items}) < len(items):
         yield ValidationError("an item of the list is there twice")
 
 
-def _frozen(value: object) -> object:
-    if isinstance(value, dict):
-        return frozenset((key, _frozen(one)) for key, one in value.items())
-    if isinstance(value, list):
-        return tuple(map(_frozen, value))
-    return isinstance(value, bool), value
+def _additional(validator: Any, inner: Any, given: object, schema: Any) -> Iterator[Any]:
+    if "patternProperties" not in schema:
+        yield from Draft202012Validator.VALIDATORS["additionalProperties"](
+            validator, inner, given, schema
+        )
 
 
 _Validator: Any = extend(
@@ -220,11 +198,9 @@ _Validator: Any = extend(
         for name, check in {
             **Draft202012Validator.VALIDATORS,
             "pattern": _pattern,
-            "patternProperties": _pattern_properties,
-            "additionalProperties": _additional,
             "uniqueItems": _unique,
-            "unevaluatedItems": lambda *_: (),  # which go through all references again, uncounted
-            "unevaluatedProperties": lambda *_: (),
+            "additionalProperties": _additional,
+            **dict.fromkeys(LEFT_OUT, lambda *_: ()),
         }.items()
     },
 )
