@@ -505,17 +505,15 @@ def changed(name: str, old: str, new: str) -> ChatRenderer:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("<tool_call>\n{", "<call>\n{"),
-        ("c.function.arguments | tojson", "c.function.arguments | tojson | tojson"),
-        ("c.function.arguments | tojson", "c.function.arguments | string"),
-        ("c.function.arguments | tojson", "c.function.arguments | tojson | lower"),
-        ('{"name": "\' + c', '{"tool": "\' + c'),
+        ("\\n<tool_call>\\n{", "\\n<call>\\n{"),
+        ("arguments | tojson", "arguments | tojson | tojson"),
+        ("arguments | tojson", "arguments | string"),
+        ("arguments | tojson", "arguments | tojson | lower"),
+        ('n{"name": "\'', 'n{"tool": "\''),
     ],
 )
 def test_a_way_to_write_calls_that_nothing_reads_is_refused(old: str, new: str) -> None:
     renderer = changed("qwen2", old, new)
-    if new.startswith("<call>"):
-        renderer = changed("qwen2", "'<tool_call>\n{", "'<call>\n{")
     assert renderer.tools.syntax is None
     with pytest.raises(UserError, match="can't call tools in a syntax of its own"):
         renderer.calls(hermes("look", what="a"), "end", TOOLS)
@@ -535,8 +533,8 @@ def test_the_tokenizers_own_response_template_is_used_where_no_other_syntax_fits
     other = copy(tokenizer("qwen2"))
     other.chat_template = (
         SHAPES["qwen2"]
-        .replace("'<tool_call>\n{", "'<call>\n{")
-        .replace("}\n</tool_call>", "}\n</call>")
+        .replace("'\\n<tool_call>\\n{", "'\\n<call>\\n{")
+        .replace("}\\n</tool_call>'", "}\\n</call>'")
     )
     other.response_template = {
         "defaults": {"role": "assistant"},
@@ -569,8 +567,8 @@ def test_the_end_of_a_message_with_calls_ends_a_turn(name: str) -> None:
 def test_a_call_that_ends_with_the_next_header_or_a_token_of_its_own_ends_there() -> None:
     header = changed(
         "llama31",
-        "c.arguments | tojson }}{{ '}<|eot_id|>' }}",
-        "c.arguments | tojson }}{{ '}<|eom_id|>' }}",
+        '"<|eot_id|>" }}\n        {%- endif',
+        '"<|eom_id|>" }}\n        {%- endif',
     )
     eom = header.tokenizer.convert_tokens_to_ids("<|eom_id|>")
     assert header.tools.ends == {eom} <= header.end_ids
