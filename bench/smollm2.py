@@ -20,7 +20,9 @@ from coterie.models.loading import LoadedModel, load
 def model(path: str | None = None) -> Any:
     """A fresh model in float32."""
     if path:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, trust_remote_code=False
+        )
     torch.manual_seed(0)
     shape = LlamaConfig(
         vocab_size=49152,

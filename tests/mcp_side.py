@@ -8,6 +8,7 @@ from pathlib import Path
 import mcp_types as types
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.exceptions import MCPError
 
 server = MCPServer("side", log_level="ERROR")
 looks = types.ToolAnnotations(read_only_hint=True)
@@ -29,6 +30,12 @@ async def echo(text: str) -> str:
 def fail(why: str) -> str:
     """Fails."""
     raise ToolError(why)
+
+
+@server.tool()
+def refuse(code: int) -> str:
+    """Answers with an error of JSON-RPC."""
+    raise MCPError(code, "the disk is full")
 
 
 @server.tool()

@@ -1,9 +1,9 @@
-"""Chat templates with tools, in the shapes of well-known ones, and tokenizers for them.
+"""Chat templates with tools, and tokenizers for them.
 
-Written for the tests: ``qwen2`` (Qwen2.5), ``qwen3`` (which drops thoughts from before the last question), ``opens``
-(whose prompts open the thought, and which wants to see that again, as Nemotron 3 does), ``coder``
-(Qwen3-Coder, parameters as tags), ``llama31``, ``mistral`` (which takes results only after calls, and long ids),
-``smol`` (SmolLM2: a default system prompt, no tool messages).
+Published ones: ``qwen2`` (Qwen2.5), ``qwen3`` (which drops thoughts from before the last question), ``llama31``.
+Written here in well-known shapes: ``opens`` (whose prompts open the thought, and which wants to see that again),
+``coder`` (Qwen3-Coder), ``mistral`` (which takes results only after calls, and long ids), ``smol`` (SmolLM2: a default
+system prompt, no tool messages).
 """
 
 from functools import cache
@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from coterie.models.loading import LoadedModel
+from tests.published_templates import FOLDER
 from tests.templates import random_model
 
 _HEADER = "{{ '<|im_start|>' + m.role + '\n' }}"
@@ -44,13 +45,6 @@ _TURNS = (
     + "{% elif m.role == 'tool' %}" + _RESPONSE + "{% endif %}{% endfor %}"
 )  # fmt: skip
 _PLAIN = "{% set content = m.content or '' %}{{ content }}"
-_THOUGHTS = (
-    "{% set content = m.content or '' %}{% set thought = '' %}{% if '</think>' in content %}"
-    "{% set thought = content.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
-    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
-    "{% if loop.index0 > ns.asked and (loop.last or thought) %}"
-    "{{ '<think>\n' + thought + '\n</think>\n\n' }}{% endif %}{{ content }}"
-)
 _KEPT = (
     "{% set content = m.content or '' %}{% if '</think>' in content and loop.index0 < ns.asked %}"
     "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ content }}"
@@ -68,27 +62,14 @@ _XML_CALLS = (
     "{{ v if v is string else v | tojson }}{{ '\n</parameter>\n' }}{% endfor %}"
     "{{ '</function>\n</tool_call>' }}{% endfor %}"
 )
-_LLAMA_HEADER = "{{ '<|start_header_id|>' + %s + '<|end_header_id|>\n\n' }}"
 SHAPES = {
-    "qwen2": _SYSTEM + _TURNS.replace("BODY", _PLAIN + "{% if m.tool_calls %}" + _HERMES_CALLS + "{% endif %}")
-    + _GENERATION,
-    "qwen3": _SYSTEM + _ASKED
-    + _TURNS.replace("BODY", _THOUGHTS + "{% if m.tool_calls %}" + _HERMES_CALLS + "{% endif %}") + _GENERATION,
+    **{name: (FOLDER / f"{file}.jinja").read_text(encoding="utf-8") for name, file in (
+        ("qwen2", "qwen2_5"), ("qwen3", "qwen3"), ("llama31", "llama3_1"))},
     "opens": _SYSTEM + _ASKED
     + _TURNS.replace("BODY", _KEPT + "{% if m.tool_calls %}" + _HERMES_CALLS + "{% endif %}")
     + _GENERATION.replace("assistant\n", "assistant\n<think>\n"),
     "coder": _SYSTEM + _TURNS.replace("BODY", _PLAIN + "{% if m.tool_calls %}" + _XML_CALLS + "{% endif %}")
     + _GENERATION,
-    "llama31": "{{ '<|begin_of_text|>' }}{% if tools %}" + _LLAMA_HEADER % "'system'"
-    + "{{ 'Call a function as {\"name\": ..., \"parameters\": {...}}.\n' }}{% for t in tools %}"
-    "{{ t | tojson(indent=2) }}{{ '\n\n' }}{% endfor %}{{ '<|eot_id|>' }}{% endif %}"
-    "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}"
-    "{{ raise_exception('only one call of a message') }}{% endif %}" + _LLAMA_HEADER % "'assistant'"
-    + "{% set c = m.tool_calls[0].function %}{{ '{\"name\": \"' + c.name + '\", \"parameters\": ' }}"
-    "{{ c.arguments | tojson }}{{ '}<|eot_id|>' }}{% elif m.role == 'tool' %}"
-    + _LLAMA_HEADER % "'ipython'" + "{{ m.content | tojson }}{{ '<|eot_id|>' }}{% else %}"
-    + _LLAMA_HEADER % "m.role" + "{{ m.content | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}" + _LLAMA_HEADER % "'assistant'" + "{% endif %}",
     "mistral": "{% set ns = namespace(n=0) %}{{ '<s>' }}{% for m in messages %}"
     "{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
     "{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"

@@ -99,6 +99,25 @@ def test_an_unreadable_config_is_named(folder: Path) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("config.json", {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}),
+        ("tokenizer_config.json", {"tokenizer_class": "Own",
+                                   "auto_map": {"AutoTokenizer": [None, "own.Own"]}}),
+    ],
+)  # fmt: skip
+def test_code_of_a_models_own_is_refused_without_asking(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, said: dict[str, object]
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nclass Own: pass\n")
+    (folder / file).write_text(json.dumps(said))
+    with pytest.raises(UserError, match="code of its own"):
+        load(folder)
+    assert not (folder / "ran").exists()
+
+
 def test_a_model_that_is_not_causal_is_refused(folder: Path) -> None:
     edit(folder / "config.json", architectures=["LlamaForSequenceClassification"])
     with pytest.raises(UserError, match="not a causal language model"):

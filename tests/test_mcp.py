@@ -122,6 +122,16 @@ def test_a_tools_own_error_is_told_to_the_agent(either: McpSource) -> None:
     assert result.error and "no such town" in result.text
 
 
+@pytest.mark.parametrize("code", [-32603, -32602, -32600, -32000, 7])
+def test_an_error_of_json_rpc_is_told_to_the_agent(either: McpSource, code: int) -> None:
+    if (
+        code in (-32600, -32000) and either._settings.url
+    ):  # which the SDK itself gives for a lost session
+        return
+    refused, (added,) = play(either, [("refuse", {"code": code})], [("add", {"a": 1, "b": 1})])
+    assert refused == [ToolResult("c0", "the disk is full", error=True)] and added.text == "2"  # type: ignore[union-attr]
+
+
 def test_what_is_no_text_becomes_a_note(either: McpSource) -> None:
     found = texts(play(either, [("picture", {})])[0])
     assert found == ["a red square:\n[image, image/png, about 300 bytes: not shown]"]

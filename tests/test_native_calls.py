@@ -1,22 +1,39 @@
 """Calls in the syntaxes of models: what is read as a call, what is answered and never run, and what is no call."""
 
 import json
+from collections import Counter
 from copy import copy
+from functools import cache
 from typing import Any
 
 import pytest
 
 from coterie.environments.protocol import Syntax
 from coterie.errors import UserError
-from coterie.models.calls.as_json import HermesJson, LlamaJson, MistralJson
-from coterie.models.calls.markup import NativeSyntax
+from coterie.models.call_syntaxes import (
+    SYNTAXES,
+    DeepSeekJson,
+    GemmaJson,
+    GlmXml,
+    HarmonyJson,
+    HermesJson,
+    LlamaJson,
+    MistralJson,
+    MuseXml,
+    NativeSyntax,
+    PythonCalls,
+    QwenXml,
+)
 from coterie.models.chat import ChatRenderer
-from coterie.models.native import QwenXml, ResponseTemplate
+from coterie.models.control import ControlTokens
+from coterie.models.template import ChatTemplate
+from coterie.models.tool_calls import ResponseTemplate, ToolTemplate, called, tool_template
 from coterie.tools.checking import checked
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Speaker, make_turn
 from tests.native_templates import NATIVE, SHAPES, tokenizer
+from tests.published_templates import PUBLISHED, published
 
 SCHEMA = {
     "type": "object",
@@ -30,11 +47,17 @@ SCHEMA = {
     "$defs": {"place": {"type": "object"}},
 }
 TOOLS = (Tool("look", "Looks.", SCHEMA), Tool("push", "Pushes.", {"type": "object"}))
-SYNTAXES: dict[str, NativeSyntax] = {
+READ: dict[str, NativeSyntax] = {
     "hermes": HermesJson(),
     "xml": QwenXml(),
     "llama": LlamaJson(),
     "mistral": MistralJson(),
+    "glm": GlmXml(),
+    "harmony": HarmonyJson(),
+    "gemma": GemmaJson(),
+    "deepseek": DeepSeekJson(),
+    "python": PythonCalls(),
+    "muse": MuseXml(),
 }
 
 
@@ -61,17 +84,22 @@ def named(name: str, **given: Any) -> str:
 
 def read(syntax: str, text: str, finish: Any = "end") -> list[tuple[str, Any]]:
     """The calls that could be run, as names and arguments; all are checked by the tools' schemas."""
-    calls = checked(SYNTAXES[syntax].parse(text, finish, TOOLS), TOOLS)
+    calls = checked(READ[syntax].parse(text, finish, TOOLS), TOOLS)
     assert [call.id for call in calls] == [f"c{n}" for n in range(len(calls))]
     assert not any(call.error for call in calls), calls
     return [(call.name, json.loads(call.arguments)) for call in calls]
 
 
 def errors(syntax: str, text: str, finish: Any = "end") -> list[str]:
-    return [call.error for call in SYNTAXES[syntax].parse(text, finish, TOOLS)]
+    return [call.error for call in READ[syntax].parse(text, finish, TOOLS)]
 
 
-A, B = ("look", {"what": "a"}), ("look", {"what": "b"})
+A, B, PUSH = ("look", {"what": "a"}), ("look", {"what": "b"}), ("push", {})
+BARE = "<function=look><parameter=what>a</parameter></function>"
+ARG = "<arg_key>what</arg_key><arg_value>a</arg_value>"
+SAID = '<|message|>{"what": "a"}'
+V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+INVOKE = '<atem:invoke name="look"><atem:parameter name="what">a</atem:parameter></atem:invoke>'
 
 
 @pytest.mark.parametrize(
@@ -92,6 +120,23 @@ A, B = ("look", {"what": "a"}), ("look", {"what": "b"})
         ("mistral", mistral(A).replace("]", "] ", 1), [A]),
         ("mistral", named("look", what="a") + named("look", what="b"), [A, B]),
         ("mistral", '[TOOL_CALLS]look[CALL_ID]ab12[ARGS]{"what": "a"}', [A]),
+        ("mistral", f"[THINK]{mistral(B)}[/THINK]{mistral(A)}", [A]),
+        ("hermes", hermes("look", what="a").replace("arguments", "parameters"), [A]),
+        ("hermes", hermes("look", what="a").replace('{"name', '{"type": "function", "name'), [A]),
+        ("xml", xml("look", what="a").removeprefix("<tool_call>"), [A]),
+        ("xml", f"I look.\n{BARE}\n{BARE}</tool_call>{xml('look', what='b')}", [A, A, B]),
+        ("glm", f"<tool_call>look{ARG}\n</tool_call><tool_call>push\n</tool_call>", [A, PUSH]),
+        ("harmony", f"<|channel|>commentary to=functions.look <|constrain|>json{SAID}<|call|>", [A]),
+        ("harmony", f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+                    f"<|channel|>commentary to=functions.look<|channel|>commentary json{SAID}", [A]),
+        ("harmony", "<|channel|>final<|message|>Use to=functions.look or <|message|>.", []),
+        ("deepseek", f"I look.<｜tool▁calls▁begin｜>{V31.format('look', json.dumps(A[1]))}"
+                     f"{V31.format('push', '{}')}<｜tool▁calls▁end｜>", [A, PUSH]),
+        ("gemma", '<|tool_call>call:look{what:<|"|>a<|"|>}<tool_call|>'
+                  '<|tool_call>call:push{}<tool_call|>', [A, PUSH]),
+        ("python", "<|tool_call_start|>[look(what='a'), push()]<|tool_call_end|>", [A, PUSH]),
+        ("python", r"""<|tool_call_start|>look(what="\x61")<|tool_call_end|>""", [A]),
+        ("muse", f"<atem:function_calls>{INVOKE}\n{INVOKE}</atem:function_calls>", [A, A]),
     ],
 )  # fmt: skip
 def test_calls_are_read_in_their_order(syntax: str, text: str, calls: list[Any]) -> None:
@@ -123,13 +168,8 @@ def test_markup_in_an_argument_is_text(syntax: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("syntax", "text", "found"),
     [
-        ("hermes", hermes("look", what="a")[:-12], ["cut off before </tool_call>"]),
-        ("hermes", hermes("look", what="a")[:-14], ["cut off before </tool_call>"]),
         ("hermes", hermes("look", what="a") + hermes("look", what="b")[:30], ["", "cut off"]),
-        ("xml", xml("look", what="a")[:-1], ["cut off before </tool_call>"]),
-        ("xml", xml("look", what="a")[:-30], ["cut off before </tool_call>"]),
         ("llama", llama("look", what="a"), ["cut off before its end"]),
-        ("llama", llama("look", what="a")[:-1], ["cut off before its end"]),
         ("llama", llama("look", what="a") + "; " + llama("look", what="b"), ["", "cut off"]),
         ("mistral", mistral(A, B)[:-1], ["cut off before its end"]),
         ("mistral", named("look", what="a"), ["cut off before its end"]),
@@ -144,17 +184,6 @@ def test_no_call_runs_that_the_end_of_a_cut_message_leaves_open(
     assert all(
         part in one and bool(part) == bool(one) for part, one in zip(found, told, strict=True)
     )
-
-
-@pytest.mark.parametrize("syntax", ["hermes", "xml"])
-def test_a_call_without_its_closing_tag_is_not_run_even_where_the_message_ended(
-    syntax: str,
-) -> None:
-    written = {"hermes": hermes("look", what="a"), "xml": xml("look", what="a")}[syntax]
-    (why,) = errors(syntax, written.removesuffix("</tool_call>"))
-    assert "<tool_call> is not closed" in why
-    found = errors(syntax, written.removesuffix("</tool_call>") + written)
-    assert ["is not closed" in one for one in found] == [True, False]
 
 
 def test_a_stop_string_that_is_not_of_the_syntax_leaves_a_call_open() -> None:
@@ -183,7 +212,7 @@ DEEP: Any = json.loads("[" * 700 + "]" * 700)
         ("hermes", hermes("look", what=DEEP), "nests too deep"),
         ("llama", json.dumps({"name": "look", "parameters": {"what": DEEP}}), "nests too deep"),
         ("mistral", "[TOOL_CALLS]look[ARGS]" + json.dumps({"what": DEEP}), "nests too deep"),
-        ("xml", '<tool_call>{"name": "look"}</tool_call>', "there is no <function=NAME>"),
+        ("xml", '<tool_call>{"name": "look"}</tool_call>', "calls are "),
         ("xml", xml(""), "has no name"),
         ("xml", xml("look", what="a").replace("</parameter>", ""), "<parameter=what> is not closed"),
         ("xml", xml("look", what="a").replace("</function>", ""), "is not closed"),
@@ -197,6 +226,27 @@ DEEP: Any = json.loads("[" * 700 + "]" * 700)
         ("mistral", '[TOOL_CALLS][{"arguments": {}}]', "has no name"),
         ("mistral", '[TOOL_CALLS][{"name": "look", "arguments": "{}"}]', "are a text"),
         ("mistral", '[TOOL_CALLS]look[ARGS]"x"', "are a text"),
+        ("hermes", '<tool_call>{"name": "look", "args": {"what": "a"}}</tool_call>', 'no "arguments"'),
+        ("xml", "<function=look><parameter=what>a</function>", "is not closed"),
+        ("xml", "Call <function=look> with a thing", "is not closed"),
+        ("glm", '<tool_call>{"name": "look", "arguments": {}}</tool_call>', "calls are "),
+        ("glm", "<tool_call>look<arg_key>what</arg_key></tool_call>", "something follows"),
+        ("harmony", "<|channel|>commentary to=functions.look <|constrain|>json<|call|>", "calls are "),
+        ("harmony", "<|channel|>commentary to=functions.look<|message|>what=a<|call|>", "can't be read"),
+        ("harmony", f" to=functions.look{SAID} and<|call|>", "something follows"),
+        ("deepseek", "<｜tool▁calls▁begin｜>look", "is not closed"),
+        ("deepseek", V31.format("look", "{what}"), "can't be read"),
+        ("gemma", '<|tool_call>call:look{what:a}<tool_call|>', "can't be read"),
+        ("gemma", '<|tool_call>look{}<tool_call|>', "calls are "),
+        ("gemma", '<|tool_call>call:look{what:<|"|>a}<tool_call|>', "can't be read"),
+        ("gemma", f"<|tool_call>call:look{{what:{'[' * 9999}}}<tool_call|>", "nests too deep"),
+        ("python", "<|tool_call_start|>[look('a')]<|tool_call_end|>", "not all named"),
+        ("python", "<|tool_call_start|>[look(**{'what': 'a'})]<|tool_call_end|>", "not all named"),
+        ("python", "<|tool_call_start|>[look(what=open('a'))]<|tool_call_end|>", "can't be read"),
+        ("python", "<|tool_call_start|>[look]<|tool_call_end|>", "a call is NAME(KEY=value)"),
+        ("python", f"<|tool_call_start|>[look(what={'(' * 9999})]<|tool_call_end|>", "can't be read"),
+        ("muse", "<atem:function_calls>look</atem:function_calls>", "calls are "),
+        ("muse", INVOKE.replace("</atem:parameter>", ""), "is not closed"),
     ],
 )  # fmt: skip
 def test_broken_calls_are_answered_and_never_run(syntax: str, text: str, why: str) -> None:
@@ -205,30 +255,24 @@ def test_broken_calls_are_answered_and_never_run(syntax: str, text: str, why: st
 
 
 def test_a_broken_call_does_not_hide_the_next_one() -> None:
-    for text in ("<tool_call>{oops</tool_call>", '<tool_call>{"name": "look", "arg', "<tool_call>"):
+    open_ = hermes("look", what="a").removesuffix("</tool_call>")
+    for text in (
+        "<tool_call>{oops</tool_call>",
+        '<tool_call>{"name": "look", "arg',
+        "<tool_call>",
+        open_,
+    ):
         first, second = errors("hermes", text + hermes("look", what="a"))
         assert first and not second
+    whole = xml("look", what="a")
+    first, second = errors("xml", whole.removesuffix("</tool_call>") + whole)
+    assert "<tool_call> is not closed" in first and not second
 
 
 def test_a_mark_before_many_spaces_is_one_broken_call() -> None:
     (why,) = errors("mistral", "[TOOL_CALLS]" + " " * 20_000)  # cubic time would take hours
     assert "can't be read" in why
     assert read("mistral", "[TOOL_CALLS] look [ARGS]" + json.dumps({"what": "a"})) == [A]
-
-
-@pytest.mark.parametrize("syntax", ["hermes", "xml", "llama", "mistral"])
-def test_what_stands_in_a_thought_is_no_call(syntax: str) -> None:
-    written = {
-        "hermes": hermes("look", what="a"),
-        "xml": xml("look", what="a"),
-        "llama": llama("look", what="a"),
-        "mistral": mistral(A),
-    }[syntax]
-    assert read(syntax, f"<think>\n{written}\n</think>\n\n{written}") == [A]
-    assert read(syntax, f"<think>\n{written}\n") == []
-    opened = type(SYNTAXES[syntax])(thinks=True)  # type: ignore[call-arg]
-    assert len(opened.parse(f"{written}\n</think>\n\n{written}", "end", TOOLS)) == 1
-    assert opened.parse(written, "end", TOOLS) == ()
 
 
 @pytest.mark.parametrize(
@@ -250,7 +294,7 @@ def test_what_stands_in_a_thought_is_no_call(syntax: str) -> None:
     ],
 )
 def test_values_of_tags_are_typed_by_the_tools_schema(key: str, value: str, found: Any) -> None:
-    (call,) = SYNTAXES["xml"].parse(xml("look", **{key: value}), "end", TOOLS)
+    (call,) = READ["xml"].parse(xml("look", **{key: value}), "end", TOOLS)
     given = json.loads(call.arguments)[key]
     assert given == found and type(given) is type(found)
 
@@ -264,10 +308,162 @@ def test_half_a_character_in_a_call_can_be_stored_and_is_not_run() -> None:
     assert "half a character" in told.error
 
 
-@pytest.mark.parametrize("syntax", SYNTAXES)
+@pytest.mark.parametrize("syntax", READ)
 def test_they_are_syntaxes_of_environments_without_a_stop_string(syntax: str) -> None:
-    one: Syntax = SYNTAXES[syntax]
+    one: Syntax = READ[syntax]
     assert one.stop == () and one.show(()) == ""
+
+
+# -- published templates --------------------------------------------------------------------------
+
+VALUES = {
+    "what": 'Zoë said "no" & \'yes\'\n\n \\ {x: [1], "y": 2}; <b> 😀 ',
+    "empty": "",
+    "count": -12,
+    "near": None,
+    "size": 0.5,
+    "deep": True,
+    "place": {"a": [1, {"b": "ü, \"c\": 'd'"}, []], "e": {}, "f": None, "g": [True, "h"]},
+    "list": ["a, b", "c=(d)", 3],
+}
+PUBLISHED_TOOLS = (
+    Tool("look", "Looks.", {
+        "type": "object",
+        "properties": {
+            "what": {"type": "string"}, "empty": {"type": "string"}, "count": {"type": "integer"},
+            "near": {"type": ["string", "null"]}, "size": {"type": "number"}, "deep": {"type": "boolean"},
+            "place": {"type": "object"}, "list": {"type": "array"},
+        },
+    }),
+    Tool("push-it", "Pushes.", {"type": "object", "properties": {"from": {"type": "string"}}}),
+)  # fmt: skip
+SHOWN = {"deepseekv3": "{{ tools | tojson if tools }}"}
+"""What a template without tools is given to show them; DeepSeek's users write them into the system's message."""
+WRITE_CALLS = {
+    "DeepSeekJson": ["deepseekv3"],
+    "GemmaJson": ["diffusion_gemma", "gemma4", *(f"gemma4_v{n}" for n in range(2, 6))],
+    "GlmXml": ["glm4moe"],
+    "HarmonyJson": ["gptoss"],
+    "HermesJson": ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl"],
+    "LlamaJson": ["llama3_1", "llama3_2"],
+    "MuseXml": ["muse_glimmer"],
+    "PythonCalls": ["lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl", "lfm2_v2"],
+    "QwenXml": ["nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra",
+                "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8"],
+}  # fmt: skip
+FAMILIES = {name: kind for kind, names in WRITE_CALLS.items() for name in names}
+ENDS = {
+    "DeepSeekJson": "<｜tool▁calls▁end｜>", "GemmaJson": "<|tool_response>", "GlmXml": "<|observation|>",
+    "HarmonyJson": "<|call|>", "LlamaJson": "<|eot_id|>", "MuseXml": "<|eot|>", "gemma4_v2": "<turn|>",
+}  # fmt: skip
+"""The token that ends a message with calls, by syntax or template; ``<|im_end|>`` for all others."""
+ONE_CALL = ("gptoss", "llama3_1", "llama3_2")
+THOUGHTS = {
+    "GemmaJson": "<|channel>thought\n{}<channel|>",
+    "HarmonyJson": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
+    "MuseXml": " to=self<|message|>{}<|eom|><|start|>assistant",
+}
+
+
+def templates_tools(tokenizer: Any) -> ToolTemplate:
+    template = ChatTemplate(tokenizer)
+    return tool_template(tokenizer, template, ControlTokens(tokenizer, template))
+
+
+@cache
+def published_calls(name: str) -> tuple[ToolTemplate, list[tuple[str, Any]], str]:
+    """What is found of a template, calls, and the text that the template itself writes of them."""
+    tokenizer = published(name, SHOWN.get(name, ""))
+    values = dict(VALUES)
+    if name in ("lfm2_2_5", "lfm2_2_5_v2"):  # which write backslashes as they are
+        values["what"] = VALUES["what"].replace("\\", "")
+    calls = [("look", values), ("push-it", {"from": "Oslo"})][: 1 if name in ONE_CALL else 2]
+    said = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            called(ToolCall("", tool, json.dumps(given)), f"c{place}")
+            for place, (tool, given) in enumerate(calls)
+        ],
+    }
+    template = ChatTemplate(tokenizer)
+    text = template.text([{"role": "user", "content": "ASKED"}, said], False)
+    found = templates_tools(tokenizer)
+    text = text.rpartition("ASKED")[2].partition(template.header().removesuffix("<think>\n"))[2]
+    if found.syntax.thinks and "</think>" not in text:
+        text = f"</think>{text}"
+    return found, calls, text.removeprefix("<think>")
+
+
+def read_back(syntax: NativeSyntax, text: str, finish: Any = "end") -> list[tuple[str, Any]]:
+    calls = syntax.parse(text, finish, PUBLISHED_TOOLS)
+    return [(one.name, None if one.error else json.loads(one.arguments)) for one in calls]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_calls_that_a_published_template_writes_are_read_back(name: str) -> None:
+    if name not in FAMILIES:
+        with pytest.raises(UserError, match="can't call tools in a syntax of its own"):
+            templates_tools(published(name)).required()
+        return
+    found, calls, text = published_calls(name)
+    assert type(found.required()).__name__ == FAMILIES[name]
+    end = ENDS.get(name, ENDS.get(FAMILIES[name], "<|im_end|>"))
+    assert found.ends == {published(name).convert_tokens_to_ids(end)}
+    assert found.parallel == (len(calls) == 2)
+    assert read_back(found.required(), text) == calls
+    wrong = [other for other in SYNTAXES if other.__name__ != FAMILIES[name]]
+    assert not any(read_back(other(), text) == calls for other in wrong)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_cut_and_damaged_calls_are_errors_that_the_agent_sees(name: str) -> None:
+    found, calls, text = published_calls(name)
+    syntax = found.required()
+    marks = [one.end() for one in syntax.opening.finditer(text)] or [text.index('"name"') + 7]
+    start = next(n for n in marks if "<think>" not in text[:n] or "</think>" in text[:n])
+    for cut in range(start, len(text)):
+        for finish in ("length", "end"):
+            read = read_back(syntax, text[:cut], finish)
+            assert read and all(one in [*calls, (one[0], None)] for one in read), text[:cut]
+        assert syntax.parse(text[:cut] + text[cut + 1 :], "end", PUBLISHED_TOOLS), text[cut:]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_calls_in_a_thought_are_no_calls(name: str) -> None:
+    found, calls, text = published_calls(name)
+    thought = THOUGHTS.get(FAMILIES[name], "<think>{}</think>")
+    thought = thought.removeprefix("<think>") if found.syntax.thinks else thought
+    text = text.rpartition("</think>")[2]
+    inside = text.replace("<|eom|>", "")
+    assert read_back(found.required(), thought.replace("{}", inside) + text) == calls
+    assert read_back(found.required(), thought.partition("{}")[0] + inside) == []
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_argument_of_a_call_makes_a_control_token(name: str) -> None:
+    """Of a turn without tokens, whose calls the template writes."""
+    tokenizer = published(name, SHOWN.get(name, ""))
+    renderer = ChatRenderer(tokenizer)
+    counts = []
+    for word in ("word", "".join(tokenizer.get_added_vocab())):
+        tree = Tree("t", "r", 0)
+        calls = (ToolCall("c0", "look", json.dumps({"what": word, word: [word]})),)
+        asked = make_turn(tree.root, Speaker("agent", "A"), [], calls=calls)
+        told = make_turn(
+            asked.id, Speaker("tool", "tools"), [], results=(ToolResult("c0", "blue"),)
+        )
+        for turn in (asked, told):
+            tree.add(turn)
+        chat = [
+            Message.of("user", "Hello"),
+            Message("assistant", turn=asked.id),
+            Message("tool", turn=told.id),
+        ]
+        ids = renderer.render(chat, tree, "A", tools=PUBLISHED_TOOLS)
+        assert "blue" in renderer.decode(ids)
+        counts.append(Counter(one for one in ids if one in renderer.control.ids))
+    assert counts[0] == counts[1]
 
 
 # -- which syntax is a model's --------------------------------------------------------------------
@@ -276,10 +472,7 @@ def test_they_are_syntaxes_of_environments_without_a_stop_string(syntax: str) ->
 @pytest.mark.parametrize(
     ("name", "kind", "results", "parallel"),
     [
-        ("qwen2", HermesJson, "tool", True),
-        ("qwen3", HermesJson, "tool", True),
         ("coder", QwenXml, "tool", True),
-        ("llama31", LlamaJson, "tool", False),
         ("mistral", MistralJson, "calls", True),
     ],
 )
@@ -312,17 +505,15 @@ def changed(name: str, old: str, new: str) -> ChatRenderer:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("<tool_call>\n{", "<call>\n{"),
-        ("c.function.arguments | tojson", "c.function.arguments | tojson | tojson"),
-        ("c.function.arguments | tojson", "c.function.arguments | string"),
-        ("c.function.arguments | tojson", "c.function.arguments | tojson | lower"),
-        ('{"name": "\' + c', '{"tool": "\' + c'),
+        ("\\n<tool_call>\\n{", "\\n<call>\\n{"),
+        ("arguments | tojson", "arguments | tojson | tojson"),
+        ("arguments | tojson", "arguments | string"),
+        ("arguments | tojson", "arguments | tojson | lower"),
+        ('n{"name": "\'', 'n{"tool": "\''),
     ],
 )
 def test_a_way_to_write_calls_that_nothing_reads_is_refused(old: str, new: str) -> None:
     renderer = changed("qwen2", old, new)
-    if new.startswith("<call>"):
-        renderer = changed("qwen2", "'<tool_call>\n{", "'<call>\n{")
     assert renderer.tools.syntax is None
     with pytest.raises(UserError, match="can't call tools in a syntax of its own"):
         renderer.calls(hermes("look", what="a"), "end", TOOLS)
@@ -338,21 +529,12 @@ def test_what_spells_a_control_token_in_a_tool_is_broken_up() -> None:
     assert "in < tool_call> here" in text
 
 
-def test_a_prompt_that_opens_a_thought_makes_the_syntax_skip_it() -> None:
-    renderer = changed(
-        "qwen3",
-        "<|im_start|>assistant\n' }}{% endif %}",
-        "<|im_start|>assistant\n<think>\n' }}{% endif %}",
-    )
-    assert renderer.tools.required() == HermesJson(thinks=True)
-
-
 def test_the_tokenizers_own_response_template_is_used_where_no_other_syntax_fits() -> None:
     other = copy(tokenizer("qwen2"))
     other.chat_template = (
         SHAPES["qwen2"]
-        .replace("'<tool_call>\n{", "'<call>\n{")
-        .replace("}\n</tool_call>", "}\n</call>")
+        .replace("'\\n<tool_call>\\n{", "'\\n<call>\\n{")
+        .replace("}\\n</tool_call>'", "}\\n</call>'")
     )
     other.response_template = {
         "defaults": {"role": "assistant"},
@@ -385,8 +567,8 @@ def test_the_end_of_a_message_with_calls_ends_a_turn(name: str) -> None:
 def test_a_call_that_ends_with_the_next_header_or_a_token_of_its_own_ends_there() -> None:
     header = changed(
         "llama31",
-        "c.arguments | tojson }}{{ '}<|eot_id|>' }}",
-        "c.arguments | tojson }}{{ '}<|eom_id|>' }}",
+        '"<|eot_id|>" }}\n        {%- endif',
+        '"<|eom_id|>" }}\n        {%- endif',
     )
     eom = header.tokenizer.convert_tokens_to_ids("<|eom_id|>")
     assert header.tools.ends == {eom} <= header.end_ids

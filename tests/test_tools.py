@@ -3,12 +3,14 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coterie.errors import UserError
 from coterie.tools.checking import check_tools, checked
+from coterie.tools.own import own_tools
 from coterie.tools.run import CallLimits, Function, ToolError, ToolUnavailable, cut_text, run_calls
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 
@@ -31,6 +33,14 @@ def run(
 ) -> tuple[ToolResult, ...]:
     functions = {"search": search, "move": move or search}
     return asyncio.run(run_calls(calls, TOOLS, functions, limits))
+
+
+BOMB = {
+    "$defs": {
+        str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} if n < 99 else {} for n in range(100)
+    }
+}
+"""Schemas of which each refers to the next one twice: together 2**99."""
 
 
 async def echo(given: Mapping[str, Any]) -> str:
@@ -88,8 +98,44 @@ def test_a_schema_elsewhere_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> N
             '{"n": 1' + "0" * 400 + "}",
             "wrong arguments: a number is too large",
         ),
+        (  # each of these would take hours or more
+            {"properties": {"n": {"pattern": "^([a-z.]+)*@example$"}}},
+            json.dumps({"n": "a" * 99}),
+            "wrong arguments: 'aaa",
+        ),
+        (
+            {
+                "patternProperties": {"^([a-z]+)*$": {}},
+                "additionalProperties": False,
+                "minProperties": 2,
+            },
+            json.dumps({"a" * 99 + "!": 1}),
+            "wrong arguments: {'aaa",
+        ),
+        (
+            {"properties": {"n": {"uniqueItems": True}}},
+            json.dumps({"n": [{"a": n} for n in range(10**5)] + [{"a": 1}]}),
+            "wrong arguments: an item of the list is there twice",
+        ),
+        (
+            {"properties": {"n": {"$ref": "#/$defs/0"}}, **BOMB},
+            '{"n": 1}',
+            "the arguments are too many to be checked",
+        ),
     ],
-    ids=["nan", "infinity", "half", "endless", "deep", "over floats", "long"],
+    ids=[
+        "nan",
+        "infinity",
+        "half",
+        "endless",
+        "deep",
+        "over floats",
+        "long",
+        "pattern",
+        "names",
+        "unique",
+        "bomb",
+    ],
 )
 def test_traps_of_json_are_errors_of_the_call(schema: Any, arguments: str, error: str) -> None:
     tool = Tool("a", "", {"type": "object", **schema})
@@ -137,6 +183,10 @@ def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
             (Tool("a", "", {"type": "object", "properties": {"q": {"pattern": "("}}}),),
             "JSON schema",
         ),
+        (
+            (Tool("a", "", {"type": "object", "$ref": "#/$defs/0", **BOMB}),),
+            "refer to each other too often",
+        ),
     ],
 )
 def test_tools_that_cannot_work_are_refused(tools: tuple[Tool, ...], reason: str) -> None:
@@ -166,6 +216,23 @@ def test_what_nests_too_deep_is_no_schema_and_no_call() -> None:
         check_tools([Tool("a", "", deep)])
     (call,) = checked([ToolCall("c0", "search", '{"query": ' + "[" * 200 + "]" * 200 + "}")], TOOLS)
     assert "nests too deep" in call.error
+
+
+def test_an_error_of_a_function_names_its_file_and_no_folder(tmp_path: Path) -> None:
+    file = tmp_path / "towns.py"
+    file.write_text(
+        f"def towns(name: str) -> str:\n    'Lists.'\n    return open({str(tmp_path)!r} + '/no where').read()\n"
+    )
+    (tool,) = own_tools((f"{file}:towns",))
+    (found,) = asyncio.run(
+        run_calls(
+            [ToolCall("c0", "towns", '{"name": "Oslo"}')], [tool.tool], {"towns": tool.do}, LIMITS
+        )
+    )
+    assert (
+        found.text
+        == "towns.py, line 3: FileNotFoundError: [Errno 2] No such file or directory: 'no where'"
+    )
 
 
 # -- running ------------------------------------------------------------------------------------

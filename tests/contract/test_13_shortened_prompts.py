@@ -50,6 +50,13 @@ WAYS = [
 """(template, way to write calls)."""
 ROOM = 1800
 """Tokens of the context; a result has about 300."""
+
+
+def room(name: str) -> int:
+    """Llama's template writes tools with many spaces."""
+    return ROOM + 800 * (name == "llama31")
+
+
 Heard = dict[tuple[int, ...], list[tuple[int, ...]]]
 """By what was said: the prompts that it was said after."""
 
@@ -107,7 +114,7 @@ def grown(name: str, way: str) -> tuple[Tree, Heard]:
     task, tree = Task("t", {}), Tree("t", "rollout", 0)
 
     async def grow() -> None:
-        sampler = TokenSampler(engine, renderer.render, Sampling(), ROOM, renderer.calls)
+        sampler = TokenSampler(engine, renderer.render, Sampling(), room(name), renderer.calls)
         cast = dict.fromkeys(made.actors, sampler)
         async with open_toolbox([source], settings) as box, sessions_of(1, 5.0) as sessions:
             branches = Branches(

@@ -24,7 +24,7 @@ from coterie.engines.limits import MAX_WAIT, Limits, retry_after
 from coterie.engines.messages import Reply, Utterance, estimate, read_reply
 from coterie.engines.protocol import EngineError, EngineGone
 from coterie.engines.servers.settings import OptionValue
-from coterie.models.offering import offered
+from coterie.models.tool_calls import offered
 from coterie.trajectories.calls import Tool
 
 SHOWN = 300

@@ -31,9 +31,8 @@ from coterie.config.text import encoded
 from coterie.errors import UserError
 from coterie.models.control import ControlTokens
 from coterie.models.layout import WORD, Layout, Shown, Slot, TextPiece
-from coterie.models.native import ToolTemplate, tool_template
-from coterie.models.offering import mapped, safe_call
 from coterie.models.template import ChatTemplate
+from coterie.models.tool_calls import ToolTemplate, mapped, safe_call, tool_template
 from coterie.trajectories.calls import Tool, ToolCall, place
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import THOUGHT, Finish, Message, Part, PrivilegeError, Turn

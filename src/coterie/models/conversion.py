@@ -127,7 +127,11 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": gguf.parent,
+        "gguf_file": gguf.name,
+        "trust_remote_code": False,
+    }
     try:
         model = AutoModelForCausalLM.from_pretrained(
             **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32

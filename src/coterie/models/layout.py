@@ -20,8 +20,8 @@ from os.path import commonprefix
 from typing import Any, Literal
 
 from coterie.errors import UserError
-from coterie.models.offering import called, offered
 from coterie.models.template import NONCE, WORD, ChatTemplate
+from coterie.models.tool_calls import called, offered
 from coterie.trajectories.calls import Tool, ToolCall
 from coterie.trajectories.turn import Turn
 

@@ -211,7 +211,7 @@ def is_adapter(folder: Path | str) -> bool:
 def _config(source: str) -> PreTrainedConfig:
     """The model's config, refused if it is not one of a causal language model that we can run."""
     try:
-        config = AutoConfig.from_pretrained(source, local_files_only=local_only(source))
+        config = AutoConfig.from_pretrained(source, **_words(source))
     except BROKEN as error:
         raise _unreadable(source, "its config.json", error) from error
     names = config.architectures or []
@@ -233,11 +233,16 @@ def _config(source: str) -> PreTrainedConfig:
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or a hub name. Raises ``UserError`` if it can't be read."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local_only(source))
+        tokenizer = AutoTokenizer.from_pretrained(source, **_words(source))
     except BROKEN as error:
         raise _unreadable(source, "its tokenizer", error) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
+
+
+def _words(source: str) -> dict[str, bool]:
+    """Return the words for ``from_pretrained``; without ``False`` it would ask whether to run a repository's code."""
+    return {"local_files_only": local_only(source), "trust_remote_code": False}
 
 
 def _generation_ends(source: str) -> list[int]:
@@ -276,6 +281,11 @@ def _check_memory(source: str, dtype: torch.dtype, device: torch.device) -> None
 
 
 def _unreadable(source: str, what: str, error: Exception) -> UserError:
+    if "trust_remote_code" in str(error):
+        return UserError(
+            f"{source} comes with code of its own, without which {what} can't be read, and which is not run",
+            "use a model of an architecture that Transformers has",
+        )
     if Path(source).is_dir():
         reason = str(error).splitlines()[0]
         return UserError(f"{source}: {what} can't be read: {reason}", "save or download it again")

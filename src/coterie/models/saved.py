@@ -33,6 +33,7 @@ def with_weights(kind: Any, source: str | Path, *, unused: str = "", **words: An
             use_safetensors=True,
             output_loading_info=True,
             local_files_only=local_only(str(source)),
+            trust_remote_code=False,
             **words,
         )
     except RuntimeError as error:

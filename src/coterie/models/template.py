@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from coterie.config.day import today
 from coterie.errors import UserError
-from coterie.models.calls.markup import END_OF_THOUGHT, THOUGHT
+from coterie.models.call_syntaxes import END_OF_THOUGHT, THOUGHT
 
 Chat = Sequence[Mapping[str, Any]]
 """Messages with ``role`` and ``content``, and those with ``tool_calls``."""

@@ -13,7 +13,7 @@ from coterie.config.text import shallow
 from coterie.engines.endpoint import Endpoint
 from coterie.engines.messages import EndpointCall, Reply, Utterance
 from coterie.engines.protocol import Completion, Engine, EngineError, Sampling
-from coterie.models.calls.markup import whole_text
+from coterie.models.call_syntaxes import whole_text
 from coterie.tools.tags import closing
 from coterie.trajectories.calls import Tool, ToolCall, call_id, place
 from coterie.trajectories.task import Task

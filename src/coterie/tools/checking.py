@@ -4,12 +4,17 @@ A call that can't be run keeps its text and gets an ``error``: it is answered wi
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import pydantic_core
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, best_match
+from jsonschema.exceptions import SchemaError, ValidationError, best_match
+from jsonschema.validators import extend
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
@@ -20,6 +25,11 @@ from coterie.trajectories.calls import Tool, ToolCall
 
 MAX_ERROR = 1000
 """Characters of an error; what a model wrote is part of some."""
+MAX_STEPS = 200_000
+"""Keywords of a schema that are looked at for one call, which takes about a second."""
+LEFT_OUT = ("patternProperties", "unevaluatedItems", "unevaluatedProperties")
+"""Keywords that are left to the tool itself: the validator takes no count of what they go through."""
+_steps: ContextVar[int] = ContextVar("steps", default=0)
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
@@ -74,7 +84,12 @@ def _check_references(tool: Tool) -> None:
                 "write that schema into this one, under $defs",
             ) from error
     try:
-        list(_validator(tool).iter_errors({}))
+        _first_error(tool, {})
+    except _TooLong as error:
+        raise UserError(
+            f"the parameters of the tool {tool.name!r} refer to each other too often",
+            "write them with fewer $ref",
+        ) from error
     except RecursionError as error:
         raise UserError(
             f"the parameters of the tool {tool.name!r} refer to themselves without end",
@@ -125,9 +140,70 @@ def _references(schema: object) -> Iterator[str]:
             yield from _references(inner)
 
 
-def _validator(tool: Tool) -> Draft202012Validator:
-    """Without a registry of its own it would fetch schemas that a tool's schema refers to."""
-    return Draft202012Validator(tool.parameters, registry=Registry())
+# -- a schema in bounded time: so many steps, and patterns by an engine that does not backtrack ----
+
+
+class _TooLong(Exception):
+    """A schema needs more than ``MAX_STEPS``."""
+
+
+def _first_error(tool: Tool, given: object) -> ValidationError | None:
+    """Return what is most wrong with arguments. Raises :class:`_TooLong` and what the validator raises."""
+    _steps.set(MAX_STEPS)
+    # Without a registry of its own it would fetch schemas that a tool's schema refers to.
+    return best_match(_Validator(tool.parameters, registry=Registry()).iter_errors(given))
+
+
+def _counted(check: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(*given: Any) -> Any:
+        _steps.set(left := _steps.get() - 1)
+        if left < 0:
+            raise _TooLong
+        return check(*given)
+
+    return counted
+
+
+@cache
+def _compiled(pattern: str) -> pydantic_core.SchemaValidator | None:
+    """Compile a pattern; ``None`` if it has look-around or back references, which need backtracking."""
+    with suppress(pydantic_core.SchemaError):
+        return pydantic_core.SchemaValidator(pydantic_core.core_schema.str_schema(pattern=pattern))
+    return None
+
+
+def _pattern(_: Any, pattern: str, given: object, __: Any) -> Iterator[ValidationError]:
+    compiled = _compiled(pattern) if isinstance(given, str) else None
+    if compiled and not compiled.isinstance_python(given):
+        yield ValidationError(f"{given!r} does not match {pattern!r}")
+
+
+def _unique(_: Any, unique: bool, given: object, __: Any) -> Iterator[ValidationError]:
+    items = given if unique and isinstance(given, list) else []
+    if len({json.dumps(one, sort_keys=True) for one in items}) < len(items):
+        yield ValidationError("an item of the list is there twice")
+
+
+def _additional(validator: Any, inner: Any, given: object, schema: Any) -> Iterator[Any]:
+    if "patternProperties" not in schema:
+        yield from Draft202012Validator.VALIDATORS["additionalProperties"](
+            validator, inner, given, schema
+        )
+
+
+_Validator: Any = extend(
+    Draft202012Validator,
+    {
+        name: _counted(check)
+        for name, check in {
+            **Draft202012Validator.VALIDATORS,
+            "pattern": _pattern,
+            "uniqueItems": _unique,
+            "additionalProperties": _additional,
+            **dict.fromkeys(LEFT_OUT, lambda *_: ()),
+        }.items()
+    },
+)
 
 
 def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
@@ -144,11 +220,13 @@ def _fault(call: ToolCall, known: Mapping[str, Tool]) -> str:
     except ValueError as error:
         return f"wrong arguments: {error}"
     try:
-        fault = best_match(_validator(tool).iter_errors(given))
+        fault = _first_error(tool, given)
     except Unresolvable as error:
         return f"the tool's own schema is broken: {error}"
     except RecursionError:
         return "the arguments, or the tool's own schema, nest too deep"
+    except _TooLong:
+        return "the arguments are too many to be checked by the tool's schema"
     except OverflowError:
         return "wrong arguments: a number is too large"
     if fault is None:

@@ -1,7 +1,7 @@
 """Calls in the syntax of whatever model plays: its chat template shows tools and results, and who samples reads calls.
 
 An environment of which all agents call in this way has ``NativeCalls()`` as its syntax. Each agent's model may have
-another syntax; which one is found when the model is loaded (``models.native``). A model without one is refused.
+another syntax; which one is found when the model is loaded (``models.tool_calls``). A model without one is refused.
 """
 
 from collections.abc import Sequence

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -53,6 +54,12 @@ def own_tools(names: Sequence[str]) -> tuple[OwnTool, ...]:
     if twice := {name for name in known if known.count(name) > 1}:
         raise UserError(f"there are two tools called {min(twice)}", "rename one of the functions")
     return tuple(found)
+
+
+def _without_folders(text: str) -> str:
+    """Return a text in which paths of this machine are the names of their files."""
+    text = re.sub(r"""(['"])~?/[^'"\n]*/([^'"/\n]*)\1""", r"\1\2\1", text)
+    return re.sub(r"""(?<![\w:/.])~?/(?:[^\s/'":,()]+/)+""", "", text)
 
 
 async def _apart(do: Callable[[], object]) -> object:
@@ -111,7 +118,7 @@ def _tool(found: Found) -> OwnTool:
         except ToolError:
             raise
         except Exception as error:
-            raise ToolError(last_line(error)) from error
+            raise ToolError(_without_folders(last_line(error))) from error
 
     tool = Tool(name, description.partition("\n")[0], given.model_json_schema())
     return OwnTool(tool, do, tuple(fields), found.source)

@@ -57,8 +57,10 @@ GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL of a command."""
 SHOWN = 500
 """Last characters of a command's standard error that an error quotes."""
-FAULTS = (types.INTERNAL_ERROR, types.INVALID_REQUEST)
-"""Codes of errors that are not the agent's fault: a tool's own errors are in its result."""
+CLOSED = "Connection closed"
+"""What the SDK says of a connection that is gone; servers use its code for errors of their own."""
+NO_ANSWER = "Server returned an error response"
+"""What the SDK says of an HTTP status for which a server gives no error of its own."""
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 _ID = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*([0-9]+|"[^"\\]*")\s*,')
 T = TypeVar("T")
@@ -99,8 +101,9 @@ class Session:
             if error.code == types.REQUEST_TIMEOUT:
                 seconds = self._settings.seconds
                 raise ToolError(f"no answer within {seconds:g} seconds") from error
-            if error.code in FAULTS:
-                if error.code == types.INVALID_REQUEST:  # the server has forgotten the session
+            forgotten = error.code == types.INVALID_REQUEST  # the server does not know the session
+            if self._settings.url and (forgotten or error.error.message == NO_ANSWER):
+                if forgotten:
                     self._drop(link)
                 raise link.lost(error.error.message) from error
             raise ToolError(error.error.message) from error
@@ -253,7 +256,8 @@ class Link:
             if request.done() and not request.cancelled():
                 return await request
         except MCPError as error:
-            if error.code == types.CONNECTION_CLOSED:
+            own = self._settings.url is None and error.error.message != CLOSED
+            if error.code == types.CONNECTION_CLOSED and not own:
                 raise self.lost("it went away") from error
             raise
         finally:
