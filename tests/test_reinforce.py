@@ -191,6 +191,26 @@ def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path
     assert record["rounds"] == 2, "and no more, though none told anything"
 
 
+@pytest.mark.parametrize(
+    ("method", "own"), [("rl/grpo", "reward.kl=0.01"), ("rl/dapo", ""), ("rl/ppo", "critic.train.learning_rate=1e-2")]
+)
+def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
+    tmp_path: Path, method: str, own: str
+) -> None:
+    (tmp_path / "own.py").write_text("def one(dialogue):\n    return 1 - dialogue.outcome.score\n")
+    term = f"reward.terms={{{tmp_path / 'own.py'}:one: 1}}"
+    more = ["update.weight_decay=0.1", "loss.kl=0.1", *own.split()]
+    recipe = made(method, [*SMALL, term, "steps.count=2", *more])
+    records = run_whole(recipe, tmp_path / "run")
+    assert [record["reward"] for record in records.values()] == [1.0] * 2
+    assert [record["policy/updates"] for record in records.values()] == [0] * 2
+    as_it_began = weight_hash(load("tiny-exchange").model)
+    assert final(tmp_path / "run") == as_it_began
+    if method == "rl/ppo":
+        assert records[1]["critic/updates"] == 4, "what is to be expected can be learned"
+        assert final(tmp_path / "run", "critic") != as_it_began
+
+
 def test_each_agent_can_have_a_policy_of_its_own(tmp_path: Path, words: tuple[str, ...]) -> None:
     recipe = made("rl/grpo", [*words, "policies=each", "steps.count=1"])
     assert isinstance(recipe, Reinforce) and len(recipe.learning_roles) == 2
@@ -402,7 +422,7 @@ class Policy:
     """What preparing reads of a learner: which weights it has."""
 
     def __init__(self, agents: Sequence[str], version: str) -> None:
-        self.role, self.version = "policy", version
+        self.role, self.version, self.moved = "policy", version, False
         self.what = Learning("policy", 0, tuple(agents), SFT(), UpdateSettings(), 1)
 
 

@@ -179,7 +179,7 @@ async def reinforce(
             recomputed=s.loss.old == "recomputed",
             reference=bool(s.loss.kl),
             kl=s.reward.kl,
-            always=bool(s.loss.kl or s.loss.entropy or s.reward.kl),
+            entropy=bool(s.loss.entropy),
         )
         work = Reinforcement(run, models, groups, s.steps, rules, sampling, policies, critic)
         return await work.learn(progress)

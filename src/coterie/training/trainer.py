@@ -263,8 +263,6 @@ class Trainer(Generic[Item]):
         """Publish the final weights in ``folder/final``, remove the checkpoints, and close."""
         if self.report is None:
             self._refuse_closed()
-            if not self.done:
-                raise UserError("a training without a step has nothing to publish", "take a step")
             with self._prepared.training():
                 self.report = self._record.finish()
         self.close()
