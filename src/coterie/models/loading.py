@@ -98,12 +98,16 @@ def weights_of(name_or_path: str | Path) -> int:
     """How many weights a model has, by its config. Raises ``UserError`` for what :func:`load` can't
     read; of local weights only the headers are looked at, of the hub's nothing."""
     source = resolve(name_or_path)
-    config = _config(source)
     check_safetensors(source)
     count_weights(Path(source))
+    return sum(parameter.numel() for parameter in skeleton(source).parameters())
+
+
+def skeleton(name_or_path: str | Path) -> Any:
+    """A model without weights (on the ``meta`` device), by its config."""
+    config = _config(resolve(name_or_path))
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+        return AutoModelForCausalLM.from_config(config)
 
 
 def free_memory(device: torch.device) -> int:
@@ -126,11 +130,13 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
     if not adapter:
         _config(source)
         check_safetensors(source)
+    from coterie.models.adapters import load_adapter, merged, untie
+
     fresh = with_weights(AutoModelForCausalLM, source, dtype=loaded.model.dtype)
     if adapter:
-        from coterie.models.adapters import load_adapter
-
-        fresh = load_adapter(fresh, folder).merge_and_unload()
+        fresh = merged(load_adapter(fresh, folder))
+    if not fresh.config.tie_word_embeddings:
+        untie(loaded.model)
     weights = fresh.state_dict()
     have = {name: weight.shape for name, weight in loaded.model.state_dict().items()}
     if have != {name: weight.shape for name, weight in weights.items()}:

@@ -20,8 +20,9 @@ from coterie.environments.user_simulator import (
     check_script,
 )
 from coterie.errors import UserError
+from coterie.models.adapters import ALL_LINEAR, add_lora
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import check_context, free_memory, load_renderer, weights_of
+from coterie.models.loading import check_context, free_memory, load_renderer, skeleton, weights_of
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.opening import first_prompts
 from coterie.runs.place import EVALUATION
@@ -133,6 +134,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         shortest.append(shortest_prompt(environment, renderer, train or heldout))
         for name, training in trainings.items():
             check_length(name, training, context, shortest[-1])
+            check_adapter(role.model, training)
         longest, weights[role.name] = max(longest, prompt), weights_of(role.model)
         contexts.append(context)
     full = any(one.method == "full" for one in trainings.values())
@@ -227,6 +229,12 @@ def _prompts(
         yield len(renderer.render(first.messages, first.tree, agent, tools=first.tools))
 
 
+def check_adapter(model: str, training: TrainingSettings) -> None:
+    """Refuse an adapter that does not fit a model."""
+    if training.method == "lora":
+        add_lora(skeleton(model), r=1, alpha=1, target_modules=training.lora_targets)
+
+
 def check_length(name: str, training: TrainingSettings, context: int, shortest: int) -> None:
     """Refuse rows that the model can't take, and a limit that leaves no row: each begins with a prompt."""
     if training.max_length > context:
@@ -265,7 +273,8 @@ def check_served(engine: EngineSettings, trainings: Mapping[str, TrainingSetting
                 f"up to engine.vllm.lora_rank={engine.vllm.lora_rank}",
                 f"set engine.vllm.lora_rank={training.rank}",
             )
-        if others := sorted(set(training.lora_targets) - set(engine.vllm.lora_modules)):
+        targets = set(training.lora_targets) - {ALL_LINEAR}
+        if others := sorted(targets - set(engine.vllm.lora_modules)):
             raise UserError(
                 f"{name}.lora_targets has {', '.join(others)}, which engine.vllm.lora_modules has not",
                 f"add {', '.join(others)} to engine.vllm.lora_modules",

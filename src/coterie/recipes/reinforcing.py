@@ -13,7 +13,7 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import Plan, check_room, check_served
+from coterie.recipes.plan import Plan, check_adapter, check_room, check_served
 from coterie.rewards.path_reward import PathReward, PathRewardSettings
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.learner import Learning
@@ -103,7 +103,11 @@ def depends(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:
 
 
 def reinforced_plan(
-    s: ReinforceSettings, engine: EngineSettings, plan: Callable[[], Plan], prefix: str = ""
+    s: ReinforceSettings,
+    model: str,
+    engine: EngineSettings,
+    plan: Callable[[], Plan],
+    prefix: str = "",
 ) -> Plan:
     """The ``plan`` of a run with this stage. Refuses (``UserError``) what can't work, before anything is sampled.
 
@@ -127,6 +131,7 @@ def reinforced_plan(
                 f"leave out {name}.processes and {name}.launch",
             )
     check_served(engine, {f"{prefix}update": s.update})
+    check_adapter(model, s.update)
     found = plan()
     check_room(f"{prefix}update", s.update, found.context, found.shortest_prompt)
     if s.has_critic:

@@ -1,7 +1,7 @@
 """What the nodes of a growing tree are worth: kept up to date, rollout by rollout.
 
 A rollout changes its own path only, so taking it in costs as much as the path is long. The value of a node is the mean
-reward of the rollouts through it, each counted once, or DensePolicy's, the unweighted mean of the values of its children.
+reward of the rollouts through it, each counted once, or the unweighted mean of its children (DensePolicy).
 Visits are the distinct leaves below a node: labels that led to the same words are one way to go on, however often it
 was gone. (DensePolicy's counter counts passes, every one but the first twice.)
 """

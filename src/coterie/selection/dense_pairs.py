@@ -49,7 +49,7 @@ class DensePairSettings(Settings):
     )
     max_visits: int = key(
         8,
-        "A sibling must have min(2^d, this) visits (distinct leaves below it), where d is its mean distance to the end.",
+        "A sibling must have min(2^d, this) visits (distinct leaves below it); d is its mean distance to the end.",
         source="DensePolicy's code: 8",
         ge=1,
     )

@@ -28,7 +28,9 @@ class TrainingSettings(Settings):
     lora_r: int | None = key(None, "rank of the adapter (lora only; 16 if not given)", ge=1)
     lora_alpha: int | None = key(None, "scale of the adapter (lora only; 2r if not given)", gt=0)
     lora_targets: tuple[str, ...] = key(
-        ATTENTION, "names of the linear layers that get an adapter", min_length=1
+        ATTENTION,
+        "names of the layers that get an adapter; all-linear: all linear layers but the output layer",
+        min_length=1,
     )
     learning_rate: float = key(2e-5, "peak learning rate", gt=0)
     schedule: Schedule = key("cosine", "how the learning rate goes from its peak to zero, or stays")

@@ -320,7 +320,9 @@ class Reinforcement:
             return False
         totals = [path.sampled.total for path in drawn.paths]
         known = [total for total in totals if total is not None]
-        return not known or _all_equal([*before, *({"reward": t, "reward_error": 0} for t in known)])
+        return not known or _all_equal(
+            [*before, *({"reward": t, "reward_error": 0} for t in known)]
+        )
 
     def _check_hope(self, step: int, records: Mapping[int, Metrics]) -> None:
         """Refuse to go on where for a long time nothing could be learned."""
