@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from coterie.errors import UserError
 from coterie.models.loading import load
@@ -210,6 +212,22 @@ def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
     if method == "rl/ppo":
         assert records[1]["critic/updates"] == 4, "what is to be expected can be learned"
         assert final(tmp_path / "run", "critic") != as_it_began
+
+
+def test_bfloat16_weights_are_sampled_trained_and_kept(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    own = ["update.dtype=bfloat16", "engine.attention=eager", "steps.count=2", "loss.kl=0.1"]
+    recipe = made("rl/grpo", [*words, *own])
+    records = run_whole(recipe, tmp_path / "run")
+    assert [record["policy/updates"] for record in records.values()] == [1, 2]
+    assert 0.8 < float(records[1]["policy/ratio"]) < 1.2
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        policy = recipe.load_policy(run, 1).model
+    recipe.close()
+    assert (policy.dtype, policy.config._attn_implementation) == (torch.bfloat16, "eager")
+    (file,) = (tmp_path / "run/training/policy/iteration-00/final").glob("*.safetensors")
+    assert {weight.dtype for weight in load_file(file).values()} == {torch.bfloat16}
 
 
 def test_each_agent_can_have_a_policy_of_its_own(tmp_path: Path, words: tuple[str, ...]) -> None:

@@ -174,7 +174,7 @@ def load_adapter(
     return model
 
 
-def merged(model: PeftModel) -> Any:
+def merged(model: Any) -> Any:
     """The base with its active adapter merged into its weights; ``model`` is no more.
 
     Tied embeddings of which the adapter changes one are untied first: the other one must stay as it is.

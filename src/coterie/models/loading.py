@@ -72,14 +72,21 @@ def load(
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    attention: str | None = None,
 ) -> LoadedModel:
-    """Load a model for evaluation. Raises ``UserError`` for anything a person can fix."""
+    """Load a model for evaluation. Raises ``UserError`` for anything a person can fix.
+
+    ``attention`` is Transformers' ``attn_implementation``.
+    """
     source = resolve(name_or_path)
     config = _config(source)
     renderer, context_length = load_renderer(source)
     check_safetensors(source)
     _check_memory(source, dtype, torch.device(device))
-    model = with_weights(AutoModelForCausalLM, source, config=config, dtype=dtype)
+    if attention:
+        skeleton(source, attention)
+    words: dict[str, Any] = {"config": config, "attn_implementation": attention}
+    model = with_weights(AutoModelForCausalLM, source, dtype=dtype, **words)
     model.eval().to(device=device)
     return LoadedModel(model, renderer.tokenizer, renderer, context_length, source)
 
@@ -103,11 +110,22 @@ def weights_of(name_or_path: str | Path) -> int:
     return sum(parameter.numel() for parameter in skeleton(source).parameters())
 
 
-def skeleton(name_or_path: str | Path) -> Any:
-    """A model without weights (on the ``meta`` device), by its config."""
+def skeleton(name_or_path: str | Path, attention: str | None = None) -> Any:
+    """A model without weights (on the ``meta`` device), by its config.
+
+    Raises :class:`UserError` for an attention that the model or this machine does not have.
+    """
     config = _config(resolve(name_or_path))
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    except (ImportError, ValueError) as error:
+        if attention is None:
+            raise
+        raise UserError(
+            f"attention={attention} can't be used with {name_or_path}: {str(error).splitlines()[0]}",
+            "use attention=sdpa, or install what it needs",
+        ) from error
 
 
 def free_memory(device: torch.device) -> int:

@@ -32,7 +32,7 @@ from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.training.launch import check_launch
-from coterie.training.settings import TrainingSettings
+from coterie.training.settings import TrainingSettings, weight_dtype
 from coterie.training.trackers import check_tracker
 from coterie.trajectories.task import Task
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 RENDERED = 64
 """So many of the wordiest tasks are rendered to find the longest prompt."""
-BYTES_PER_WEIGHT = {"full": 4 * (1 + 1 + 2), "lora": 4 + 4}
-"""By method: float32 weights with gradients and AdamW's two moments; or the base, and a merged copy that samples."""
+MOMENTS = 2 * 4
+"""Bytes of AdamW's two moments of a weight, which are float32."""
 CRITIC_TRAINING = "critic.train"
 """Key of the training of a critic: servers never sample from it, and it may have a value head."""
 MARKS = 8
@@ -134,11 +134,14 @@ def make_plan(recipe: "Recipe") -> Plan:
         shortest.append(shortest_prompt(environment, renderer, train or heldout))
         for name, training in trainings.items():
             check_length(name, training, context, shortest[-1])
-            check_adapter(role.model, training)
+            check_training(name, training, role.model, s.engine)
+        if s.engine.attention:
+            skeleton(role.model, s.engine.attention)
         longest, weights[role.name] = max(longest, prompt), weights_of(role.model)
         contexts.append(context)
     full = any(one.method == "full" for one in trainings.values())
-    memory = max(weights.values()) * BYTES_PER_WEIGHT["full" if full else "lora"]
+    # weights and gradients; or for lora the base, and a merged copy that samples
+    memory = max(weights.values()) * (2 * weight_dtype(s).itemsize + (MOMENTS if full else 0))
     check_memory(memory, s)
     return Plan(
         stages=tuple(stage.step.stage for stage in stages),
@@ -229,8 +232,15 @@ def _prompts(
         yield len(renderer.render(first.messages, first.tree, agent, tools=first.tools))
 
 
-def check_adapter(model: str, training: TrainingSettings) -> None:
-    """Refuse an adapter that does not fit a model."""
+def check_training(
+    name: str, training: TrainingSettings, model: str, engine: EngineSettings
+) -> None:
+    """Refuse an adapter that does not fit a model, and packing under an attention that takes no mask of tries."""
+    if training.packing == "auto" and (engine.attention or "").startswith("flash"):
+        raise UserError(
+            f"{name}.packing=auto computes shared beginnings once, and engine.attention={engine.attention} can't",
+            f"use {name}.packing=flat, or engine.attention=sdpa",
+        )
     if training.method == "lora":
         add_lora(skeleton(model), r=1, alpha=1, target_modules=training.lora_targets)
 

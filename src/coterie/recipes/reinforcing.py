@@ -13,7 +13,7 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import Plan, check_adapter, check_room, check_served
+from coterie.recipes.plan import Plan, check_room, check_served, check_training
 from coterie.rewards.path_reward import PathReward, PathRewardSettings
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.learner import Learning
@@ -131,7 +131,7 @@ def reinforced_plan(
                 f"leave out {name}.processes and {name}.launch",
             )
     check_served(engine, {f"{prefix}update": s.update})
-    check_adapter(model, s.update)
+    check_training(f"{prefix}update", s.update, model, engine)
     found = plan()
     check_room(f"{prefix}update", s.update, found.context, found.shortest_prompt)
     if s.has_critic:
