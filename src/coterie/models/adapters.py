@@ -30,6 +30,8 @@ from coterie.models.saved import check_whole, reading
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL_LINEAR = "all-linear"
 """PEFT's name of all linear layers but the output layer."""
+LAYERS = f"choose among the names of the model's linear layers, or use {ALL_LINEAR}"
+BASE = "load the base that it was trained on (base_model_name_or_path in its adapter_config.json)"
 DEFAULT = "default"
 BASE_FILE = "base.json"
 """Beside a saved adapter: what the base is that it was trained on."""
@@ -55,7 +57,7 @@ def add_lora(
     if missing and not whole:
         raise UserError(
             f"a LoRA adapter on {', '.join(missing)} does not fit this model, which has no such layer",
-            f"choose target_modules among the names of the model's linear layers, or use {ALL_LINEAR}",
+            LAYERS,
         )
     config = LoraConfig(
         r=r,
@@ -64,17 +66,12 @@ def add_lora(
         lora_dropout=dropout,
         task_type="CAUSAL_LM",
     )
-    try:
+    with _fitting(f"a LoRA adapter on {', '.join(target_modules)}", LAYERS):
         if isinstance(model, PeftModel):
             model.add_adapter(name, config)
             model.set_adapter(name)
             return model
         added = get_peft_model(model, config, adapter_name=name)
-    except ValueError as error:
-        raise UserError(
-            f"a LoRA adapter on {', '.join(target_modules)} does not fit this model: {str(error).splitlines()[0]}",
-            f"choose target_modules among the names of the model's linear layers, or use {ALL_LINEAR}",
-        ) from error
     assert isinstance(added, PeftModel)
     return added
 
@@ -158,7 +155,7 @@ def load_adapter(
             f"{folder} has no adapter_model.safetensors", "give a folder that save_adapter wrote"
         )
     _check_base(model, folder)
-    with reading(folder), _fitting(folder):
+    with reading(folder), _fitting(f"the adapter in {folder}", BASE):
         saved = load_file(file)
         if isinstance(model, PeftModel):
             if name in model.peft_config:  # maybe of another rank or scale
@@ -200,15 +197,13 @@ def untie(model: Any) -> None:
 
 
 @contextmanager
-def _fitting(folder: Path) -> Iterator[None]:
+def _fitting(adapter: str, todo: str) -> Iterator[None]:
     """Turn what PEFT and torch say of an adapter that is for another model into a ``UserError``."""
     try:
         yield
     except (ValueError, RuntimeError) as error:
-        raise UserError(
-            f"the adapter in {folder} does not fit this model: {str(error).splitlines()[0]}",
-            "load the base that it was trained on (base_model_name_or_path in its adapter_config.json)",
-        ) from error
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{adapter} does not fit this model: {reason}", todo) from error
 
 
 def remove_adapter(model: PeftModel, name: str) -> None:
@@ -254,9 +249,7 @@ def _check_base(model: Any, folder: Path) -> None:
         told = json.loads(file.read_text())["fingerprint"]
     if told != base_fingerprint(model):
         raise UserError(
-            f"the adapter in {folder} was trained on another base than this model",
-            "load the base that it was trained on (base_model_name_or_path in its "
-            "adapter_config.json)",
+            f"the adapter in {folder} was trained on another base than this model", BASE
         )
 
 
