@@ -153,7 +153,7 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
     fresh = with_weights(AutoModelForCausalLM, source, dtype=loaded.model.dtype)
     if adapter:
         fresh = merged(load_adapter(fresh, folder))
-    if not fresh.config.tie_word_embeddings:
+    if fresh.get_input_embeddings().weight is not fresh.get_output_embeddings().weight:
         untie(loaded.model)
     weights = fresh.state_dict()
     have = {name: weight.shape for name, weight in loaded.model.state_dict().items()}

@@ -134,7 +134,7 @@ def make_plan(recipe: "Recipe") -> Plan:
         shortest.append(shortest_prompt(environment, renderer, train or heldout))
         for name, training in trainings.items():
             check_length(name, training, context, shortest[-1])
-            check_training(name, training, role.model, s.engine)
+            check_training(name, training, s, role.model)
         if s.engine.attention:
             skeleton(role.model, s.engine.attention)
         longest, weights[role.name] = max(longest, prompt), weights_of(role.model)
@@ -232,14 +232,18 @@ def _prompts(
         yield len(renderer.render(first.messages, first.tree, agent, tools=first.tools))
 
 
-def check_training(
-    name: str, training: TrainingSettings, model: str, engine: EngineSettings
-) -> None:
-    """Refuse an adapter that does not fit a model, and packing under an attention that takes no mask of tries."""
-    if training.packing == "auto" and (engine.attention or "").startswith("flash"):
+def check_training(name: str, training: TrainingSettings, s: RecipeSettings, model: str) -> None:
+    """Refuse another dtype than the run's, an attention that can't train so, and an adapter that does not fit."""
+    if training.dtype == "float32" and weight_dtype(s) != torch.float32:
         raise UserError(
-            f"{name}.packing=auto computes shared beginnings once, and engine.attention={engine.attention} can't",
-            f"use {name}.packing=flat, or engine.attention=sdpa",
+            f"{name}.dtype=float32, and another training of this run has bfloat16, which all its models then have",
+            f"set {name}.dtype=bfloat16 too",
+        )
+    flat = training.packing == "flat" and training.dtype == "bfloat16"
+    if (s.engine.attention or "").startswith("flash") and not flat:
+        raise UserError(
+            f"engine.attention={s.engine.attention} is for 16 bits, and takes no mask of beginnings that rows share",
+            f"set {name}.dtype=bfloat16 and {name}.packing=flat, or use engine.attention=sdpa",
         )
     if training.method == "lora":
         add_lora(skeleton(model), r=1, alpha=1, target_modules=training.lora_targets)
