@@ -68,12 +68,12 @@ FAMILIES: dict[str, tuple[str, dict[str, object], Sequence[str]]] = {
     "hyperclovax": ("hyperclovax", {**LLAMA, "logits_scaling": 4.0}, WHOLE),
     "mixtral": ("mixtral", {**LLAMA, **EXPERTS}, WHOLE),
     "gemma2": ("gemma2", {**LLAMA, "head_dim": 8, "sliding_window": 16, "final_logit_softcapping": 3.0}, ("flat",)),
-    "capped attention": ("gemma2", {**LLAMA, **CAPPED}, ("flat", "engine")),
+    "capped attention": ("gemma2", {**LLAMA, **CAPPED}, WHOLE),
     "falcon_h1": ("falcon_h1", {**LLAMA, **MAMBA, "lm_head_multiplier": 0.1, "mamba_chunk_size": 16}, ("flat",)),
     "inkling": ("inkling_text", {**LLAMA, **INKLING, "logits_mup_width_multiplier": 4.0}, ("flat",)),
     "mamba": ("mamba", {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, ("flat",)),
     "bloom": ("bloom", {"vocab_size": 100, "hidden_size": 32, "n_layer": 2, "n_head": 4}, ("flat",)),
-    "gptj": ("gptj", {**GPT, "rotary_dim": 4}, ("flat", "engine")),
+    "gptj": ("gptj", {**GPT, "rotary_dim": 4}, WHOLE),
     "roberta": ("roberta", {**ONE_KEY_HEAD_EACH, "is_decoder": True}, ()),
 }  # fmt: skip
 """Model type, settings, and the ways that are taken; the others are refused."""

@@ -22,7 +22,7 @@ from experiments.dense_tree import SPARSE
 from tests import games
 
 SMALL = (
-    "rollout.tasks=6", "search.runs=30", "search.window=6", "search.pairs=12", "pairs.margin=0.2", "pairs.max_visits=2",
+    "rollout.tasks=6", "search.runs=30", "search.window=6", "search.pairs=12", "pairs.margin=0.2",
     "budget.pairs=8", "evaluate.tasks=4", "train.batch_rows=8",
 )  # fmt: skip
 

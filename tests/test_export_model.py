@@ -13,6 +13,7 @@ from coterie.models import hub
 from coterie.models.loading import load
 from tests.conftest import FEW, Cli, refused
 from tests.hub import Account, point_hub_at, take
+from tests.reinforcing import made
 
 
 def test_the_last_policy_is_written_with_its_tokenizer_and_a_card(
@@ -111,3 +112,8 @@ def test_a_token_that_the_hub_would_refuse_is_refused(
         hub.hub_answers.cache_clear()
         server.shutdown()
     assert reason in said and not known.repos
+
+
+def test_the_card_has_settings_that_are_named_by_hand() -> None:
+    recipe = made("rl/grpo", ["reward.measures={rounds: 0.5}"])
+    assert yaml.safe_load(export_model._changed(recipe))["reward.measures.rounds"] == 0.5

@@ -16,7 +16,6 @@ from coterie.engines.drawing import draw, draw_by_torch, uniforms
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Completion, EngineError, Sampling
 from coterie.errors import UserError
-from coterie.models.adapters import add_lora, save_adapter
 from tests.templates import model
 
 Job = tuple[list[int], int, Sampling]
@@ -262,28 +261,6 @@ def test_load_replaces_weights_and_drops_what_was_kept(tmp_path: Path) -> None:
     asyncio.run(one.load(tmp_path, "1"))
     assert one.version == "1"
     assert asyncio.run(one.sample(*ask)) == want
-
-
-def test_load_merges_an_adapter_into_the_first_weights(tmp_path: Path) -> None:
-    base, adapter = tmp_path / "base", tmp_path / "adapter"
-    first = model("chatml")
-    first.model.save_pretrained(base)
-    first.tokenizer.save_pretrained(base)
-    from coterie.models.loading import load
-
-    tuned = add_lora(load(base).model, r=2, alpha=4)
-    with torch.no_grad():
-        for name, weight in tuned.named_parameters():
-            if "lora_B" in name:
-                weight.fill_(0.05)
-    save_adapter(tuned, adapter)
-    one = InProcessEngine(load(base), policy="p", version="0")
-    asyncio.run(one.load(adapter, "1"))
-    ids = list(range(30))
-    (scores,) = asyncio.run(one.logprobs(ids[:1], [ids[1:]]))
-    with torch.no_grad():
-        logits = tuned(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-    assert scores == pytest.approx(logits[range(29), ids[1:]].tolist(), abs=1e-4)
 
 
 def test_load_is_refused_in_flight_and_for_other_shapes(tmp_path: Path) -> None:

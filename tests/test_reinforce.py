@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from coterie.errors import UserError
 from coterie.models.loading import load
@@ -189,6 +191,43 @@ def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path
     with open_run(tmp_path / "again", again.name, again.settings) as run:
         (record,) = step_records(run.store, 0, STAGE).values()
     assert record["rounds"] == 2, "and no more, though none told anything"
+
+
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [("rl/grpo", "reward.kl=0.01"), ("rl/dapo", ""), ("rl/ppo", "critic.train.learning_rate=1e-2")],
+)
+def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
+    tmp_path: Path, method: str, own: str
+) -> None:
+    (tmp_path / "own.py").write_text("def one(dialogue):\n    return 1 - dialogue.outcome.score\n")
+    term = f"reward.terms={{{tmp_path / 'own.py'}:one: 1}}"
+    more = ["update.weight_decay=0.1", "loss.kl=0.1", *own.split()]
+    recipe = made(method, [*SMALL, term, "steps.count=2", *more])
+    records = run_whole(recipe, tmp_path / "run")
+    assert [record["reward"] for record in records.values()] == [1.0] * 2
+    assert [record["policy/updates"] for record in records.values()] == [0] * 2
+    as_it_began = weight_hash(load("tiny-exchange").model)
+    assert final(tmp_path / "run") == as_it_began
+    if method == "rl/ppo":
+        assert records[1]["critic/updates"] == 4, "what is to be expected can be learned"
+        assert final(tmp_path / "run", "critic") != as_it_began
+
+
+def test_bfloat16_weights_are_sampled_trained_and_kept(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    own = ["update.dtype=bfloat16", "engine.attention=eager", "steps.count=2", "loss.kl=0.1"]
+    recipe = made("rl/grpo", [*words, *own])
+    records = run_whole(recipe, tmp_path / "run")
+    assert [record["policy/updates"] for record in records.values()] == [1, 2]
+    assert 0.8 < float(records[1]["policy/ratio"]) < 1.2
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        policy = recipe.load_policy(run, 1).model
+    recipe.close()
+    assert (policy.dtype, policy.config._attn_implementation) == (torch.bfloat16, "eager")
+    (file,) = (tmp_path / "run/training/policy/iteration-00/final").glob("*.safetensors")
+    assert {weight.dtype for weight in load_file(file).values()} == {torch.bfloat16}
 
 
 def test_each_agent_can_have_a_policy_of_its_own(tmp_path: Path, words: tuple[str, ...]) -> None:
@@ -402,7 +441,7 @@ class Policy:
     """What preparing reads of a learner: which weights it has."""
 
     def __init__(self, agents: Sequence[str], version: str) -> None:
-        self.role, self.version = "policy", version
+        self.role, self.version, self.moved = "policy", version, False
         self.what = Learning("policy", 0, tuple(agents), SFT(), UpdateSettings(), 1)
 
 

@@ -104,7 +104,7 @@ def test_an_advantage_of_a_path_stands_on_all_its_segments_and_counts_them_once(
 class Policy:
     """A learner whose reference gives each token -1.5."""
 
-    role, version = "policy", "0"
+    role, version, moved = "policy", "0", True
     what = SimpleNamespace(agents=("Ann",))
 
     def with_reference(self, rows: Sequence[Row], temperature: float) -> list[Row]:
@@ -133,6 +133,10 @@ def test_costs_make_no_group_tell_something_of_which_all_rewards_are_equal() -> 
     first, second = (one.rows[0].advantages for one in found.paths)
     assert first != second, "what they cost is learned from"
     assert not found.telling and found.counts["groups_flat"] == 1
+    policy.moved = False
+    found = prepare(Drawn(1, paths=equal), [policy], None, rules, GroupSettings())
+    assert [any(one.rows[0].advantages) for one in found.paths] == [False, False], "rounding alone"
+    policy.moved = True
     other = [path("a", 1.0), path("b", 0.0)]
     found = prepare(Drawn(1, paths=other), [policy], None, rules, GroupSettings())
     assert found.telling == {"task"} and found.counts["groups_flat"] == 0

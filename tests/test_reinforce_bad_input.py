@@ -162,25 +162,6 @@ def test_a_term_that_is_no_number_stops_the_run_and_names_itself(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "more"),
-    [
-        ("rl/grpo", ["reward.kl=0.01"]),
-        ("rl/ppo", ["loss.kl=0.001", "critic.train.learning_rate=1e-2"]),
-    ],
-    ids=["costs", "critic"],
-)
-def test_equal_rewards_end_a_run_whatever_costs_and_a_critics_errors_make_of_them(
-    tmp_path: Path, method: str, more: list[str]
-) -> None:
-    term = f"reward.terms={{{tmp_path / 'own.py'}:one: 1}}"
-    own = words(tmp_path, term, "steps.count=9", "steps.patience=3", *more)
-    said, records = stopped(tmp_path / "run", method, own)
-    assert len(records) == 3 and all(record["reward"] == 1 for record in records)
-    assert "all paths of each task had the same reward (1.000 in the mean)" in said
-
-
-@pytest.mark.slow
 def test_measures_that_no_dialogue_has_are_counted_and_named(tmp_path: Path) -> None:
     class Heard(Silent):
         said: ClassVar[list[str]] = []

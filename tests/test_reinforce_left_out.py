@@ -35,11 +35,15 @@ def path(task: str, leaf: str, reward: float | None, *writers: str, length: int 
     return AgentPath(task, "Ann", outcome, len(rows), rows, Sampled(task, leaf, reward, (), "Ann"))
 
 
+BONUS = Rules(AdvantageSettings(), entropy=True)
+"""All rows have a gradient."""
+
+
 class Policy:
     """A learner without a model: which weights it has, and what it was trained on."""
 
     def __init__(self, version: str, longest: int = 9) -> None:
-        self.role, self.version = "policy", version
+        self.role, self.version, self.moved = "policy", version, False
         self.what = SimpleNamespace(agents=("Ann",), like=None)
         self.trainer = self
         self.longest = longest
@@ -95,7 +99,7 @@ def test_dynamic_sampling_counts_all_groups_and_trains_on_those_that_tell_someth
 
 def updated(paths: Sequence[AgentPath], policy: Policy, minibatches: int = 1) -> Any:
     learner: Any = policy
-    return update(paths, [learner], StepSettings(minibatches=minibatches), "seed")
+    return update(paths, [learner], StepSettings(minibatches=minibatches), BONUS, "seed")
 
 
 def test_rows_that_are_too_long_are_left_out_and_counted_and_the_others_are_trained_on() -> None:
@@ -121,7 +125,7 @@ def test_trained_tokens_are_targets_of_policies_in_all_epochs_and_not_prompts_or
     critic = Policy("0")
     critic.role, critic.what.like = "critic", "policy"
     learners: Any = [Policy("0"), critic]
-    assert update(paths, learners, StepSettings(epochs=2), "seed").targets == 2 * 3 * 2
+    assert update(paths, learners, StepSettings(epochs=2), BONUS, "seed").targets == 2 * 3 * 2
 
 
 def test_a_step_of_which_every_row_is_too_long_is_refused_with_what_to_do() -> None:

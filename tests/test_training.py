@@ -26,9 +26,9 @@ from coterie.training.loop import train
 from coterie.training.regression import Regression
 from coterie.training.settings import TrainingSettings
 from coterie.training.sft import SFT
-from coterie.training.trainer import rate_at
+from coterie.training.trainer import make_optimizer, rate_at
 from coterie.trajectories.row import Row, Target
-from tests.training_models import SETTINGS, some_pairs, some_rows, tiny_llama
+from tests.training_models import LOW, SETTINGS, some_pairs, some_rows, started, tiny_llama
 
 SCRIPT = Path(__file__).with_name("training_models.py")
 
@@ -286,10 +286,10 @@ def test_lora_goes_on_with_the_adapter_that_a_model_has(tmp_path):
 # Stopping and going on.
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", ["full", "lora", "bfloat16"])
 def test_killed_and_resumed_training_is_bitwise_equal(tmp_path, method):
-    settings = SETTINGS if method == "full" else with_(method="lora", lora_r=4)
-    whole = train(tiny_llama(), some_rows(), settings, tmp_path / "whole")
+    model, settings = started(method)
+    whole = train(model, some_rows(), settings, tmp_path / "whole")
     folder = tmp_path / "killed"
     command = [sys.executable, str(SCRIPT), method, str(folder)]
     process = subprocess.Popen(command, env=os.environ)
@@ -298,7 +298,7 @@ def test_killed_and_resumed_training_is_bitwise_equal(tmp_path, method):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert 3 <= int(checkpoint.newest_checkpoint(folder).name[-8:]) < whole.steps
-    resumed = train(tiny_llama(), some_rows(), settings, folder)
+    resumed = train(started(method)[0], some_rows(), settings, folder)
     assert weight_hash(resumed.final) == weight_hash(whole.final)
     losses = [
         [line["loss"] for line in metrics_of(tmp_path / name)] for name in ("whole", "killed")
@@ -324,11 +324,12 @@ def test_a_loss_that_is_not_finite_names_the_rows_and_spares_the_weights(tmp_pat
     assert largest_difference(before, weights_of(model)) == 0
 
 
-def test_dropout_and_16_bit_weights_are_refused(tmp_path):
+def test_dropout_and_weights_of_another_dtype_are_refused(tmp_path):
     with pytest.raises(UserError, match="dropout"):
         train(tiny_llama(attention_dropout=0.1), some_rows(), SETTINGS, tmp_path)
-    with pytest.raises(UserError, match="bfloat16"):
-        train(tiny_llama().to(torch.bfloat16), some_rows(), SETTINGS, tmp_path)
+    for model, settings in ((tiny_llama().bfloat16(), SETTINGS), (tiny_llama(), LOW)):
+        with pytest.raises(UserError, match="dtype="):
+            train(model, some_rows(), settings, tmp_path)
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan")])
@@ -369,9 +370,32 @@ def test_an_adapter_that_is_not_described_has_rank_16_and_is_the_same_as_one_tha
     assert settings.identity() != TrainingSettings(method="lora", lora_alpha=16).identity()
 
 
-def test_bfloat16_trains_too(tmp_path):
-    report = train(tiny_llama(), some_rows(), with_(mixed_precision="bf16"), tmp_path)
-    assert report.last_loss < report.first_loss
-    assert all(
-        w.dtype == torch.float32 for w in load_file(report.final / "model.safetensors").values()
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bfloat16_computes_or_is_the_weights(tmp_path, dtype, method):
+    precision = "bf16" if dtype == "float32" else "no"
+    settings = with_(dtype=dtype, mixed_precision=precision, method=method, epochs=3)
+    model = tiny_llama().to(getattr(torch, dtype))
+    report = train(model, some_rows(), settings, tmp_path)
+    assert report.last_loss < report.first_loss - 0.05
+    file = "model" if method == "full" else "adapter_model"
+    kinds = {w.dtype for w in load_file(report.final / f"{file}.safetensors").values()}
+    assert kinds == {torch.float32 if method == "lora" else getattr(torch, dtype)}
+
+
+def test_updates_smaller_than_bfloat16_resolves_count_in_the_mean():
+    gradients = torch.randn(30, 20_000, generator=torch.Generator().manual_seed(0)) + 1
+    weights = {kind: torch.ones(20_000, dtype=kind) for kind in (torch.float32, torch.bfloat16)}
+    for weight in weights.values():
+        optimizer = make_optimizer({"w": weight}, with_(learning_rate=1e-5, weight_decay=0))
+        torch.manual_seed(0)
+        for gradient in gradients:
+            weight.grad = gradient.to(weight.dtype)
+            optimizer.step()
+    exact, low = (1 - weight.double().mean() for weight in weights.values())
+    assert 1e-4 < exact < 3e-4 < torch.finfo(torch.bfloat16).eps / 4, (
+        "rounded off if to the nearest"
     )
+    assert low == pytest.approx(float(exact), rel=0.1)
+    state = optimizer.state[weights[torch.bfloat16]]
+    assert {value.dtype for value in state.values()} == {torch.float32}

@@ -44,6 +44,17 @@ def tiny_llama(seed: int = 0, **config: object) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**{**SHAPE, "tie_word_embeddings": True, **config}))
 
 
+LOW = TrainingSettings(**{**SETTINGS.model_dump(), "dtype": "bfloat16"})
+
+
+def started(method: str) -> tuple[LlamaForCausalLM, TrainingSettings]:
+    """A model and the settings of a training: ``full``, ``lora`` or ``bfloat16``."""
+    if method == "bfloat16":
+        return tiny_llama().bfloat16(), LOW
+    lora = {"method": "lora", "lora_r": 4} if method == "lora" else {}
+    return tiny_llama(), TrainingSettings(**{**SETTINGS.model_dump(), **lora})
+
+
 def some_rows(count: int = 40, seed: int = 0, longest: int = 30) -> list[Row]:
     """Random prompts, each followed by its first tokens again (what there is to learn), twice."""
     rng = random.Random(seed)
@@ -103,11 +114,9 @@ class Slow:
 
 
 def main(method: str, folder: Path) -> None:
-    """One training: of rows by SFT (``full``, ``lora``), or of pairs (``dpo``)."""
-    settings = SETTINGS.model_copy(update={"save_every_steps": 1})
-    if method == "lora":
-        settings = TrainingSettings(**{**settings.model_dump(), "method": "lora", "lora_r": 4})
-    model = tiny_llama()
+    """One training: of rows by SFT (``full``, ``lora``, ``bfloat16``), or of pairs (``dpo``)."""
+    model, settings = started(method)
+    settings = settings.model_copy(update={"save_every_steps": 1})
     if method != "dpo":
         train(model, some_rows(), settings, folder, progress=Slow())
         return

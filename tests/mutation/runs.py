@@ -20,6 +20,7 @@ REINFORCE = "tests/test_reinforce.py::"
 ORDER = f"{REINFORCE}test_the_minibatches_of_an_epoch_have_each_group_once"
 ACTS = f"{REINFORCE}test_rewards_of_acts_stand_at_the_last_token_of_the_agents_turn"
 STALE = f"{REINFORCE}test_paths_of_other_weights_are_dropped_and_counted"
+FLAT = f"{REINFORCE}test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was"
 ADV = "tests/test_reinforce_advantages.py::"
 CRITIC = (
     f"{ADV}test_a_critics_values_are_what_was_expected_and_a_path_that_was_cut_off_goes_on_in_them"
@@ -69,6 +70,8 @@ FAULTS = (
     Fault(f"{R}loop:minibatches", settings(epochs=1), [ORDER]),
     Fault(f"{R}loop:_rows", given(agents=lambda agents: agents[:0]), [LONG]),
     Fault(f"{R}preparing:_fresh", around(lambda original, paths, policies: list(paths)), [STALE]),
+    Fault(f"{R}loop:_has_gradient", returns(True), [FLAT]),
+    Fault(f"{R}loop:Reinforcement._flat", returns(False), [FLAT]),
     Fault(f"{R}preparing:_masked", returns(False), [PATH_CUT]),
     Fault(f"{R}preparing:telling", returns([]), [DYNAMIC]),
     Fault(f"{R}preparing:prepare", given(groups=edited(rounds=1)), [DYNAMIC]),

@@ -23,6 +23,7 @@ TRAINING = "tests/test_training.py::"
 LOSS = f"{TRAINING}test_loss_is_one_weighted_mean_over_the_step"
 FIRST = f"{TRAINING}test_a_target_at_the_first_token_is_not_trained"
 ADAMW = f"{TRAINING}test_a_step_is_that_of_adamw_with_decay_of_matrices_only"
+ROUNDED = f"{TRAINING}test_updates_smaller_than_bfloat16_resolves_count_in_the_mean"
 ORDER = f"{TRAINING}test_every_row_is_seen_once_per_epoch_and_the_order_is_that_of_the_seed"
 RATE = f"{TRAINING}test_the_rate_climbs_and_goes_to_zero"
 MARGIN = "tests/test_step_critic_losses.py::test_the_bradley_terry_loss_is_that_of_the_margin"
@@ -204,6 +205,7 @@ FAULTS = (
     Fault(f"{T}trainer:rate_at", given(step=lambda step: step + 1), [ADAMW]),
     Fault(f"{T}trainer:make_optimizer", settings(betas=(0.9, 0.999)), [ADAMW]),
     Fault(f"{T}trainer:make_optimizer", settings(weight_decay=0.01), [ADAMW]),
+    Fault(f"{T}adamw:rounded", around(lambda original, exact: exact.bfloat16()), [ROUNDED]),
     Fault(f"{T}trainer:rate_at", settings(warmup_ratio=0.0), [RATE]),
     Fault(f"{T}trainer:rate_at", settings(schedule="constant"), [RATE_EVERY]),
     Fault(f"{T}trainer:Trainer.leave_out", returns(None), [COUNTED]),

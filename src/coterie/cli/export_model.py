@@ -81,7 +81,7 @@ def _changed(recipe: Recipe) -> str:
     preset = settings(recipe.name, words)
     usual = flatten(preset.model_dump(mode="json"))
     values = flatten(s.model_dump(mode="json"))
-    changed = {path: value for path, value in values.items() if value != usual[path]}
+    changed = {path: value for path, value in values.items() if value != usual.get(path)}
     given = {name: value for name, value in chosen.items() if value is not None}
     written = {"recipe": recipe.name, **given, **changed}
     return str(yaml.safe_dump(written, sort_keys=False)).rstrip()

@@ -7,6 +7,8 @@ import torch
 from coterie.config.settings import Settings, key
 from coterie.engines.servers.settings import OptionValue, VLLMSettings
 
+Attention = Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
+
 
 class EngineSettings(Settings):
     """How a policy is sampled. Where the in-process engine runs a model by compiled loops (Llama and Qwen2 on
@@ -29,6 +31,11 @@ class EngineSettings(Settings):
         "`cuda:1`, ...",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
     )
+    attention: Attention | None = key(
+        None,
+        "Attention of models in this process, as Transformers calls it; default: Transformers' choice (sdpa). The "
+        "embedded engine's own passes are eager or sdpa.",
+    )
     keep_servers: bool = key(
         True,
         "Servers stay up while training, and new weights are loaded into them; false ends them and "
@@ -44,7 +51,9 @@ class EngineSettings(Settings):
         """The part that what is sampled depends on."""
         template = [sorted(self.template_args.items())] if self.template_args else []
         if self.kind == "inprocess":
-            return (self.kind, self.device_name.partition(":")[0], *template)
+            attention = (self.attention,) if self.attention else ()
+            device = self.device_name.partition(":")[0]
+            return (self.kind, device, *attention, *template)
         own = self.vllm
         arguments = sorted(own.arguments.items())
         sampled = (own.urls, own.served_name, own.dtype, own.max_model_len, arguments)

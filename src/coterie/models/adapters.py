@@ -6,6 +6,7 @@ its adapters off; :func:`using` switches to either for a while.
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,15 +16,22 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft import set_peft_model_state_dict as set_state
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 from safetensors.torch import load_file
+from torch import nn
 
 from coterie.errors import UserError
 from coterie.models.checksums import checksums
 from coterie.models.heads import HEAD
-from coterie.models.logprobs import PEFT_PREFIX
+from coterie.models.logprobs import PEFT_PREFIX, causal
 from coterie.models.saved import check_whole, reading
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+ALL_LINEAR = "all-linear"
+"""PEFT's name of all linear layers but the output layer."""
+LAYERS = f"choose among the names of the model's linear layers, or use {ALL_LINEAR}"
+BASE = "load the base that it was trained on (base_model_name_or_path in its adapter_config.json)"
 DEFAULT = "default"
 BASE_FILE = "base.json"
 """Beside a saved adapter: what the base is that it was trained on."""
@@ -40,26 +48,30 @@ def add_lora(
 ) -> PeftModel:
     """``model`` with a fresh trainable LoRA adapter of rank ``r`` and scale ``alpha / r``.
 
-    On a model that has adapters already, another is added and made the active one.
+    On a model that has adapters already, another is added and made the active one. Raises :class:`UserError` for a
+    target that is no layer of the model, or none that an adapter can be put on.
     """
+    whole = ALL_LINEAR in target_modules
+    layers = [f".{layer}" for layer, _ in causal(model).named_modules()]
+    missing = [one for one in target_modules if not any(x.endswith(f".{one}") for x in layers)]
+    if missing and not whole:
+        raise UserError(
+            f"a LoRA adapter on {', '.join(missing)} does not fit this model, which has no such layer",
+            LAYERS,
+        )
     config = LoraConfig(
         r=r,
         lora_alpha=alpha,
-        target_modules=list(target_modules),
+        target_modules=ALL_LINEAR if whole else list(target_modules),
         lora_dropout=dropout,
         task_type="CAUSAL_LM",
     )
-    try:
+    with _fitting(f"a LoRA adapter on {', '.join(target_modules)}", LAYERS):
         if isinstance(model, PeftModel):
             model.add_adapter(name, config)
             model.set_adapter(name)
             return model
         added = get_peft_model(model, config, adapter_name=name)
-    except ValueError as error:
-        raise UserError(
-            f"a LoRA adapter on {', '.join(target_modules)} does not fit this model: {error}",
-            "choose target_modules among the names of the model's linear layers",
-        ) from error
     assert isinstance(added, PeftModel)
     return added
 
@@ -135,7 +147,7 @@ def load_adapter(
 ) -> PeftModel:
     """``model`` with the adapter of ``folder`` under ``name``, active; one of that name is replaced.
 
-    Raises :class:`UserError` for an adapter that was trained on another base, or is not whole.
+    Raises :class:`UserError` for an adapter that was trained on another base, does not fit this one, or is not whole.
     """
     file = folder / "adapter_model.safetensors"
     if not file.is_file():
@@ -143,7 +155,7 @@ def load_adapter(
             f"{folder} has no adapter_model.safetensors", "give a folder that save_adapter wrote"
         )
     _check_base(model, folder)
-    with reading(folder):
+    with reading(folder), _fitting(f"the adapter in {folder}", BASE):
         saved = load_file(file)
         if isinstance(model, PeftModel):
             if name in model.peft_config:  # maybe of another rank or scale
@@ -157,6 +169,41 @@ def load_adapter(
     model.set_adapter(name, inference_mode=not trainable)
     assert isinstance(model, PeftModel)
     return model
+
+
+def merged(model: Any) -> Any:
+    """The base with its active adapter merged into its weights; ``model`` is no more.
+
+    Tied embeddings of which the adapter changes one are untied first: the other one must stay as it is.
+    """
+    base = model.get_base_model()
+    ends = base.get_input_embeddings(), base.get_output_embeddings()
+    if any(isinstance(end, (BaseTunerLayer, AuxiliaryTrainingWrapper)) for end in ends):
+        untie(base)
+    return model.merge_and_unload()
+
+
+def untie(model: Any) -> None:
+    """Give the output layer of a model weights of its own where it shares those of the input embeddings."""
+    first, last = (
+        getattr(end, "original_module", getattr(end, "base_layer", end))
+        for end in (model.get_input_embeddings(), model.get_output_embeddings())
+    )
+    if first.weight is last.weight:
+        last.weight = nn.Parameter(first.weight.detach().clone(), first.weight.requires_grad)
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = False
+    model.all_tied_weights_keys = {}
+
+
+@contextmanager
+def _fitting(adapter: str, todo: str) -> Iterator[None]:
+    """Turn what PEFT and torch say of an adapter that is for another model into a ``UserError``."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{adapter} does not fit this model: {reason}", todo) from error
 
 
 def remove_adapter(model: PeftModel, name: str) -> None:
@@ -180,9 +227,11 @@ def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = No
     """
     digest = hashlib.sha256()
     found = {
-        name.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."): (weights or {}).get(name, own)
+        re.sub(r"\.(base_layer|original_module)\.", ".", name.removeprefix(PEFT_PREFIX)): (
+            (weights or {}).get(name, own)
+        )
         for name, own in model.named_parameters()
-        if ".lora_" not in name
+        if ".lora_" not in name and ".modules_to_save." not in name
     }
     for name, weight in sorted(found.items()):
         if name.startswith(f"{HEAD}."):
@@ -200,9 +249,7 @@ def _check_base(model: Any, folder: Path) -> None:
         told = json.loads(file.read_text())["fingerprint"]
     if told != base_fingerprint(model):
         raise UserError(
-            f"the adapter in {folder} was trained on another base than this model",
-            "load the base that it was trained on (base_model_name_or_path in its "
-            "adapter_config.json)",
+            f"the adapter in {folder} was trained on another base than this model", BASE
         )
 
 

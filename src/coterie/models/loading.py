@@ -74,17 +74,22 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     template_args: Mapping[str, Any] | None = None,
+    attention: str | None = None,
 ) -> LoadedModel:
-    """Load a model for evaluation, its chat template with ``template_args``.
+    """Load a model for evaluation.
 
-    Raises ``UserError`` for anything a person can fix.
+    ``template_args`` are those of its chat template, ``attention`` is Transformers' ``attn_implementation``. Raises
+    ``UserError`` for anything a person can fix.
     """
     source = resolve(name_or_path)
     config = _config(source)
     renderer, context_length = load_renderer(source, template_args)
     check_safetensors(source)
     _check_memory(source, dtype, torch.device(device))
-    model = with_weights(AutoModelForCausalLM, source, config=config, dtype=dtype)
+    if attention:
+        skeleton(source, attention)
+    words: dict[str, Any] = {"config": config, "attn_implementation": attention}
+    model = with_weights(AutoModelForCausalLM, source, dtype=dtype, **words)
     model.eval().to(device=device)
     return LoadedModel(model, renderer.tokenizer, renderer, context_length, source)
 
@@ -105,12 +110,27 @@ def weights_of(name_or_path: str | Path) -> int:
     """How many weights a model has, by its config. Raises ``UserError`` for what :func:`load` can't
     read; of local weights only the headers are looked at, of the hub's nothing."""
     source = resolve(name_or_path)
-    config = _config(source)
     check_safetensors(source)
     count_weights(Path(source))
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(parameter.numel() for parameter in skeleton(source).parameters())
+
+
+def skeleton(name_or_path: str | Path, attention: str | None = None) -> Any:
+    """A model without weights (on the ``meta`` device), by its config.
+
+    Raises :class:`UserError` for an attention that the model or this machine does not have.
+    """
+    config = _config(resolve(name_or_path))
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    except (ImportError, ValueError) as error:
+        if attention is None:
+            raise
+        raise UserError(
+            f"attention={attention} can't be used with {name_or_path}: {str(error).splitlines()[0]}",
+            "use attention=sdpa, or install what it needs",
+        ) from error
 
 
 def free_memory(device: torch.device) -> int:
@@ -133,11 +153,13 @@ def reload(loaded: LoadedModel, path: str | Path) -> None:
     if not adapter:
         _config(source)
         check_safetensors(source)
+    from coterie.models.adapters import load_adapter, merged, untie
+
     fresh = with_weights(AutoModelForCausalLM, source, dtype=loaded.model.dtype)
     if adapter:
-        from coterie.models.adapters import load_adapter
-
-        fresh = load_adapter(fresh, folder).merge_and_unload()
+        fresh = merged(load_adapter(fresh, folder))
+    if fresh.get_input_embeddings().weight is not fresh.get_output_embeddings().weight:
+        untie(loaded.model)
     weights = fresh.state_dict()
     have = {name: weight.shape for name, weight in loaded.model.state_dict().items()}
     if have != {name: weight.shape for name, weight in weights.items()}:

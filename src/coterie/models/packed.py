@@ -4,7 +4,7 @@ Used by training, by reference log-probs and by engines, so that all three compu
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -91,9 +91,14 @@ def model_batch(
     model: Any, sequences: Sequence[Ids], places: Sequence[Sequence[int]], rule: CostRule | None
 ) -> PackedBatch:
     """A batch on the model's device, its mask as the model's attention takes it."""
-    device = model.get_input_embeddings().weight.device
-    flex = model.config._attn_implementation == "flex_attention"
-    return pack_batch(sequences, places, rule, device, flex=flex)
+    weight, attention = model.get_input_embeddings().weight, model.config._attn_implementation
+    flex = attention == "flex_attention"
+    batch = pack_batch(sequences, places, rule, weight.device, flex=flex)
+    if attention == "eager" and isinstance(batch.mask, Tensor):  # which adds its mask to scores
+        lowest = torch.finfo(weight.dtype).min
+        added = torch.zeros(batch.mask.shape, dtype=weight.dtype, device=weight.device)
+        batch = replace(batch, mask=added.masked_fill_(~batch.mask, lowest))
+    return batch
 
 
 def sequence_logprobs(

@@ -31,7 +31,7 @@ from coterie.runs.roles import Role, Roles
 from coterie.runs.selected import selected
 from coterie.runs.stage import Stage
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.training.settings import TrainingSettings
+from coterie.training.settings import TrainingSettings, weight_dtype
 from coterie.trajectories.item import Metrics
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
@@ -186,7 +186,8 @@ class Recipe(ABC):
         """The models of its roles; open until :meth:`close`, or until another run is asked for."""
         if self._roles is None or self._roles.run is not run:
             self.close()
-            self._roles = Roles(self.roles(), self.settings.engine, run)
+            dtype = weight_dtype(self.settings)
+            self._roles = Roles(self.roles(), self.settings.engine, run, dtype)
         return self._roles
 
     @property

@@ -20,8 +20,9 @@ from coterie.environments.user_simulator import (
     check_script,
 )
 from coterie.errors import UserError
+from coterie.models.adapters import ALL_LINEAR, add_lora
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import check_context, free_memory, load_renderer, weights_of
+from coterie.models.loading import check_context, free_memory, load_renderer, skeleton, weights_of
 from coterie.recipes.settings import RecipeSettings
 from coterie.rollout.opening import first_prompts
 from coterie.runs.place import EVALUATION
@@ -31,7 +32,7 @@ from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.training.launch import check_launch
-from coterie.training.settings import TrainingSettings
+from coterie.training.settings import TrainingSettings, weight_dtype
 from coterie.training.trackers import check_tracker
 from coterie.trajectories.task import Task
 
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 RENDERED = 64
 """So many of the wordiest tasks are rendered to find the longest prompt."""
-BYTES_PER_WEIGHT = {"full": 4 * (1 + 1 + 2), "lora": 4 + 4}
-"""By method: float32 weights with gradients and AdamW's two moments; or the base, and a merged copy that samples."""
+MOMENTS = 2 * 4
+"""Bytes of AdamW's two moments of a weight, which are float32."""
 CRITIC_TRAINING = "critic.train"
 """Key of the training of a critic: servers never sample from it, and it may have a value head."""
 MARKS = 8
@@ -133,10 +134,14 @@ def make_plan(recipe: "Recipe") -> Plan:
         shortest.append(shortest_prompt(environment, renderer, train or heldout))
         for name, training in trainings.items():
             check_length(name, training, context, shortest[-1])
+            check_training(name, training, s, role.model)
+        if s.engine.attention:
+            skeleton(role.model, s.engine.attention)
         longest, weights[role.name] = max(longest, prompt), weights_of(role.model)
         contexts.append(context)
     full = any(one.method == "full" for one in trainings.values())
-    memory = max(weights.values()) * BYTES_PER_WEIGHT["full" if full else "lora"]
+    # weights and gradients; or for lora the base, and a merged copy that samples
+    memory = max(weights.values()) * (2 * weight_dtype(s).itemsize + (MOMENTS if full else 0))
     check_memory(memory, s)
     return Plan(
         stages=tuple(stage.step.stage for stage in stages),
@@ -227,6 +232,23 @@ def _prompts(
         yield len(renderer.render(first.messages, first.tree, agent, tools=first.tools))
 
 
+def check_training(name: str, training: TrainingSettings, s: RecipeSettings, model: str) -> None:
+    """Refuse another dtype than the run's, an attention that can't train so, and an adapter that does not fit."""
+    if training.dtype == "float32" and weight_dtype(s) != torch.float32:
+        raise UserError(
+            f"{name}.dtype=float32, and another training of this run has bfloat16, which all its models then have",
+            f"set {name}.dtype=bfloat16 too",
+        )
+    flat = training.packing == "flat" and training.dtype == "bfloat16"
+    if (s.engine.attention or "").startswith("flash") and not flat:
+        raise UserError(
+            f"engine.attention={s.engine.attention} is for 16 bits, and takes no mask of beginnings that rows share",
+            f"set {name}.dtype=bfloat16 and {name}.packing=flat, or use engine.attention=sdpa",
+        )
+    if training.method == "lora":
+        add_lora(skeleton(model), r=1, alpha=1, target_modules=training.lora_targets)
+
+
 def check_length(name: str, training: TrainingSettings, context: int, shortest: int) -> None:
     """Refuse rows that the model can't take, and a limit that leaves no row: each begins with a prompt."""
     if training.max_length > context:
@@ -265,7 +287,8 @@ def check_served(engine: EngineSettings, trainings: Mapping[str, TrainingSetting
                 f"up to engine.vllm.lora_rank={engine.vllm.lora_rank}",
                 f"set engine.vllm.lora_rank={training.rank}",
             )
-        if others := sorted(set(training.lora_targets) - set(engine.vllm.lora_modules)):
+        targets = set(training.lora_targets) - {ALL_LINEAR}
+        if others := sorted(targets - set(engine.vllm.lora_modules)):
             raise UserError(
                 f"{name}.lora_targets has {', '.join(others)}, which engine.vllm.lora_modules has not",
                 f"add {', '.join(others)} to engine.vllm.lora_modules",

@@ -13,7 +13,8 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import Plan, check_room, check_served
+from coterie.recipes.plan import Plan, check_room, check_served, check_training
+from coterie.recipes.settings import RecipeSettings
 from coterie.rewards.path_reward import PathReward, PathRewardSettings
 from coterie.runs.folder import Run
 from coterie.runs.reinforce.learner import Learning
@@ -103,11 +104,11 @@ def depends(s: ReinforceSettings, engine: EngineSettings) -> tuple[object, ...]:
 
 
 def reinforced_plan(
-    s: ReinforceSettings, engine: EngineSettings, plan: Callable[[], Plan], prefix: str = ""
+    s: ReinforceSettings, whole: RecipeSettings, plan: Callable[[], Plan], prefix: str = ""
 ) -> Plan:
     """The ``plan`` of a run with this stage. Refuses (``UserError``) what can't work, before anything is sampled.
 
-    ``prefix`` is what the names of these settings begin with.
+    ``whole`` are the run's settings, ``prefix`` is what the names of these begin with.
     """
     PathReward(s.reward)
     if s.steps.minibatches > s.rollout.tasks:
@@ -126,7 +127,10 @@ def reinforced_plan(
                 "engine and the trainer share a model",
                 f"leave out {name}.processes and {name}.launch",
             )
-    check_served(engine, {f"{prefix}update": s.update})
+    check_served(whole.engine, {f"{prefix}update": s.update})
+    check_training(f"{prefix}update", s.update, whole, whole.model)
+    if s.has_critic:
+        check_training(f"{prefix}critic.train", s.critic.train, whole, whole.model)
     found = plan()
     check_room(f"{prefix}update", s.update, found.context, found.shortest_prompt)
     if s.has_critic:
@@ -179,7 +183,7 @@ async def reinforce(
             recomputed=s.loss.old == "recomputed",
             reference=bool(s.loss.kl),
             kl=s.reward.kl,
-            always=bool(s.loss.kl or s.loss.entropy or s.reward.kl),
+            entropy=bool(s.loss.entropy),
         )
         work = Reinforcement(run, models, groups, s.steps, rules, sampling, policies, critic)
         return await work.learn(progress)

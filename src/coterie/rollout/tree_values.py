@@ -1,8 +1,9 @@
 """What the nodes of a growing tree are worth: kept up to date, rollout by rollout.
 
 A rollout changes its own path only, so taking it in costs as much as the path is long. The value of a node is the mean
-reward of the rollouts through it, each counted once. DensePolicy's is the unweighted mean of the values of a node's
-children (its visit counter counts every pass but the first twice); ``children`` has that mean, with single counts.
+reward of the rollouts through it, each counted once, or the unweighted mean of its children (DensePolicy).
+Visits are the distinct leaves below a node: labels that led to the same words are one way to go on, however often it
+was gone. (DensePolicy's counter counts passes, every one but the first twice.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ class NodeValue:
     mean: float
     """The node's value, in units of reward."""
     visits: int
+    """Distinct leaves that the rollouts through it reached."""
     distance: float
     """Mean number of the agent's turns from it to the end."""
 
@@ -26,7 +28,8 @@ class NodeValue:
 @dataclass(slots=True)
 class _Sums:
     reward: float = 0.0
-    visits: int = 0
+    rollouts: int = 0
+    leaves: int = 0
     distance: int = 0
     value: float = 0.0
 
@@ -41,6 +44,7 @@ class TreeValues:
     """By node, those that a rollout went through."""
     parents: dict[str, str] = field(default_factory=dict)
     _sums: dict[str, _Sums] = field(default_factory=dict)
+    _leaves: set[str] = field(default_factory=set)
 
     def add(self, path: Sequence[str], reward: float) -> None:
         """Take in a rollout: the agent's turns from the beginning to the end."""
@@ -48,23 +52,27 @@ class TreeValues:
             if node not in self.parents:
                 self.parents[node] = parent
                 self.children.setdefault(parent, []).append(node)
+        leaf = path[-1] if path else self.root
+        new = leaf not in self._leaves
+        self._leaves.add(leaf)
         for distance, node in enumerate((*reversed(path), self.root)):
             sums = self._sums.setdefault(node, _Sums())
             sums.reward += reward
-            sums.visits += 1
+            sums.rollouts += 1
+            sums.leaves += new
             sums.distance += distance
             below = self.children.get(node, [])
             if self.rule == "children" and below:
                 sums.value = sum(self._sums[child].value for child in below) / len(below)
             else:
-                sums.value = sums.reward / sums.visits
+                sums.value = sums.reward / sums.rollouts
 
     def __contains__(self, node: str) -> bool:
         return node in self._sums
 
     def __getitem__(self, node: str) -> NodeValue:
         sums = self._sums[node]
-        return NodeValue(sums.value, sums.visits, sums.distance / sums.visits)
+        return NodeValue(sums.value, sums.leaves, sums.distance / sums.rollouts)
 
     def nodes(self) -> Iterable[str]:
         return self._sums

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from peft import PeftModel
 
 from coterie.engines.inprocess import InProcessEngine
@@ -77,8 +78,16 @@ def _check_shared(role: Role, known: Mapping[str, Role]) -> None:
 class Roles:
     """The roles of one open run; to be closed."""
 
-    def __init__(self, roles: Sequence[Role], settings: EngineSettings, run: Run) -> None:
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        settings: EngineSettings,
+        run: Run,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         check_roles(roles)
+        self.dtype = dtype
+        """Of the weights of all models in this process."""
         self.known = {role.name: role for role in roles}
         self.settings = settings
         self.run = run
@@ -97,22 +106,18 @@ class Roles:
         """A version of a role, to sample from and to score with; an adapter is merged."""
         role, path = self.known[name], self.path(name, version)
         adapter = is_adapter(path)
-        loaded = self._loaded(role.model if adapter else path)
+        loaded = self._load(role.model if adapter else path)
         if adapter:
             reload(loaded, path)
         if role.head and version:
             load_head(loaded.model, Path(path))
         return loaded
 
-    def _loaded(self, path: Path | str) -> LoadedModel:
-        s = self.settings
-        return load(path, device=s.device_name, template_args=s.template_args)
-
     def load_to_train(self, name: str, version: int) -> LoadedModel:
         """A version of a role, to be trained on: an adapter is beside its base, and goes on."""
         role, path = self.known[name], self.path(name, version)
         adapter = is_adapter(path)
-        loaded = self._loaded(role.model if adapter else path)
+        loaded = self._load(role.model if adapter else path)
         if adapter:
             model = load_adapter(loaded.model, Path(path), trainable=True)
             loaded = replace(loaded, model=model)
@@ -121,6 +126,16 @@ class Roles:
         elif role.head:
             add_head(loaded.model)
         return loaded
+
+    def _load(self, model: Path | str) -> LoadedModel:
+        s = self.settings
+        return load(
+            model,
+            dtype=self.dtype,
+            device=s.device_name,
+            template_args=s.template_args,
+            attention=s.attention,
+        )
 
     # -- the engines that sample from them -------------------------------------------------------
 
@@ -165,7 +180,7 @@ class Roles:
                 "train it with method=lora, or leave out `shares`",
             )
         if base not in self._shared:
-            self._shared[base] = self._loaded(self.known[base].model)
+            self._shared[base] = self._load(self.known[base].model)
         loaded = self._shared[base]
         if version:
             model = load_adapter(loaded.model, Path(path), name=role.name)

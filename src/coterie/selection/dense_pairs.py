@@ -1,8 +1,8 @@
 """Pairs of siblings of a dense tree: what the agent might have done next, one of which did better.
 
 DensePolicy (its code; no paper was found): two siblings with different texts are a pair if their values differ by at
-least a margin and each was visited often enough for its value to mean something. A node that is far from the end needs
-more visits: min(floor(2^d), M), where d is the mean distance to the end.
+least a margin and each was visited often enough (distinct leaves below it) for its value to mean something. A node that
+is far from the end needs more visits: min(floor(2^d), M), where d is the mean distance to the end.
 
 ``first_difference`` is what one has without a tree: two whole runs with different outcomes, paired where they first
 differ.
@@ -49,7 +49,7 @@ class DensePairSettings(Settings):
     )
     max_visits: int = key(
         8,
-        "A sibling must have been visited min(2^d, this) times, where d is its mean distance to the end.",
+        "A sibling must have min(2^d, this) visits (distinct leaves below it); d is its mean distance to the end.",
         source="DensePolicy's code: 8",
         ge=1,
     )

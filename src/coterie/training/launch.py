@@ -117,6 +117,8 @@ class Job:
     """The adapter in the job's folder that goes on."""
     head: bool
     """Whether the model has a value head, which lies in the job's folder."""
+    attention: str
+    """As Transformers calls it."""
     settings: TrainingSettings
     objective: str
     objective_settings: Given | None
@@ -211,6 +213,7 @@ def _write(
         model=loaded.source,
         adapter=adapter,
         head=head,
+        attention=loaded.model.config._attn_implementation,
         settings=settings,
         objective=place_of(type(objective)),
         objective_settings=given,

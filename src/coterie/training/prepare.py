@@ -74,7 +74,7 @@ def prepared(
     try:
         _read_only(model, reads)
         _refuse_dropout(model)
-        _refuse_low_precision(model)
+        _refuse_other_dtype(model, settings)
         trained = model.active_adapter if isinstance(model, PeftModel) else None
         checkpointing = settings.gradient_checkpointing
         found = Prepared(model, trained, frozenset(trainable(model)), checkpointing)
@@ -163,6 +163,8 @@ def precision(settings: TrainingSettings, device: torch.device) -> str:
     """Accelerate's name of the precision: bfloat16 where asked for, or where it pays (CUDA)."""
     if settings.mixed_precision != "auto":
         return settings.mixed_precision
+    if settings.dtype == "bfloat16" and settings.method == "full":
+        return "no"
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
 
 
@@ -183,11 +185,12 @@ def _refuse_dropout(model: nn.Module) -> None:
         )
 
 
-def _refuse_low_precision(model: nn.Module) -> None:
-    """Small updates vanish in weights of 16 bits."""
-    low = {str(w.dtype) for w in trainable(model).values() if w.dtype != torch.float32}
-    if low:
+def _refuse_other_dtype(model: Any, settings: TrainingSettings) -> None:
+    """Refuse weights (of the base, for lora) that are not of the training's dtype."""
+    own = model.get_input_embeddings().weight.dtype
+    if own != getattr(torch, settings.dtype):
+        kind = str(own).removeprefix("torch.")
         raise UserError(
-            f"the weights to train are {', '.join(sorted(low))}, in which small updates vanish",
-            "load the model with dtype=torch.float32; mixed_precision=bf16 makes the passes cheap",
+            f"the weights are {kind}, and the training has dtype={settings.dtype}",
+            f"set its dtype={kind}, or load the model with dtype=torch.{settings.dtype}",
         )

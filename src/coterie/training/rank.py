@@ -61,7 +61,8 @@ class ToFile:
 
 
 def model_of(folder: Path, job: Job, device: torch.device) -> Any:
-    model = load(job.model, device=device).model
+    dtype = getattr(torch, job.settings.dtype)
+    model = load(job.model, dtype=dtype, device=device, attention=job.attention).model
     if job.adapter is not None:
         model = load_adapter(model, folder / ADAPTER, name=job.adapter, trainable=True)
     if job.head:

@@ -225,8 +225,8 @@ class Record:
             tokens=self.counts.tokens,
             targets=self.counts.targets,
             computed_tokens=self.counts.computed_tokens,
-            first_loss=self._losses[0],
-            last_loss=sum(tail) / len(tail),
+            first_loss=self._losses[0] if self._losses else 0.0,
+            last_loss=sum(tail) / max(len(tail), 1),
             seconds=self._seconds,
         )
 

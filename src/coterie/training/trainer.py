@@ -30,6 +30,7 @@ from coterie.models.check import check
 from coterie.models.heads import find_head
 from coterie.models.splitting import Family, Splitter
 from coterie.training import checkpoint
+from coterie.training.adamw import AdamW
 from coterie.training.batches import Batch, hand, usable
 from coterie.training.forward import LossModule
 from coterie.training.objective import Item, Objective
@@ -40,9 +41,7 @@ from coterie.training.settings import TrainingSettings
 from coterie.training.trackers import NoTracker, Tracker
 
 
-def make_optimizer(
-    weights: Mapping[str, nn.Parameter], settings: TrainingSettings
-) -> torch.optim.AdamW:
+def make_optimizer(weights: Mapping[str, nn.Parameter], settings: TrainingSettings) -> AdamW:
     """AdamW that decays matrices only (norms and biases are vectors)."""
     matrices = [weight for weight in weights.values() if weight.ndim > 1]
     vectors = [weight for weight in weights.values() if weight.ndim <= 1]
@@ -51,7 +50,7 @@ def make_optimizer(
         {"params": vectors, "weight_decay": 0.0},
     ]
     filled = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(filled, lr=settings.learning_rate, betas=settings.betas, fused=True)
+    return AdamW(filled, lr=settings.learning_rate, betas=settings.betas, fused=True)
 
 
 def check_schedule(settings: TrainingSettings, total: int | None) -> None:
@@ -263,8 +262,6 @@ class Trainer(Generic[Item]):
         """Publish the final weights in ``folder/final``, remove the checkpoints, and close."""
         if self.report is None:
             self._refuse_closed()
-            if not self.done:
-                raise UserError("a training without a step has nothing to publish", "take a step")
             with self._prepared.training():
                 self.report = self._record.finish()
         self.close()

@@ -9,7 +9,7 @@
     evaluate         on held-out tasks, greedily                                                             (2.6)
 
 Deviations from the released code, each on purpose: new rollouts are accepted (in the code none is after the first
-ones); visits are counted once; an outside set that is too small is not topped up with repeats; a node's value is a
+ones); visits are distinct leaves; an outside set that is too small is not topped up with repeats; a node's value is a
 mean over rollouts (``search.value=children`` is the code's mean over children); choosing a node does not count as a
 visit for pairs; a path that was sampled to its end is not sampled again; training and held-out tasks are disjoint
 (the code trains on test tasks). A replay that says something else fails its branch (the code warns).

@@ -187,7 +187,7 @@ class GapData(Recipe):
                 f"traces.source={self.file} is not a file", "correct the path, or use traces=expert"
             )
         if s.reinforces:
-            return reinforced_plan(s.rl, s.engine, super().plan, "rl.")
+            return reinforced_plan(s.rl, s, super().plan, "rl.")
         return super().plan()
 
     def trainings(self) -> dict[str, TrainingSettings]:

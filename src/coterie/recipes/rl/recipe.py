@@ -64,7 +64,7 @@ class Reinforce(Recipe):
         return {agent: agent if each else POLICY for agent in agents}
 
     def plan(self) -> Plan:
-        return reinforced_plan(self.settings, self.settings.engine, super().plan)
+        return reinforced_plan(self.settings, self.settings, super().plan)
 
     def training_tasks(self) -> int:
         return self.settings.rollout.tasks * self.settings.steps.count

@@ -47,12 +47,17 @@ def counts(found: GroupAdvantages) -> dict[str, int]:
 
 
 def valued(
-    paths: Sequence[Path], critic: object, training: TrainingSettings, settings: AdvantageSettings
+    paths: Sequence[Path],
+    critic: object,
+    training: TrainingSettings,
+    settings: AdvantageSettings,
+    flat: bool = False,
 ) -> Judged:
     """Each token against what the critic, a model with a value head, says before it (GAE).
 
     A path that a limit cut off is bootstrapped with the value after its last token. Rows also carry the values and the
-    returns, for the critic to learn. A path with a row that is too long for a training is left out.
+    returns, for the critic to learn. A path with a row that is too long for a training is left out. Where rewards are
+    ``flat``, all advantages are the critic's errors and become 0.
     """
     graded = [path for path in paths if path.sampled.total is not None and path.trained]
     rows = [row for path in graded for row in path.rows]
@@ -72,7 +77,9 @@ def valued(
         estimates.append(gae(rewards, values, settings.gamma, settings.lam, bootstrap))
         kept.append(replace(path, rows=tuple(own)))
     advantages = [found for found, _ in estimates]
-    if settings.whiten:
+    if flat:
+        advantages = [[0.0] * len(own) for own in advantages]
+    elif settings.whiten:
         advantages = whiten(advantages)
     done = tuple(
         replace(path, rows=tuple(with_advantages(path.rows, own, returns)))

@@ -71,6 +71,11 @@ class Learner:
         done = self.trainer.done
         return f"{self.what.version}.{done}" if done else str(self.what.version)
 
+    @property
+    def moved(self) -> bool:
+        """Whether its weights differ from those of its reference."""
+        return self.trainer.done > 0
+
     async def sampler(self, sampling: Sampling) -> TokenSampler:
         renderer = self.loaded.renderer
         if self._models.settings.kind == "inprocess":

@@ -69,25 +69,32 @@ def minibatches(
 
 
 def update(
-    paths: Sequence[Path], learners: Sequence[Learner], settings: StepSettings, seed: str
+    paths: Sequence[Path],
+    learners: Sequence[Learner],
+    settings: StepSettings,
+    rules: Rules,
+    seed: str,
 ) -> Updated:
     """Train each role on the paths of its agents. Rows that are too long are left out and counted.
 
-    Raises :class:`UserError` if all are.
+    A role takes no optimizer step on rows whose gradient is rounding alone, which Adam would scale up.
+
+    Raises :class:`UserError` if all rows are too long.
     """
-    found = Updated()
+    found, fits = Updated(), False
     for tasks in minibatches([path.task for path in paths], settings, seed):
         for one in learners:
             every = _rows(paths, one.what.agents, tasks)
             rows = [row for row in every if len(row.ids) <= one.trainer.longest]
             found.too_long += len(every) - len(rows)
             one.trainer.leave_out(len(every) - len(rows), 0)
-            if rows:
+            fits = fits or bool(rows)
+            if rows and _has_gradient(one, rows, rules):
                 if one.what.like is None:  # not a critic
                     found.targets += sum(row.target_count for row in rows)
                 found.add(one.role, one.trainer.step(rows))
                 found.updates += 1
-    if found.too_long and not found.updates:
+    if found.too_long and not fits:
         raise UserError(
             f"all {found.too_long} rows of a step are longer than a training takes "
             f"({max(one.trainer.longest for one in learners)} tokens): nothing can be learned from them",
@@ -95,6 +102,14 @@ def update(
             "(rollout.max_tokens, fewer turns)",
         )
     return found
+
+
+def _has_gradient(one: Learner, rows: Sequence[Row], rules: Rules) -> bool:
+    """Whether the loss of a role has a gradient: for a critic always, for a policy from an advantage, an entropy bonus,
+    or a divergence from the reference once it has moved."""
+    if one.what.like is not None or rules.entropy or (rules.reference and one.moved):
+        return True
+    return any(any(row.advantages or ()) for row in rows)
 
 
 def _rows(paths: Sequence[Path], agents: Sequence[str], tasks: frozenset[str]) -> list[Row]:
@@ -207,8 +222,7 @@ class Reinforcement:
         first = self._first(records)
         with self._opened(records, first) as learners:
             for step in range(first, self.steps.count):
-                draws = int(records[step - 1][DRAWS]) if step else 0
-                records[step] = await self._step(step, draws, learners, progress)
+                records[step] = await self._step(step, records, learners, progress)
                 self._check_hope(step, records)
                 if (step + 1) % self.steps.save_every == 0:
                     for one in learners:
@@ -216,20 +230,24 @@ class Reinforcement:
             return self._finish(learners, records)
 
     async def _step(
-        self, step: int, draws: int, learners: Sequence[Learner], progress: Progress
+        self,
+        step: int,
+        records: Mapping[int, Metrics],
+        learners: Sequence[Learner],
+        progress: Progress,
     ) -> Metrics:
         """Sample, compare, update; writes what it was like."""
+        draws = int(records[step - 1][DRAWS]) if step else 0
         began = time.monotonic()
         policies = learners[: len(self.policies)]
         drawn = await self._sample(step, draws, policies, progress)
         await self.models.engines.rest()
         sampled = time.monotonic()
         critic = learners[-1] if self.critic else None
-        judged = prepare(drawn, policies, critic, self.rules, self.groups.settings)
-        updated = Updated()
-        if judged.telling or self.rules.always:
-            seed = f"{self.groups.seed}/{self.groups.iteration}/{step}"
-            updated = update(judged.paths, learners, self.steps, seed)
+        flat = self._flat([records[n] for n in range(step)], drawn)
+        judged = prepare(drawn, policies, critic, self.rules, self.groups.settings, flat=flat)
+        seed = f"{self.groups.seed}/{self.groups.iteration}/{step}"
+        updated = update(judged.paths, learners, self.steps, self.rules, seed)
         seconds = (sampled - began, time.monotonic() - sampled)
         metrics = {
             **step_metrics(drawn, judged, updated, seconds),
@@ -295,6 +313,17 @@ class Reinforcement:
                 for one in self._learnings
             ]
 
+    def _flat(self, before: Sequence[Metrics], drawn: Drawn) -> bool:
+        """Whether nothing of this stage so far was better than anything else, which makes a critic's errors the only
+        advantages. With gamma < 1 sooner is better, and rewards of acts tell tokens apart."""
+        if self.rules.advantage.gamma < 1 or any(path.sampled.steps for path in drawn.paths):
+            return False
+        totals = [path.sampled.total for path in drawn.paths]
+        known = [total for total in totals if total is not None]
+        return not known or _all_equal(
+            [*before, *({"reward": t, "reward_error": 0} for t in known)]
+        )
+
     def _check_hope(self, step: int, records: Mapping[int, Metrics]) -> None:
         """Refuse to go on where for a long time nothing could be learned."""
         last = [records[n] for n in range(max(0, step + 1 - self.steps.patience), step + 1)]
@@ -306,9 +335,7 @@ class Reinforcement:
             raise _hopeless(last)
 
     def _finish(self, learners: Sequence[Learner], records: Mapping[int, Metrics]) -> Metrics:
-        """Publish the final weights of all roles. Refuses a run in which nothing was ever learned."""
-        if any(one.trainer.report is None and not one.trainer.done for one in learners):
-            raise _hopeless(list(records.values()))
+        """Publish the final weights of all roles; those that took no optimizer step are as they were."""
         for one in learners:
             if one.trainer.report is None:
                 one.trainer.save()

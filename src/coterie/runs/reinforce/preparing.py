@@ -26,9 +26,8 @@ class Rules:
     """Whether it reads log-probs under what a role began as (``Row.reference``)."""
     kl: float = 0.0
     """Weight of the divergence from that as a cost of each token, a part of the reward."""
-    always: bool = False
-    """Whether there is something to learn where all rewards are equal: from a divergence (in the loss or as a cost), or
-    an entropy bonus."""
+    entropy: bool = False
+    """Whether the loss has an entropy bonus, from which there is something to learn where all rewards are equal."""
 
 
 def prepare(
@@ -37,12 +36,15 @@ def prepare(
     critic: Learner | None,
     rules: Rules,
     groups: GroupSettings,
+    *,
+    flat: bool = False,
 ) -> Judged:
     """The paths to train on, with all that objectives read.
 
     Paths of other weights than those that a role has now are dropped and counted; all others are compared before any is
     left out. Later updates of the step are by newer weights: their ratios are to what was sampled. Whether a group
-    tells something is decided by its rewards, before its tokens cost anything.
+    tells something is decided by its rewards, before its tokens cost anything. ``flat``: no reward of the stage has
+    differed from another one so far.
     """
     fresh = _fresh(drawn.paths, policies)
     found = {"paths_stale": len(drawn.paths) - len(fresh)}
@@ -54,15 +56,17 @@ def prepare(
         fresh = _by_role(
             fresh, policies, lambda one, rows: one.with_reference(rows, groups.temperature)
         )
+    moved = {agent for one in policies if one.moved for agent in one.what.agents}
     given = fresh
     if rules.kl:
-        fresh = [_costly(path, rules.kl) for path in fresh]
+        fresh = [_costly(path, rules.kl) if path.agent in moved else path for path in fresh]
     if critic is not None:
         training = critic.what.settings
-        judged = valued(fresh, critic.trainer.model, training, rules.advantage)
+        flat = flat and not (rules.kl and moved)
+        judged = valued(fresh, critic.trainer.model, training, rules.advantage, flat)
     else:
         judged = compared(fresh, rules.advantage)
-        if rules.kl:  # costs always differ, if only by rounding
+        if rules.kl:  # costs differ, and are no reward
             before = compared(given, rules.advantage)
             judged = replace(judged, telling=before.telling, counts=before.counts)
     chosen = [path for path in judged.paths if not _masked(path, rules.advantage)]

@@ -1,0 +1,138 @@
+"""An adapter's logits are those of its merged, exported and loaded weights, and what is sampled is scored by them."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import LlamaConfig, Qwen3Config
+
+from coterie.engines.protocol import Sampling
+from coterie.errors import UserError
+from coterie.models.adapters import add_lora, load_adapter, save_adapter
+from coterie.models.loading import load, reload
+from tests.engine_models import CHATML, engine_of, loaded
+from tests.reinforcing import SMALL, made
+
+IDS = torch.tensor([[*range(5, 25)]])
+TARGETS: Mapping[str, Sequence[str]] = {
+    "attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+    "all-linear": ("all-linear",),
+    "embed_tokens": ("q_proj", "embed_tokens"),
+    "lm_head": ("q_proj", "lm_head"),
+    "both ends": ("embed_tokens", "lm_head"),
+}
+SAVED = {"saved embed_tokens": "embed_tokens", "saved lm_head": "lm_head"}
+
+
+def changed(model: PeftModel) -> PeftModel:
+    """Every trained weight moved off where it began."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora_" in name or ".modules_to_save." in name:
+                weight.add_(torch.randn_like(weight), alpha=0.1)
+    return model.eval()
+
+
+def adapter(model: Any, kind: str) -> PeftModel:
+    if kind in TARGETS:
+        return changed(add_lora(model, r=2, alpha=4, target_modules=TARGETS[kind]))
+    config = LoraConfig(
+        r=2, target_modules=["q_proj"], modules_to_save=[SAVED[kind]], task_type="CAUSAL_LM"
+    )
+    made = get_peft_model(model, config)
+    assert isinstance(made, PeftModel)
+    return changed(made)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(IDS).logits
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`")
+@pytest.mark.parametrize("kind", [*TARGETS, *SAVED])
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [(LlamaConfig, True), (Qwen3Config, False)],
+    ids=["tied, compiled", "untied, by Transformers"],
+)
+def test_merged_exported_loaded_and_sampled_weights_are_the_adapters(
+    tmp_path: Path, family: Any, tied: bool, kind: str
+) -> None:
+    config = family(**CHATML, head_dim=8, tie_word_embeddings=tied)
+    base = loaded(config)
+    base.model.save_pretrained(tmp_path / "base")
+    base.tokenizer.save_pretrained(tmp_path / "base")
+    before = logits(base.model)
+    trained = adapter(base.model, kind)
+    own = logits(trained)
+    assert (own - before).abs().max() > 0.1
+    save_adapter(trained, tmp_path / "adapter")
+    again = load_adapter(load(tmp_path / "base").model, tmp_path / "adapter")
+    assert torch.equal(logits(again), own)
+
+    merged = load(tmp_path / "base")
+    reload(merged, tmp_path / "adapter")
+    assert torch.allclose(logits(merged.model), own, atol=1e-3)
+    merged.model.save_pretrained(tmp_path / "merged")
+    merged.tokenizer.save_pretrained(tmp_path / "merged")
+    exported = load(tmp_path / "merged")
+    assert torch.equal(logits(exported.model), logits(merged.model))
+
+    engine = engine_of(load(tmp_path / "base"))
+    prompt = IDS[0].tolist()
+    for weights, model in (("adapter", again), ("base", load(tmp_path / "base").model)):
+        asyncio.run(engine.load(tmp_path / weights, weights))
+        (said,) = asyncio.run(engine.sample(prompt, [3], Sampling(max_tokens=8)))
+        with torch.no_grad():
+            every = model(torch.tensor([[*prompt, *said.ids]])).logits.log_softmax(-1)
+        at = every[0, len(prompt) - 1 : -1].gather(1, torch.tensor(said.ids)[:, None])[:, 0]
+        assert said.logprobs == pytest.approx(at.tolist(), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "said"),
+    [
+        (
+            "rl/grpo",
+            "update.method=lora update.lora_targets=[q_proj,no_such]",
+            "adapter on no_such",
+        ),
+        (
+            "rl/grpo",
+            "update.method=lora update.lora_targets=[norm]",
+            "adapter on norm does not fit",
+        ),
+        ("rl/ppo", "update.dtype=bfloat16", r"critic\.train\.dtype=float32, and another"),
+        ("rl/grpo", "engine.attention=flash_attention_2", "no mask of beginnings"),
+        ("optima/isft", "train.method=lora train.lora_targets=[no_such]", "adapter on no_such"),
+    ],
+)
+def test_weights_that_can_not_be_trained_so_are_refused_before_the_run(
+    method: str, words: str, said: str
+) -> None:
+    few = [one for one in SMALL if method.startswith("rl/") or not one.startswith(("st", "up"))]
+    with pytest.raises(UserError, match=said) as e:
+        made(method, [*few, *words.split()]).check()
+    assert "\n" not in e.value.what
+    if method == "rl/grpo":
+        made(method, [*few, "update.method=lora", "update.lora_targets=[all-linear]"]).check()
+
+
+def test_an_adapter_of_another_architecture_is_refused_in_one_line(tmp_path: Path) -> None:
+    trained = adapter(loaded(LlamaConfig(**CHATML)).model, "mlp")
+    trained.save_pretrained(str(tmp_path))
+    wide = loaded(LlamaConfig(**{**CHATML, "intermediate_size": 48})).model
+    with pytest.raises(UserError, match="does not fit this model") as e:
+        load_adapter(wide, tmp_path)
+    assert "\n" not in e.value.what
+    with pytest.raises(UserError, match="no adapter_model"):
+        load_adapter(wide, tmp_path / "none")
