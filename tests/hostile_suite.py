@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.session import SessionLost
+from coterie.tools.sandbox.crew import SPOILED, SandboxFailed
 from coterie.tools.sandbox.settings import SandboxSettings
 from tests.hostile_answers import HOSTILE, PROBES
 from tests.hostile_cells import CELLS
@@ -52,7 +52,7 @@ async def attack(sandbox: Sandbox, source: str) -> list[str]:
     graded = await sandbox.grade(source, CALLS, EXPECTED)
     took = time.monotonic() - began
     wrong = [f"accepted: {test.result}" for test in graded.tests if test.passed]
-    if any(test.result.failed in ("lost", "open") for test in graded.tests):
+    if any(SPOILED in test.reason for test in graded.tests):
         wrong.append(f"broke the sandbox: {graded.tests}")
     if took > IN_TIME:
         wrong.append(f"took {took:.1f} s")
@@ -98,7 +98,7 @@ async def attack_session(sandbox: Sandbox, cells: Sequence[str]) -> list[str]:
         async with sandbox.session(0) as session:
             found = await session.run(HONEST_CELL)
             jails |= {worker.pid for worker in sandbox.sessions.crew.busy}
-    except SessionLost as error:
+    except SandboxFailed as error:
         return [f"broke the sandbox: {error}"]
     if found.text != HONEST_SHOWN:
         wrong.append(f"the honest session after it: {found}")

@@ -7,8 +7,9 @@ import time as clock
 import psutil
 import pytest
 
+from coterie.tools.sandbox.crew import SandboxFailed
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.session import NOTHING, PythonSession, SessionLost
+from coterie.tools.sandbox.session import NOTHING, PythonSession
 from coterie.tools.sandbox.settings import SandboxSettings
 from tests.python_sessions import ONE, descendants, in_sandbox, killed
 
@@ -57,7 +58,7 @@ def test_a_session_that_cannot_be_brought_back_fails_and_shows_nothing() -> None
         async with sandbox.session(0) as session:
             await session.run("import time\ntime.time_ns()")
             await killed(sandbox)
-            with pytest.raises(SessionLost, match="showed something else"):
+            with pytest.raises(SandboxFailed, match="showed something else"):
                 await session.run("1")
         async with sandbox.session(0) as session:
             assert (await session.run("1")).text == "1"

@@ -10,6 +10,7 @@ from typing import Any
 
 from coterie.config.settings import Settings, key
 from coterie.tools.run import Function, ToolUnavailable
+from coterie.tools.sandbox.crew import SandboxFailed
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -30,14 +31,14 @@ def run():
     code, stdin, most = {code!r}, {stdin!r}, {most}
     linecache.cache["main.py"] = (len(code), None, code.splitlines(True), "main.py")
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", "replace", write_through=True) for _ in range(2)]
-    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")
+    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode(errors="replace")), "utf-8")
     sys.stdout, sys.stderr = streams
     builtins.exit = builtins.quit = sys.exit
     status = 0
     try:
         exec(compile(code, "main.py", "exec"), {{"__name__": "__main__", "__builtins__": __builtins__}})
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        status = int(end.code) & 0xFF if isinstance(end.code, int) else int(end.code is not None)
         if status and not isinstance(end.code, int):
             print(end.code, file=streams[1])
     except BaseException as error:
@@ -104,7 +105,10 @@ class CodeTool:
 async def run_program(sandbox: Sandbox, code: str, stdin: str = "") -> str:
     """Return how a program ended, as agents are shown it. Raises ``ToolUnavailable`` if it can't be run."""
     source = PROGRAM.format(code=code, stdin=stdin, most=MOST)
-    (found,) = await sandbox.run(source, ["run()"])
+    try:
+        (found,) = await sandbox.run(source, ["run()"])
+    except SandboxFailed as error:
+        raise ToolUnavailable(str(error)) from error
     status, out, err = _ended(found)
     return told(status, out, err)
 
@@ -129,10 +133,7 @@ def _block(name: str, text: str) -> str:
 
 def _ended(found: CallResult) -> tuple[int, str, str]:
     """Status, output and errors of a program; it may have told anything."""
-    if found.failed in ("lost", "open"):
-        raise ToolUnavailable(f"the sandbox failed: {found.reason}")
-    value = found.value if found.ok else None
-    match value:
-        case [int(status), str(out), str(err)]:
-            return status, out, err
+    match found.wire:
+        case ["list", [["int", status], ["str", out], ["str", err]]]:
+            return int(status, 16) & 0xFF, out, err
     return KILLED, "", found.reason or "it told nothing that is a result"

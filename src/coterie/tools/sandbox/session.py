@@ -16,8 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from coterie.engines.protocol import EngineError
-from coterie.tools.sandbox.crew import TRIES, Crew
+from coterie.tools.sandbox.crew import SPOILED, TRIES, Crew, SandboxFailed
 from coterie.tools.sandbox.inside.cell import CONTINUATION, GONE, TOLD, Cell, Closing, Opening
 from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -30,16 +29,13 @@ LOST = {
     "memory": "The cell used too much memory and was stopped.",
     "ended": "The cell ended the process of the session.",
     "garbled": "The cell wrote to the channel of the session and was stopped.",
+    "restless": "Processes of the cell could not be stopped when it was done, and were ended.",
 }
 MAX_WHY = 200
 """Characters."""
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
 ADDRESS = "at 0x..."
 """What is shown in place of an object's address, which may be another one in a replay."""
-
-
-class BrokenReply(Exception):
-    """A reply that no supervisor writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +55,17 @@ class CellResult:
 
 
 def read_cell(records: Sequence[JobRecord], most: int) -> CellResult | None:
-    """What records say, as text of about ``most`` characters; ``None`` if the process was gone, through no cell.
+    """What records say, as text of about ``most`` characters; ``None`` if the process was gone.
 
-    Raises :class:`BrokenReply`.
+    Raises ``WorkerLost`` for a session that could not be opened.
     """
-    try:
-        (_, verdict), (_, head), (_, tail) = records
-        told = json.loads(verdict)
-        failed, why, left_out = told["failed"], str(told["why"])[:MAX_WHY], told["left_out"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise BrokenReply(str(error)) from error
+    (_, verdict), (_, head), (_, tail) = records
+    told = json.loads(verdict)
+    failed, why, left_out = told["failed"], str(told["why"])[:MAX_WHY], told["left_out"]
     if failed == GONE:
         return None
     if failed == "open":
-        raise BrokenReply(f"a session could not be closed in: {_text(head)[:MAX_WHY]}")
-    if failed not in LOST and failed not in TOLD.values():
-        raise BrokenReply(f"a verdict that there is not: {failed!r}")
+        raise WorkerLost(f"a session could not be closed in: {_text(head)[:MAX_WHY]}")
     # what was printed until a limit was met is no two times the same
     printed = (
         shortened(head, tail, left_out, most) if failed not in LOST or failed == "ended" else ""
@@ -110,8 +101,8 @@ def _text(data: bytes) -> str:
 BYTES = 4
 
 
-class SessionLost(EngineError):
-    """The sandbox could not run a cell, which is no fault of the cell's: whatever needs its result fails."""
+class CellLost(WorkerLost):
+    """A worker that was lost while it ran a new cell."""
 
 
 @dataclass(eq=False, slots=True)
@@ -126,18 +117,21 @@ class PythonSession:
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self, source: str) -> CellResult:
-        """Run a cell. Raises :class:`SessionLost`."""
+        """Run a cell. Raises ``SandboxFailed`` if it can't be run, by no fault of its own."""
         async with self._one:
-            why = ""
             for _ in range(TRIES):
                 try:
                     found = await self.sessions.run(self, source)
-                except (WorkerLost, BrokenReply) as error:
-                    why = str(error)
-                    continue
-                self.cells = [] if found.lost else [*self.cells, (source, found)]
-                return found
-        raise SessionLost(f"a cell could not be run: {why}")
+                    break
+                except WorkerLost as error:
+                    why = error
+            else:
+                if not isinstance(why, CellLost):
+                    raise SandboxFailed(f"a cell could not be run: {why}") from why
+                await self.sessions.crew.prove(why)
+                found = CellResult(f"{LOST['ended']} ({SPOILED})\n{ANEW}", "ended")
+            self.cells = [] if found.lost else [*self.cells, (source, found)]
+            return found
 
     def fork(self) -> None:
         """There is no copy: a forked process would share its jail, its limits and its folder with the first one.
@@ -171,7 +165,7 @@ class Sessions:
                 await asyncio.shield(asyncio.ensure_future(self._leave(worker)))
 
     async def run(self, session: PythonSession, source: str) -> CellResult:
-        """Run a cell of a session. Raises ``WorkerLost`` or ``BrokenReply``; the session has no process then."""
+        """Run a cell of a session. Raises ``WorkerLost``, if by the cell ``CellLost``; the session has no process then."""
         async with self._turns:
             if session.closed:
                 raise RuntimeError("a session runs nothing outside of its block")
@@ -180,7 +174,10 @@ class Sessions:
             try:
                 if held is None:
                     await self._begin(worker, session)
-                found = await self._cell(worker, source)
+                try:
+                    found = await self._cell(worker, source)
+                except WorkerLost as error:
+                    raise CellLost(str(error)) from error
             except BaseException:
                 await self.crew.drop(worker)
                 raise

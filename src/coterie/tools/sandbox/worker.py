@@ -14,7 +14,7 @@ from typing import cast
 
 from coterie.errors import UserError
 from coterie.tools.sandbox.inside.cell import Cell, Closing, Opening
-from coterie.tools.sandbox.inside.job import HEAD, Job, JobRecord
+from coterie.tools.sandbox.inside.job import HEAD, REPLY, Job, JobRecord
 from coterie.tools.sandbox.jail import Jail, advice
 from coterie.tools.sandbox.users import User, claim_user
 
@@ -38,6 +38,8 @@ class Worker:
 
     def __init__(self, user: User, process: Process) -> None:
         self.user = user
+        self.seconds = 0.0
+        """That the last job took, without the time for which it waited for a processor."""
         self._process = process
 
     @classmethod
@@ -85,10 +87,10 @@ class Worker:
 
     async def _reply(self, nonce: bytes, request: Request) -> bytes:
         await self._in.drain()
-        head = await self._out.readexactly(20)
-        if head[:16] != nonce:
+        head = await self._out.readexactly(len(nonce) + REPLY.size)
+        if head[: len(nonce)] != nonce:
             raise ValueError("a reply to another run")
-        (size,) = struct.unpack(">I", head[16:])
+        size, self.seconds = REPLY.unpack_from(head, len(nonce))
         if size > request.max_reply:
             raise ValueError("a reply that is too long")
         return await self._out.readexactly(size)

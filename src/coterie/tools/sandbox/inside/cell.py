@@ -9,8 +9,10 @@ from typing import ClassVar
 
 from coterie.tools.sandbox.inside.job import MAX_FAILURE, PATIENCE
 
-TOLD: dict[bytes, str] = {b"k": "", b"e": "error", b"s": "syntax", b"r": "refused", b"f": "open"}
+TOLD: dict[bytes, str] = {b"k": "", b"e": "error", b"s": "syntax", b"r": "refused"}
 """What the process may say of a cell: how it failed, if it did."""
+NOT_OPENED = b"f"
+"""What it says before the first cell, if it could not be confined."""
 GONE = "gone"
 """That the process was ended by nothing that a cell did."""
 CONTINUATION = bytes(range(0x80, 0xC0))

@@ -20,7 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from coterie.tools.sandbox.inside import confine
-from coterie.tools.sandbox.inside.cell import Opening
+from coterie.tools.sandbox.inside.cell import NOT_OPENED, Opening
 from coterie.tools.sandbox.inside.harness import OURS, open_nothing
 
 TOLD, CELLS, OUTPUT = 3, 4, 5
@@ -52,7 +52,7 @@ def serve(cells: int, told: int, output: int) -> NoReturn:
             confine.give_up_rights(opening.uid, opening.gid)
         except OSError as error:
             _say(str(error))
-            os.write(TOLD, b"f")
+            os.write(TOLD, NOT_OPENED)
             os._exit(0)
         interpreter = Interpreter(opening.seed)
         os.write(TOLD, b"k")

@@ -10,6 +10,8 @@ MAX_FAILURE = 4000
 """Bytes of a record that says why there is no value; every limit of results leaves room for one."""
 HEAD = struct.Struct(">cI")
 """What stands before a request: its kind, and its length."""
+REPLY = struct.Struct(">Id")
+"""What stands before a reply, after its nonce: its length, and the seconds that a job took of its own."""
 
 PATIENCE = 4
 """How many times its limit of seconds a job takes at most, where others use the processors."""

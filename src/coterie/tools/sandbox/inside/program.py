@@ -1,7 +1,6 @@
-"""Runs a program of a contest on one test, as a process of its own would be run. It imports nothing of ours.
+"""Runs a program of a contest on one test, as a process of its own would be run.
 
-``tools.contest`` sends the text of this module to the sandbox. All of it is within the program's reach, and what
-a right program prints is not here.
+All of this is within the program's reach, and nothing that depends on what a right program prints is here.
 """
 
 import atexit
@@ -21,8 +20,8 @@ from typing import Any
 TOO_MUCH = "too much"
 ERRORS = 2000
 """Bytes that are kept of what a program writes to its standard error."""
-RECURSION = 50_000
-"""Calls within each other, as LiveCodeBench's grader allows."""
+RECURSION = DIGITS = 50_000
+"""Calls within each other, and digits of an integer, as LiveCodeBench's grader allows."""
 USUAL = (
     "typing", "collections", "heapq", "bisect", "math", "itertools", "functools", "operator", "string", "re",
     "random", "copy", "datetime", "statistics", "sys",
@@ -102,6 +101,7 @@ def _child(program: str, given: str, function: str | None, files: list[int]) -> 
     sys.argv = ["main.py"]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)
     sys.setrecursionlimit(RECURSION)
+    sys.set_int_max_str_digits(DIGITS)
     atexit._clear()
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     status = max(_status(program, main, given, function, out), _last())
@@ -164,4 +164,4 @@ def _give(space: dict[str, Any], function: str, given: str, out: int) -> None:
     arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
     called = getattr(space["Solution"](), function) if "Solution" in space else space[function]
     with open(out, "w", encoding="utf-8", closefd=False) as stream:
-        json.dump(called(*arguments), stream)
+        json.dump(called(*arguments), stream, default=lambda value: value.tolist())  # of numpy
