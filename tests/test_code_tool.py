@@ -23,7 +23,17 @@ PROGRAMS = [
     ("while True:\n    pass", "", 137,
      "[FAILED] Code exited with status 137.\n[STDERR:BEGIN]\nit took too long\n[STDERR:END]"),
     ("import os\nos._exit(0)", "", 137, "[FAILED] Code exited with status 137.\n[STDERR:BEGIN]\n"),
+    ("import numpy\nprint(numpy.arange(4) @ numpy.arange(4))", "\ud800", 0,
+     "[EXECUTED] Code exited with status 0.\n[STDOUT:BEGIN]\n14\n[STDOUT:END]"),
+    ("raise SystemExit(10**5000 + 5)", "", 5, "[FAILED] Code exited with status 5. (no output)"),
+    *((f"import json, os\nt = json.dumps({told}).encode()\nos.write(3, len(t).to_bytes(4, 'big') + t)\nos._exit(0)",
+       "", 137, "[FAILED] Code exited with status 137.\n[STDERR:BEGIN]\n") for told in (
+        {"failed": "open", "why": ""}, {"failed": "lost", "why": ""}, {"failed": "gone", "why": ""},
+        {"value": ["dict", [[["list", []], ["none", None]]]]}, {"value": ["set", [["decimal", "sNaN"]]]},
+        {"value": ["list", [["int", "f" * 9000], ["str", ""], ["list", []]]]}, {"confined": True},
+    )),
 ]  # fmt: skip
+"""Programs, what they read, how they end, and how what agents are shown begins; the last write results of their own."""
 
 
 def run(*programs: dict[str, Any], **limits: Any) -> list[str]:

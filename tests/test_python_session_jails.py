@@ -11,7 +11,7 @@ from coterie.tools.sandbox.crew import SandboxFailed
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.session import NOTHING, PythonSession
 from coterie.tools.sandbox.settings import SandboxSettings
-from tests.python_sessions import ONE, descendants, in_sandbox, killed
+from tests.python_sessions import ONE, descendants, in_sandbox, in_session, killed
 
 SECRET = "zq_" + "needle"
 LOOK = f"""
@@ -85,6 +85,56 @@ def test_a_process_that_is_killed_from_outside_is_no_result_of_its_cell() -> Non
             assert (await cell).text == "7"
 
     in_sandbox(work)
+
+
+WAKE = """
+import ctypes, os, signal, threading, time
+libc = ctypes.CDLL(None)
+def wake():
+    while True: os.kill(os.getpid(), signal.SIGCONT)
+for _ in range(3):
+    if os.fork() == 0:  # a child whose end makes its parent go on, and who wakes all others
+        while True:
+            if libc.syscall(CLONE, int(signal.SIGCONT), 0, 0, 0, 0) == 0:
+                for who in (-1, 1): os.kill(who, signal.SIGCONT)
+                os._exit(0)
+            try: os.waitpid(-1, 0x40000001)
+            except OSError: pass
+if THREAD: threading.Thread(target=wake, daemon=True).start()
+time.sleep(DELAY)
+""".replace("CLONE", "56 if os.uname().machine == 'x86_64' else 220")
+
+
+def test_nothing_runs_between_cells_whatever_wakes_it() -> None:
+    def seen(pid: int) -> list[tuple[int, str, float, int]]:
+        _, _, *rest = psutil.Process(pid).children(recursive=True)  # after the two of ours
+        every = [
+            (one.pid, one.status(), sum(one.cpu_times()), one.memory_info().rss) for one in rest
+        ]
+        assert {status for _, status, _, _ in every} <= {"stopped", "zombie"}, every
+        return every
+
+    async def work(sandbox: Sandbox) -> None:
+        for number in range(6):
+            async with sandbox.session(0) as session:
+                cell = WAKE.replace("DELAY", f"{0.01 + number / 300}").replace(
+                    "THREAD", f"{number % 2}"
+                )
+                assert not (await session.run(cell)).failed
+                (worker,) = sandbox.sessions.crew.busy
+                before = seen(worker.pid)
+                await asyncio.sleep(0.05)
+                assert seen(worker.pid) == before
+
+    in_sandbox(work)
+
+
+def test_memory_that_a_cell_takes_at_its_end_counts() -> None:
+    """More than the limit, of all processes together, before anybody has looked at them."""
+    take = "import os, time\nfor _ in range(2):\n    os.fork()\nb = b'x' * (60 << 20)\n"
+    take += "if os.getpid() != 1:\n    time.sleep(60)"
+    (found,) = in_session(take, settings=ONE.model_copy(update={"memory_mib": 128}))
+    assert found.failed == "memory"
 
 
 def test_more_sessions_than_places_take_turns_and_keep_their_state() -> None:

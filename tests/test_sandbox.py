@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+import coterie
 from coterie.errors import UserError
 from coterie.tools.sandbox import jail
 from coterie.tools.sandbox.pool import Sandbox
@@ -151,7 +154,42 @@ def f():
     (result,) = inside(lambda s: s.run(source, ["f()"]))
     pid, names, host, processes, uid = result.value
     assert pid == 1 and host == "sandbox" and processes == [] and uid != 0
-    assert set(names) <= {"HOME", "LANG", "PATH", "PWD", "PYTHONHASHSEED", "PYTHONTZPATH"}
+    assert set(names) <= {*jail.ENVIRONMENT, "PWD"} and not set(names) & {"USER", "PYTHONPATH"}
+
+
+LOOKS = """
+import importlib.metadata, os, sys, sysconfig
+ours = (sysconfig.get_path("stdlib"), "/packages/numpy", "/usr/share/zoneinfo")
+def python():
+    return [top for top, _, names in os.walk("/") if any(name.endswith(".py") for name in names)
+            and not top.startswith(ours) or "-packages/" in top]
+def packages():
+    return [one.name for one in importlib.metadata.distributions()], sorted(os.listdir("/packages"))
+def there(*paths): return [path for path in paths if os.path.exists(path) and os.listdir(path)]
+def loads(*names):
+    found = []
+    for name in names:
+        try: found.append(__import__(name).__name__)
+        except ImportError: pass
+    return found
+"""
+
+
+def test_an_answer_has_the_standard_library_and_numpy_and_nothing_else_of_the_machine() -> None:
+    repository, packages = Path(coterie.__file__).parents[2], Path(psutil.__file__).parents[1]
+    ours = str(repository), str(packages), str(Path.home() / ".cache"), "/code", "/home", "/usr/bin"
+    calls = {
+        "python()": [],
+        f"there{ours}": [],
+        "loads('numpy', 'sqlite3', 'psutil', 'torch', 'sympy', 'pip', 'yaml', 'coterie.config')": [
+            "numpy", "sqlite3",
+        ],
+    }  # fmt: skip
+    (shown,) = inside(lambda s: s.run(LOOKS, ["packages()"]))
+    assert shown.value in (([], ["numpy"]), ([], ["numpy", "numpy.libs"])), "a wheel has libraries"
+    assert {r.call: r.value for r in inside(lambda s: s.run(LOOKS, list(calls)))} == calls
+    array = "import numpy\ndef f(): return numpy.int64(3), numpy.float32(0.5), numpy.eye(2), numpy.bool_(1)"
+    assert graded(array, ["f()"], [(3, 0.5, [[1, 0], [0, 1]], True)]).success
 
 
 def test_tests_that_cannot_be_graded_are_refused() -> None:

@@ -1,7 +1,7 @@
 """Programs of contests, run on their tests in the sandbox and judged outside of it.
 
-Each test has a process, a standard input and files of its own (``sandbox.inside.program``). What a right program gives never
-enters the jail.
+Each test has a process, a standard input and files of its own (``sandbox.inside.program``). Nothing that depends on
+what a right program gives enters the jail.
 """
 
 import asyncio

@@ -61,7 +61,7 @@ class Crew:
         ), 0.0
 
     async def prove(self, why: Exception) -> None:
-        """Raise :class:`SandboxFailed` unless the simplest answer runs: then who lost workers has only itself to blame."""
+        """Raise :class:`SandboxFailed` unless the simplest answer runs; if it does, who lost workers did it."""
         try:
             worker = await self._start()
             try:

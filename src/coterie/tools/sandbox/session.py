@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from coterie.tools.sandbox.crew import SPOILED, TRIES, Crew, SandboxFailed
-from coterie.tools.sandbox.inside.cell import CONTINUATION, GONE, TOLD, Cell, Closing, Opening
+from coterie.tools.sandbox.inside.cell import CONTINUATION, GONE, Cell, Closing, Opening
 from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.sandbox.worker import Worker, WorkerLost
@@ -165,7 +165,7 @@ class Sessions:
                 await asyncio.shield(asyncio.ensure_future(self._leave(worker)))
 
     async def run(self, session: PythonSession, source: str) -> CellResult:
-        """Run a cell of a session. Raises ``WorkerLost``, if by the cell ``CellLost``; the session has no process then."""
+        """Run a cell of a session. Raises ``WorkerLost``, or ``CellLost``; the session has no process then."""
         async with self._turns:
             if session.closed:
                 raise RuntimeError("a session runs nothing outside of its block")

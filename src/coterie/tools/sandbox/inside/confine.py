@@ -94,7 +94,12 @@ def hide_processes() -> None:
     """Keep ``/proc`` for this process, and hide it from all others in the jail."""
     global _proc
     _proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-    _mount("/proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=555")
+    hide("/proc")
+
+
+def hide(folder: str) -> None:
+    """Put an empty folder over one that answers are not to see."""
+    _mount(folder, MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=555")
 
 
 def end_first() -> None:

@@ -11,6 +11,7 @@ import json
 import linecache
 import os
 import random
+import secrets
 import struct
 import sys
 import traceback
@@ -78,6 +79,7 @@ class Interpreter:
         self._space["__builtins__"] = builtins
         vars(builtins).update(exit=_exit, quit=_exit, input=_input)
         random.seed(seed)
+        secrets.randbits = random.Random(seed).getrandbits  # from which numpy draws its seeds
 
     def run(self, source: bytes) -> bytes:
         """Run a cell; the byte that says how it went."""

@@ -147,11 +147,11 @@ def decode(wire: Wire, *, key: bool = False) -> Any:
         pairs = {decode(one, key=True): decode(item, key=key) for one, item in content}
         return tuple(pairs.items()) if key else pairs
     if tag in CONTAINERS:
-        kind = CONTAINERS[tag]
-        within = key or kind in (set, frozenset)
+        within = key or tag in ("set", "frozenset")
+        items = (decode(item, key=within) for item in content)
         if key:
-            kind = {set: frozenset, list: tuple, deque: tuple}.get(kind, kind)
-        return kind(decode(item, key=within) for item in content)
+            return frozenset(items) if tag in ("set", "frozenset") else tuple(items)
+        return CONTAINERS[tag](items)
     if tag == "enum":
         return decode(content[1], key=key)
     value = _READERS["bytes" if key and tag == "bytearray" else tag](content)
