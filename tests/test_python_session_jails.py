@@ -3,14 +3,17 @@
 import asyncio
 import statistics
 import time as clock
+from typing import Any
 
 import psutil
 import pytest
 
-from coterie.tools.sandbox.crew import SandboxFailed
+from coterie.tools.sandbox.crew import SPOILED, SandboxFailed
+from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.session import NOTHING, PythonSession
 from coterie.tools.sandbox.settings import SandboxSettings
+from coterie.tools.sandbox.worker import Worker, WorkerLost
 from tests.python_sessions import ONE, descendants, in_sandbox, in_session, killed
 
 SECRET = "zq_" + "needle"
@@ -51,18 +54,42 @@ def test_a_session_is_brought_back_when_its_worker_dies() -> None:
     in_sandbox(work)
 
 
-def test_a_session_that_cannot_be_brought_back_fails_and_shows_nothing() -> None:
-    """A cell that shows the time shows something else when it is run again."""
+def test_a_session_that_its_cells_do_not_bring_back_begins_anew() -> None:
+    """A cell that shows the time shows something else when it is run again: its own doing, and no failed sandbox."""
 
     async def work(sandbox: Sandbox) -> None:
         async with sandbox.session(0) as session:
-            await session.run("import time\ntime.time_ns()")
+            await session.run("import time\nx = time.time_ns()\nx")
             await killed(sandbox)
-            with pytest.raises(SandboxFailed, match="showed something else"):
-                await session.run("1")
-        async with sandbox.session(0) as session:
-            assert (await session.run("1")).text == "1"
+            found = await session.run("x")
+            assert found.failed == "lost" and "showed something else" in found.text
+            assert (await session.run("'x' in globals()")).text == "False"
 
+    in_sandbox(work)
+
+
+def test_only_a_sandbox_in_which_nothing_runs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell, or an answer, with which every worker is lost; then the same where the simplest answer doesn't run."""
+
+    async def lost(worker: Worker, request: Any) -> list[JobRecord]:
+        if getattr(request, "source", "") in ("spoil", *spoiled):
+            worker.kill()
+            raise WorkerLost("killed")
+        return await run(worker, request)
+
+    async def work(sandbox: Sandbox) -> None:
+        async with sandbox.session(0) as session:
+            for source, text in (("x = 1", ""), ("spoil", "lost"), ("'x' in globals()", "False")):
+                assert text in (await session.run(source)).text
+            (test,) = (await sandbox.grade("spoil", ["1"], [1])).tests
+            assert not test.passed and SPOILED in test.reason
+            spoiled.append("")
+            for failing in (session.run("spoil"), sandbox.grade("spoil", ["1"], [1])):
+                with pytest.raises(SandboxFailed):
+                    await failing
+
+    run, spoiled = Worker.run, list[str]()
+    monkeypatch.setattr(Worker, "run", lost)
     in_sandbox(work)
 
 

@@ -87,7 +87,7 @@ def _same_word(expected: str, printed: str) -> bool:
 Outcome = Literal[
     "passed", "wrong output", "error", "too slow", "too much memory", "too much output"
 ]
-MOST = 16 * 2**20
+MOST = 8 * 2**20
 """Bytes that a program may print on a test, whatever the test expects: the program can find out how many."""
 ESCAPED = 6
 """Bytes of JSON for one that is printed, at most."""

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from coterie.tools.sandbox.crew import SPOILED, TRIES, Crew, SandboxFailed
+from coterie.tools.sandbox.crew import TRIES, Crew, SandboxFailed
 from coterie.tools.sandbox.inside.cell import CONTINUATION, GONE, Cell, Closing, Opening
 from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -29,6 +29,7 @@ LOST = {
     "memory": "The cell used too much memory and was stopped.",
     "ended": "The cell ended the process of the session.",
     "garbled": "The cell wrote to the channel of the session and was stopped.",
+    "lost": "The process of the session was lost, and its cells did not bring it back.",
     "restless": "Processes of the cell could not be stopped when it was done, and were ended.",
 }
 MAX_WHY = 200
@@ -102,7 +103,7 @@ BYTES = 4
 
 
 class CellLost(WorkerLost):
-    """A worker that was lost while it ran a new cell."""
+    """A worker that was lost when cells had run in it, or a session that they did not bring back."""
 
 
 @dataclass(eq=False, slots=True)
@@ -117,19 +118,21 @@ class PythonSession:
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self, source: str) -> CellResult:
-        """Run a cell. Raises ``SandboxFailed`` if it can't be run, by no fault of its own."""
+        """Run a cell. Raises ``SandboxFailed`` if it can't be run, by no fault of the session's cells."""
         async with self._one:
-            for _ in range(TRIES):
+            lost: list[WorkerLost] = []
+            while len(lost) < TRIES:
                 try:
                     found = await self.sessions.run(self, source)
                     break
                 except WorkerLost as error:
-                    why = error
+                    lost.append(error)
             else:
-                if not isinstance(why, CellLost):
-                    raise SandboxFailed(f"a cell could not be run: {why}") from why
+                why = next((one for one in reversed(lost) if isinstance(one, CellLost)), None)
+                if why is None:
+                    raise SandboxFailed(f"a cell could not be run: {lost[-1]}") from lost[-1]
                 await self.sessions.crew.prove(why)
-                found = CellResult(f"{LOST['ended']} ({SPOILED})\n{ANEW}", "ended")
+                found = CellResult(f"{LOST['lost']} ({why})\n{ANEW}", "lost")
             self.cells = [] if found.lost else [*self.cells, (source, found)]
             return found
 
@@ -175,6 +178,8 @@ class Sessions:
                 if held is None:
                     await self._begin(worker, session)
                 try:
+                    if held is None:
+                        await self._replay(worker, session)
                     found = await self._cell(worker, source)
                 except WorkerLost as error:
                     raise CellLost(str(error)) from error
@@ -202,11 +207,11 @@ class Sessions:
         )
         if read_cell(await worker.run(opening), of.shown_characters) is None:
             raise WorkerLost("the process of a session ended before its first cell")
+
+    async def _replay(self, worker: Worker, session: PythonSession) -> None:
         for source, then in session.cells:
             if await self._cell(worker, source) != then:
-                raise WorkerLost(
-                    "a cell that was run again to bring a session back showed something else"
-                )
+                raise WorkerLost("a cell that was run again showed something else")
 
     async def _cell(self, worker: Worker, source: str) -> CellResult:
         of = self.settings
