@@ -119,7 +119,7 @@ def _libraries() -> set[Path]:
     """The folders of the system's shared libraries for this machine's programs, and of the loader."""
     found, machine = set(), sysconfig.get_config_var("MULTIARCH") or "-"
     for top in map(Path, ("/", "/usr")):
-        found.add((top / "lib64").resolve())
+        found |= {(top / "lib64").resolve(), *(top / "lib").resolve().glob("ld-linux*")}
         if (top / "lib" / machine).is_dir():
             found.add((top / "lib" / machine).resolve())
         elif not (top / "lib64/libc.so.6").exists():
