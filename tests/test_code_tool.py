@@ -22,18 +22,14 @@ PROGRAMS = [
      '  File "main.py", line 3, in <module>\n    print(f(0))\n'),
     ("while True:\n    pass", "", 137,
      "[FAILED] Code exited with status 137.\n[STDERR:BEGIN]\nit took too long\n[STDERR:END]"),
-    ("import os\nos._exit(0)", "", 137, "[FAILED] Code exited with status 137.\n[STDERR:BEGIN]\n"),
+    ("import os\nprint('lost')\nos._exit(0)", "", 0, "[EXECUTED] Code exited with status 0. (no output)"),
     ("import numpy\nprint(numpy.arange(4) @ numpy.arange(4))", "\ud800", 0,
      "[EXECUTED] Code exited with status 0.\n[STDOUT:BEGIN]\n14\n[STDOUT:END]"),
     ("raise SystemExit(10**5000 + 5)", "", 5, "[FAILED] Code exited with status 5. (no output)"),
-    *((f"import json, os\nt = json.dumps({told}).encode()\nos.write(3, len(t).to_bytes(4, 'big') + t)\nos._exit(0)",
-       "", 137, "[FAILED] Code exited with status 137.\n[STDERR:BEGIN]\n") for told in (
-        {"failed": "open", "why": ""}, {"failed": "lost", "why": ""}, {"failed": "gone", "why": ""},
-        {"value": ["dict", [[["list", []], ["none", None]]]]}, {"value": ["set", [["decimal", "sNaN"]]]},
-        {"value": ["list", [["int", "f" * 9000], ["str", ""], ["list", []]]]}, {"confined": True},
-    )),
+    ("import os\nfor file in range(3, 64):\n    try: os.write(file, b'\\0\\0\\0\\x0f{\"value\": null}')\n"
+     "    except OSError: pass\nos.write(1, b'by descriptor')\nos.abort()", "", 134,
+     "[FAILED] Code exited with status 134.\n[STDOUT:BEGIN]\nby descriptor\n[STDOUT:END]"),
 ]  # fmt: skip
-"""Programs, what they read, how they end, and how what agents are shown begins; the last write results of their own."""
 
 
 def run(*programs: dict[str, Any], **limits: Any) -> list[str]:
@@ -62,7 +58,7 @@ def test_a_program_reads_nothing_of_this_machine(tmp_path: Path) -> None:
 
 def test_of_a_long_output_the_middle_is_left_out() -> None:
     (told,) = run({"code": "print('a' + 'x' * 10**6 + 'b')"})
-    assert len(told) < 31_000 and "characters are left out]" in told
+    assert len(told) < 31_000 and "bytes are left out]" in told
     assert "\nax" in told and "xb\n" in told
 
 

@@ -17,7 +17,7 @@ from coterie.config.settings import Settings, key
 from coterie.datasets.code_rows import ContestTest
 from coterie.tools.sandbox.compare import same
 from coterie.tools.sandbox.inside.plain import NotPlain, encode
-from coterie.tools.sandbox.inside.program import TOO_MUCH
+from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -94,8 +94,8 @@ ESCAPED = 6
 WAITING = 4
 """By the clock a program may take so many times its seconds of a processor, where others are busy and for what it
 waits."""
-RUNNER = "coterie.tools.sandbox.inside.program"
-"""The module of the jail that runs a program."""
+ERRORS = 2000
+"""Bytes that are kept of what a program writes to its standard error."""
 MAX_WHY = 200
 """Characters."""
 _FAILED: dict[str, Outcome] = {
@@ -144,7 +144,7 @@ async def judged(
         raise ValueError("a program can't be judged without tests")
     source = f"from {RUNNER} import run\nPROGRAM = {program!r}\n"
     calls = [
-        f"run(PROGRAM, {test.input!r}, {function if test.kind == 'functional' else None!r}, {MOST})"
+        f"run(PROGRAM, {test.input!r}, {function if test.kind == 'functional' else None!r}, {MOST}, {ERRORS})"
         for test in tests
     ]
     longest = max(len(test.input.encode(errors="replace")) for test in tests)
@@ -170,14 +170,14 @@ def _verdict(test: ContestTest, found: CallResult) -> Verdict:
     if not found.ok:
         return Verdict(_FAILED.get(found.failed, "error"), found.reason[:MAX_WHY])
     match found.wire:
-        case ["list", [["str", ended], ["str", printed], ["str", said]]]:
+        case ["list", [["int", code], ["bool", too_much], ["str", printed], ["str", said]]]:
             pass
         case _:
             return Verdict("error", "what its process told is not a result")
-    if ended == TOO_MUCH:
+    if too_much:
         return Verdict("too much output")
-    if ended:
+    if code != "0":
         lines = said.strip().splitlines() or [""]
-        return Verdict("error", f"it ended {ended}: {lines[-1]}"[:MAX_WHY])
+        return Verdict("error", f"it ended with status {int(code, 16)}: {lines[-1]}"[:MAX_WHY])
     alike = same_value if test.kind == "functional" else same_output
     return Verdict("passed" if alike(test.output, printed) else "wrong output")

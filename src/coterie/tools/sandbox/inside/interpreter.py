@@ -79,7 +79,7 @@ class Interpreter:
         self._space["__builtins__"] = builtins
         vars(builtins).update(exit=_exit, quit=_exit, input=_input)
         random.seed(seed)
-        secrets.randbits = random.Random(seed).getrandbits  # from which numpy draws its seeds
+        vars(secrets)["randbits"] = random.Random(seed).getrandbits  # numpy draws its seeds there
 
     def run(self, source: bytes) -> bytes:
         """Run a cell; the byte that says how it went."""
