@@ -77,8 +77,7 @@ def _shown() -> list[tuple[Path, Path]]:
     shared libraries, those of the system, numpy, our code, time zones."""
     python = Path(os.path.realpath(sys.executable))
     homes = {Path(sys.base_prefix).resolve(), Path(sys.base_exec_prefix).resolve()}
-    shown = {*_libraries(), python, Path("/etc/ld.so.cache")}
-    shown |= {Path(sysconfig.get_path(name, vars=_base())).resolve() for name in _STANDARD}
+    shown = {*_libraries(), *_standard(), python, Path("/etc/ld.so.cache")}
     for home in homes - {Path("/usr")}:
         shown |= {one for name in ("lib", "lib64") for one in (home / name).glob("lib*.so*")}
     there: list[Path] = []
@@ -109,26 +108,24 @@ def _libraries() -> set[Path]:
 def _numpy() -> list[Path]:
     """The package, and the folder of libraries that its wheel brings."""
     spec = importlib.util.find_spec("numpy")
-    if spec is None or spec.origin is None:
-        return []
-    package = Path(spec.origin).parent
-    return [one for one in (package, package.with_name("numpy.libs")) if one.is_dir()]
+    places = [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
+    return [*places, *(one for one in (p.with_name("numpy.libs") for p in places) if one.is_dir())]
 
 
 def _hidden() -> list[str]:
     """Folders of packages in those that are shown: of the interpreter, and of others of the system."""
-    standard = {Path(sysconfig.get_path(name, vars=_base())).resolve() for name in _STANDARD}
+    standard = _standard()
     found = {one / name for one in standard for name in ("site-packages", "dist-packages")}
     for folder in _libraries():
         found |= {one for one in folder.glob("python*") if one not in standard}
     return sorted(str(one) for one in found if one.is_dir())
 
 
-def _base() -> dict[str, str]:
-    return {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-
-
-_STANDARD = ("stdlib", "platstdlib")
+def _standard() -> set[Path]:
+    """The standard library of the interpreter, which a virtual environment has not."""
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    names = ("stdlib", "platstdlib")
+    return {Path(sysconfig.get_path(name, vars=base)).resolve() for name in names}
 
 
 def _bwrap(root: bool) -> list[str]:

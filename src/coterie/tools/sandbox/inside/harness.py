@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from coterie.tools.sandbox.inside import confine
-from coterie.tools.sandbox.inside.job import Job
+from coterie.tools.sandbox.inside.job import Job, write_all
 from coterie.tools.sandbox.inside.plain import NotPlain, TooLarge, encode
 
 NAME = "answer"
@@ -121,6 +121,4 @@ def _json(told: dict[str, Any]) -> bytes:
 
 def _send(told: bytes) -> None:
     """Write one frame: 4 bytes length, JSON."""
-    data = memoryview(struct.pack(">I", len(told)) + told)
-    while data:
-        data = data[os.write(RESULTS, data) :]
+    write_all(RESULTS, struct.pack(">I", len(told)) + told)

@@ -10,7 +10,6 @@ import io
 import json
 import linecache
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -45,7 +44,6 @@ def run(program: str, given: str, function: str | None, most: int, errors: int) 
         finally:
             os._exit(1)
     _, status = os.waitpid(pid, 0)
-    _end_what_is_left()
     code = os.waitstatus_to_exitcode(status)
     too_much = os.fstat(files[1]).st_size > most
     kept = _kept(files[1], most), _kept(files[2], errors)
@@ -71,17 +69,6 @@ def _file(content: bytes = b"") -> int:
         stream.write(content)
     os.lseek(file, 0, os.SEEK_SET)
     return file
-
-
-def _end_what_is_left() -> None:
-    """End the processes that the program started, all of our own tree, of which this is the first."""
-    if os.getpid() != 1:
-        return
-    with suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
 
 
 def _child(program: str, given: str, function: str | None, files: list[int]) -> None:

@@ -240,7 +240,7 @@ class Seat:
             cell = Cell(**json.loads(body))
             if self._session is None:
                 return _records(GONE, "", Kept(cell.kept_bytes))
-            return self._session.exchange(cell.source.encode("utf-8", "surrogatepass"), cell.limits)
+            return self._session.exchange(cell.source.encode("utf-8", "surrogatepass"), cell)
         self.leave()
         if kind == Closing.kind:
             return []

@@ -34,6 +34,8 @@ from coterie.tools.sandbox.inside.job import (
     TOLD,
     Job,
     JobRecord,
+    read_exactly,
+    write_all,
 )
 from coterie.tools.sandbox.inside.session import Seat
 from coterie.tools.sandbox.inside.usage import TICK, processes_use
@@ -208,23 +210,6 @@ def _rest(records: list[JobRecord], job: Job, reason: str, why: str) -> list[Job
     return records + [_judged(reason, why)] * (len(job.calls) - len(records))
 
 
-def _exactly(file: int, size: int) -> bytes:
-    parts = []
-    while size:
-        more = os.read(file, size)
-        if not more:
-            os._exit(0)
-        parts.append(more)
-        size -= len(more)
-    return b"".join(parts)
-
-
-def _write(file: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]
-
-
 def main(code: str) -> None:
     """Serve requests until standard input ends; ``code`` is where ours is, which answers don't see."""
     jobs, replies = os.dup(0), os.dup(1)
@@ -241,11 +226,11 @@ def main(code: str) -> None:
     forker = set_apart(jobs, replies)
     confine.hide_processes()
     confine.hide(code)
-    _write(replies, b"ready")
+    write_all(replies, b"ready")
     seat = Seat(forker)
     while True:
-        kind, size = HEAD.unpack(_exactly(jobs, HEAD.size))
-        body, seconds = _exactly(jobs, size), 0.0
+        kind, size = HEAD.unpack(read_exactly(jobs, HEAD.size))
+        body, seconds = read_exactly(jobs, size), 0.0
         if kind == Job.kind:
             seat.leave()
             clock = Clock(Job(**json.loads(body)))
@@ -253,5 +238,5 @@ def main(code: str) -> None:
         else:
             records = seat.answer(kind, body)
         reply = b"".join(struct.pack(">BI", kind, len(data)) + data for kind, data in records)
-        nonce = _exactly(jobs, 16)
-        _write(replies, nonce + REPLY.pack(len(reply), seconds) + reply)
+        nonce = read_exactly(jobs, 16)
+        write_all(replies, nonce + REPLY.pack(len(reply), seconds) + reply)
