@@ -88,15 +88,6 @@ def test_a_bad_program_has_a_recorded_outcome_and_the_next_one_is_judged(program
     assert [one.outcome for one in after] == ["passed", "passed"]
 
 
-def test_processes_that_a_program_leaves_are_ended_before_its_next_test() -> None:
-    leaves = (
-        "import os, time\na, b = map(int, input().split())\nif os.fork() == 0:\n    os.setsid()\n"
-        "    time.sleep(60)\n    os._exit(0)\nprint(a + b)"
-    )
-    many = [ContestTest(input="1 2", output="3")] * 24
-    assert outcomes(leaves, tests=many) == ["passed"] * 24
-
-
 def test_nothing_that_goes_into_a_jail_depends_on_what_is_expected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

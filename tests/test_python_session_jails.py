@@ -11,35 +11,9 @@ import pytest
 from coterie.tools.sandbox.crew import SPOILED, SandboxFailed
 from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.session import NOTHING, PythonSession
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.sandbox.worker import Worker, WorkerLost
 from tests.python_sessions import ONE, descendants, in_sandbox, in_session, killed
-
-SECRET = "zq_" + "needle"
-LOOK = f"""
-import gc, os
-def found():
-    what = ['{SECRET[:3]}' + '{SECRET[3:]}']
-    return [os.listdir('.'), sorted(n for n in globals() if n.startswith('kept')),
-            sum(isinstance(o, str) and what[0] in o and o is not what[0] for o in gc.get_objects())]
-found()
-"""
-
-
-def test_the_next_session_of_a_jail_finds_nothing_of_the_one_before() -> None:
-    async def work(sandbox: Sandbox) -> None:
-        pids = set()
-        for _ in range(3):
-            async with sandbox.session(0) as session:
-                assert (await session.run(LOOK)).text == "[[], [], 0]"
-                leave = f"kept = '{SECRET}'\nopen('left', 'w').write(kept)\nimport os\nif os.fork() == 0:\n"
-                leave += "    import time\n    time.sleep(60)"
-                assert (await session.run(leave)).text == NOTHING
-                pids |= {worker.pid for worker in sandbox.sessions.crew.busy}
-        assert len(pids) == 1
-
-    in_sandbox(work, ONE.model_copy(update={"sessions": 1}))
 
 
 def test_a_session_is_brought_back_when_its_worker_dies() -> None:
@@ -204,14 +178,6 @@ def test_a_session_that_is_closed_in_the_middle_of_a_cell_gives_its_place_back()
             await session.run("1")
 
     in_sandbox(work)
-
-
-def test_a_branch_of_a_session_is_replayed() -> None:
-    async def work(sandbox: Sandbox) -> PythonSession:
-        async with sandbox.session(0) as session:
-            return session
-
-    assert in_sandbox(work).fork() is None  # type: ignore[func-returns-value]
 
 
 def test_a_sandbox_that_ends_before_its_sessions_leaves_nothing() -> None:

@@ -118,15 +118,11 @@ def f():
     assert result.value[:4] == [["kept"], "42\n", (2,), 3] and "note.txt" in result.value[4]
 
 
-LEAVING = {
-    "a file": "open('left', 'w').write('1')",
-    "a hidden folder": "os.mkdir('.left')",
-    "an attribute": "os.setxattr('.', 'user.left', b'1')",
-    "a mode": "os.chmod('.', 0o711)",
-    "a time": "os.utime('.', (1, 1))",
-    "a file made and removed": "open('left', 'w').close(); os.remove('left')",
-    "flags of an open file": "fcntl.fcntl(0, fcntl.F_SETFL, os.O_APPEND | os.O_NONBLOCK)",
-}
+LEAVE = (
+    "open('left', 'w').write('1')\nos.mkdir('.left')\nos.chmod('.', 0o711)\nos.utime('.', (1, 1))\n"
+    "fcntl.fcntl(0, fcntl.F_SETFL, os.O_APPEND | os.O_NONBLOCK)\ntry: os.setxattr('.', 'user.left', b'1')\n"
+    "except OSError: pass"
+)
 LOOK = (
     "[os.listdir('.'), os.listxattr('.'), oct(os.stat('.').st_mode), os.stat('.').st_mtime > 1, "
     "fcntl.fcntl(0, fcntl.F_GETFL) & (os.O_APPEND | os.O_NONBLOCK)]"
@@ -135,13 +131,11 @@ LOOK = (
 
 def test_the_next_answer_finds_nothing() -> None:
     async def work(sandbox: Sandbox) -> list[Any]:
-        found = [(await sandbox.run("import fcntl, os", [LOOK]))[0].value]
-        for statement in LEAVING.values():
-            await sandbox.run(f"import fcntl, os\ntry: {statement}\nexcept OSError: pass", ["1"])
-            found.append((await sandbox.run("import fcntl, os", [LOOK]))[0].value)
-        return found
+        (left,) = await sandbox.run(f"import fcntl, os\n{LEAVE}", ["os.listdir('.')"])
+        (found,) = await sandbox.run("import fcntl, os", [LOOK])
+        return [sorted(left.value), *found.value]
 
-    assert inside(work) == [[[], [], "0o40700", True, 0]] * (1 + len(LEAVING))
+    assert inside(work) == [[".left", "left"], [], [], "0o40700", True, 0]
 
 
 def test_what_an_answer_sees_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,20 +262,6 @@ def test_a_result_that_is_too_large_fails_its_call_alone() -> None:
         assert [test.passed for test in found.tests] == [n < 262_000 for n in sizes]
         assert {test.result.failed for test in found.tests if not test.passed} == {"output"}
         assert "too large" in found.tests[2].reason and "262,144" in found.tests[2].reason
-
-
-RAW = """
-import os, struct
-def f(n):
-    if n == 1:  # behind the harness's back
-        os.write(3, struct.pack('>I', 10**9) + b'x' * 60_000)
-    return n
-"""
-
-
-def test_a_process_that_announces_too_much_loses_that_call_alone() -> None:
-    result = inside(lambda s: s.grade(RAW, ["f(0)", "f(1)", "f(2)"], [0, 1, 2]))
-    assert [test.result.failed for test in result.tests] == ["", "output", ""]
 
 
 ODD = """
