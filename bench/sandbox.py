@@ -57,7 +57,7 @@ async def rate(sandbox: Sandbox, expected: list[object], count: int, taken: list
 
 def bare_rate(expected: list[object]) -> float:
     """Gradings a second where each answer has a jail and a bare interpreter."""
-    command = [*make_jail(SandboxSettings()).command[:-1], PLAIN, SOURCE, *CALLS]
+    command = [*make_jail(SandboxSettings())[:-1], PLAIN, SOURCE, *CALLS]
     began = time.perf_counter()
     for _ in range(FRESH):
         told = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -126,6 +126,13 @@ HOSTILE: dict[str, str] = {
     "empty frames": GRAB + "def double(x):\n os.write(3, bytes(4) * 1000)\n return x",
     "a failure that is no text": GRAB
     + "def double(x):\n t = b'{\"failed\": [], \"why\": \"\"}'\n os.write(3, len(t).to_bytes(4, 'big') + t)\n return x",
+    "a sandbox that failed": GRAB + "import json\ndef double(x):\n for failed in ('open', 'lost', 'gone'):\n"
+    "  t = json.dumps({'failed': failed, 'why': ''}).encode()\n  os.write(3, len(t).to_bytes(4, 'big') + t)\n os._exit(0)",
+    "a sandbox that failed at definition": GRAB
+    + "t = b'{\"failed\": \"open\", \"why\": \"\"}'\nos.write(3, len(t).to_bytes(4, 'big') + t)\nos._exit(0)",
+    "keys that can't be hashed": GRAB + "import json\ndef double(x):\n"
+    " t = json.dumps({'value': ['dict', [[['list', []], ['int', '2']]]]}).encode()\n"
+    " os.write(3, len(t).to_bytes(4, 'big') + t)\n os._exit(0)",
     "a channel in packets": GRAB
     + "def double(x):\n fcntl.fcntl(3, fcntl.F_SETFL, os.O_WRONLY | os.O_DIRECT)\n return 'a' * 200000",
     "a thread that patches": "import sys, threading\ndef patch():\n while True:\n  for m in list(sys.modules.values()):\n"

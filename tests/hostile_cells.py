@@ -9,6 +9,7 @@ USE = "import fcntl, gc, os, resource, signal, subprocess, sys, threading, time\
 
 CELLS: dict[str, tuple[str, ...]] = {
     # the channel
+    "says that it was not confined": (USE + "os.write(3, b'f')", "1", USE + "os.write(3, b'f')\nwhile True: pass", "1"),
     "says that it is done": (USE + "os.write(3, b'k')\nwhile True: pass", "1"),
     "says so for many cells": (USE + "os.write(3, b'k' * 60_000)", "1", "2"),
     "says what there is not": (USE + "os.write(3, b'\\xff')", "1"),

@@ -11,7 +11,6 @@ from coterie.environments.coding import coding_task
 from coterie.environments.persona.environment import Persona
 from coterie.environments.protocol import Grade, Shared
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.results import FAILURES
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.trajectories.task import Task
 from tests.hostile_answers import HOSTILE
@@ -80,11 +79,10 @@ async def graded_tries(
 
 
 def wrong(tries: Sequence[Try], grades: Sequence[Grade]) -> list[str]:
-    """Attacks of which a single test passed or a worker was lost, and honest answers of which one failed."""
+    """Attacks of which a single test passed, and honest answers of which one failed."""
     found = []
     for one, grade in zip(tries, grades, strict=True):
         tests = json.loads(str(grade.metrics["results"]))
-        lost = any(FAILURES[kind] in test["why"] for test in tests for kind in ("lost", "open"))
-        if grade.metrics["fraction"] != (0.0 if one.attack else 1.0) or lost:
+        if grade.metrics["fraction"] != (0.0 if one.attack else 1.0):
             found.append(f"{one}: {tests}")
     return found

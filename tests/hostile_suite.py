@@ -1,6 +1,6 @@
 """Runs every hostile answer, each followed by an honest one. Also by itself, as another user:
 
-python tests/hostile_suite.py [NSJAIL]      # prints one JSON object: what went wrong, by answer
+python tests/hostile_suite.py      # prints one JSON object: what went wrong, by answer
 """
 
 import asyncio
@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+from coterie.tools.sandbox.crew import SPOILED, SandboxFailed
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.session import SessionLost
 from coterie.tools.sandbox.settings import SandboxSettings
 from tests.hostile_answers import HOSTILE, PROBES
 from tests.hostile_cells import CELLS
@@ -52,7 +52,7 @@ async def attack(sandbox: Sandbox, source: str) -> list[str]:
     graded = await sandbox.grade(source, CALLS, EXPECTED)
     took = time.monotonic() - began
     wrong = [f"accepted: {test.result}" for test in graded.tests if test.passed]
-    if any(test.result.failed in ("lost", "open") for test in graded.tests):
+    if any(SPOILED in test.reason for test in graded.tests):
         wrong.append(f"broke the sandbox: {graded.tests}")
     if took > IN_TIME:
         wrong.append(f"took {took:.1f} s")
@@ -68,10 +68,9 @@ async def probe(sandbox: Sandbox, statement: str) -> list[str]:
     return [] if result.ok and result.value == "refused" else [str(result)]
 
 
-async def probes(nsjail: str = "") -> dict[str, list[str]]:
+async def probes() -> dict[str, list[str]]:
     """The statements that are not refused."""
-    settings = SETTINGS.model_copy(update={"nsjail_path": nsjail})
-    async with Sandbox(settings) as sandbox:
+    async with Sandbox(SETTINGS) as sandbox:
         found = {name: await probe(sandbox, statement) for name, statement in PROBES.items()}
     return {name: wrong for name, wrong in found.items() if wrong}
 
@@ -98,16 +97,16 @@ async def attack_session(sandbox: Sandbox, cells: Sequence[str]) -> list[str]:
         async with sandbox.session(0) as session:
             found = await session.run(HONEST_CELL)
             jails |= {worker.pid for worker in sandbox.sessions.crew.busy}
-    except SessionLost as error:
+    except SandboxFailed as error:
         return [f"broke the sandbox: {error}"]
     if found.text != HONEST_SHOWN:
         wrong.append(f"the honest session after it: {found}")
     return wrong + (["lost its worker"] if len(jails) != 1 else [])
 
 
-async def session_lane(number: int, settings: SandboxSettings) -> dict[str, list[str]]:
+async def session_lane(number: int) -> dict[str, list[str]]:
     """Every second of all sessions, in one jail."""
-    async with Sandbox(settings.model_copy(update={"sessions": 1})) as sandbox:
+    async with Sandbox(SETTINGS.model_copy(update={"sessions": 1})) as sandbox:
         names = list(sessions())[number::2]
         found = {name: await attack_session(sandbox, sessions()[name]) for name in names}
         async with sandbox.session(0) as session:
@@ -117,30 +116,28 @@ async def session_lane(number: int, settings: SandboxSettings) -> dict[str, list
         return found
 
 
-async def session_suite(nsjail: str = "") -> dict[str, list[str]]:
+async def session_suite() -> dict[str, list[str]]:
     """What went wrong, by attack or statement, with sessions; empty if nothing did."""
-    settings = SETTINGS.model_copy(update={"nsjail_path": nsjail})
-    one, other = await asyncio.gather(session_lane(0, settings), session_lane(1, settings))
+    one, other = await asyncio.gather(session_lane(0), session_lane(1))
     return {name: wrong for name, wrong in (one | other).items() if wrong}
 
 
-async def lane(number: int, settings: SandboxSettings) -> dict[str, list[str]]:
+async def lane(number: int) -> dict[str, list[str]]:
     """Every second of all, on one worker."""
-    async with Sandbox(settings) as sandbox:
+    async with Sandbox(SETTINGS) as sandbox:
         found = {name: await attack(sandbox, HOSTILE[name]) for name in list(HOSTILE)[number::2]}
         probes = list(PROBES)[number::2]
         return found | {name: await probe(sandbox, PROBES[name]) for name in probes}
 
 
-async def suite(nsjail: str = "") -> dict[str, list[str]]:
-    """What went wrong, by answer or statement; empty if nothing did. In jails of ``nsjail``, if given."""
-    settings = SETTINGS.model_copy(update={"nsjail_path": nsjail})
-    one, other = await asyncio.gather(lane(0, settings), lane(1, settings))
+async def suite() -> dict[str, list[str]]:
+    """What went wrong, by answer or statement; empty if nothing did."""
+    one, other = await asyncio.gather(lane(0), lane(1))
     return {name: wrong for name, wrong in (one | other).items() if wrong}
 
 
 if __name__ == "__main__":
     began = time.monotonic()
-    wrong = asyncio.run(suite(*sys.argv[1:])) | asyncio.run(session_suite(*sys.argv[1:]))
+    wrong = asyncio.run(suite()) | asyncio.run(session_suite())
     print(json.dumps({"uid": os.getuid(), "wrong": wrong, "seconds": time.monotonic() - began}))
     sys.exit(bool(wrong))

@@ -1,7 +1,6 @@
 """The tool ``code``: programs in the sandbox, and what agents are shown of them."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from coterie.tools.code_tool import CodeTool, CodeToolSettings, unfenced
@@ -22,7 +21,13 @@ PROGRAMS = [
      '  File "main.py", line 3, in <module>\n    print(f(0))\n'),
     ("while True:\n    pass", "", 137,
      "[FAILED] Code exited with status 137.\n[STDERR:BEGIN]\nit took too long\n[STDERR:END]"),
-    ("import os\nos._exit(0)", "", 137, "[FAILED] Code exited with status 137.\n[STDERR:BEGIN]\n"),
+    ("import os\nprint('lost')\nos._exit(0)", "", 0, "[EXECUTED] Code exited with status 0. (no output)"),
+    ("import numpy\nprint(numpy.arange(4) @ numpy.arange(4))", "\ud800", 0,
+     "[EXECUTED] Code exited with status 0.\n[STDOUT:BEGIN]\n14\n[STDOUT:END]"),
+    ("raise SystemExit(10**5000 + 5)", "", 5, "[FAILED] Code exited with status 5. (no output)"),
+    ("import os\nfor file in range(3, 64):\n    try: os.write(file, b'\\0\\0\\0\\x0f{\"value\": null}')\n"
+     "    except OSError: pass\nos.write(1, b'by descriptor')\nos.abort()", "", 134,
+     "[FAILED] Code exited with status 134.\n[STDOUT:BEGIN]\nby descriptor\n[STDOUT:END]"),
 ]  # fmt: skip
 
 
@@ -43,16 +48,9 @@ def test_programs_run_apart_from_each_other_and_are_shown_as_agents_know_it() ->
         assert f"Code exited with status {status}." in told and told.startswith(shown), told
 
 
-def test_a_program_reads_nothing_of_this_machine(tmp_path: Path) -> None:
-    secret = tmp_path / "secret.txt"
-    secret.write_text("the answer")
-    (told,) = run({"code": f"print(open({str(secret)!r}).read())"})
-    assert "status 1." in told and "FileNotFoundError" in told and "the answer" not in told
-
-
 def test_of_a_long_output_the_middle_is_left_out() -> None:
     (told,) = run({"code": "print('a' + 'x' * 10**6 + 'b')"})
-    assert len(told) < 31_000 and "characters are left out]" in told
+    assert len(told) < 31_000 and "bytes are left out]" in told
     assert "\nax" in told and "xb\n" in told
 
 

@@ -156,8 +156,13 @@ def test_the_depth_of_sets_in_sets_does_not_double_the_work() -> None:
 def test_floats_may_differ_by_the_tolerance() -> None:
     assert same(encode([0.1 + 0.2, {"a": 1e9}]), encode([0.3, {"a": 1e9 + 1}]), 1e-6)
     assert not same(encode(1.0), encode(1.1), 1e-6)
-    assert same(encode(1), encode(1 + 1e-9), 1e-6)
-    assert not same(encode(1), encode(1 + 1e-9), 1e-6, strict=True)
+    for expected, given, near in (
+        (1 / 3, Fraction(1, 3), True), (3 + 4e-16, 3, True), (Decimal("0.5"), 0.5 + 1e-9, True),
+        (1, 1 + 1e-9, False), (True, 1 + 1e-9, False), (10**9, 1e9 + 1, False), (1e9, 10**9 + 1, False),
+        (1e9, 10**9, True), (Decimal(10**401), float("inf"), False), (float("inf"), float("-inf"), False),
+    ):  # fmt: skip
+        assert same(encode(expected), encode(given), 1e-6) is near, (expected, given)
+    assert not same(encode(1 / 3), encode(Fraction(1, 3)), 1e-6, strict=True)
     assert not same(encode(10**5000), encode(1.5), 1e-6)
 
 

@@ -133,7 +133,7 @@ LOSING = {
     "import os\nprint('printed', flush=True)\nos._exit(3)": "ended",
     "import ctypes\nctypes.string_at(0)": "ended",
     "import os\nos.execv('/nothing', ['n']) if 0 else os.abort()": "ended",
-    "import os, time\nfor _ in range(3):\n    os.fork()\nb = bytearray(60 * 2**20)\nfor i in range(0, len(b), 4096):\n"
+    "import os, time\nfor _ in range(3):\n    os.fork()\nb = bytearray(30 * 2**20)\nfor i in range(0, len(b), 4096):\n"
     "    b[i] = 1\ntime.sleep(60)": "memory",
     "import os\nos.write(3, b'kkk')": "garbled",
 }

@@ -3,39 +3,17 @@
 import asyncio
 import statistics
 import time as clock
+from typing import Any
 
 import psutil
 import pytest
 
+from coterie.tools.sandbox.crew import SPOILED, SandboxFailed
+from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.session import NOTHING, PythonSession, SessionLost
 from coterie.tools.sandbox.settings import SandboxSettings
-from tests.python_sessions import ONE, descendants, in_sandbox, killed
-
-SECRET = "zq_" + "needle"
-LOOK = f"""
-import gc, os
-def found():
-    what = ['{SECRET[:3]}' + '{SECRET[3:]}']
-    return [os.listdir('.'), sorted(n for n in globals() if n.startswith('kept')),
-            sum(isinstance(o, str) and what[0] in o and o is not what[0] for o in gc.get_objects())]
-found()
-"""
-
-
-def test_the_next_session_of_a_jail_finds_nothing_of_the_one_before() -> None:
-    async def work(sandbox: Sandbox) -> None:
-        pids = set()
-        for _ in range(3):
-            async with sandbox.session(0) as session:
-                assert (await session.run(LOOK)).text == "[[], [], 0]"
-                leave = f"kept = '{SECRET}'\nopen('left', 'w').write(kept)\nimport os\nif os.fork() == 0:\n"
-                leave += "    import time\n    time.sleep(60)"
-                assert (await session.run(leave)).text == NOTHING
-                pids |= {worker.pid for worker in sandbox.sessions.crew.busy}
-        assert len(pids) == 1
-
-    in_sandbox(work, ONE.model_copy(update={"sessions": 1}))
+from coterie.tools.sandbox.worker import Worker, WorkerLost
+from tests.python_sessions import ONE, descendants, in_sandbox, in_session, killed
 
 
 def test_a_session_is_brought_back_when_its_worker_dies() -> None:
@@ -50,18 +28,42 @@ def test_a_session_is_brought_back_when_its_worker_dies() -> None:
     in_sandbox(work)
 
 
-def test_a_session_that_cannot_be_brought_back_fails_and_shows_nothing() -> None:
-    """A cell that shows the time shows something else when it is run again."""
+def test_a_session_that_its_cells_do_not_bring_back_begins_anew() -> None:
+    """A cell that shows the time shows something else when it is run again: its own doing, and no failed sandbox."""
 
     async def work(sandbox: Sandbox) -> None:
         async with sandbox.session(0) as session:
-            await session.run("import time\ntime.time_ns()")
+            await session.run("import time\nx = time.time_ns()\nx")
             await killed(sandbox)
-            with pytest.raises(SessionLost, match="showed something else"):
-                await session.run("1")
-        async with sandbox.session(0) as session:
-            assert (await session.run("1")).text == "1"
+            found = await session.run("x")
+            assert found.failed == "lost" and "showed something else" in found.text
+            assert (await session.run("'x' in globals()")).text == "False"
 
+    in_sandbox(work)
+
+
+def test_only_a_sandbox_in_which_nothing_runs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell, or an answer, with which every worker is lost; then the same where the simplest answer doesn't run."""
+
+    async def lost(worker: Worker, request: Any) -> list[JobRecord]:
+        if getattr(request, "source", "") in ("spoil", *spoiled):
+            worker.kill()
+            raise WorkerLost("killed")
+        return await run(worker, request)
+
+    async def work(sandbox: Sandbox) -> None:
+        async with sandbox.session(0) as session:
+            for source, text in (("x = 1", ""), ("spoil", "lost"), ("'x' in globals()", "False")):
+                assert text in (await session.run(source)).text
+            (test,) = (await sandbox.grade("spoil", ["1"], [1])).tests
+            assert not test.passed and SPOILED in test.reason
+            spoiled.append("")
+            for failing in (session.run("spoil"), sandbox.grade("spoil", ["1"], [1])):
+                with pytest.raises(SandboxFailed):
+                    await failing
+
+    run, spoiled = Worker.run, list[str]()
+    monkeypatch.setattr(Worker, "run", lost)
     in_sandbox(work)
 
 
@@ -84,6 +86,56 @@ def test_a_process_that_is_killed_from_outside_is_no_result_of_its_cell() -> Non
             assert (await cell).text == "7"
 
     in_sandbox(work)
+
+
+WAKE = """
+import ctypes, os, signal, threading, time
+libc = ctypes.CDLL(None)
+def wake():
+    while True: os.kill(os.getpid(), signal.SIGCONT)
+for _ in range(3):
+    if os.fork() == 0:  # a child whose end makes its parent go on, and who wakes all others
+        while True:
+            if libc.syscall(CLONE, int(signal.SIGCONT), 0, 0, 0, 0) == 0:
+                for who in (-1, 1): os.kill(who, signal.SIGCONT)
+                os._exit(0)
+            try: os.waitpid(-1, 0x40000001)
+            except OSError: pass
+if THREAD: threading.Thread(target=wake, daemon=True).start()
+time.sleep(DELAY)
+""".replace("CLONE", "56 if os.uname().machine == 'x86_64' else 220")
+
+
+def test_nothing_runs_between_cells_whatever_wakes_it() -> None:
+    def seen(pid: int) -> list[tuple[int, str, float, int]]:
+        _, _, *rest = psutil.Process(pid).children(recursive=True)  # after the two of ours
+        every = [
+            (one.pid, one.status(), sum(one.cpu_times()), one.memory_info().rss) for one in rest
+        ]
+        assert {status for _, status, _, _ in every} <= {"stopped", "zombie"}, every
+        return every
+
+    async def work(sandbox: Sandbox) -> None:
+        for number in range(6):
+            async with sandbox.session(0) as session:
+                cell = WAKE.replace("DELAY", f"{0.01 + number / 300}").replace(
+                    "THREAD", f"{number % 2}"
+                )
+                assert not (await session.run(cell)).failed
+                (worker,) = sandbox.sessions.crew.busy
+                before = seen(worker.pid)
+                await asyncio.sleep(0.05)
+                assert seen(worker.pid) == before
+
+    in_sandbox(work)
+
+
+def test_memory_that_a_cell_takes_at_its_end_counts() -> None:
+    """More than the limit, of all processes together, before anybody has looked at them."""
+    take = "import os, time\nfor _ in range(2):\n    os.fork()\nb = b'x' * (60 << 20)\n"
+    take += "if os.getpid() != 1:\n    time.sleep(60)"
+    (found,) = in_session(take, settings=ONE.model_copy(update={"memory_mib": 128}))
+    assert found.failed == "memory"
 
 
 def test_more_sessions_than_places_take_turns_and_keep_their_state() -> None:
@@ -126,14 +178,6 @@ def test_a_session_that_is_closed_in_the_middle_of_a_cell_gives_its_place_back()
             await session.run("1")
 
     in_sandbox(work)
-
-
-def test_a_branch_of_a_session_is_replayed() -> None:
-    async def work(sandbox: Sandbox) -> PythonSession:
-        async with sandbox.session(0) as session:
-            return session
-
-    assert in_sandbox(work).fork() is None  # type: ignore[func-returns-value]
 
 
 def test_a_sandbox_that_ends_before_its_sessions_leaves_nothing() -> None:

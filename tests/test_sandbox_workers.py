@@ -91,7 +91,8 @@ def test_a_run_that_is_cancelled_while_its_worker_comes_up_leaves_nothing_waitin
             await asyncio.sleep(0)
         run.cancel()
         await asyncio.wait([run])
-        assert await crew.run("", ["1"], legacy=False) == [(TOLD, b'{"value": ["int", "1"]}')]
+        records, _ = await crew.run("", ["1"], legacy=False)
+        assert records == [(TOLD, b'{"value": ["int", "1"]}')]
         await crew.close()
 
     async def every() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 from coterie.config.settings import Settings, key
 from coterie.tools.run import Function, ToolUnavailable
+from coterie.tools.sandbox.crew import SandboxFailed
+from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
-from coterie.tools.sandbox.results import CallResult
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.tags import Tag
 from coterie.trajectories.calls import Tool
@@ -20,40 +21,9 @@ from coterie.trajectories.turn import digest
 KILLED = 137
 """The status of a program that was stopped, as of one that a signal 9 ended."""
 MOST = 30_000
-"""Characters of what a program prints, on each of its two streams; of more the middle is left out."""
+"""Bytes of what a program prints, on each of its two streams; of more the middle is left out."""
 PROGRAM_LIMITS = SandboxSettings(wall_seconds=7.0, cpu_seconds=5.0)
 """AFM's, unless others are given."""
-PROGRAM = """\
-import builtins, io, linecache, sys, traceback
-
-def run():
-    code, stdin, most = {code!r}, {stdin!r}, {most}
-    linecache.cache["main.py"] = (len(code), None, code.splitlines(True), "main.py")
-    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", "replace", write_through=True) for _ in range(2)]
-    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")
-    sys.stdout, sys.stderr = streams
-    builtins.exit = builtins.quit = sys.exit
-    status = 0
-    try:
-        exec(compile(code, "main.py", "exec"), {{"__name__": "__main__", "__builtins__": __builtins__}})
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if status and not isinstance(end.code, int):
-            print(end.code, file=streams[1])
-    except BaseException as error:
-        status = 1
-        inside = error.__traceback__.tb_next
-        traceback.print_exception(type(error), error, inside, file=streams[1])
-    return [status, *(shown(one.buffer.getvalue().decode("utf-8", "replace"), most) for one in streams)]
-
-def shown(text, most):
-    half = most // 2
-    left_out = len(text) - 2 * half
-    return text if len(text) <= most else f"{{text[:half]}}\\n[{{left_out}} characters are left out]\\n{{text[-half:]}}"
-"""
-"""What runs in the sandbox; its braces are of ``str.format``."""
-
-
 _FENCED = re.compile(
     r"^\s*```(?:py|python)?[ \t]*\n(.*?)```[ \t]*\n?(?:\s*```(?:sh|bash|text)?[ \t]*\n(.*?)```)?\s*$",
     re.DOTALL,
@@ -103,10 +73,15 @@ class CodeTool:
 
 async def run_program(sandbox: Sandbox, code: str, stdin: str = "") -> str:
     """Return how a program ended, as agents are shown it. Raises ``ToolUnavailable`` if it can't be run."""
-    source = PROGRAM.format(code=code, stdin=stdin, most=MOST)
-    (found,) = await sandbox.run(source, ["run()"])
-    status, out, err = _ended(found)
-    return told(status, out, err)
+    call = f"run({code!r}, {stdin!r}, None, {MOST}, {MOST})"
+    try:
+        (found,) = await sandbox.run(f"from {RUNNER} import run", [call])
+    except SandboxFailed as error:
+        raise ToolUnavailable(str(error)) from error
+    match found.wire:
+        case ["list", [["int", code], _, ["str", out], ["str", err]]]:
+            return told(int(code, 16) & 0xFF, out, err)
+    return told(KILLED, "", found.reason or "it told nothing that is a result")
 
 
 def unfenced(text: str) -> tuple[str, str]:
@@ -125,14 +100,3 @@ def told(status: int, out: str, err: str) -> str:
 
 def _block(name: str, text: str) -> str:
     return f"\n[{name}:BEGIN]\n{text.rstrip()}\n[{name}:END]" if text.strip() else ""
-
-
-def _ended(found: CallResult) -> tuple[int, str, str]:
-    """Status, output and errors of a program; it may have told anything."""
-    if found.failed in ("lost", "open"):
-        raise ToolUnavailable(f"the sandbox failed: {found.reason}")
-    value = found.value if found.ok else None
-    match value:
-        case [int(status), str(out), str(err)]:
-            return status, out, err
-    return KILLED, "", found.reason or "it told nothing that is a result"

@@ -1,7 +1,7 @@
 """Programs of contests, run on their tests in the sandbox and judged outside of it.
 
-Each test has a process, a standard input and files of its own (``contest_child``). What a right program gives never
-enters the jail.
+Each test has a process, a standard input and files of its own (``sandbox.inside.program``). Nothing that depends on
+what a right program gives enters the jail.
 """
 
 import asyncio
@@ -11,17 +11,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache
-from pathlib import Path
 from typing import Literal
 
 from coterie.config.settings import Settings, key
 from coterie.datasets.code_rows import ContestTest
-from coterie.engines.protocol import EngineError
-from coterie.tools import contest_child
-from coterie.tools.contest_child import TOO_MUCH
 from coterie.tools.sandbox.compare import same
 from coterie.tools.sandbox.inside.plain import NotPlain, encode
+from coterie.tools.sandbox.inside.program import RUNNER
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.results import CallResult
 from coterie.tools.sandbox.settings import SandboxSettings
@@ -30,7 +26,8 @@ from coterie.tools.sandbox.settings import SandboxSettings
 #
 # Lines are compared without the spaces around them, and empty lines at both ends do not count, as LiveCodeBench does.
 # Words of a line are equal if they are spelled alike, or are the same number. A number that is expected with a point is
-# met within :data:`TOLERANCE`, as CodeContests does; a whole number is met exactly.
+# met within :data:`TOLERANCE`, as CodeContests does; a whole number is met exactly, also by an integer where it is
+# expected with a point.
 
 TOLERANCE = 1e-6
 """Absolute or relative; that of most problems (CodeContests' own is 1e-5)."""
@@ -47,10 +44,15 @@ def same_output(expected: str, printed: str) -> bool:
 def same_value(expected: str, given: str) -> bool:
     """Whether a function gave what it should; both are JSON. ``1``, ``1.0`` and ``true`` are the same, as in Python."""
     try:
-        wanted, found = (encode(json.loads(text)) for text in (expected, given))
+        wanted, found = (encode(json.loads(text, parse_int=_whole)) for text in (expected, given))
     except (ValueError, RecursionError, NotPlain):
         return False
     return same(wanted, found, TOLERANCE)
+
+
+def _whole(digits: str) -> int | Decimal:
+    """An integer of any length; Python's own reader refuses long ones."""
+    return int(digits) if len(digits) <= LONGEST else Decimal(digits)
 
 
 def _lines(text: str) -> list[str]:
@@ -72,22 +74,28 @@ def _same_word(expected: str, printed: str) -> bool:
     wanted, found = _NUMBER.fullmatch(expected), _NUMBER.fullmatch(printed)
     if wanted is None or found is None:
         return False
-    if any(wanted.groups()):
-        one, other = float(expected), float(printed)
-        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    return Decimal(expected) == Decimal(printed)
+    one, other = Decimal(expected), Decimal(printed)
+    whole = not any(wanted.groups()) or (not any(found.groups()) and one == one.to_integral_value())
+    if whole or one == other:
+        return one == other
+    sides = float(one), float(other)
+    return all(map(math.isfinite, sides)) and math.isclose(
+        *sides, rel_tol=TOLERANCE, abs_tol=TOLERANCE
+    )
 
 
 Outcome = Literal[
     "passed", "wrong output", "error", "too slow", "too much memory", "too much output"
 ]
-ROOM = 4096
-"""Bytes that a program may print beyond twice of what is expected."""
+MOST = 8 * 2**20
+"""Bytes that a program may print on a test, whatever the test expects: the program can find out how many."""
 ESCAPED = 6
 """Bytes of JSON for one that is printed, at most."""
 WAITING = 4
 """By the clock a program may take so many times its seconds of a processor, where others are busy and for what it
 waits."""
+ERRORS = 2000
+"""Bytes that are kept of what a program writes to its standard error."""
 MAX_WHY = 200
 """Characters."""
 _FAILED: dict[str, Outcome] = {
@@ -95,7 +103,6 @@ _FAILED: dict[str, Outcome] = {
     "memory": "too much memory",
     "output": "too much output",
 }
-_NOT_ITS_FAULT = ("lost", "open")
 
 
 class ContestLimits(Settings):
@@ -130,38 +137,31 @@ async def judged(
 ) -> tuple[Verdict, ...]:
     """A verdict for each test, in their order; ``function`` is what functional tests call.
 
-    Raises ``EngineError`` where the sandbox failed, which is no fault of the program, and ``ValueError`` without tests.
+    Each test has a process tree and a folder of its own. Raises ``SandboxFailed`` (an ``EngineError``), which is no
+    fault of the program, and ``ValueError`` without tests.
     """
     if not tests:
         raise ValueError("a program can't be judged without tests")
-    source = f"{_child()}\nPROGRAM = {program!r}\n"
-    room = [2 * len(test.output.encode(errors="replace")) + ROOM for test in tests]
+    source = f"from {RUNNER} import run\nPROGRAM = {program!r}\n"
     calls = [
-        f"run(PROGRAM, {test.input!r}, {function if test.kind == 'functional' else None!r}, {most})"
-        for test, most in zip(tests, room, strict=True)
+        f"run(PROGRAM, {test.input!r}, {function if test.kind == 'functional' else None!r}, {MOST}, {ERRORS})"
+        for test in tests
     ]
     longest = max(len(test.input.encode(errors="replace")) for test in tests)
-    found = await sandbox.run(
-        source, calls, limits=_limits(sandbox.settings, limits, room, longest)
-    )
-    for one in found:
-        if one.failed in _NOT_ITS_FAULT:
-            raise EngineError(f"the sandbox failed: {one.reason}")
-    return await asyncio.to_thread(lambda: tuple(map(_verdict, tests, found)))
+    found = sandbox.run_apart(source, calls, _limits(sandbox.settings, limits, longest))
+    rest = iter(tests)
+    return tuple([await asyncio.to_thread(_verdict, next(rest), one) async for one in found])
 
 
-def _limits(
-    own: SandboxSettings, limits: ContestLimits, room: Sequence[int], longest: int
-) -> SandboxSettings:
-    files = (longest + max(room)) // 2**20 + 2
+def _limits(own: SandboxSettings, limits: ContestLimits, longest: int) -> SandboxSettings:
     return own.model_copy(
         update={
             "cpu_seconds": limits.seconds,
             "wall_seconds": WAITING * limits.seconds,
             "total_seconds": limits.total_seconds,
             "memory_mib": limits.memory_mib,
-            "file_mib": max(own.file_mib, files),
-            "output_kib": ESCAPED * (max(room) + ROOM) // 1024 + 1,
+            "file_mib": own.file_mib + (longest + MOST) // 2**20 + 1,
+            "output_kib": ESCAPED * MOST // 1024 + 4,
         }
     )
 
@@ -169,20 +169,15 @@ def _limits(
 def _verdict(test: ContestTest, found: CallResult) -> Verdict:
     if not found.ok:
         return Verdict(_FAILED.get(found.failed, "error"), found.reason[:MAX_WHY])
-    match found.value:
-        case [str(ended), str(printed), str(said)]:
+    match found.wire:
+        case ["list", [["int", code], ["bool", too_much], ["str", printed], ["str", said]]]:
             pass
         case _:
             return Verdict("error", "what its process told is not a result")
-    if ended == TOO_MUCH:
+    if too_much:
         return Verdict("too much output")
-    if ended:
+    if code != "0":
         lines = said.strip().splitlines() or [""]
-        return Verdict("error", f"it ended {ended}: {lines[-1]}"[:MAX_WHY])
+        return Verdict("error", f"it ended with status {int(code, 16)}: {lines[-1]}"[:MAX_WHY])
     alike = same_value if test.kind == "functional" else same_output
     return Verdict("passed" if alike(test.output, printed) else "wrong output")
-
-
-@cache
-def _child() -> str:
-    return Path(contest_child.__file__).read_text(encoding="utf-8")

@@ -105,7 +105,7 @@ Feedback = Literal["oracle", "neutral", "none"]
 SubjectName = Literal["numbers", "mathematics"]
 CELLS = (
     "What you do is Python: a cell of one session, so variables stay. You are shown what the cell prints and the value "
-    "of its last expression. There is the standard library and nothing else."
+    "of its last expression. There are the standard library and numpy, and nothing else."
 )
 
 

@@ -16,6 +16,7 @@ from coterie.environments.settings import EnvironmentSettings
 from coterie.tools.actions.executor import Executed
 from coterie.tools.actions.grammar import Action
 from coterie.tools.sandbox.pool import Sandbox
+from coterie.tools.sandbox.shown import shown
 from coterie.trajectories.task import Task
 
 # Word problems of the ``problems`` micro-world: a total of quantities, each of which has to be worked out.
@@ -44,6 +45,8 @@ FIRSTS, SECONDS = range(11, 60), range(2, 10)
 PARTS = (2, 3)
 """How many quantities are added up, each entry equally often drawn."""
 FAR_PARTS = (4,)
+MAX_VALUE = 2000
+"""Characters of what a line gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +224,9 @@ class SandboxCalculator:
         for name, result in zip(names, found, strict=True):
             if not result.ok:
                 return Executed(new, None, f"{name}: {result.reason}")
-            new[name] = str(result.value)
+            assert result.wire is not None
+            tag, content = result.wire
+            new[name] = content if tag == "str" else shown(result.wire, MAX_VALUE)
         return Executed(new, new[names[-1]])
 
     def same(self, gold: str, given: str) -> bool:

@@ -25,7 +25,7 @@ T2: next step
 - Dependencies: T1
 - <think>...</think>: your thoughts, before each program and before your answer.
 - <code>...</code>: a whole Python program between fences. What it is to read from its standard input goes into a \
-second block. It can use the standard library and nothing else, and prints what you want to see.
+second block. It can use the standard library and numpy, and nothing else, and prints what you want to see.
 <code>
 {_FENCE}py
 print(int(input()) + 1)

@@ -3,8 +3,8 @@
 Reads a line for each question, as JSON: ``{"ask": "equations", "statements": [[sides, relations], ...], "unknown":
 "x"}``, each side a list of steps (``tools.actions.expressions``). sympy's objects are built from the steps by a table,
 one by one: no text is ever given to sympy's readers, which go through Python's ``eval``. A process of its own, because
-a question may take for ever or all the memory that it can. The sandbox's jails, which hold no installed packages, can't
-import sympy.
+a question may take for ever or all the memory that it can. The sandbox's jails, which hold numpy and no other package,
+can't import sympy.
 """
 
 import json

@@ -7,8 +7,8 @@
 
 **How.** Each worker is a jail made by bubblewrap: namespaces of its own (processes, mounts, network, IPC, host
 name), no network, an empty environment, and nothing of the machine's files but the interpreter, its standard
-library, time zones and system libraries, read-only. In it run two processes of ours. The supervisor takes jobs, watches
-and reports. The forker, which never holds a source, a call or a result, forks a fresh process for each
+library, numpy, time zones and shared libraries, read-only. In it run two processes of ours. The supervisor takes
+jobs, watches and reports. The forker, which never holds a source, a call or a result, forks a fresh process for each
 answer; this one is the first of a process tree of its own, has an empty folder in memory, drops all rights, changes
 to an unprivileged user where we are root, and has limits on time, memory, processes, files and results. When it is
 done, or out of time, the kernel ends the tree and drops the folder's content, and only then is the next answer
@@ -18,7 +18,10 @@ the other: a session has a jail to itself until all its processes are gone, and 
 **What is guaranteed.** An answer's process can do anything to itself, also to our code in it, and can write
 anything to its own channel. So nothing there is relied upon:
 
-* expected values never enter an answer's jail; calls do, and an answer may read all of them;
+* expected values, and what depends on them, never enter an answer's jail; calls do, and an answer may read all of them
+  (a test of a contest is an answer of its own);
+* only the host says that the sandbox failed: an answer is confined before its first line runs, and what comes after is
+  its own failure;
 * no process that an answer's is forked from has ever held anything of another answer or of a reference;
 * results come back as plain data (``inside.plain``) and are compared here, by value; no method of a
   result is ever called;

@@ -20,6 +20,7 @@ _KINDS = {
     **dict.fromkeys(("list", "iterator", "values"), _LIST),
 }
 """What values of several types can be the same as; other types have values of their own."""
+_WHOLE = ("int", "bool")
 _IN_ORDER = (_LIST, "tuple", "deque")
 _MICROSECOND = timedelta(microseconds=1)
 _EXACT = 2000
@@ -33,7 +34,8 @@ def same(expected: Wire, given: Wire, tolerance: float = 0.0, *, strict: bool = 
 
     As for Python's ``==``, ``1 == 1.0 == True``, and a set equals a frozen one. Besides, an iterator or a view of
     values is the list of what it holds. ``strict``: types must be equal too. ``tolerance``, absolute or relative, is
-    for floats that are not keys or members of sets.
+    for floats that are not keys or members of sets. A whole number is never near another: an expected integer, and
+    an integer where a whole float is expected, are exact.
     """
     if expected[0] != given[0] and (strict or _kind(expected) != _kind(given)):
         return False
@@ -91,15 +93,14 @@ def _kind(wire: Wire) -> str:
 
 
 def _close(expected: Wire, given: Wire, tolerance: float) -> bool:
-    if (
-        not tolerance
-        or "float" not in (expected[0], given[0])
-        or "complex" in (expected[0], given[0])
-    ):
+    tags = expected[0], given[0]
+    if not tolerance or "float" not in tags or "complex" in tags or expected[0] in _WHOLE:
         return False
     try:
         one, two = _as_float(expected), _as_float(given)
     except (OverflowError, ValueError):  # too large for a float, or a signalling NaN
+        return False
+    if not math.isfinite(one) or (given[0] in _WHOLE and one.is_integer()):
         return False
     return math.isclose(one, two, rel_tol=tolerance, abs_tol=tolerance)
 

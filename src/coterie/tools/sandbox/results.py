@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from coterie.tools.sandbox.compare import equal, same
-from coterie.tools.sandbox.inside.job import JobRecord
+from coterie.tools.sandbox.crew import SandboxFailed
+from coterie.tools.sandbox.inside.job import JUDGED, JobRecord
 from coterie.tools.sandbox.inside.plain import NotPlain, Wire, check, decode
 
 Mode = Literal["module", "legacy"]
@@ -19,9 +20,9 @@ FAILURES = {
     "output": "its result is too large",
     "ended": "its process ended",
     "garbled": "what its process told is not a result",
-    "open": "the sandbox could not be closed around it, so it was not run",
-    "lost": "the sandbox's worker was lost, twice",
 }
+_TOLD = ("error", "not plain", "output")
+"""What an answer's process may say of itself; all else is for the supervisor to say."""
 MAX_WHY = 600
 """Characters."""
 
@@ -107,14 +108,17 @@ def judge(
 
 
 def read_record(call: str, record: JobRecord) -> CallResult:
-    """What a record says, taking nothing on trust."""
+    """What a record says, taking nothing on trust. Raises ``SandboxFailed`` if the supervisor could run nothing."""
+    by, text = record
     try:
-        told = json.loads(record[1])
+        told = json.loads(text)
         if set(told) == {"value"}:
             check(told["value"])
             return CallResult(call, told["value"])
         failed, why = told["failed"], told["why"]
-        if failed in FAILURES and isinstance(why, str):
+        if by == JUDGED and failed not in FAILURES:
+            raise SandboxFailed(f"the sandbox could not be closed around an answer: {why}")
+        if failed in (FAILURES if by == JUDGED else _TOLD) and isinstance(why, str):
             why = why[:MAX_WHY].encode(errors="replace").decode()  # no lone surrogates
             return CallResult(call, None, failed, why)
     except (ValueError, TypeError, KeyError, RecursionError, NotPlain):

@@ -16,9 +16,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from coterie.engines.protocol import EngineError
-from coterie.tools.sandbox.crew import TRIES, Crew
-from coterie.tools.sandbox.inside.cell import CONTINUATION, GONE, TOLD, Cell, Closing, Opening
+from coterie.tools.sandbox.crew import TRIES, Crew, SandboxFailed
+from coterie.tools.sandbox.inside.cell import CONTINUATION, GONE, Cell, Closing, Opening
 from coterie.tools.sandbox.inside.job import JobRecord
 from coterie.tools.sandbox.settings import SandboxSettings
 from coterie.tools.sandbox.worker import Worker, WorkerLost
@@ -30,16 +29,14 @@ LOST = {
     "memory": "The cell used too much memory and was stopped.",
     "ended": "The cell ended the process of the session.",
     "garbled": "The cell wrote to the channel of the session and was stopped.",
+    "lost": "The process of the session was lost, and its cells did not bring it back.",
+    "restless": "Processes of the cell could not be stopped when it was done, and were ended.",
 }
 MAX_WHY = 200
 """Characters."""
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
 ADDRESS = "at 0x..."
 """What is shown in place of an object's address, which may be another one in a replay."""
-
-
-class BrokenReply(Exception):
-    """A reply that no supervisor writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +56,17 @@ class CellResult:
 
 
 def read_cell(records: Sequence[JobRecord], most: int) -> CellResult | None:
-    """What records say, as text of about ``most`` characters; ``None`` if the process was gone, through no cell.
+    """What records say, as text of about ``most`` characters; ``None`` if the process was gone.
 
-    Raises :class:`BrokenReply`.
+    Raises ``WorkerLost`` for a session that could not be opened.
     """
-    try:
-        (_, verdict), (_, head), (_, tail) = records
-        told = json.loads(verdict)
-        failed, why, left_out = told["failed"], str(told["why"])[:MAX_WHY], told["left_out"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise BrokenReply(str(error)) from error
+    (_, verdict), (_, head), (_, tail) = records
+    told = json.loads(verdict)
+    failed, why, left_out = told["failed"], str(told["why"])[:MAX_WHY], told["left_out"]
     if failed == GONE:
         return None
     if failed == "open":
-        raise BrokenReply(f"a session could not be closed in: {_text(head)[:MAX_WHY]}")
-    if failed not in LOST and failed not in TOLD.values():
-        raise BrokenReply(f"a verdict that there is not: {failed!r}")
+        raise WorkerLost(f"a session could not be closed in: {_text(head)[:MAX_WHY]}")
     # what was printed until a limit was met is no two times the same
     printed = (
         shortened(head, tail, left_out, most) if failed not in LOST or failed == "ended" else ""
@@ -110,8 +102,8 @@ def _text(data: bytes) -> str:
 BYTES = 4
 
 
-class SessionLost(EngineError):
-    """The sandbox could not run a cell, which is no fault of the cell's: whatever needs its result fails."""
+class CellLost(WorkerLost):
+    """A worker that was lost when cells had run in it, or a session that they did not bring back."""
 
 
 @dataclass(eq=False, slots=True)
@@ -126,18 +118,23 @@ class PythonSession:
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self, source: str) -> CellResult:
-        """Run a cell. Raises :class:`SessionLost`."""
+        """Run a cell. Raises ``SandboxFailed`` if it can't be run, by no fault of the session's cells."""
         async with self._one:
-            why = ""
-            for _ in range(TRIES):
+            lost: list[WorkerLost] = []
+            while len(lost) < TRIES:
                 try:
                     found = await self.sessions.run(self, source)
-                except (WorkerLost, BrokenReply) as error:
-                    why = str(error)
-                    continue
-                self.cells = [] if found.lost else [*self.cells, (source, found)]
-                return found
-        raise SessionLost(f"a cell could not be run: {why}")
+                    break
+                except WorkerLost as error:
+                    lost.append(error)
+            else:
+                why = next((one for one in reversed(lost) if isinstance(one, CellLost)), None)
+                if why is None:
+                    raise SandboxFailed(f"a cell could not be run: {lost[-1]}") from lost[-1]
+                await self.sessions.crew.prove(why)
+                found = CellResult(f"{LOST['lost']} ({why})\n{ANEW}", "lost")
+            self.cells = [] if found.lost else [*self.cells, (source, found)]
+            return found
 
     def fork(self) -> None:
         """There is no copy: a forked process would share its jail, its limits and its folder with the first one.
@@ -171,7 +168,7 @@ class Sessions:
                 await asyncio.shield(asyncio.ensure_future(self._leave(worker)))
 
     async def run(self, session: PythonSession, source: str) -> CellResult:
-        """Run a cell of a session. Raises ``WorkerLost`` or ``BrokenReply``; the session has no process then."""
+        """Run a cell of a session. Raises ``WorkerLost``, or ``CellLost``; the session has no process then."""
         async with self._turns:
             if session.closed:
                 raise RuntimeError("a session runs nothing outside of its block")
@@ -180,7 +177,12 @@ class Sessions:
             try:
                 if held is None:
                     await self._begin(worker, session)
-                found = await self._cell(worker, source)
+                try:
+                    if held is None:
+                        await self._replay(worker, session)
+                    found = await self._cell(worker, source)
+                except WorkerLost as error:
+                    raise CellLost(str(error)) from error
             except BaseException:
                 await self.crew.drop(worker)
                 raise
@@ -205,11 +207,11 @@ class Sessions:
         )
         if read_cell(await worker.run(opening), of.shown_characters) is None:
             raise WorkerLost("the process of a session ended before its first cell")
+
+    async def _replay(self, worker: Worker, session: PythonSession) -> None:
         for source, then in session.cells:
             if await self._cell(worker, source) != then:
-                raise WorkerLost(
-                    "a cell that was run again to bring a session back showed something else"
-                )
+                raise WorkerLost("a cell that was run again showed something else")
 
     async def _cell(self, worker: Worker, source: str) -> CellResult:
         of = self.settings

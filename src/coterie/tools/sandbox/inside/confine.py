@@ -10,7 +10,6 @@ import platform
 import resource
 import struct
 import sys
-import time
 from functools import cache
 from typing import BinaryIO
 
@@ -38,8 +37,6 @@ SIGCHLD = 17
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)
 """What an answer may ask of ``fcntl``: copies of descriptors, flags, locks that end with it, the size of a pipe. Not
 leases, which hold up whoever opens a file, nor marks that stay with a file."""
-TICK = 0.011
-"""Seconds; longer than the coarsest step of a file's times (a hundredth)."""
 WORK = "/tmp"
 """The answer's folder, and the only one where it can write."""
 
@@ -89,15 +86,20 @@ def fix_addresses() -> None:
 
 _proc = -1
 """The supervisor's own view of processes, as a descriptor that no other process has."""
-_stamp: tuple[int, ...] = ()
-"""State of the empty folder."""
+_mounted = False
+"""Whether there is a folder of an answer."""
 
 
 def hide_processes() -> None:
     """Keep ``/proc`` for this process, and hide it from all others in the jail."""
     global _proc
     _proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-    _mount("/proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=555")
+    hide("/proc")
+
+
+def hide(folder: str) -> None:
+    """Put an empty folder over one that answers are not to see."""
+    _mount(folder, MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=555")
 
 
 def end_first() -> None:
@@ -111,31 +113,28 @@ def processes() -> int:
     return _proc
 
 
+def threads(process: str) -> list[str]:
+    """The threads of a process, by number."""
+    folder = os.open(f"{process}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=_proc)
+    try:
+        return os.listdir(folder)
+    finally:
+        os.close(folder)
+
+
 def process_file(name: str) -> BinaryIO:
     """Open a file in the folder of processes."""
     return open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=_proc))
 
 
 def clean_folder(mebibytes: int, uid: int, gid: int) -> None:
-    """See that the answers' folder is as new: a new one is mounted if anything at all was done to the last.
-
-    Whatever is created, removed or changed in a folder, and its mode, owner or attributes, moves its change time,
-    which no process can set. It moves in ticks, so the first answer waits until one has passed.
-    """
-    global _stamp
-    if _stamp == _state():
-        return
-    if _stamp:
+    """Mount a new, empty folder for the next answer in the place of the last one's."""
+    global _mounted
+    if _mounted:
         _must(_libc.umount2(WORK.encode(), MNT_DETACH), f"unmount {WORK}")
     options = f"size={mebibytes}m,nr_inodes=4096,mode=700,uid={uid},gid={gid}"
     _mount(WORK, MS_NOSUID | MS_NODEV | MS_NOATIME, options)
-    time.sleep(TICK)
-    _stamp = _state()
-
-
-def _state() -> tuple[int, ...]:
-    of = os.stat(WORK)
-    return of.st_dev, of.st_ino, of.st_mode, of.st_uid, of.st_nlink, of.st_mtime_ns, of.st_ctime_ns
+    _mounted = True
 
 
 def _mount(where: str, flags: int, options: str) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from coterie.tools.sandbox.inside import confine
-from coterie.tools.sandbox.inside.job import Job
+from coterie.tools.sandbox.inside.job import Job, write_all
 from coterie.tools.sandbox.inside.plain import NotPlain, TooLarge, encode
 
 NAME = "answer"
@@ -21,6 +21,8 @@ MAX_MESSAGE = 300
 """Characters of what is told of an exception."""
 FIRST = struct.Struct(">I")
 """What stands before a job: its first call that is to be run."""
+CONFINED = b'{"confined": true}'
+"""Told before the answer's first line runs, so no answer can keep it back: what is told later is the answer's own."""
 LOADED = b'{"loaded": true}'
 RESULTS = 3
 """The descriptor of the pipe, and the only one left but those of ``/dev/null``."""
@@ -60,6 +62,7 @@ def _confined(job: Job, first: int) -> None:
         confine.give_up_rights(job.uid, job.gid)
     except OSError as error:
         return _send(_json({"failed": "open", "why": str(error)}))
+    _send(CONFINED)
     return run(job, first)
 
 
@@ -118,6 +121,4 @@ def _json(told: dict[str, Any]) -> bytes:
 
 def _send(told: bytes) -> None:
     """Write one frame: 4 bytes length, JSON."""
-    data = memoryview(struct.pack(">I", len(told)) + told)
-    while data:
-        data = data[os.write(RESULTS, data) :]
+    write_all(RESULTS, struct.pack(">I", len(told)) + told)

@@ -11,6 +11,7 @@ import json
 import linecache
 import os
 import random
+import secrets
 import struct
 import sys
 import traceback
@@ -20,8 +21,9 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from coterie.tools.sandbox.inside import confine
-from coterie.tools.sandbox.inside.cell import Opening
+from coterie.tools.sandbox.inside.cell import NOT_OPENED, Opening
 from coterie.tools.sandbox.inside.harness import OURS, open_nothing
+from coterie.tools.sandbox.inside.job import read_exactly, write_all
 
 TOLD, CELLS, OUTPUT = 3, 4, 5
 """Descriptors: where a byte is written of each cell, where cells come from, and what is printed goes to."""
@@ -52,7 +54,7 @@ def serve(cells: int, told: int, output: int) -> NoReturn:
             confine.give_up_rights(opening.uid, opening.gid)
         except OSError as error:
             _say(str(error))
-            os.write(TOLD, b"f")
+            os.write(TOLD, NOT_OPENED)
             os._exit(0)
         interpreter = Interpreter(opening.seed)
         os.write(TOLD, b"k")
@@ -78,6 +80,7 @@ class Interpreter:
         self._space["__builtins__"] = builtins
         vars(builtins).update(exit=_exit, quit=_exit, input=_input)
         random.seed(seed)
+        vars(secrets)["randbits"] = random.Random(seed).getrandbits  # numpy draws its seeds there
 
     def run(self, source: bytes) -> bytes:
         """Run a cell; the byte that says how it went."""
@@ -206,23 +209,10 @@ def _place(*files: int) -> None:
 
 def _next() -> bytes:
     """What comes from the supervisor."""
-    (size,) = SIZE.unpack(_exactly(SIZE.size))
-    return _exactly(size)
-
-
-def _exactly(size: int) -> bytes:
-    parts = []
-    while size:
-        more = os.read(CELLS, size)
-        if not more:
-            os._exit(0)
-        parts.append(more)
-        size -= len(more)
-    return b"".join(parts)
+    (size,) = SIZE.unpack(read_exactly(CELLS, SIZE.size))
+    return read_exactly(CELLS, size)
 
 
 def _say(text: str) -> None:
     """Write behind a cell's back: its own streams may be anything by now."""
-    data = memoryview(text.encode("utf-8", "backslashreplace"))
-    while data:
-        data = data[os.write(OUTPUT, data) :]
+    write_all(OUTPUT, text.encode("utf-8", "backslashreplace"))

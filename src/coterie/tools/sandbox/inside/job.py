@@ -1,5 +1,6 @@
 """What is asked of a jail, and what comes back: read by the host and by both processes in the jail."""
 
+import os
 import struct
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,6 +11,28 @@ MAX_FAILURE = 4000
 """Bytes of a record that says why there is no value; every limit of results leaves room for one."""
 HEAD = struct.Struct(">cI")
 """What stands before a request: its kind, and its length."""
+REPLY = struct.Struct(">Id")
+"""What stands before a reply, after its nonce: its length, and the seconds that a job took of its own."""
+
+
+def read_exactly(file: int, size: int) -> bytes:
+    """So many bytes; the end of a pipe ends this process."""
+    parts = []
+    while size:
+        more = os.read(file, size)
+        if not more:
+            os._exit(0)
+        parts.append(more)
+        size -= len(more)
+    return b"".join(parts)
+
+
+def write_all(file: int, data: bytes) -> None:
+    """Write, in as many parts as it takes."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
 
 PATIENCE = 4
 """How many times its limit of seconds a job takes at most, where others use the processors."""

@@ -71,6 +71,8 @@ class _Encoder:
             if base is Enum:
                 name, held = (object.__getattribute__(value, n) for n in ("_name_", "_value_"))
                 return ["enum", [str(name), self.encode(held, depth - 1)]]
+        if kind.__module__ == "numpy" and hasattr(kind, "tolist"):  # a number, or an array
+            return self.encode(value.tolist(), depth - 1)  # type: ignore[attr-defined]
         if hasattr(kind, "__next__"):
             return ["iterator", [self.encode(item, depth - 1) for item in _iterated(value)]]
         raise NotPlain(f"a value of type {kind.__name__} is not plain data")
@@ -135,19 +137,25 @@ _SERIES: dict[type, tuple[str, Any]] = {
 }
 
 
-def decode(wire: Wire) -> Any:
+def decode(wire: Wire, *, key: bool = False) -> Any:
     """The value itself; the form must have been checked (``check``). What iterators and views held comes as lists, an
-    enumeration's member as its value. Raises ``TypeError`` for a list as a key."""
+    enumeration's member as its value. ``key``: as something that can be hashed, such as a tuple for a list."""
     tag, content = wire
     if tag in ("none", "bool", "str"):
         return content
     if tag == "dict":
-        return {decode(key): decode(item) for key, item in content}
+        pairs = {decode(one, key=True): decode(item, key=key) for one, item in content}
+        return tuple(pairs.items()) if key else pairs
     if tag in CONTAINERS:
-        return CONTAINERS[tag](decode(item) for item in content)
+        within = key or tag in ("set", "frozenset")
+        items = (decode(item, key=within) for item in content)
+        if key:
+            return frozenset(items) if tag in ("set", "frozenset") else tuple(items)
+        return CONTAINERS[tag](items)
     if tag == "enum":
-        return decode(content[1])
-    return _READERS[tag](content)
+        return decode(content[1], key=key)
+    value = _READERS["bytes" if key and tag == "bytearray" else tag](content)
+    return content if key and tag == "decimal" and value.is_snan() else value
 
 
 def _read_zoned(kind: Any, content: list[str | None]) -> Any:

@@ -2,8 +2,8 @@
 
 The process is forked as an answer's is, and as confined. A cell's time, memory and output are limited here. When it has
 said that a cell is done, all processes of the session are stopped, and they go on with the next cell: nothing runs
-between cells. Nobody but us can make them go on: they can't send signals while they are stopped, and timers that send
-any signal are refused (``syscalls``).
+between cells. One that still runs, or is about to end, can make another one go on. So we look until at one moment all
+of them stand still, and then nobody is left who could; a session whose processes don't is ended.
 """
 
 import json
@@ -18,6 +18,7 @@ from coterie.tools.sandbox.inside import confine
 from coterie.tools.sandbox.inside.cell import (
     CONTINUATION,
     GONE,
+    NOT_OPENED,
     TOLD,
     Cell,
     Closing,
@@ -28,8 +29,10 @@ from coterie.tools.sandbox.inside.forker import SESSION, Forker, how
 from coterie.tools.sandbox.inside.interpreter import SIZE
 from coterie.tools.sandbox.inside.job import JUDGED, JobRecord
 from coterie.tools.sandbox.inside.job import TOLD as BY_PROCESS
-from coterie.tools.sandbox.inside.usage import TICK, Use, processes_use
+from coterie.tools.sandbox.inside.usage import TICK, Use, processes_use, standing
 
+STOPPING_SECONDS = 5.0
+"""For all processes of a session to stand still when a cell is done, on a busy machine."""
 ENDING_SECONDS = 1.0
 """For a process that has closed its channel to be gone, if it has ended."""
 
@@ -71,6 +74,8 @@ class Session:
             os.close(file)
         self.ended = ""
         """How its process ended; empty while it is there."""
+        self.opened = False
+        """Whether it is confined; before, no cell has run in it."""
 
     def exchange(self, body: bytes, limits: Limits) -> list[JobRecord]:
         """Send a cell, or the opening, and wait until it is done, or is to be ended."""
@@ -81,10 +86,15 @@ class Session:
             os.kill(-1, signal.SIGCONT)
             failed, why = self._watch(SIZE.pack(len(body)) + body, limits, kept)
         if failed in TOLD.values():
-            self._stop()
+            self.opened = True
+            still = self._stopped()
             self._drain(kept)
             if self._read(self._told):
                 failed, why = "garbled", ""
+            elif not still:
+                failed = "restless"
+            elif self._use().resident > limits.memory_mib << 20:
+                failed = "memory"
         if failed not in TOLD.values():
             self.end()
             self._drain(kept)
@@ -103,10 +113,20 @@ class Session:
         for file in (self._cells, self._told, self._output):
             os.close(file)
 
-    def _stop(self) -> None:
-        """Stop all processes but ours. The kernel takes them all at once, so none escapes by forking."""
-        os.kill(-1, signal.SIGSTOP)
-        os.kill(self.forker.pid, signal.SIGCONT)
+    def _stopped(self) -> bool:
+        """Stop all processes but ours; whether they stand still, all at one moment."""
+        began, pause, before = time.monotonic(), 0.0001, None
+        while time.monotonic() - began < STOPPING_SECONDS:
+            os.kill(-1, signal.SIGSTOP)
+            os.kill(self.forker.pid, signal.SIGCONT)
+            seen = standing(self.forker.pid)
+            if seen is not None and seen == before:
+                return True
+            before = seen
+            if seen is None:
+                time.sleep(pause)
+                pause = min(2 * pause, 0.01)
+        return False
 
     def _watch(self, rest: bytes, limits: Limits, kept: Kept) -> tuple[str, str]:
         """Wait for the byte that says that a cell is done; how it failed, and more about that."""
@@ -143,6 +163,8 @@ class Session:
     def _said(self) -> tuple[str, str]:
         """What the process said of the cell."""
         told = self._read(self._told)
+        if told == NOT_OPENED and not self.opened:
+            return "open", ""
         if told in TOLD:
             return TOLD[told], ""
         if told:
@@ -218,7 +240,7 @@ class Seat:
             cell = Cell(**json.loads(body))
             if self._session is None:
                 return _records(GONE, "", Kept(cell.kept_bytes))
-            return self._session.exchange(cell.source.encode("utf-8", "surrogatepass"), cell.limits)
+            return self._session.exchange(cell.source.encode("utf-8", "surrogatepass"), cell)
         self.leave()
         if kind == Closing.kind:
             return []

@@ -5,8 +5,9 @@ It reads requests from standard input and writes replies to standard output, nei
 * ready: ``b"ready"``;
 * request: 1 byte (what it is: a job, or what a session is asked, ``cell``), 4 bytes length, JSON, then a nonce of
   16 bytes, which is read when the answer's processes are gone, or those of a session are gone or stopped;
-* reply: the nonce, 4 bytes length, then a record for each call: 1 byte (``TOLD`` by the answer's process, or ``JUDGED``
-  here), 4 bytes length, bytes. What an answer's process told is handed on unread.
+* reply: the nonce, 4 bytes length, 8 bytes seconds that a job took of its own, then a record for each call: 1 byte
+  (``TOLD`` by the answer's process, or ``JUDGED`` here), 4 bytes length, bytes. What an answer's process told is handed
+  on unread.
 
 This process holds sources and results, so no answer is forked from it, but from another one (``forker``) that was
 set apart before the first job. An answer runs in a pid namespace of its own, as its first process: when that ends, all
@@ -25,7 +26,17 @@ from contextlib import suppress
 
 from coterie.tools.sandbox.inside import confine, harness
 from coterie.tools.sandbox.inside.forker import ANSWER, Forker, how, set_apart
-from coterie.tools.sandbox.inside.job import HEAD, JUDGED, MAX_FAILURE, TOLD, Job, JobRecord
+from coterie.tools.sandbox.inside.job import (
+    HEAD,
+    JUDGED,
+    MAX_FAILURE,
+    REPLY,
+    TOLD,
+    Job,
+    JobRecord,
+    read_exactly,
+    write_all,
+)
 from coterie.tools.sandbox.inside.session import Seat
 from coterie.tools.sandbox.inside.usage import TICK, processes_use
 
@@ -33,7 +44,7 @@ WARM = (
     "abc", "array", "base64", "bisect", "calendar", "cmath", "collections", "copy", "csv", "dataclasses",
     "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json",
     "math", "numbers", "operator", "random", "re", "statistics", "string", "textwrap", "threading", "time",
-    "traceback", "types", "typing", "unicodedata",
+    "traceback", "types", "typing", "unicodedata", "coterie.tools.sandbox.inside.program",
 )  # fmt: skip
 """Modules that an answer finds loaded."""
 
@@ -67,10 +78,10 @@ class Attempt:
         self.job, self.clock = job, clock
         self.forker = forker
         self.wanted = len(job.calls) - first
-        self.loaded = False
+        self.confined = self.loaded = False
         self.failed_to_load: bytes | None = None
         self.records: list[JobRecord] = []
-        self._buffer = b""
+        self._buffer = bytearray()
         self._seconds = 0.0
         """Of CPU, when the process last told something."""
         self._waited = 0.0
@@ -120,7 +131,7 @@ class Attempt:
         return how(self.forker.ending())
 
     def _told(self) -> int:
-        return len(self.records) + self.loaded
+        return len(self.records) + self.loaded + self.confined
 
     def _read_all(self) -> str | None:
         with suppress(BlockingIOError):
@@ -134,14 +145,19 @@ class Attempt:
     def _take(self) -> str | None:
         """Take the whole frames of what was read; why the process is to be ended, or ``None``."""
         while len(self._buffer) >= 4 and len(self.records) < self.wanted:
-            size = struct.unpack(">I", self._buffer[:4])[0]
+            (size,) = struct.unpack_from(">I", self._buffer)
             if size > self.job.max_record:
                 return "output"
             if len(self._buffer) < 4 + size:
                 return None
-            frame, self._buffer = self._buffer[4 : 4 + size], self._buffer[4 + size :]
+            frame = bytes(self._buffer[4 : 4 + size])
+            del self._buffer[: 4 + size]
             if self.loaded:
                 self.records.append((TOLD, frame))
+            elif not self.confined:
+                if frame != harness.CONFINED:
+                    return "open"
+                self.confined = True
             elif frame == harness.LOADED:
                 self.loaded = True
             else:
@@ -150,9 +166,8 @@ class Attempt:
         return "garbled" if self._buffer and len(self.records) == self.wanted else None
 
 
-def run(job: Job, body: bytes, forker: Forker) -> list[JobRecord]:
+def run(job: Job, body: bytes, forker: Forker, clock: Clock) -> list[JobRecord]:
     """Run all calls: in one process, and after a call that ended its process, in another."""
-    clock = Clock(job)
     records: list[JobRecord] = []
     told = os.memfd_create("job")
     try:
@@ -172,6 +187,8 @@ def _after(attempt: Attempt, records: list[JobRecord], job: Job) -> list[JobReco
     """The records with those of an attempt, and with why it was cut short."""
     reason = attempt.watch()
     ending = attempt.end()
+    if not attempt.confined and not attempt.clock.over():
+        return _rest([], job, "open", f"its process ended {ending} before it was confined")
     if reason == "garbled":
         return _rest([], job, "garbled", "its process wrote to the channel of results")
     if attempt.failed_to_load is not None:
@@ -193,25 +210,8 @@ def _rest(records: list[JobRecord], job: Job, reason: str, why: str) -> list[Job
     return records + [_judged(reason, why)] * (len(job.calls) - len(records))
 
 
-def _exactly(file: int, size: int) -> bytes:
-    parts = []
-    while size:
-        more = os.read(file, size)
-        if not more:
-            os._exit(0)
-        parts.append(more)
-        size -= len(more)
-    return b"".join(parts)
-
-
-def _write(file: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]
-
-
-def main() -> None:
-    """Serve requests until standard input ends."""
+def main(code: str) -> None:
+    """Serve requests until standard input ends; ``code`` is where ours is, which answers don't see."""
     jobs, replies = os.dup(0), os.dup(1)
     nowhere = os.open("/dev/null", os.O_RDWR)
     for file in (0, 1, 2):
@@ -225,16 +225,18 @@ def main() -> None:
     gc.freeze()
     forker = set_apart(jobs, replies)
     confine.hide_processes()
-    _write(replies, b"ready")
+    confine.hide(code)
+    write_all(replies, b"ready")
     seat = Seat(forker)
     while True:
-        kind, size = HEAD.unpack(_exactly(jobs, HEAD.size))
-        body = _exactly(jobs, size)
+        kind, size = HEAD.unpack(read_exactly(jobs, HEAD.size))
+        body, seconds = read_exactly(jobs, size), 0.0
         if kind == Job.kind:
             seat.leave()
-            records = run(Job(**json.loads(body)), body, forker)
+            clock = Clock(Job(**json.loads(body)))
+            records, seconds = run(clock.job, body, forker, clock), clock.used()
         else:
             records = seat.answer(kind, body)
         reply = b"".join(struct.pack(">BI", kind, len(data)) + data for kind, data in records)
-        nonce = _exactly(jobs, 16)
-        _write(replies, nonce + struct.pack(">I", len(reply)) + reply)
+        nonce = read_exactly(jobs, 16)
+        write_all(replies, nonce + REPLY.pack(len(reply), seconds) + reply)

@@ -38,9 +38,30 @@ def processes_use(first: int, forker: int) -> Use:
     return Use(processes, seconds, resident, waited / 1e9)
 
 
+def standing(forker: int) -> list[tuple[bytes, ...]] | None:
+    """Every thread of an answer's with how often it was switched; ``None`` if one of them may run.
+
+    Two equal looks mean that at a moment between them nothing ran: who runs and stops again is switched once more.
+    """
+    found: list[tuple[bytes, ...]] = []
+    for process in os.listdir(confine.processes()):
+        if process.isdigit() and process not in ("1", str(forker)):
+            with suppress(OSError):
+                for thread in confine.threads(process):
+                    lines = _read(f"{process}/task/{thread}/status").splitlines()
+                    told = dict(line.partition(b":\t")[::2] for line in lines)
+                    if (
+                        told[b"State"][:1] not in b"TZXD"
+                    ):  # D: in the kernel, with a signal to stop before it
+                        return None
+                    found.append((told[b"Pid"], *(told[name] for name in _SWITCHES)))
+    return found
+
+
 def _read(name: str) -> bytes:
     with confine.process_file(name) as file:
         return file.read()
 
 
+_SWITCHES = (b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_switches")
 _CLOCK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGESIZE")

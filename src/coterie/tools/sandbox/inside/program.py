@@ -1,7 +1,6 @@
-"""Runs a program of a contest on one test, as a process of its own would be run. It imports nothing of ours.
+"""Runs a program as a process of its own would be run: of an agent, or of a contest on one test.
 
-``tools.contest`` sends the text of this module to the sandbox. All of it is within the program's reach, and what
-a right program prints is not here.
+All of this is within the program's reach, and nothing that depends on what a right program prints is here.
 """
 
 import atexit
@@ -9,8 +8,8 @@ import builtins
 import importlib
 import io
 import json
+import linecache
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -18,11 +17,10 @@ import types
 from contextlib import suppress
 from typing import Any
 
-TOO_MUCH = "too much"
-ERRORS = 2000
-"""Bytes that are kept of what a program writes to its standard error."""
-RECURSION = 50_000
-"""Calls within each other, as LiveCodeBench's grader allows."""
+RUNNER = __name__
+"""What a source imports ``run`` from."""
+RECURSION = DIGITS = 50_000
+"""Calls within each other, and digits of an integer, as LiveCodeBench's grader allows."""
 USUAL = (
     "typing", "collections", "heapq", "bisect", "math", "itertools", "functools", "operator", "string", "re",
     "random", "copy", "datetime", "statistics", "sys",
@@ -31,11 +29,12 @@ USUAL = (
 types such as ``List``."""
 
 
-def run(program: str, given: str, function: str | None, most: int) -> list[str]:
-    """How the program ended (empty: well), what it printed, and the end of what it wrote to its standard error.
+def run(program: str, given: str, function: str | None, most: int, errors: int) -> list[object]:
+    """The program's exit code (128 more than a signal that ended it), whether it printed more than ``most`` bytes, what
+    it printed, and what it wrote to its standard error, of which ``errors`` bytes are kept.
 
     ``given`` is its standard input; or, where a ``function`` is called, a line of JSON for each argument, and in the
-    place of what it printed stands the value as JSON. More than ``most`` bytes are too much.
+    place of what it printed stands the value as JSON.
     """
     files = [_file(given.encode(errors="replace")), _file(), _file()]
     pid = os.fork()
@@ -45,14 +44,21 @@ def run(program: str, given: str, function: str | None, most: int) -> list[str]:
         finally:
             os._exit(1)
     _, status = os.waitpid(pid, 0)
-    _end_what_is_left()
-    ended = _how(os.waitstatus_to_exitcode(status))
-    out, err = (os.fstat(one).st_size for one in files[1:])
-    printed, said = os.pread(files[1], most, 0), os.pread(files[2], ERRORS, max(0, err - ERRORS))
+    code = os.waitstatus_to_exitcode(status)
+    too_much = os.fstat(files[1]).st_size > most
+    kept = _kept(files[1], most), _kept(files[2], errors)
     for file in files:
         os.close(file)
-    told = (one.decode(errors="replace") for one in (printed, said))
-    return [ended if out <= most else TOO_MUCH, *told]
+    return [128 - code if code < 0 else code, too_much, *kept]
+
+
+def _kept(file: int, most: int) -> str:
+    """What is in a file; of more than ``most`` bytes the middle is left out."""
+    size, half = os.fstat(file).st_size, most // 2
+    if size <= most:
+        return os.pread(file, most, 0).decode(errors="replace")
+    ends = (os.pread(file, half, at).decode(errors="replace") for at in (0, size - half))
+    return f"\n[{size - 2 * half} bytes are left out]\n".join(ends)
 
 
 def _file(content: bytes = b"") -> int:
@@ -63,23 +69,6 @@ def _file(content: bytes = b"") -> int:
         stream.write(content)
     os.lseek(file, 0, os.SEEK_SET)
     return file
-
-
-def _how(code: int) -> str:
-    if code < 0:
-        return f"by signal {-code}"
-    return f"with status {code}" if code else ""
-
-
-def _end_what_is_left() -> None:
-    """End the processes that the program started, all of our own tree, of which this is the first."""
-    if os.getpid() != 1:
-        return
-    with suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
 
 
 def _child(program: str, given: str, function: str | None, files: list[int]) -> None:
@@ -102,6 +91,7 @@ def _child(program: str, given: str, function: str | None, files: list[int]) -> 
     sys.argv = ["main.py"]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)
     sys.setrecursionlimit(RECURSION)
+    sys.set_int_max_str_digits(DIGITS)
     atexit._clear()
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     status = max(_status(program, main, given, function, out), _last())
@@ -115,6 +105,8 @@ def _status(
     try:
         if function is not None:
             _have_usual(vars(main))
+        lines = program.splitlines(keepends=True)
+        linecache.cache["main.py"] = (len(program), None, lines, "main.py")
         exec(compile(program, "main.py", "exec"), vars(main))
         if function is not None:
             _give(vars(main), function, given, out)
@@ -164,4 +156,4 @@ def _give(space: dict[str, Any], function: str, given: str, out: int) -> None:
     arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
     called = getattr(space["Solution"](), function) if "Solution" in space else space[function]
     with open(out, "w", encoding="utf-8", closefd=False) as stream:
-        json.dump(called(*arguments), stream)
+        json.dump(called(*arguments), stream, default=lambda value: value.tolist())  # of numpy
