@@ -226,10 +226,14 @@ class _Trial:
         """Return the text of a message with calls, from its header on; empty if the template refuses or omits them."""
         said = _said([_call(*one, _id(at, long_ids)) for at, one in enumerate(calls)])
         told = [_result("told", _id(at, long_ids)) for at in range(len(calls))] if result else []
-        text = self._text([_ASKED, said, *told], False).rpartition(_ASKED["content"])[2]
-        begun = self.template.header().rstrip().removesuffix(THOUGHT)
-        text = text.partition(begun)[2] if begun and begun in text else text
+        text = self._begun([said, *told])
         return text if all(name in text for name, _ in calls) else ""
+
+    def _begun(self, chat: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of what follows a user's message, from its header on."""
+        text = self._text([_ASKED, *chat], False).rpartition(_ASKED["content"])[2]
+        begun = self.template.header().rstrip().removesuffix(THOUGHT)
+        return text.partition(begun)[2] if begun and begun in text else text
 
     def syntax(self, several: int, long_ids: bool) -> NativeSyntax | None:
         """Return the syntax that reads what the template writes; those here know cut and broken calls best."""
@@ -244,7 +248,9 @@ class _Trial:
         return None
 
     def results(self, calls: bool, parallel: bool) -> tuple[Results, bool]:
-        ways: tuple[Results, ...] = ("tool", "calls") if calls else ("tool",)
+        gap = self._begun([{"role": "assistant", "content": WORD}]).partition(WORD)[0]
+        alike = not calls or self.calls(CALLS[:1], False).startswith(gap)  # not so: to=user (Muse)
+        ways: list[Results] = ["tool"] * alike + ["calls"] * calls
         for way in ways:
             for long_ids in (False, True):
                 if self.shows(_dialogue(way, long_ids, parallel)):
