@@ -248,8 +248,8 @@ class _Trial:
         return None
 
     def results(self, calls: bool, parallel: bool) -> tuple[Results, bool]:
-        gap = self._begun([{"role": "assistant", "content": WORD}]).partition(WORD)[0]
-        alike = not calls or self.calls(CALLS[:1], False).startswith(gap)  # not so: to=user (Muse)
+        lead = self._begun([{"role": "assistant", "content": WORD}]).partition(WORD)[0]
+        alike = not calls or self.calls(CALLS[:1], False).startswith(lead)  # not so: to=user (Muse)
         ways: dict[Results, bool] = {"tool": alike, "calls": calls}
         for way in (one for one, fits in ways.items() if fits):
             for long_ids in (False, True):
