@@ -357,6 +357,8 @@ ENDS = {
     "HarmonyJson": "<|call|>", "LlamaJson": "<|eot_id|>", "MuseXml": "<|eot|>", "gemma4_v2": "<turn|>",
 }  # fmt: skip
 """The token that ends a message with calls, by syntax or template; ``<|im_end|>`` for all others."""
+AFTER_CALLS = {*WRITE_CALLS["GemmaJson"], "gptoss", "muse_glimmer"} - {"gemma4_v2"}
+"""Those that take results only after a message with calls, or begin such a message in another way."""
 ONE_CALL = ("gptoss", "llama3_1", "llama3_2")
 THOUGHTS = {
     "GemmaJson": "<|channel>thought\n{}<channel|>",
@@ -411,6 +413,7 @@ def test_calls_that_a_published_template_writes_are_read_back(name: str) -> None
     end = ENDS.get(name, ENDS.get(FAMILIES[name], "<|im_end|>"))
     assert found.ends == {published(name).convert_tokens_to_ids(end)}
     assert found.parallel == (len(calls) == 2)
+    assert found.results == ("calls" if name in AFTER_CALLS else "tool")
     assert read_back(found.required(), text) == calls
     wrong = [other for other in SYNTAXES if other.__name__ != FAMILIES[name]]
     assert not any(read_back(other(), text) == calls for other in wrong)

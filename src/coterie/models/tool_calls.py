@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from coterie.config.text import shallow
 from coterie.errors import UserError
 from coterie.models.call_syntaxes import (
-    END_OF_THOUGHT,
     SYNTAXES,
     THOUGHT,
     Markup,
@@ -224,10 +223,14 @@ class _Trial:
         """Return the text of a message with calls, from its header on; empty if the template refuses or omits them."""
         said = _said([_call(*one, _id(at, long_ids)) for at, one in enumerate(calls)])
         told = [_result("told", _id(at, long_ids)) for at in range(len(calls))] if result else []
-        text = self._text([_ASKED, said, *told], False).rpartition(_ASKED["content"])[2]
-        begun = self.template.header().rstrip().removesuffix(THOUGHT)
-        text = text.partition(begun)[2] if begun and begun in text else text
+        text = self._begun([said, *told])
         return text if all(name in text for name, _ in calls) else ""
+
+    def _begun(self, chat: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of what follows a user's message, from its header on."""
+        text = self._text([_ASKED, *chat], False).rpartition(_ASKED["content"])[2]
+        begun = self.template.header().rstrip().removesuffix(THOUGHT)
+        return text.partition(begun)[2] if begun and begun in text else text
 
     def syntax(self, several: int, long_ids: bool) -> NativeSyntax | None:
         """Return the syntax that reads what the template writes; those here know cut and broken calls best."""
@@ -242,13 +245,10 @@ class _Trial:
         return None
 
     def results(self, calls: bool, parallel: bool) -> tuple[Results, bool]:
-        prompt = self._text([_ASKED], True, ())
-        plain = self._text([_ASKED, {"role": "assistant", "content": WORD}], False, ())
-        lead = plain.removeprefix(prompt).partition(WORD)[0] if plain.startswith(prompt) else ""
-        ways: list[Results] = ["tool", "calls"] if calls else ["tool"]
-        if END_OF_THOUGHT not in lead and self.control.written(lead):
-            ways.reverse()  # what says that a message is no call would precede the call
-        for way in ways:
+        lead = self._begun([{"role": "assistant", "content": WORD}]).partition(WORD)[0]
+        alike = not calls or self.calls(CALLS[:1], False).startswith(lead)  # not so: to=user (Muse)
+        ways: dict[Results, bool] = {"tool": alike, "calls": calls}
+        for way in (one for one, fits in ways.items() if fits):
             for long_ids in (False, True):
                 if self.shows(_dialogue(way, long_ids, parallel)):
                     return way, long_ids
