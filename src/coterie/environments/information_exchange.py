@@ -98,9 +98,8 @@ class InformationExchange(Talk):
     def _task(self, row: QuestionRow) -> Task:
         id_ = f"{self.name}-{row.id}"
         notes = deal(row, self.agents, key=id_, first_sentence=self.context == "first_sentence")
-        aliases = row.aliases if isinstance(row, TriviaRow) else ()
         public = {"question": asked(row), "notes": notes}
-        return Task(id_, public, secret_answers(row, aliases))
+        return Task(id_, public, secret_answers(row))
 
 
 def asked(row: QuestionRow) -> str:
