@@ -39,10 +39,10 @@ def _ends(text: str) -> dict[int, int]:
     """Where each brace that is closed is closed; found at once, for a text may open thousands."""
     ends: dict[int, int] = {}
     opened: list[int] = []
-    for brace in re.finditer(r"[{}]", text):
+    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):  # \{ is a sign, not a brace
         if brace[0] == "{":
             opened.append(brace.start())
-        elif opened:
+        elif brace[0] == "}" and opened:
             ends[opened.pop()] = brace.start()
     return ends
 

@@ -40,11 +40,12 @@ def option_of(answer: str, options: Sequence[str]) -> str:
 
 
 @lru_cache(maxsize=65536)
-def compared(gold: str, given: str) -> bool:
-    """What math-verify says of two answers in LaTeX; ``False`` if it takes too long. May be called from
-    any thread.
+def compared(gold: str, given: str, gold_letters: str = "", given_letters: str = "") -> bool:
+    """Return what math-verify says of two answers in LaTeX; ``False`` if it takes too long or drops a letter.
+
+    May be called from any thread.
     """
-    return _WORKER.ask(json.dumps([gold, given]), LIMIT) == "true"
+    return _WORKER.ask(json.dumps([gold, given, gold_letters, given_letters]), LIMIT) == "true"
 
 
 _WORKER = LineProcess(Path(__file__).with_name("math_worker.py"), "math-verify")

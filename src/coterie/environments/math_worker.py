@@ -12,30 +12,62 @@ import json
 import logging
 import resource
 import sys
+from typing import Any
 
-DIGITS = 12
-"""After the point, to which numbers are compared that are not rational ones."""
+DIGITS, EXACT = 12, 40
+"""Digits to which two numbers that are not rational agree, where one has decimals and where none has."""
 SECONDS = 3
 """For reading an answer, and for a comparison."""
 MEMORY = 4 * 2**30
 """Bytes of address space."""
+CONSTANTS = "eiEI"
+_OF_MATRICES: Any = None
+
+
+def same_value(one: Any, other: Any, *rounding: int) -> bool:
+    """Compare two values by their digits: rational ones exactly, others by the size of their difference.
+
+    math-verify's own comparison drops everything below 1e-15, so that 2^-98 would be 2^-99.
+    """
+    from sympy import Float, MatrixBase, MatrixExpr, Rational
+
+    if isinstance(one, MatrixBase | MatrixExpr) or isinstance(other, MatrixBase | MatrixExpr):
+        return bool(_OF_MATRICES(one, other, *rounding))
+    decimals = {number: Rational(str(number)) for number in (one.atoms(Float) | other.atoms(Float))}
+    one, other = (value.xreplace(decimals).doit() for value in (one, other))
+    if not one.is_number or not other.is_number:
+        return False  # by symbols, which math-verify does next
+    if one.is_Rational and other.is_Rational:
+        return bool(one == other)
+    size = max(abs(value.evalf(20)) for value in (one, other))
+    gap = abs((one - other).evalf(2 * EXACT))
+    return bool(gap < size * Rational(10) ** -(DIGITS if decimals else EXACT))
+
+
+def has_letters(parsed: list[Any], letters: str) -> bool:
+    """Return True if these letters are variables of what was read, and none was dropped as a unit."""
+    symbols = "".join(map(str, getattr(parsed[0], "free_symbols", ()))) if parsed else ""
+    return set(letters) <= set(symbols + CONSTANTS)
 
 
 def main() -> None:
     """Answer until there are no more lines."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     logging.disable(logging.CRITICAL)
-    from math_verify import LatexExtractionConfig, parse, verify
+    from math_verify import LatexExtractionConfig, grader, parse, verify
 
+    global _OF_MATRICES
+    _OF_MATRICES, grader.sympy_numeric_eq = grader.sympy_numeric_eq, same_value
     reading = [LatexExtractionConfig()]
     print("ready", flush=True)
     for line in sys.stdin:
-        texts = [f"${text.strip().strip('$')}$" for text in json.loads(line)]
-        gold, given = (parse(text, reading, parsing_timeout=SECONDS) for text in texts)
-        print(
-            json.dumps(verify(gold, given, float_rounding=DIGITS, timeout_seconds=SECONDS)),
-            flush=True,
-        )
+        gold, given, *letters = json.loads(line)
+        values = [
+            parse(f"${text.strip().strip('$')}$", reading, parsing_timeout=SECONDS)
+            for text in (gold, given)
+        ]
+        same = all(map(has_letters, values, letters)) and verify(*values, timeout_seconds=SECONDS)
+        print(json.dumps(same), flush=True)
 
 
 if __name__ == "__main__":
