@@ -33,15 +33,18 @@ def same_value(one: Any, other: Any, *rounding: int) -> bool:
 
     if isinstance(one, MatrixBase | MatrixExpr) or isinstance(other, MatrixBase | MatrixExpr):
         return bool(_OF_MATRICES(one, other, *rounding))
-    decimals = {number: Rational(str(number)) for number in (one.atoms(Float) | other.atoms(Float))}
-    one, other = (value.xreplace(decimals).doit() for value in (one, other))
-    if not one.is_number or not other.is_number:
-        return False  # by symbols, which math-verify does next
-    if one.is_Rational and other.is_Rational:
-        return bool(one == other)
-    size = max(abs(value.evalf(20)) for value in (one, other))
-    gap = abs((one - other).evalf(2 * EXACT))
-    return bool(gap < size * Rational(10) ** -(DIGITS if decimals else EXACT))
+    try:
+        decimals = {one: Rational(str(one)) for one in (one.atoms(Float) | other.atoms(Float))}
+        one, other = (value.xreplace(decimals).doit() for value in (one, other))
+        if one.is_Rational and other.is_Rational:
+            return bool(one == other)
+        if not one.is_number or not other.is_number:
+            return False
+        size = max(abs(value.evalf(20)) for value in (one, other))
+        gap = abs((one - other).evalf(2 * EXACT))
+        return bool(gap < size * Rational(10) ** -(DIGITS if decimals else EXACT))
+    except Exception:  # of sets, relations and text; math-verify compares them by symbols next
+        return False
 
 
 def has_letters(parsed: list[Any], letters: str) -> bool:
