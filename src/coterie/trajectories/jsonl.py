@@ -178,13 +178,13 @@ def _tree_lines(
         assert data is not None, "a part's image was checked when it was written"
         yield BlobLine(base64.b64encode(data).decode())
         shown.add(image)
-    samples = {turn.id: sample for sample, turn in reader.turns(db, key)}
+    samples = {turn.id: sample for sample, turn in reader.turns(db, row)}
     for record in table.records(tree):
         if isinstance(record, Turn):
             yield TurnLine(replace(item, sample=samples[record.id]), record)
         else:
             yield RequestLine(item, record)
-    for outcome in reader.outcomes(db, key):
+    for outcome in reader.outcomes(db, row):
         yield OutcomeLine(item, outcome)
     for credit in reader.credit_of_tree(db, key):
         yield CreditLine(credit)
