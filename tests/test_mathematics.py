@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from math_verify import LatexExtractionConfig, parse, verify
 
-from coterie.environments import equality
+from coterie.environments import mathematics
 from coterie.environments.gold import gold_answer
 from coterie.environments.mathematics import same_mathematics, spelling
 from coterie.tools import line_process
@@ -257,7 +257,7 @@ def test_an_answer_that_takes_too_long_is_wrong_and_the_next_is_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert same_mathematics("7", r"\sqrt{49}")
-    monkeypatch.setattr(equality, "LIMIT", 0.3)
+    monkeypatch.setattr(mathematics, "LIMIT", 0.3)
     start = time.monotonic()
     assert not same_mathematics("7", "9^{9^{9^{9}}}")
     assert time.monotonic() - start < line_process.START, "given up after the limit"
@@ -271,19 +271,19 @@ def test_an_answer_that_is_cut_off_by_ctrl_c_is_not_that_of_the_next(
     def stopped(*_: object) -> str:
         raise KeyboardInterrupt
 
-    assert equality.compared(r"\sqrt{25}", "5"), "the process runs"
+    assert mathematics.compared(r"\sqrt{25}", "5"), "the process runs"
     with monkeypatch.context() as patch:
         patch.setattr(line_process, "_line", stopped)
         with pytest.raises(KeyboardInterrupt):
-            equality.compared(r"\sqrt{36}", "6")
-    assert not equality.compared(r"\sqrt{49}", "8")
+            mathematics.compared(r"\sqrt{36}", "6")
+    assert not mathematics.compared(r"\sqrt{49}", "8")
 
 
 def test_a_models_answer_is_never_evaluated(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     for text in (f"__import__('os').system('touch {touched}')", f"open('{touched}','w')"):
         assert not same_mathematics("7", text)
-        assert not equality.compared("7", text) and not equality.compared(text, "7")
+        assert not mathematics.compared("7", text) and not mathematics.compared(text, "7")
     assert not touched.exists()
 
 

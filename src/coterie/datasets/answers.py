@@ -154,22 +154,14 @@ class ExamRow(AnswerRow, MathRow):
 
 
 def first_of(row: Mapping[str, Any], keys: Keys) -> Any:
-    """Return the value under the first key that has one; ``None`` if none has."""
-    return next((value for name in keys if (value := _at(row, name)) is not None), None)
-
-
-def has_key(row: Any, name: str) -> bool:
-    """Return True if a row has a key, also one with null; ``a.b`` is a key inside ``a``."""
-    return _at(row, name, row) is not row
-
-
-def _at(row: Any, name: str, default: Any = None) -> Any:
-    value = row
-    for part in [name] if not isinstance(row, Mapping) or name in row else name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return default
-        value = value[part]
-    return value
+    """Return the value under the first key that has one, ``a.b`` being inside ``a``; ``None`` if none has."""
+    for name in keys:
+        value: Any = row
+        for part in [name] if name in row else name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            return value
+    return None
 
 
 def _listed(value: Any) -> list[Any]:

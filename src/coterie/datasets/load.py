@@ -26,7 +26,7 @@ from coterie.config.plain import wrong_at
 from coterie.config.plugins import Found, Kind, guarded, label
 from coterie.config.plugins import find as find_plugin
 from coterie.config.settings import Settings, key
-from coterie.datasets.answers import AnswerRow, first_of, has_key
+from coterie.datasets.answers import AnswerRow, first_of
 from coterie.datasets.catalogue import (
     CATALOGUE,
     NEWEST,
@@ -469,31 +469,32 @@ class QuestionsAndAnswers:
         return [self._row(raw, f"{file}, {place}") for place, raw in numbered(file)]
 
     def _row(self, raw: Any, where: str) -> AnswerRow:
-        names = {"question": self.settings.question_key, "answer": self.settings.answer_key}
+        names = self.settings.question_key, self.settings.answer_key
         try:
             raw = from_verl(raw)
-            missing = [name for name in names.values() if not has_key(raw, name)]
-            if missing:
-                has = (
-                    f"it has {', '.join(map(str, raw))}"
-                    if isinstance(raw, dict)
-                    else "it is not an object"
-                )
-                raise UserError(
-                    f"{where} has no {' and no '.join(map(repr, missing))}: {has}",
-                    "name the keys: dataset.question_key=NAME dataset.answer_key=NAME",
-                )
-            question, answer = (first_of(raw, (name,)) for name in names.values())
-            answers = answer if isinstance(answer, list) else [answer]
-            return AnswerRow.model_validate({"question": question, "answer": answers})
-        except ValidationError as error:
-            wrong = "; ".join(map(wrong_at, error.errors()))
-            raise UserError(f"{where} is broken: {wrong}", _QA_ROW) from error
+            found = [first_of(raw, (one,)) if isinstance(raw, dict) else None for one in names]
+            missing = [
+                name
+                for name, value in zip(names, found, strict=True)
+                if value is None and (not isinstance(raw, dict) or name not in raw)
+            ]
+            if not missing:
+                answers = found[1] if isinstance(found[1], list) else [found[1]]
+                return AnswerRow.model_validate({"question": found[0], "answer": answers})
         except ValueError as error:
-            raise UserError(f"{where} is broken: {error}", _QA_ROW) from error
-
-
-_QA_ROW = "correct or remove it; a question is a text or messages, an answer a text, a number, or a list of them"
+            known = isinstance(error, ValidationError)
+            wrong = "; ".join(map(wrong_at, error.errors())) if known else str(error)  # type: ignore[attr-defined]
+            raise UserError(
+                f"{where} is broken: {wrong}",
+                "a question is a text or messages, an answer a text, a number, or a list of them",
+            ) from error
+        has = (
+            f"it has {', '.join(map(str, raw))}" if isinstance(raw, dict) else "it is not an object"
+        )
+        raise UserError(
+            f"{where} has no {' and no '.join(map(repr, missing))}: {has}",
+            "name the keys: dataset.question_key=NAME dataset.answer_key=NAME",
+        )
 
 
 def user_splits(

@@ -15,8 +15,14 @@ from coterie.datasets.problems import ChoiceRow
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.agents import NAMES as AGENTS
 from coterie.environments.agents import named, others
-from coterie.environments.equality import option_of, same_text, same_words
-from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
+from coterie.environments.answers import (
+    boxed_answer,
+    boxed_number,
+    marked_answer,
+    option_of,
+    same_text,
+    same_words,
+)
 from coterie.environments.formats import DEBATE_FORMATS
 from coterie.environments.gold import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics

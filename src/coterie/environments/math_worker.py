@@ -1,4 +1,4 @@
-r"""A process that tells whether two answers are the same mathematics. Started by ``environments.equality``.
+r"""A process that tells whether two answers are the same mathematics. Started by ``environments.mathematics``.
 
     echo '["\\frac12", "0.5"]' | python -m coterie.environments.math_worker
 

@@ -5,20 +5,25 @@ An answer is taken apart first. A list is equal to a list of the same members in
 places, to a vector, and to ``x = 2, y = 3``; ``x = 5`` to ``5``; ``-2 \le x \le 3`` to ``[-2, 3]``;
 ``50\%`` to ``50`` and to ``0.5``. Units and bases may be left out, and two of them must agree. What states
 a number is compared as a number (``environments.numbers``), the rest by math-verify
-(``environments.equality``), but only if that reads all of it: it skips prose, and takes ``5 6`` for a sum.
+(``math_worker``), but only if that reads all of it: it skips prose, and takes ``5 6`` for a sum.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate, product
+from pathlib import Path
 
-from coterie.environments.equality import compared
 from coterie.environments.numbers import is_name, number
-from coterie.environments.units import SYMBOLS, is_unit, unit_of
+from coterie.environments.units import SYMBOLS, is_unit, units_of
+from coterie.tools.line_process import LineProcess
 
 MAX_LENGTH = 1000
 """Characters; an answer that is longer is equal to its own spelling only."""
+LIMIT = 12.0
+"""Seconds for a comparison; its own limits (see ``math_worker``) come earlier, but a signal waits for C code."""
 DEEPEST = 40
 """Brackets that are open at a time; the same goes for an answer with more."""
 
@@ -132,11 +137,16 @@ def _same(one: str, other: str) -> bool:
 
 def _same_number(values: Sequence[Fraction], one: str, other: str) -> bool:
     """Return True if two texts state one number, in units that do not contradict each other."""
-    units = {unit for text in (one, other) if (unit := unit_of(text.rpartition("=")[2]))}
     percents = [100 if _PERCENT.search(text) else 1 for text in (one, other)]
     exact = values[0] / percents[0] == values[1] / percents[1]
     plain = values[0] == values[1] and abs(values[0]) >= 1  # 50% is 50, but 0.5% is not 0.5
-    return len(units) < 2 and (exact or plain)
+    return _same_units(one, other) and (exact or plain)
+
+
+def _same_units(one: str, other: str) -> bool:
+    """Return True unless each of two texts has a unit that the other lacks."""
+    units, others = (units_of(text.rpartition("=")[2]) for text in (one, other))
+    return units <= others or others <= units
 
 
 def _as_tuple(vector: re.Match[str]) -> str:
@@ -173,8 +183,9 @@ def _matched(members: Sequence[str], others: Sequence[str], *, in_place: bool) -
 def _equal(one: str, other: str) -> bool:
     found = [_UNIT.search(text) for text in (one, other)]
     if any(found):
-        units = {unit_of(unit[0]) for unit in found if unit}
-        if not all(unit is None or is_unit(unit[1]) for unit in found) or len(units) > 1:
+        if not all(unit is None or is_unit(unit[1]) for unit in found):
+            return False
+        if not _same_units(*(unit[0] if unit else "" for unit in found)):
             return False
         return _same(_UNIT.sub("", one), _UNIT.sub("", other))
     if spelling(one).casefold() == spelling(other).casefold():  # a word in any case, but no symbol
@@ -275,3 +286,15 @@ def _is_closed(text: str) -> bool:
 
 def _depths(text: str) -> list[int]:
     return list(accumulate((sign in "([{") - (sign in ")]}") for sign in text))
+
+
+@lru_cache(maxsize=65536)
+def compared(gold: str, given: str, gold_letters: str = "", given_letters: str = "") -> bool:
+    """Return what math-verify says of two answers in LaTeX; ``False`` if it takes too long or drops a letter.
+
+    May be called from any thread.
+    """
+    return _WORKER.ask(json.dumps([gold, given, gold_letters, given_letters]), LIMIT) == "true"
+
+
+_WORKER = LineProcess(Path(__file__).with_name("math_worker.py"), "math-verify")

@@ -102,7 +102,7 @@ def is_unit(rest: str, *, singular: bool = False) -> bool:
 
 
 _SAME = """\
-mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; in inch; ft foot feet
+mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; inch; ft foot feet
 yd yard; mi mile; mg milligram; g gram; kg kilogram; oz ounce; lb pound; ml milliliter millilitre; l L liter litre
 s sec second; min minute; h hr hour; day; week; month; year yr; rad radian; deg degree circ °; C celsius
 F fahrenheit; dollar $ usd; cent ¢; euro eur €; £ gbp"""
@@ -112,15 +112,15 @@ _CANONICAL = {
 _POWER = ((2, re.compile(r"\bsq(?:uare)?\b|\^\{?2\b|²")), (3, re.compile(r"\bcubic\b|\^\{?3\b|³")))
 
 
-def unit_of(text: str) -> str:
-    """Return the common units that a text names, in one spelling (``cm 2`` for ``square centimeters``); or nothing."""
+def units_of(text: str) -> frozenset[str]:
+    """Return the common units that a text names, in one spelling: ``cm 2`` for ``square centimeters``."""
     names = []
     for word in re.findall(r"[a-zA-Z]+|\\\$|[¢€£°]", text):
-        word = word.removeprefix("\\") if len(word) < 3 and word[-1:] != "s" else word.casefold()
+        word = word.removeprefix("\\") if len(word) == 1 or word == r"\$" else word.casefold()
         known = [_CANONICAL.get(word.removesuffix(end)) for end in ("", "s", "es")]
         names += [name for name in known if name][:1]
-    powers = [str(power) for power, pattern in _POWER if pattern.search(text)]
-    return " ".join(names + powers) if names else ""
+    powers = "".join(f" {power}" for power, pattern in _POWER if pattern.search(text))
+    return frozenset(name + powers for name in names)
 
 
 def tells(word: str) -> bool:
