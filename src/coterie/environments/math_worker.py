@@ -14,7 +14,7 @@ import resource
 import sys
 from typing import Any
 
-DIGITS, EXACT = 12, 40
+DIGITS, EXACT = 12, 100
 """Digits to which two numbers that are not rational agree, where one has decimals and where none has."""
 SECONDS = 3
 """For reading an answer, and for a comparison."""

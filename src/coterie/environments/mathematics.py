@@ -36,9 +36,10 @@ _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\\(?:left|right|displaystyle)" + _END + r"|(?<!\\)\\[!()\[\]]|\*\*"), ""),
     (re.compile(r"(?<!\\)\\[,;: ]|\\q?quad" + _END), " "),
     (re.compile(r"\\frac(\d)(\d)"), r"\\frac{\1}{\2}"),
-    (re.compile(r"_\{(\w+)\}"), r"_\1"),
+    (re.compile(r"(?<=[0-9A-F])_\{(\w+)\}|_\{(\w)\}"), r"_\1\2"),
     (re.compile(r"(?<=\d)_10(?!\d)"), ""),
     (re.compile(r"\{[bB]matrix\}"), "{pmatrix}"),
+    (re.compile(r"\\mathbb\s*(?:\{\s*R\s*\}|R)"), r"(-\\infty,\\infty)"),
     (re.compile(_TEXT + r"\{\s*\(?([A-Z])\)?\s*\}"), r"\1"),
     (re.compile(r"\\\{\s*\\\}|\\varnothing" + _END), r"\\emptyset "),
     (
@@ -194,7 +195,11 @@ def _equal(one: str, other: str) -> bool:
         return False
     letters = set(_LETTER.findall(f"{one} {other}"))
     words = [
-        {word.casefold() for word in _WORD.findall(text) if not set(word) <= letters}
+        {  # xy is yx
+            "".join(sorted(word)) if len(word) == 2 else word.casefold()
+            for word in _WORD.findall(text)
+            if not set(word) <= letters
+        }
         for text in (one, other)
     ]
     if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (one, other))):

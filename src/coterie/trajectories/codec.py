@@ -32,7 +32,8 @@ class BrokenRecord(Exception):
 
 def digest_of(*values: object) -> bytes:
     """Return a digest of a row's values, as SQLite gives them back."""
-    return hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
+    back = [value + 0.0 if isinstance(value, float) else value for value in values]  # -0.0 is 0.0
+    return hashlib.blake2b(repr(back).encode(), digest_size=8).digest()
 
 
 def ids_blob(ids: Sequence[int]) -> bytes:
