@@ -41,8 +41,8 @@ def same_value(one: Any, other: Any, *rounding: int) -> bool:
         if not one.is_number or not other.is_number:
             return False
         size = max(abs(value.evalf(20)) for value in (one, other))
-        gap = abs((one - other).evalf(2 * EXACT))
-        return bool(gap < size * Rational(10) ** -(DIGITS if decimals else EXACT))
+        difference = abs((one - other).evalf(2 * EXACT))
+        return bool(difference < size * Rational(10) ** -(DIGITS if decimals else EXACT))
     except Exception:  # of sets, relations and text; math-verify compares them by symbols next
         return False
 
