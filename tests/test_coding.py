@@ -224,16 +224,35 @@ def test_replies_are_cut_at_a_sentence() -> None:
 
 
 def test_what_a_reply_quotes_of_the_reference_is_counted() -> None:
-    assert overlap("It is: return 2 * x, I think", REFERENCE_CODE) == len("return 2 * x") + 1
-    reference = "def total(prices):\n    return sum(price for price in prices if price > 2)"
-
-    class Quoting(Parrot):
-        async def reply(self, task: Task, said: Sequence[TranscriptLine], seed: int) -> str:
-            return "return sum(price for price in prices if price > 2)"
-
+    assert overlap("It is: return 2 * x, I think", REFERENCE_CODE) == len(":return2*x")
+    lines = [
+        "def total(prices):",
+        "    found = [p for p in prices if p > 2]",
+        "    return sum(found)",
+    ]
+    reference = "\n".join(lines)
     task = a_task(reference, ["total([1, 2, 3])", "total([])"])
-    _, grade = play(Persona(), task, ["How?", f"{MARKER} {reference}"], Quoting())
-    assert grade is not None and grade.metrics["leaks"] == 1
+    quotes = [
+        lines[1], "\r\n\t".join(lines), "> ".join(["", *(f"{one}\n" for one in lines)]), " ".join(reference.split()),
+        "`found=[p for p in prices if p>2]`", r"    found = \[p for p in prices if p \> 2\]\n    return",
+        reference.upper(), reference.replace(" ", "\u00a0"), "It adds up prices\u200b over " + "\u200b".join(lines[1]),
+    ]  # fmt: skip
+    plain = ["It adds up what is more than two.", "prices: the prices; found: those found"]
+    for reply, leaked in [(one, 1) for one in quotes] + [(one, 0) for one in plain]:
+
+        class Quoting(Parrot):
+            async def reply(self, task: Task, said: Sequence[TranscriptLine], seed: int) -> str:
+                return reply  # noqa: B023
+
+        scores = {}
+        for rule in ("keep", "fail", "drop"):
+            environment = Persona(PersonaSettings(on_leak=rule))
+            _, grade = play(environment, task, ["How?", f"{MARKER} {reference}"], Quoting())
+            assert grade is not None and grade.metrics["leaks"] == leaked, reply
+            scores[rule] = grade.score
+        assert scores == (
+            {"keep": 1, "fail": 0, "drop": None} if leaked else dict.fromkeys(scores, 1)
+        )
 
 
 def test_secrets_are_for_those_who_may_read_them() -> None:

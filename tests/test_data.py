@@ -12,7 +12,14 @@ from pyarrow import parquet
 
 from coterie.datasets.catalogue import CATALOGUE, SPLITS, find
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import Rows, dataset_type, load, load_rows, sample_folder
+from coterie.datasets.load import (
+    QuestionsAndAnswers,
+    Rows,
+    dataset_type,
+    load,
+    load_rows,
+    sample_folder,
+)
 from coterie.datasets.preferences import PREFERENCE_SETS
 from coterie.datasets.rows import Gsm8kRow, HotpotRow, question_key
 from coterie.errors import UserError
@@ -114,6 +121,58 @@ def test_upstreams_formats_and_the_canonical_one_give_the_same_rows(tmp_path: Pa
     assert rows[0] == rows[1] == rows[2] == rows[3]
     assert rows[0][0].supporting_facts[0].sentence == 1
     assert rows[0][0].context[1].sentences == ("Of Steventon.",)
+
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+1?"}]
+PARTS = [
+    {"role": "user", "content": [{"type": "text", "text": "3"}, {"type": "text", "text": "+1?"}]}
+]
+GRADED: dict[str, Any] = {
+    "prompt": MESSAGES,
+    "reward_model": {"style": "rule", "ground_truth": "4"},
+    "extra_info": {"split": "test", "index": 0},
+}
+"""A row as verl's script for MATH writes it; verl's for GSM8K adds the question and the worked solution."""
+SOLUTION = {"index": 0, "question": "3+1?", "answer": "3+1=<<3+1=4>>4\n#### 4"}
+SOLVED = GRADED | {"extra_info": SOLUTION}
+TARGET = {"question": "Who?", "reward_model": {"ground_truth": {"target": ["Ann", "A. B."]}}}
+LINES = "a\u2028b\u2029c\x85d"
+
+
+@pytest.mark.parametrize(
+    "name, raw, question, answers",
+    [
+        ("qa", {"question": "3+1?", "answer": 4.0}, "3+1?", "4"),
+        ("qa", {"question": "Who?", "answer": ["Ann", "A. B."]}, "Who?", "Ann|A. B."),
+        ("qa", {"question": "Which list?", "answer": '["a", "b"]'}, "Which list?", '["a", "b"]'),
+        ("qa", {"question": LINES, "answer": LINES}, LINES, LINES),
+        ("qa", {"question": MESSAGES, "answer": "4"}, "Be brief.\n\n3+1?", "4"),
+        ("qa", {"question": PARTS, "answer": "4"}, "3+1?", "4"),
+        ("qa", GRADED, "Be brief.\n\n3+1?", "4"), ("qa", SOLVED, "3+1?", "4"), ("qa", TARGET, "Who?", "Ann|A. B."),
+        ("nq", GRADED, "Be brief.\n\n3+1?", "4"), ("nq", SOLVED, "3+1?", "4"), ("nq", TARGET, "Who?", "Ann|A. B."),
+        ("math500", SOLVED, "3+1?", "4"), ("math", SOLVED, "3+1?", "4"), ("math", GRADED, "Be brief.\n\n3+1?", "4"),
+        ("gsm8k", SOLVED, "3+1?", "4"),
+    ],
+)  # fmt: skip
+def test_questions_and_golds_of_the_shapes_people_use_in_every_format(
+    name: str, raw: dict[str, Any], question: str, answers: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([raw]))
+    files = [tmp_path / "a.json", tmp_path / "b.jsonl", table(tmp_path / "c.parquet", [raw])]
+    files[1].write_text(json.dumps(raw, ensure_ascii=False) + "\n", "utf-8")
+    for file in files:
+        if name == "qa":
+            folder = tmp_path / file.stem
+            folder.mkdir()
+            shutil.copy(file, folder / f"train{file.suffix}")
+            shutil.copy(file, folder / f"heldout{file.suffix}")
+            settings = dataset_type("qa").model_validate({"name": "qa", "source": str(folder)})
+            [row] = QuestionsAndAnswers(settings).rows("heldout")
+        else:
+            [row] = read(file, find(name).row)
+        assert row.question == question
+        assert [row.answer, *getattr(row, "aliases", ())] == answers.split("|")
+        assert row.id == question_key(question), "unique in both splits, unlike extra_info.index"
 
 
 def test_a_number_loses_its_commas_and_the_id_does_not_hang_on_case_or_spacing(

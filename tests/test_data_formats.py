@@ -174,6 +174,8 @@ def test_a_row_without_a_question_says_so(name: str, tmp_path: Path) -> None:
     [
         (r"\boxed 5$ and so on", "5"), (r"\fbox{7}", "7"), (r"\boxed{a} or \boxed{b_{2}}", "b_{2}"),
         (r"\boxed{\text{(A)}}", r"\text{(A)}"), (r"\boxed", None), (r"\boxed{}", None),
+        (r"\boxed{\left\{1,2\right\}}", r"\left\{1,2\right\}"),
+        (r"\boxed{\left\{1\\{2}\right.}", r"\left\{1\\{2}\right."),
     ],
 )  # fmt: skip
 def test_boxes_of_maths_own_solutions(text: str, want: str | None) -> None:

@@ -2,7 +2,7 @@
 
 import time
 
-from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
+from coterie.environments.answers import boxed_answer, boxed_number, marked_answer
 
 
 def test_the_last_mark_counts() -> None:

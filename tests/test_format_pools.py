@@ -38,6 +38,9 @@ def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
         "".join(json.dumps({"index": i, "format": f}) + "\n" for i, f in enumerate(FRESH))
     )
     items.write_text(f"# ours\n- {FRESH[0]}\n- format: {FRESH[1]}\n  index: 1\n- '{FRESH[2]}'\n")
+    broken = tmp_path / "c.jsonl"
+    broken.write_text(json.dumps({"format": "a\u2028b\x85c"}, ensure_ascii=False), "utf-8")
+    assert read_pool(broken) == ("a\u2028b\x85c",)
     for file in (lines, items):
         assert read_pool(file) == FRESH
         for name in ("exchange", "2wiki", "math", "arc_c"):
@@ -58,7 +61,7 @@ def test_a_file_replaces_the_packaged_pool(tmp_path: Path) -> None:
         ("a.yaml", "- x\n- {\n", "line 3 is broken"), ("a.yaml", "- x\n-\n", "line 2 is broken"),
         ("a.yaml", "- 2024-13-45\n", "a.yaml can't be read"), ("a.yaml", "- \0\n", "a.yaml can't be read"),
         ("a.yaml", "[" * 5000, "a.yaml can't be read"), ("a.txt", "x", "unknown format"),
-        ("none.jsonl", None, "can't be read"),
+        ("none.jsonl", None, "no file"),
     ],
 )  # fmt: skip
 def test_a_broken_pool_is_named_by_line(

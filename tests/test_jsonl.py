@@ -257,25 +257,25 @@ CREDIT = '{"kind":"credit","credit":{"node":"x","name":"v","value":%s,"settings"
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"kind":"task",}', r"column 16: not JSON: trailing comma"),
-        ('{"kind":"task"', r"column 14: not JSON: EOF while parsing"),
-        ("[1, 2]", r"column 1: the line: .*object"),
-        ('{"id":"x"}', r"column 1: the line: must be one of those known"),
-        ('{"kind":"spell"}', r"column 1: the line: must be one of header, task"),
-        ('{"kind":"task","id":"x"}', r"column 1: public: is missing"),
+        ('{"kind":"task",}', r"not JSON: trailing comma"),
+        ('{"kind":"task"', r"not JSON: EOF while parsing"),
+        ("[1, 2]", r"the line: .*object"),
+        ('{"id":"x"}', r"the line: must be one of those known"),
+        ('{"kind":"spell"}', r"the line: must be one of header, task"),
+        ('{"kind":"task","id":"x"}', r"public: is missing"),
         (
             TURN,
-            rf"column {TURN.index('5}]') + 1}: turn.parts.0.text: must be text",
+            "turn.parts.0.text: must be text",
         ),
         (TURN.replace("5", '"five"'), r"parent of turn x: node gone is not in its tree"),
         (CREDIT % ('"1"', ""), r"value: must be a number"),
-        (CREDIT % (1, ',"oops":1'), r"column \d+: credit.oops: is not known here"),
+        (CREDIT % (1, ',"oops":1'), r"credit.oops: is not known here"),
         (CREDIT % ("NaN", ""), r"is not a number"),
         (CREDIT % (1, ""), r"node x of credit 'v' is not in the store"),
-        ('{"kind":"header","format":"coterie-9"}', r"column 27: format: must be coterie-2"),
+        ('{"kind":"header","format":"coterie-9"}', r"format: must be coterie-2"),
         ('{"kind":"task","id":"a","public":{}}', r"another task with id 'a' is in the store"),
         ('{"kind":"task","id":"\\ud800","public":{}}', r"not JSON"),
-        (b'{"kind":"task","id":"\xff","public":{}}', r"column 22: not UTF-8"),
+        (b'{"kind":"task","id":"\xff","public":{}}', r"not JSON: invalid unicode"),
         (
             TURN.replace("gone", root_id(0, "rollout", "t"))
             .replace(":5}", ':"y"}')
@@ -289,7 +289,7 @@ CREDIT = '{"kind":"credit","credit":{"node":"x","name":"v","value":%s,"settings"
         ),
     ],
 )
-def test_a_broken_line_is_refused_by_number_column_and_reason(tmp_path, line, reason):
+def test_a_broken_line_is_refused_by_number_and_reason(tmp_path, line, reason):
     fill(tmp_path / "a.db")
     lines = export(tmp_path / "a.db", tmp_path / "a.jsonl")
     data = (tmp_path / "a.jsonl").read_bytes()

@@ -4,8 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
+from math_verify import LatexExtractionConfig, parse, verify
 
-from coterie.environments import equality
+from coterie.environments import mathematics
 from coterie.environments.gold import gold_answer
 from coterie.environments.mathematics import same_mathematics, spelling
 from coterie.tools import line_process
@@ -14,37 +15,31 @@ from tests.played import talk_in
 EQUAL = [
     (r"\{1,2\}", r"\{2, 1\}"), (r"\{1,2\}", "2,1"), ("1,2", "2, 1"), ("1, 1, 2", "2,1,1"),
     ("(1,2)", r"\left( 1, 2 \right)"), ("(1,2)", r"(\frac{2}{2}, 2)"), ("(0,1]", r"\left(0, 1\right]"),
-    ("(1,2);(3,4)", "(3, 4), (1, 2)"), (r"x \in [-2,7]", "[-2,7]"), ("(1,2)", "(x, y) = (1, 2)"),
-    (r"50\%", "50"), ("50", "50%"), (r"32 \%", r"32\%"), ("0.5", r"\frac{1}{2}"), (r"\frac12", ".5"),
-    ("1011_2", "1011_{2}"), ("24_{10}", "24"), ("24", "24_{10}"),
-    ("1,234", "1234"), (r"10,\!080", "10080"), (r"11,\! 111,\! 100", "11111100"), ("100, 200", "200, 100"),
-    ("1,234, 5", "5, 1234"), (r"-12 \text{ or } -30", "-30, -12"), ("2,3", r"x=2 \text{ or } x=3"),
+    ("(1,2);(3,4)", "(3, 4), (1, 2)"), (r"x \in [-2,7]", "[-2,7]"), ("(1,2)", "(x, y) = (1, 2)"), ("50", "50%"),
+    (r"32 \%", r"32\%"), (r"\frac12", ".5"), ("24_{10}", "24"), ("1,234", "1234"), (r"10,\!080", "10080"),
+    (r"11,\! 111,\! 100", "11111100"), ("100, 200", "200, 100"), ("1,234, 5", "5, 1234"),
+    (r"-12 \text{ or } -30", "-30, -12"), ("2,3", r"x=2 \text{ or } x=3"),
     (r"1 \pm \sqrt{19}", r"1-\sqrt{19}, 1+\sqrt{19}"), ("AB=9, CD=4", "CD = 4, AB = 9"), ("AB=9, CD=4", "9, 4"),
     ("k=3", "3"), ("5", "x = 5"), ("5", r"\sqrt{25} = 5"), ("y = x+3", "y - 3 = x"), ("y = x+3", "x = y-3"),
-    ("x+1", "1+x"),
+    ("x+1", "1+x"), (r"\log_{10} 100", "2"), ("2xy", "2yx"), (r"\mathbb{R}", r"(-\infty,\infty)"),
+    (r"5\text{ m}", r"5\text{ m in total}"), (r"1.2\overline{34}", r"\frac{611}{495}"),
     (r"8\sqrt{3} \text{ square inches}", r"8\sqrt3"), (r"\text{(E)},", "E"), (r"\text{Friday}", "friday"),
-    (r"440\text{ cm}^2", "440"), ("440", "440 cm"), ("440", "440cm"),
-    ("440", "440 apples"),
-    (r"18^\circ C", "18"),
-    (r"3s^2", "3 s^2"), (r"\frac{1}{4m}", r"\dfrac{1}{4m}"), (r"18^\circ", "18"),
-    (r"\$18", "18"), ("18", "**18**"), ("18", r"\boxed{18}"),
-    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"), (r"2+\sqrt{7}", r"\sqrt7+2"),
+    (r"440\text{ cm}^2", "440"), ("440", "440 cm"), ("440", "440cm"), ("440", "440 apples"), (r"18^\circ C", "18"),
+    ("3s^2", "3 s^2"), (r"\frac{1}{4m}", r"\dfrac{1}{4m}"), (r"18^\circ", "18"), ("18", "**18**"),
+    ("18", r"\boxed{18}"), (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    (r"2+\sqrt{7}", r"\sqrt7+2"),
 ]  # fmt: skip
 DIFFERENT = [
-    ("(1,2)", r"\{1,2\}"), (r"\{1,2\}", "(1,2)"), ("(1,2)", "(2,1)"), ("(1,2)", "[1,2]"), ("(2,3)", "(2,3]"),
-    ("(1,2)", "1,2"), ("2,1", "(1,2)"), ("1,1,2", "1,2"), ("1,1,2", "1,2,2"), ("1,2,3", "1,2"), ("2", "1,2"),
-    ("1,2,3", "123"), ("(12,345)", "12345"), ("AB=9, CD=4", "4, 9"), ("AB=9, CD=4", "AB=4, CD=9"),
-    (r"50\%", "0.5"), ("0.5", r"50\%"), (r"\frac12", r"50\%"), ("5000", r"50\%"),
-    ("1011_2", "1011"), ("1011", "1011_2"), ("11", "1011_2"), ("1011_2", "1011_3"), ("4210_5", "4210_{6}"),
-    ("11", "5 6"), ("11", r"5 \quad 6"), ("11", "5 (6)"), ("5", r"5 \text{ (not 6)}"), ("5", "6 = 5"),
-    ("5", r"x \approx 5"), ("5", r"x \neq 5"), ("5", "5 or 6"), ("5", r"\pm 5"), ("5", "5?"), ("5", "about 5"),
-    (r"8\sqrt3", r"8\sqrt3 \text{ or so}"), (r"8\sqrt3", r"8\sqrt3 maybe"), (r"8\sqrt3", r"8\sqrt3 \text{ maybe}"),
-    (r"8\sqrt3", r"8\sqrt3 \text{ million}"), ("A", "a"), ("x", "y"), (r"\text{even}", r"\text{odd}"),
-    (r"3s^2", "3"), (r"\frac{1}{4m}", "0.25"), ("18", "18ab"),
-    ("18", "18xy"), ("5", "5m"),
-    ("x=5", "x=5m"),
-    ("3, 4", "3a, 4"), (r"\frac13", "0.33"), (r"\pi", "3.14159"), ("5", "6"), ("x=5", "y=5"),
-    (r"\{\}", "()"), ("5", ""),
+    ("(1,2)", r"\{1,2\}"), ("(1,2)", "[1,2]"), ("(2,3)", "(2,3]"), ("(1,2)", "1,2"), ("2,1", "(1,2)"),
+    ("1,1,2", "1,2"), ("1,1,2", "1,2,2"), ("1,2,3", "1,2"), ("2", "1,2"), ("1,2,3", "123"), ("(12,345)", "12345"),
+    ("AB=9, CD=4", "4, 9"), ("AB=9, CD=4", "AB=4, CD=9"), ("5000", r"50\%"), ("1011_2", "1011_3"),
+    ("4210_5", "4210_{6}"), ("11", "5 6"), ("11", r"5 \quad 6"), ("11", "5 (6)"), ("5", r"5 \text{ (not 6)}"),
+    ("5", "6 = 5"), ("5", r"x \approx 5"), ("5", r"x \neq 5"), ("5", "5 or 6"), ("5", r"\pm 5"), ("5", "5?"),
+    ("5", "about 5"), (r"8\sqrt3", r"8\sqrt3 \text{ or so}"), (r"8\sqrt3", r"8\sqrt3 maybe"),
+    (r"8\sqrt3", r"8\sqrt3 \text{ maybe}"), (r"8\sqrt3", r"8\sqrt3 \text{ million}"), ("A", "a"), ("x", "y"),
+    ("3s^2", "3"), (r"\frac{1}{4m}", "0.25"), ("18", "18ab"), ("18", "18xy"), ("x=5", "x=5m"), ("3, 4", "3a, 4"),
+    (r"\frac13", "0.33"), ("5", "6"), ("e^{100}", "e^{100}+1"), ("0", "10^{-400}"),
+    (r"\sqrt{2}", r"\sqrt{2}+10^{-14}"), ("x=5", "y=5"), (r"\{\}", "()"), ("5", ""),
 ]  # fmt: skip
 
 
@@ -56,6 +51,182 @@ def test_answers_that_are_the_same(one: str, other: str) -> None:
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_answers_that_are_not(one: str, other: str) -> None:
     assert not same_mathematics(one, other) and not same_mathematics(other, one)
+
+
+# Pairs on which math-verify is right, in both directions
+
+AGREED_EQUAL = r"""
+\frac{1}{2} | 0.5 ;; \frac{2}{4} | \frac{1}{2} ;; \dfrac{1}{3} | \tfrac13 ;; \frac{22}{7} | 3\frac{1}{7}
+-\frac{3}{4} | \frac{-3}{4} ;; \frac{3}{4} | 3/4 ;; \frac{\sqrt{2}}{2} | \frac{1}{\sqrt{2}}
+\frac{1}{1+\sqrt{2}} | \sqrt{2}-1 ;; 50\% | 0.5 ;; 50\% | 50 ;; 50\% | \frac{1}{2} ;; 12.5\% | \frac{1}{8}
+150\% | 1.5 ;; (0,1] | (0, 1] ;; (-\infty,-1)\cup(1,\infty) | (1,\infty)\cup(-\infty,-1)
+[1,2]\cup[2,3] | [1,3] ;; x \in [0,2] | [0,2] ;; \{1,2,3\} | \{3,2,1\} ;; \{1,2,3\} | 1,2,3 ;; \emptyset | \{\}
+1,2 | 2,1 ;; \left\{\frac12, 3\right\} | \{3, 0.5\} ;; (1,2) | (1,2) ;; (1,2,3) | (1,2,3.0)
+(\frac12, \sqrt{4}) | (0.5,2) ;; (1,2) | \left(1, 2\right) ;; (2,3) | x=2,\ y=3
+\begin{pmatrix}1&2\\3&4\end{pmatrix} | \begin{bmatrix}1&2\\3&4\end{bmatrix}
+\begin{pmatrix}\frac12\\0\end{pmatrix} | \begin{pmatrix}0.5\\0\end{pmatrix} ;; 5\text{ cm} | 5
+5\text{ cm} | 5\text{ centimeters} ;; 5\text{ cm}^2 | 5\text{ square cm} ;; 10\text{ inches} | 10\text{ in}
+60\text{ mph} | 60 ;; 8\sqrt{3}\text{ cm} | 8\sqrt{3} ;; \text{Monday} | monday ;; \text{(C)} | C ;; A | A
+\text{Yes} | yes ;; 90^\circ | 90 ;; 90^\circ | 90\text{ degrees} ;; 45^{\circ} | 45^\circ
+1\frac{1}{2} | \frac{3}{2} ;; 1\frac{1}{2} | 1.5 ;; -2\frac{1}{4} | -2.25 ;; 1.5 \times 10^3 | 1500
+1.5 \times 10^{-3} | 0.0015 ;; 6.02 \cdot 10^{23} | 6.02 \times 10^{23} ;; 10^6 | 1000000 ;; x=5 | 5
+y = 2x+1 | y-1 = 2x ;; f(x)=x^2 | x^2 ;; x=2 \text{ or } x=3 | \{2,3\} ;; x^2+y^2=25 | y^2 + x^2 = 25
+x > 3 | 3 < x ;; a<b | b>a ;; \$18 | 18 ;; \$18.00 | 18 ;; \$18 | 18\text{ dollars} ;; \$1,250 | 1250
+1,000 | 1000 ;; 1,000,000 | 10^6 ;; 12{,}345 | 12345 ;; 10,\!000 | 10000 ;; \sqrt{50} | 5\sqrt{2}
+\sqrt[3]{8} | 2 ;; 2^{10} | 1024 ;; \log_2 8 | 3 ;; \ln e^2 | 2 ;; \sin\frac{\pi}{6} | 0.5 ;; \cos \pi | -1
+2+3i | 3i+2 ;; |{-5}| | 5 ;; \binom{5}{2} | 10 ;; 5! | 120 ;; \pi | 3.14159265358979 ;; 2\pi | \pi \cdot 2
+\sqrt{2} | 1.41421356237309504880 ;; \infty | +\infty ;; (a+b)^2 | a^2+2ab+b^2 ;; x^2-1 | (x-1)(x+1)
+2(x+3) | 2x+6 ;; \frac{x^2-1}{x-1} | x+1 ;; n(n+1)/2 | \frac{n^2+n}{2} ;; \sin^2 x + \cos^2 x | 1 ;; a^2b | ba^2
+2516_8 | 2516 ;; 1011_{2} | 1011_2 ;; 3:4 | \frac34 ;; 5 \pm 2 | 7, 3 ;; 0 | -0
+\log_2 3 | \frac{\ln 3}{\ln 2} ;; 2516 | 2516_8
+"""
+AGREED_DIFFERENT = r"""
+\frac{22}{7} | \pi ;; 50\% | 5 ;; 0.5 | 0.5\% ;; 5\% | 0.5 ;; (0,1) | (0,1] ;; (-\infty,3) | x \leq 3
+(2,5) | (5,2) ;; [2,5] | [2,6] ;; \{1,2\} | \{1,3\} ;; (1,2) | (2,1)
+\begin{pmatrix}1&2\\3&4\end{pmatrix} | \begin{pmatrix}1&2\\3&5\end{pmatrix}
+\begin{pmatrix}1\\2\end{pmatrix} | \begin{pmatrix}1&2\end{pmatrix}
+\begin{pmatrix}-7\\16\\5\end{pmatrix} | (-7,16,6)
+\begin{pmatrix} 2^{-99} & 0\end{pmatrix} | \begin{pmatrix} 2^{-98} & 0\end{pmatrix} ;; \text{even} | \text{odd}
+\text{(C)} | D ;; A | B ;; \text{Yes} | no ;; 90^\circ | \frac{\pi}{2} ;; 98.6^\circ F | 98.6^\circ C
+1\frac{1}{2} | \frac{1}{2} ;; 1.5 \times 10^3 | 1.5 \times 10^4 ;; x = 5 | y = 5 ;; x=5 | x=6
+y = 2x+1 | y = 2x+2 ;; x > 3 | x \ge 3 ;; x>3 | y>3 ;; 1,2 | 12 ;; 2+3i | 2-3i ;; \pi | 3.14159
+\infty | -\infty ;; x^2-1 | (x-1)^2 ;; 11 | 1011_2 ;; 5 \text{ or } 6 | 5 ;; 5 | 5 \text{ or } 6
+5 | \approx 5 ;; e^{-30} | e^{-31} ;; 1-e^{-60} | 1 ;; \frac{1}{2^{50}} | 0
+\frac{1}{2^{50}} | \frac{7}{2^{50}} ;; \frac{3}{10^{13}} | \frac{1}{10^{13}} ;; 1-\frac{1}{2^{60}} | 1
+"""
+DECIDED = [
+    (
+        "a point may be given by its coordinates, in any order, and by the right ones",
+        False,
+        r"""
+(2,3) | x=3, y=2
+""",
+    ),
+    (
+        "a point may be given by its coordinates, in any order, and by the right ones",
+        True,
+        r"""
+(2,3) | y=3, x=2
+""",
+    ),
+    (
+        "a sentence ends with a point",
+        True,
+        r"""
+7 | 7.
+""",
+    ),
+    (
+        "a vector may be written as a point",
+        True,
+        r"""
+\begin{pmatrix}-7\\16\\5\end{pmatrix} | (-7,16,5)
+""",
+    ),
+    (
+        "decimals are exact",
+        False,
+        r"""
+\frac{1}{3} | 0.333333333
+""",
+    ),
+    (
+        "inequalities are intervals, on either side",
+        False,
+        r"""
+\{1,2\} | \{1,2,2\}
+""",
+    ),
+    (
+        "inequalities are intervals, on either side",
+        True,
+        r"""
+[0,1) | 0 \le x < 1 ;; (-\infty,3) | x < 3 ;; (-\infty,-1)\cup(1,\infty) | x<-1 \text{ or } x>1
+(2,5) | 2 < x < 5 ;; x \geq 5 | [5,\infty)
+""",
+    ),
+    (
+        "math-verify does not read repeating decimals",
+        True,
+        r"""
+0.\overline{3} | \frac{1}{3} ;; 0.1\overline{6} | \frac16
+""",
+    ),
+    (
+        "math-verify drops bases",
+        False,
+        r"""
+2516_8 | 2516_9
+""",
+    ),
+    (
+        "math-verify drops the sign of degrees",
+        True,
+        r"""
+\sin 30^\circ | \frac12
+""",
+    ),
+    (
+        "math-verify drops units",
+        False,
+        r"""
+5\text{ cm} | 5\text{ m} ;; 3\text{ hours} | 3\text{ minutes} ;; 8\sqrt{3}\text{ cm} | 8\sqrt{3}\text{ m}
+30^\circ | 30\text{ radians} ;; \$5 | 5\text{ cents} ;; 5 | 5m
+""",
+    ),
+    (
+        "math-verify reads a percentage either as a number or as a share, by how it is written",
+        True,
+        r"""
+12.5\% | 12.5 ;; 33\frac{1}{3}\% | \frac{1}{3}
+""",
+    ),
+    (
+        "math-verify takes everything below 1e-15 for 0",
+        False,
+        r"""
+2\times 10^{-20} | 3\times 10^{-20} ;; \frac{1}{2004!} | \frac{1}{2006!} ;; \frac{1}{2^{99}} | \frac{1}{2^{98}}
+\left(\frac{1}{3}\right)^{40} | \left(\frac{1}{3}\right)^{41} ;; \frac{\binom{20}{3}}{2^{80}} | \frac{1}{2^{80}}
+""",
+    ),
+    (
+        "two solutions may be written as one or as two",
+        True,
+        r"""
+x = \frac{-1 \pm \sqrt{5}}{2} | \frac{-1+\sqrt5}{2}, \frac{-1-\sqrt5}{2}
+""",
+    ),
+]
+"""Pairs that math-verify gets wrong in at least one direction: why, and what is right."""
+
+
+def pairs(table: str) -> list[tuple[str, str]]:
+    return [
+        (one.strip(), other.strip())
+        for pair in table.replace("\n", ";;").split(";;")
+        if pair.strip()
+        for one, other in [pair.split(" | ")]
+    ]
+
+
+def by_math_verify(one: str, other: str) -> bool:
+    reading = [LatexExtractionConfig()]
+    return bool(verify(parse(f"${one}$", reading), parse(f"${other}$", reading)))
+
+
+@pytest.mark.parametrize(("want", "table"), [(True, AGREED_EQUAL), (False, AGREED_DIFFERENT)])
+def test_where_math_verify_is_right_we_agree_with_it(want: bool, table: str) -> None:
+    assert len(pairs(table)) > 40
+    for one, other in pairs(table):
+        for both in ((one, other), (other, one)):
+            assert by_math_verify(*both) is same_mathematics(*both) is want, both
+
+
+@pytest.mark.parametrize(("reason", "want", "table"), DECIDED)
+def test_where_we_disagree_it_is_wrong(reason: str, want: bool, table: str) -> None:
+    for one, other in pairs(table):
+        assert same_mathematics(one, other) is same_mathematics(other, one) is want, (one, other)
+        assert {by_math_verify(one, other), by_math_verify(other, one)} != {want}, (one, reason)
 
 
 def test_the_answers_of_the_rows_that_ship_score_in_honest_dress_only() -> None:
@@ -81,7 +252,7 @@ def test_an_answer_that_takes_too_long_is_wrong_and_the_next_is_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert same_mathematics("7", r"\sqrt{49}")
-    monkeypatch.setattr(equality, "LIMIT", 0.3)
+    monkeypatch.setattr(mathematics, "LIMIT", 0.3)
     start = time.monotonic()
     assert not same_mathematics("7", "9^{9^{9^{9}}}")
     assert time.monotonic() - start < line_process.START, "given up after the limit"
@@ -95,19 +266,19 @@ def test_an_answer_that_is_cut_off_by_ctrl_c_is_not_that_of_the_next(
     def stopped(*_: object) -> str:
         raise KeyboardInterrupt
 
-    assert equality.compared(r"\sqrt{25}", "5"), "the process runs"
+    assert mathematics.compared(r"\sqrt{25}", "5"), "the process runs"
     with monkeypatch.context() as patch:
         patch.setattr(line_process, "_line", stopped)
         with pytest.raises(KeyboardInterrupt):
-            equality.compared(r"\sqrt{36}", "6")
-    assert not equality.compared(r"\sqrt{49}", "8")
+            mathematics.compared(r"\sqrt{36}", "6")
+    assert not mathematics.compared(r"\sqrt{49}", "8")
 
 
 def test_a_models_answer_is_never_evaluated(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     for text in (f"__import__('os').system('touch {touched}')", f"open('{touched}','w')"):
         assert not same_mathematics("7", text)
-        assert not equality.compared("7", text) and not equality.compared(text, "7")
+        assert not mathematics.compared("7", text) and not mathematics.compared(text, "7")
     assert not touched.exists()
 
 

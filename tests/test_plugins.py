@@ -174,6 +174,15 @@ QA = {
     '{"question": "a?", "answer": "b"}\n\n[1]\n': "line 3 has no 'question' and no 'answer'",
     '{"question": "a?", "answer": "b"}\nno\n': "line 2 is broken: no JSON",
     '{"question": " ", "answer": "b"}\n': "line 1 is broken",
+    '{"question": "a?", "answer": null}\n': "line 1 is broken: answer: must be text",
+    '{"question": "a?", "answer": true}\n': "line 1 is broken: answer: must be text",
+    '{"question": "a?", "answer": {"value": "b"}}\n': "line 1 is broken: answer: must be text",
+    '{"question": "a?", "answer": []}\n': "line 1 is broken: answer: is missing",
+    '{"question": "a?", "answer": ["b", null]}\n': "line 1 is broken: aliases.0: must be text",
+    '{"question": "a?", "answer": NaN}\n': "line 1 is broken: nan is no answer",
+    '{"question": "a?", "answer": [1, -Infinity]}\n': "line 1 is broken: -inf is no answer",
+    '{"question": {"text": "a?"}, "answer": "b"}\n': "line 1 is broken: question: must be text",
+    '{"question": [{"role": "assistant", "content": "a?"}], "answer": "b"}\n': "its question is a list",
     '{"question": "a?", "answer": "b"}\n': "too few questions (1)",
 }
 

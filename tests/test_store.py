@@ -104,7 +104,7 @@ def test_credit_adds_under_new_settings_and_never_overwrites(tmp_path):
     nodes = [tree.root, *tree.turns]
     with Store.open(tmp_path / "s.db") as store:
         store.finish(key("t"), tree=tree, credit=[Credit(n, "value", 1.0, "a") for n in nodes])
-        again = [Credit(n, "value", float(i), "b") for i, n in enumerate(nodes)]
+        again = [Credit(n, "value", float(i or -0.0), "b") for i, n in enumerate(nodes)]
         store.finish(ItemKey(0, "rewards", "t"), credit=again)
         store.finish(ItemKey(0, "rewards", "t", "again"), credit=again)
         assert store.credit("a", "value") == dict.fromkeys(nodes, 1.0)

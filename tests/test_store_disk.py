@@ -1,5 +1,6 @@
 """Where a store can go wrong: foreign files, kill -9, second writers, full and unsafe disks."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -65,8 +66,8 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path):
     for path, reason in [
         (foreign, "not a coterie store"),
         (text, "is not an SQLite file"),
-        (newer, "store schema 99; this coterie knows schema 3"),
-        (older, "store schema 2; this coterie knows schema 3\n.*run again into a new folder"),
+        (newer, "store schema 99; this coterie knows schema 4"),
+        (older, "store schema 2; this coterie knows schema 4\n.*run again into a new folder"),
         (tmp_path, "is a folder"),
         (tmp_path / "none" / "s.db", "does not exist"),
     ]:
@@ -90,10 +91,17 @@ def test_damage_is_named(tmp_path):
     with Store.open(path) as store:
         fill(store, 30)
     whole_file = path.read_bytes()
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE turn SET parts = '{' WHERE key = 1")
-    with Store.open(path) as store, pytest.raises(UserError, match="is damaged"):
-        list(store.trees(0, "rollout"))
+    for change in (
+        "turn SET parts = replace(parts, 't', 'T')", "turn SET logprobs = zeroblob(length(logprobs))",
+        "turn SET temperature = temperature + 1", "turn SET parent = 'x'", "request SET ids = zeroblob(4)",
+        "outcome SET score = 0.125", "item SET metrics = '{\"a\":1}'",
+    ):  # fmt: skip
+        path.write_bytes(whole_file)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            assert db.execute(f"UPDATE {change}").rowcount, change
+        said = rf"{path} is damaged: .*item 0/rollout/.* is not as it was written"
+        with Store.open(path) as store, pytest.raises(UserError, match=said):
+            _ = list(store.trees(0, "rollout")), store.items(0, "rollout")
     path.write_bytes(whole_file[:8192] + os.urandom(len(whole_file) - 8192))
     with pytest.raises(UserError, match="is damaged"), Store.open(path) as store:
         list(store.trees(0, "rollout"))

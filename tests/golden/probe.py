@@ -31,7 +31,7 @@ VOLATILE = re.compile("second|^began$|^settings$")
 and the settings themselves stand only in files that are not read."""
 NUMBERS = {"ids": "<i4", "logprobs": "<f4"}
 JSON = {"parts", "calls", "results", "messages"}
-ROW_NUMBERS = {"key", "tree", "toolset"}
+ROW_NUMBERS = {"key", "tree", "toolset", "digest"}
 """Columns of the store: numbers, JSON, and what depends on the order in which items were finished."""
 Values = dict[str, Any]
 steps: list[Values] = []
@@ -139,6 +139,7 @@ def record(db: sqlite3.Connection) -> tuple[Values, Values]:
         places = found.setdefault("credit", {}).setdefault(trees[one["tree"]], {})
         places.setdefault(f"{one['name']} of {one['node']}", []).append(one["value"])
     for one in rows("SELECT * FROM selection ORDER BY item, position"):
+        one.pop("digest", None)
         found.setdefault("selections", {}).setdefault(names[one.pop("item")], []).append(one)
     return found, {names[one["key"]]: steady(json.loads(one["metrics"])) for one in items}
 

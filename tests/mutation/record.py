@@ -146,8 +146,8 @@ FAULTS = (
         f"{R}task:Secret.reveal", around(lambda original, self, role: self._text), [ONLY_READERS]
     ),
     Fault(f"{R}task:Secret.part", result(edited(audience=None)), [RENDERED]),
-    Fault(f"{R}redaction:_is_secret", returns(False), [HOME]),
-    Fault(f"{R}redaction:_shows_secret", returns(False), [IDS_SPELL]),
+    Fault(f"{R}jsonl:_is_secret", returns(False), [HOME]),
+    Fault(f"{R}jsonl:_shows_secret", returns(False), [IDS_SPELL]),
     # The store: one transaction an item, keys, what is refused.
     Fault(f"{R}store:Store._within", becomes(_always_committed), [REFUSED]),
     Fault(f"{R}store:Store.together", becomes(_one_by_one), [ITEMS_FINISHED]),

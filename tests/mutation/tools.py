@@ -100,7 +100,7 @@ FAULTS = (
     Fault(f"{E}numbers:_stated", result(lambda v: None if v is None else abs(v)), [SPELLING]),
     Fault(f"{E}numbers:is_name", returns(True), [LEFT_OVER]),
     Fault(
-        f"{E}extraction:marked_answer",
+        f"{E}answers:marked_answer",
         given(text=lambda text: text[: text.find("</A") + 4] if "</A" in text else text),
         [LAST_MARK],
     ),

@@ -7,6 +7,7 @@ and has what no table can say. A row's own form has our names, so it is read by 
 import base64
 import binascii
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -16,7 +17,15 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from coterie.config.text import read_json
 from coterie.datasets.problems import EMPTY, MathRow
-from coterie.datasets.rows import Frozen, QuestionRow, RowPassage, Text, question_key
+from coterie.datasets.rows import (
+    Frozen,
+    QuestionRow,
+    RowPassage,
+    Text,
+    from_verl,
+    question_key,
+    question_text,
+)
 
 Keys = tuple[str, ...]
 IMAGE = "is a question about an image"
@@ -70,19 +79,19 @@ class AnswerRow(QuestionRow):
     def _from_upstream(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        value = cls.opened(value)
+        value = cls.opened(from_verl(value))
         layout = cls.layout
-        question = _first(value, layout.question)
-        answers = _listed(_first(value, layout.answer))
-        aliases = _listed(_first(value, layout.aliases))
+        question = question_text(first_of(value, layout.question))
+        answers = _listed(first_of(value, layout.answer))
+        aliases = _listed(first_of(value, layout.aliases))
         found: dict[str, Any] = {
-            name: told for name, keys in layout.rest.items() if (told := _first(value, keys)) is not None
+            name: told for name, keys in layout.rest.items() if (told := first_of(value, keys)) is not None
         }  # fmt: skip
         found |= {
             name: value[name] for name in cls.model_fields.keys() - found.keys() if name in value
         }
         found |= {"question": question, "aliases": [*answers[1:], *aliases]}
-        found["id"] = as_text(_first(value, layout.id)) or _hash(question)
+        found["id"] = as_text(first_of(value, layout.id)) or _hash(question)
         if answers:
             found["answer"] = answers[0]
         else:
@@ -144,8 +153,8 @@ class ExamRow(AnswerRow, MathRow):
         return as_text(value)
 
 
-def _first(row: Mapping[str, Any], keys: Keys) -> Any:
-    """The value under the first key that has one; ``None`` if none has."""
+def first_of(row: Mapping[str, Any], keys: Keys) -> Any:
+    """Return the value under the first key that has one, ``a.b`` being inside ``a``; ``None`` if none has."""
     for name in keys:
         value: Any = row
         for part in [name] if name in row else name.split("."):
@@ -165,12 +174,14 @@ def _listed(value: Any) -> list[Any]:
         whole = isinstance(found, list) and all(isinstance(one, str) for one in found)
         return found if whole and found else [value]
     if isinstance(value, list | tuple):
-        return [as_text(one) for one in value]
+        return [None if one is None else as_text(one) for one in value]
     return [] if value is None else [as_text(value)]
 
 
 def as_text(value: Any) -> Any:
-    """A number as a text; texts stay, and what is neither is an error later."""
+    """A number as a text; texts stay, and what is neither is an error later. Raises ``ValueError`` for NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no answer")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -328,7 +339,7 @@ class OlympiadRow(ExamRow):
         raw = dict(raw)
         final, solution = raw.get("final_answer"), raw.get("solution")
         if isinstance(final, list | tuple):
-            raw["final_answer"] = ", ".join(map(str, final))
+            raw["final_answer"] = ", ".join(str(as_text(one)) for one in final)
         if isinstance(solution, list | tuple):
             raw["solution"] = next(iter(solution), "")
         if raw.get("solution") is None:

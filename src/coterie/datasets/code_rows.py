@@ -128,7 +128,7 @@ class ContestTest(Frozen):
             return NO_OUTPUT
         if self.kind == "functional":
             try:
-                for text in (*filter(str.strip, self.input.splitlines()), self.output):
+                for text in (*filter(str.strip, self.input.split("\n")), self.output):
                     read_json(text)
             except ValueError:
                 return NOT_JSON

@@ -35,6 +35,17 @@ SHOWN = 3
 def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Iterator[R]:
     """All rows of a file, in its order. A broken one is a ``UserError`` with file and line, and so is a
     file without any."""
+    for place, raw in numbered(file, progress, row.columns):
+        yield _checked(raw, row, f"{file}, {place}")
+
+
+def numbered(
+    file: Path, progress: Progress | None = None, columns: tuple[str, ...] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a file of any format, each with its place, such as ``line 3`` or ``row 3``.
+
+    Raises ``UserError`` as :func:`read_rows`. ``columns`` are those that are read of a parquet file.
+    """
     if not file.is_file():
         where = f"{file} is a folder, not a file" if file.is_dir() else f"there is no file {file}"
         raise UserError(where, "check the path")
@@ -43,8 +54,8 @@ def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Ite
     counted = "line" if file.suffix in (".jsonl", ".gz") else "row"
     number, progress = 0, progress or Silent()
     try:
-        for number, raw in _raw(file, progress, row.columns):
-            yield _checked(raw, row, f"{file}, {counted} {number}")
+        for number, raw in _raw(file, progress, columns):
+            yield f"{counted} {number}", raw
             progress.advance(1)
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 text: {error}", "save it as UTF-8") from error
@@ -52,19 +63,6 @@ def read_rows(file: Path, row: type[R], progress: Progress | None = None) -> Ite
         raise UserError(f"{file} is broken: {error}", "compress it again") from error
     if not number:
         raise UserError(f"{file} is empty", "give a file with rows, or get it again")
-
-
-def numbered(file: Path) -> Iterator[tuple[int, Any]]:
-    """The values of a JSONL file, each with its line. Raises ``UserError`` as :func:`read_rows`."""
-    if not file.is_file():
-        raise UserError(f"there is no file {file}", "check the path")
-    try:
-        found = list(_lines(file))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text: {error}", "save it as UTF-8") from error
-    if not found:
-        raise UserError(f"{file} is empty", "give a file with rows")
-    yield from found
 
 
 def _checked(raw: Any, row: type[R], where: str) -> R:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
@@ -26,6 +26,7 @@ from coterie.config.plain import wrong_at
 from coterie.config.plugins import Found, Kind, guarded, label
 from coterie.config.plugins import find as find_plugin
 from coterie.config.settings import Settings, key
+from coterie.datasets.answers import AnswerRow, first_of
 from coterie.datasets.catalogue import (
     CATALOGUE,
     NEWEST,
@@ -36,7 +37,7 @@ from coterie.datasets.catalogue import (
     find,
 )
 from coterie.datasets.files import SUFFIXES, numbered, read_rows
-from coterie.datasets.rows import LeftOut, QuestionRow, question_key
+from coterie.datasets.rows import LeftOut, QuestionRow, from_verl, question_key
 from coterie.errors import UserError
 
 SAMPLE, HUB = "sample", "hub"
@@ -429,65 +430,93 @@ class QASettings(DatasetSettings):
     """Which file, and how it is read."""
 
     source: str = key(
-        "", "A JSONL file, or a folder with train.jsonl and heldout.jsonl. It must be given."
+        "",
+        "A file (JSONL, JSON, Parquet, CSV), or a folder with one for each split, such as train.jsonl and "
+        "heldout.jsonl. It must be given.",
     )
     heldout: float = key(
         0.2, "Of one file: the share of its questions that is held out.", gt=0, lt=1
     )
-    question_key: str = key("question", "The key of a line's question.", min_length=1)
-    answer_key: str = key("answer", "The key of its right answer.", min_length=1)
+    question_key: str = key(
+        "question",
+        "The key of a row's question (`a.b` is inside `a`).",
+        min_length=1,
+    )
+    answer_key: str = key(
+        "answer", "The key of its right answer, or of a list of them.", min_length=1
+    )
 
 
 class QuestionsAndAnswers:
-    """Rows with a question and an answer. A file is divided by hashes of its questions: the same question is never in
-    both splits, and the order of the lines does not matter."""
+    """Rows with a question and its right answers. A file is divided by hashes of its questions: the same question is
+    never in both splits, and the order of the lines does not matter."""
 
     settings_type = QASettings
-    row = QuestionRow
+    row = AnswerRow
 
     def __init__(self, settings: QASettings) -> None:
         self.settings = settings
 
-    def rows(self, split: Split) -> list[QuestionRow]:
+    def rows(self, split: Split) -> list[AnswerRow]:
         """The rows of a split. Raises ``UserError`` for a broken line, and for files without enough of them."""
         return self._splits[split]
 
     @cached_property
-    def _splits(self) -> dict[Split, list[QuestionRow]]:
-        source = expanded(self.settings.source)
-        if not self.settings.source:
-            raise UserError(
-                "dataset=qa needs a file of questions and answers", "add dataset.source=FILE.jsonl"
-            )
-        if source.is_dir():
-            return {
-                "train": self._read(source / "train.jsonl"),
-                "heldout": self._read(source / "heldout.jsonl"),
-            }
-        return divided(self._read(source), self.settings.heldout, source)
+    def _splits(self) -> dict[Split, list[AnswerRow]]:
+        return user_splits("qa", self.settings.source, self._read, self.settings.heldout)
 
-    def _read(self, file: Path) -> list[QuestionRow]:
-        return [self._row(raw, f"{file}, line {number}") for number, raw in numbered(file)]
+    def _read(self, file: Path) -> list[AnswerRow]:
+        return [self._row(raw, f"{file}, {place}") for place, raw in numbered(file)]
 
-    def _row(self, raw: Any, where: str) -> QuestionRow:
-        names = {"question": self.settings.question_key, "answer": self.settings.answer_key}
-        missing = [name for name in names.values() if not isinstance(raw, dict) or name not in raw]
-        if missing:
-            has = (
-                f"it has {', '.join(map(str, raw))}"
-                if isinstance(raw, dict)
-                else "it is not an object"
-            )
-            raise UserError(
-                f"{where} has no {' and no '.join(map(repr, missing))}: {has}",
-                "name the keys: dataset.question_key=NAME dataset.answer_key=NAME",
-            )
-        values = {ours: str(raw[theirs]) for ours, theirs in names.items()}
+    def _row(self, raw: Any, where: str) -> AnswerRow:
+        names = self.settings.question_key, self.settings.answer_key
         try:
-            return QuestionRow.model_validate({"id": question_key(values["question"]), **values})
-        except ValidationError as error:
-            wrong = "; ".join(map(wrong_at, error.errors()))
-            raise UserError(f"{where} is broken: {wrong}", "correct or remove it") from error
+            raw = from_verl(raw)
+            found = [first_of(raw, (one,)) if isinstance(raw, dict) else None for one in names]
+            missing = [
+                name
+                for name, value in zip(names, found, strict=True)
+                if value is None and (not isinstance(raw, dict) or name not in raw)
+            ]
+            if not missing:
+                answers = found[1] if isinstance(found[1], list) else [found[1]]
+                return AnswerRow.model_validate({"question": found[0], "answer": answers})
+        except ValueError as error:
+            known = isinstance(error, ValidationError)
+            wrong = "; ".join(map(wrong_at, error.errors())) if known else str(error)  # type: ignore[attr-defined]
+            raise UserError(
+                f"{where} is broken: {wrong}",
+                "a question is a text or messages, an answer a text, a number, or a list of them",
+            ) from error
+        has = (
+            f"it has {', '.join(map(str, raw))}" if isinstance(raw, dict) else "it is not an object"
+        )
+        raise UserError(
+            f"{where} has no {' and no '.join(map(repr, missing))}: {has}",
+            "name the keys: dataset.question_key=NAME dataset.answer_key=NAME",
+        )
+
+
+def user_splits(
+    name: str, source: str, read: Callable[[Path], list[R]], heldout: float
+) -> dict[Split, list[R]]:
+    """Read a user's file and divide it (:func:`divided`), or a folder with a file for each split.
+
+    Raises ``UserError`` where there is no source, and for a folder without one file of each split.
+    """
+    if not source:
+        raise UserError(f"dataset={name} needs a file of rows", "add dataset.source=FILE.jsonl")
+    path = expanded(source)
+    if not path.is_dir():
+        return divided(read(path), heldout, path)
+    splits: dict[Split, list[R]] = {}
+    for split in SPLITS:
+        found = [file for file in _data(path.iterdir()) if file.name.partition(".")[0] == split]
+        if len(found) != 1:
+            has = f"{len(found)} files of {split}" if found else f"no file {split}.jsonl"
+            raise UserError(f"{path} has {has}", f"give one ({', '.join(SUFFIXES)})")
+        splits[split] = read(found[0])
+    return splits
 
 
 def divided(rows: Sequence[R], heldout: float, file: Path) -> dict[Split, list[R]]:

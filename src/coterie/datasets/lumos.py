@@ -201,22 +201,22 @@ H = TypeVar("H", Planned, Grounded)
 
 def read_lines(file: Path) -> list[NumberedLine]:
     """All lines of a file. Raises ``UserError`` for a broken one, by file and line."""
-    return [read_line(number, raw, file) for number, raw in numbered(file)]
+    return [read_line(place, raw, file) for place, raw in numbered(file)]
 
 
-def read_line(number: int, raw: object, file: Path) -> NumberedLine:
+def read_line(place: str, raw: object, file: Path) -> NumberedLine:
     """A line of a file. Raises ``UserError`` for a broken one, and for one of an unknown set."""
-    where = f"{file.name}, line {number}"
+    where = f"{file.name}, {place}"
     try:
         line = LumosLine.model_validate(raw)
     except ValidationError as error:
         raise UserError(
-            f"{file}, line {number} is broken: {'; '.join(map(wrong_at, error.errors()[:SHOWN]))}",
+            f"{file}, {place} is broken: {'; '.join(map(wrong_at, error.errors()[:SHOWN]))}",
             "correct or remove it; a line has dataset, id and messages",
         ) from error
     if line.dataset not in DOMAINS:
         raise UserError(
-            f"{file}, line {number} is of the unknown set {line.dataset!r}",
+            f"{file}, {place} is of the unknown set {line.dataset!r}",
             f"give lines of {', '.join(DOMAINS)}",
         )
     return NumberedLine(line, f"{where} ({line.id})")

@@ -14,16 +14,16 @@ from contextlib import suppress
 from functools import cached_property
 from html.parser import HTMLParser
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from pydantic import model_validator
 
-from coterie.config.folders import expanded
 from coterie.config.settings import key
 from coterie.config.text import read_json
-from coterie.datasets.catalogue import SPLITS, Split
+from coterie.datasets.catalogue import Split
 from coterie.datasets.files import read_rows
-from coterie.datasets.load import DatasetSettings, divided
+from coterie.datasets.load import DatasetSettings, user_splits
 from coterie.datasets.plans import ConvertedRow, PageElement, one_line
 from coterie.datasets.rows import question_key
 from coterie.errors import UserError
@@ -188,8 +188,8 @@ class Mind2WebSettings(DatasetSettings):
 
     source: str = key(
         "",
-        "A file (JSONL, or a JSON list as upstream's), or a folder with train.jsonl and heldout.jsonl. It must be "
-        "given.",
+        "A file (JSONL, a JSON list as upstream's, or Parquet), or a folder with one for each split, such as "
+        "train.jsonl and heldout.jsonl. It must be given.",
     )
     heldout: float = key(0.2, "Of one file: the share of its tasks that is held out.", gt=0, lt=1)
 
@@ -209,19 +209,10 @@ class Mind2Web:
 
     @cached_property
     def _splits(self) -> dict[Split, list[Mind2WebRow]]:
-        source = expanded(self.settings.source)
-        if not self.settings.source:
-            raise UserError(
-                "dataset=mind2web needs a file of tasks (docs/howto/data-and-models.md)",
-                "add dataset.source=FILE.jsonl",
-            )
-        files = {split: source / f"{split}.jsonl" for split in SPLITS} if source.is_dir() else {}
-        if files:
-            return {split: _usable(file) for split, file in files.items()}
-        return divided(_usable(source), self.settings.heldout, source)
+        return user_splits("mind2web", self.settings.source, _usable, self.settings.heldout)
 
 
-def _usable(file: Any) -> list[Mind2WebRow]:
+def _usable(file: Path) -> list[Mind2WebRow]:
     found = [row for row in read_rows(file, Mind2WebRow, Silent()) if not row.flaw]
     if not found:
         raise UserError(f"{file} has no task whose actions are known", "give another file")

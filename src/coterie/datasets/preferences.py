@@ -23,7 +23,7 @@ from coterie.config.folders import expanded
 from coterie.config.home import sha256
 from coterie.config.plain import wrong_at
 from coterie.datasets.catalogue import Repository
-from coterie.datasets.files import read_rows
+from coterie.datasets.files import SUFFIXES, read_rows
 from coterie.datasets.load import download
 from coterie.datasets.rows import LeftOut, SetRow, Text, question_key
 from coterie.errors import UserError, did_you_mean
@@ -236,16 +236,16 @@ PREFERENCE_SETS: Mapping[str, PreferenceSet] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """Pairs by the name of a set, or by the path of a JSONL file in TRL's conversational preference format."""
+    """Pairs by the name of a set, or by the path of a file in TRL's conversational preference format."""
 
     source: str
 
     def __post_init__(self) -> None:
-        if self.source not in PREFERENCE_SETS and not self.source.endswith(".jsonl"):
+        if self.source not in PREFERENCE_SETS and not self.source.endswith(SUFFIXES):
             raise UserError(
                 f"there is no set of preferences {self.source!r}",
                 f"{did_you_mean(self.source, PREFERENCE_SETS)}known sets: {', '.join(PREFERENCE_SETS)} "
-                "(`coterie data list`); or give the path of a .jsonl file",
+                f"(`coterie data list`); or give the path of a file ({', '.join(SUFFIXES)})",
             )
 
     @property

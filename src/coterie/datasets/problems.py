@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from coterie.datasets.rows import QuestionRow, question_key
+from coterie.datasets.rows import QuestionRow, from_verl, question_key
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
 _BARE = re.compile(r"[-+]?[\d.\\][^\s$]*|[a-zA-Z](?=\s*(?:\$|\Z))")
@@ -39,10 +39,10 @@ def _ends(text: str) -> dict[int, int]:
     """Where each brace that is closed is closed; found at once, for a text may open thousands."""
     ends: dict[int, int] = {}
     opened: list[int] = []
-    for brace in re.finditer(r"[{}]", text):
+    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):  # \{ is a sign, not a brace
         if brace[0] == "{":
             opened.append(brace.start())
-        elif opened:
+        elif brace[0] == "}" and opened:
             ends[opened.pop()] = brace.start()
     return ends
 
@@ -139,6 +139,7 @@ class MathRow(QuestionRow):
     @model_validator(mode="before")
     @classmethod
     def _from_upstream(cls, value: Any) -> Any:
+        value = from_verl(value)
         if not isinstance(value, Mapping) or "problem" not in value:
             return value
         problem, solution = value["problem"], value.get("solution") or ""

@@ -220,6 +220,7 @@ class Gsm8kRow(QuestionRow):
     @model_validator(mode="before")
     @classmethod
     def _from_upstream(cls, value: Any) -> Any:
+        value = from_verl(value)
         if not isinstance(value, Mapping) or "solution" in value:
             return value
         question, answer = value.get("question"), value.get("answer")
@@ -247,6 +248,53 @@ def question_key(question: str) -> str:
     """16 hexadecimal digits, equal for questions that differ only in case and spacing."""
     text = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def question_text(value: Any) -> Any:
+    """Return a question that is a list of messages as one text, their texts one after the other; others as they are.
+
+    Raises ``ValueError`` for messages that cannot be one question: of an assistant or a tool, or without text.
+    """
+    if not isinstance(value, list | tuple):
+        return value
+    texts = []
+    for message in value:
+        role, content = (
+            map(message.get, ("role", "content")) if isinstance(message, Mapping) else (0, 0)
+        )
+        if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
+            pieces = [part.get("text") if part.get("type") == "text" else None for part in content]
+            content = "".join(pieces) if all(isinstance(one, str) for one in pieces) else None  # type: ignore[arg-type]
+        if role not in ("system", "developer", "user") or not isinstance(content, str):
+            raise ValueError(
+                "its question is a list, but not of a system's and a user's messages with text"
+            )
+        texts.append(content.strip())
+    return "\n\n".join(texts)
+
+
+def from_verl(row: Any) -> Any:
+    """Return a row in verl's form with our names too: its gold is ``reward_model.ground_truth``, as of verl's graders.
+
+    ``extra_info.answer`` is a worked solution, or a list of all right answers. Other rows are returned as they are.
+    """
+    graded = row.get("reward_model") if isinstance(row, Mapping) else None
+    if not isinstance(graded, Mapping) or "ground_truth" not in graded:
+        return row
+    extra = row.get("extra_info")
+    extra = extra if isinstance(extra, Mapping) else {}
+    gold, told = graded["ground_truth"], extra.get("answer")
+    if isinstance(gold, Mapping) and "target" in gold:  # Search-R1
+        gold = gold["target"]
+    asked = question_text(row.get("question") or extra.get("question") or row.get("prompt"))
+    found = {"question": asked, "answer": gold}
+    if isinstance(told, list | tuple):
+        found["aliases"] = list(told)
+    elif isinstance(told, str):
+        found["solution"] = told.partition("####")[0].strip()
+    if isinstance(asked, str) and not row.get("id"):  # extra_info.index is unique in its split only
+        found["id"] = question_key(asked)
+    return {**row, **found}
 
 
 def _pairs(value: Any, first: str, second: str, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""How right an answer is: exact match and token F1, as in SQuAD.
+"""Answers: how they are marked in an utterance, and how right they are (exact match and token F1, as in SQuAD).
 
 Source: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text",
 section 6.1, and its evaluation script. Tokens are the words of the normalised answer, not pieces of
@@ -10,8 +10,14 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
+from coterie.datasets.problems import boxed_answer
+from coterie.environments.numbers import number
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+_MARKED = re.compile(r"<A>((?:(?!<A>).)*?)</A", re.DOTALL)
 
 
 def normalize_answer(text: str) -> str:
@@ -58,3 +64,40 @@ def _check(golds: Sequence[str]) -> None:
         raise TypeError(f"golds must be a sequence of answers, not one string: use [{golds!r}]")
     if not golds:
         raise ValueError("golds is empty: an answer can't be scored without a right one")
+
+
+def same_text(first: str, second: str) -> bool:
+    """Equal texts, whatever their spacing."""
+    return first.split() == second.split()
+
+
+def same_words(first: str, second: str) -> bool:
+    """Equal texts, whatever their case, spacing, articles and punctuation."""
+    return exact_match(second, [first]) == 1.0
+
+
+def option_of(answer: str, options: Sequence[str]) -> str:
+    """The option that an answer names: in its own case, or in any if only one is spelled so.
+
+    An answer that names none, or one of several that differ in their case only, is left as it is.
+    """
+    words = answer.split()
+    if any(option.split() == words for option in options):
+        return answer
+    folded = answer.casefold().split()
+    named = {tuple(o.split()): o for o in options if o.casefold().split() == folded}
+    return next(iter(named.values())) if len(named) == 1 else answer
+
+
+def marked_answer(text: str) -> str | None:
+    """The last ``<A>answer</A>`` of an utterance with something in it, stripped; ``None`` if there is none.
+
+    A mark that is opened and never closed, as in talk about the mark, is not an answer and hides none.
+    """
+    return next((one.strip() for one in reversed(_MARKED.findall(text)) if one.strip()), None)
+
+
+def boxed_number(text: str) -> str | None:
+    r"""The number in the last ``\boxed{...}``, in one spelling; what is not a number, as it is."""
+    box = boxed_answer(text)
+    return None if box is None else (number(box) or box)

@@ -221,11 +221,13 @@ class Coding(Pure, ABC):
         replies = [turn.text for turn in state.turns[1:] if turn.speaker.name == PERSON]
         common: dict[str, float | int | str] = {
             "turns": _own(state),
-            "leaks": await leaks(replies, reference),
+            "leaks": (leaked := await leaks(replies, reference)),
             WELL_FORMED: float(
                 state.end == ANSWERED and self.well_formed(task, state.answer or "")
             ),
         }
+        if leaked and self.settings.on_leak == "drop":
+            return Grade(None, common)
         if not code or (
             self.mode == "legacy" and any(word in (state.answer or "") for word in REFUSED)
         ):
@@ -238,7 +240,8 @@ class Coding(Pure, ABC):
             strict=self.strict,
         )
         metrics = {**common, "fraction": found.fraction, "results": _results(found)}
-        return Grade(float(found.success), metrics)
+        earned = found.success and not (leaked and self.settings.on_leak == "fail")
+        return Grade(float(earned), metrics)
 
     def well_formed(self, task: Task, answer: str) -> bool:
         """Whether a marked answer has a whole function of a name that the reference has, in a closed block."""

@@ -15,10 +15,16 @@ from coterie.datasets.problems import ChoiceRow
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.agents import NAMES as AGENTS
 from coterie.environments.agents import named, others
-from coterie.environments.equality import option_of, same_text, same_words
-from coterie.environments.extraction import boxed_answer, boxed_number, marked_answer
+from coterie.environments.answers import (
+    boxed_answer,
+    boxed_number,
+    marked_answer,
+    option_of,
+    same_text,
+    same_words,
+)
 from coterie.environments.formats import DEBATE_FORMATS
-from coterie.environments.gold import gold_answer, secret_answers
+from coterie.environments.gold import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.rows import draw
@@ -147,10 +153,10 @@ class Debate(Talk):
     def score(self, task: Task, answer: str | None) -> float:
         if answer is None:
             return 0.0
-        gold = gold_answer(task)
+        golds = gold_answers(task)
         if self.subject is CHOICE:  # files of the released code name no options
-            answer = option_of(answer, _options(task) or [gold])
-        return float(self.subject.same(gold, answer))
+            answer = option_of(answer, _options(task) or golds)
+        return float(any(self.subject.same(gold, answer) for gold in golds))
 
     def well_formed(self, answer: str) -> bool:
         return answer != self.subject.example

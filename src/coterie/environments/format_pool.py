@@ -1,4 +1,4 @@
-"""Pools of formats from files: JSONL with ``{"index", "format"}`` a line, or a YAML list of texts."""
+"""Pools of formats from files: rows of ``{"index", "format"}`` (JSONL, JSON, Parquet), or a YAML list of texts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +8,11 @@ import yaml
 from pydantic import BaseModel, StringConstraints, ValidationError
 
 from coterie.config.plain import wrong_at
-from coterie.config.text import read_json
+from coterie.datasets.files import numbered
 from coterie.errors import UserError
 
 MAX_LENGTH = 400
 """Characters of a format; it is an instruction of a line or two, shown with every prompt."""
-SUFFIXES = (".jsonl", ".yaml", ".yml")
 
 
 class FormatLine(BaseModel):
@@ -33,22 +32,15 @@ def read_pool(file: Path) -> tuple[str, ...]:
     Raises ``UserError`` for a missing or empty file and, by its line, for a format that is broken,
     empty, too long, or there twice.
     """
-    if file.suffix not in SUFFIXES:
-        raise UserError(f"{file} is of an unknown format", f"give one of {', '.join(SUFFIXES)}")
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the pool of formats {file} can't be read: {error}", _ADVICE) from error
-    lines = _jsonl(text, file) if file.suffix == ".jsonl" else _yaml(text, file)
-    pool: dict[str, int] = {}
-    for number, raw in lines:
+    pool: dict[str, str] = {}
+    for place, raw in _yaml(file) if file.suffix in (".yaml", ".yml") else numbered(file):
         try:
             one = FormatLine.model_validate({"format": raw} if isinstance(raw, str) else raw)
         except ValidationError as error:
-            raise _broken(file, number, wrong_at(error.errors()[0])) from error
+            raise _broken(file, place, wrong_at(error.errors()[0])) from error
         if one.format in pool:
-            raise _broken(file, number, f"the same format is in line {pool[one.format]}")
-        pool[one.format] = number
+            raise _broken(file, place, f"the same format is in {pool[one.format]}")
+        pool[one.format] = place
     if not pool:
         raise UserError(f"the pool of formats {file} is empty", _ADVICE)
     return tuple(pool)
@@ -60,31 +52,23 @@ _ADVICE = (
 )
 
 
-def _broken(file: Path, line: int, why: object) -> UserError:
-    return UserError(f"{file}, line {line} is broken: {why}", _ADVICE)
+def _broken(file: Path, place: str, why: object) -> UserError:
+    return UserError(f"{file}, {place} is broken: {why}", _ADVICE)
 
 
-def _jsonl(text: str, file: Path) -> Iterator[tuple[int, object]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                yield number, read_json(line)
-            except ValueError as error:
-                raise _broken(file, number, f"no JSON ({error})") from error
-
-
-def _yaml(text: str, file: Path) -> Iterator[tuple[int, object]]:
+def _yaml(file: Path) -> Iterator[tuple[str, object]]:
     try:
+        text = file.read_text(encoding="utf-8-sig")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise _broken(file, line, error.problem or "no YAML") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of a date
+        raise _broken(file, f"line {line}", error.problem or "no YAML") from error
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of a date
         raise UserError(f"the pool of formats {file} can't be read: {error}", _ADVICE) from error
     if node is None:
         return
     if not isinstance(node, yaml.SequenceNode):
-        raise _broken(file, node.start_mark.line + 1, "this is not a list")
+        raise _broken(file, f"line {node.start_mark.line + 1}", "this is not a list")
     for item, value in zip(node.value, values, strict=True):
-        yield item.start_mark.line + 1, value
+        yield f"line {item.start_mark.line + 1}", value

@@ -9,8 +9,9 @@ GRADER = "grader"
 """The only role that may read a gold answer."""
 
 
-def secret_answers(row: QuestionRow, aliases: tuple[str, ...] = ()) -> dict[str, Secret]:
-    """The right answer of a row and its aliases, which only a grader may read."""
+def secret_answers(row: QuestionRow) -> dict[str, Secret]:
+    """The right answer of a row and its aliases, if rows of its type have some, which only a grader may read."""
+    aliases: tuple[str, ...] = getattr(row, "aliases", ())
     readers = frozenset({GRADER})
     answer = Secret(row.answer, name="answer", readers=readers)
     if not aliases:

@@ -14,9 +14,8 @@ from coterie.datasets.load import Rows
 from coterie.datasets.rows import BLANK, CbtRow, HotpotRow, QuestionRow, TriviaRow
 from coterie.environments.agents import NAMES as AGENTS
 from coterie.environments.agents import named, others
-from coterie.environments.answers import f1
+from coterie.environments.answers import f1, marked_answer
 from coterie.environments.contexts import deal
-from coterie.environments.extraction import marked_answer
 from coterie.environments.formats import EXCHANGE_FORMATS
 from coterie.environments.gold import gold_answers, secret_answers
 from coterie.environments.rows import draw
@@ -98,9 +97,8 @@ class InformationExchange(Talk):
     def _task(self, row: QuestionRow) -> Task:
         id_ = f"{self.name}-{row.id}"
         notes = deal(row, self.agents, key=id_, first_sentence=self.context == "first_sentence")
-        aliases = row.aliases if isinstance(row, TriviaRow) else ()
         public = {"question": asked(row), "notes": notes}
-        return Task(id_, public, secret_answers(row, aliases))
+        return Task(id_, public, secret_answers(row))
 
 
 def asked(row: QuestionRow) -> str:

@@ -1,37 +1,54 @@
-r"""When two answers in LaTeX are the same mathematics.
+r"""Equality of two answers in LaTeX.
 
 An answer is taken apart first. A list is equal to a list of the same members in any order, as
 ``\{1,2\}`` is; a tuple or an interval to one with the same brackets and the same members in the same
-places; ``x = 5`` to ``5``; ``50\%`` to ``50``. What states a number is compared as a number
-(``environments.numbers``), the rest by math-verify (``environments.equality``), but only if that
-reads all of it: it skips prose, and takes ``5 6`` for a sum. A number in another base equals itself
-only, so that a question's own number is not its conversion.
+places, to a vector, and to ``x = 2, y = 3``; ``x = 5`` to ``5``; ``-2 \le x \le 3`` to ``[-2, 3]``;
+``50\%`` to ``50`` and to ``0.5``. Units and bases may be left out, and two of them must agree. What states
+a number is compared as a number (``environments.numbers``), the rest by math-verify
+(``math_worker``), but only if that reads all of it: it skips prose, and takes ``5 6`` for a sum.
 """
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate, product
+from pathlib import Path
 
-from coterie.environments.equality import compared
 from coterie.environments.numbers import is_name, number
-from coterie.environments.units import SYMBOLS, is_unit
+from coterie.environments.units import SYMBOLS, is_unit, units_of
+from coterie.tools.line_process import LineProcess
 
 MAX_LENGTH = 1000
 """Characters; an answer that is longer is equal to its own spelling only."""
+LIMIT = 12.0
+"""Seconds for a comparison; its own limits (see ``math_worker``) come earlier, but a signal waits for C code."""
 DEEPEST = 40
 """Brackets that are open at a time; the same goes for an answer with more."""
 
 _END = r"(?![a-zA-Z])"
 _TEXT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf)|mbox)\s*"
-_DRESS = (
+_DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"(?<=\d)(?:\{,\}|,\s*\\!|\\,)\s*(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\A[\s$]*\\boxed\{(.*)\}[\s$]*\Z", re.DOTALL), r"\1"),
     (re.compile(r"\\[dt]frac" + _END), r"\\frac"),
     (re.compile(r"\\(?:left|right|displaystyle)" + _END + r"|(?<!\\)\\[!()\[\]]|\*\*"), ""),
     (re.compile(r"(?<!\\)\\[,;: ]|\\q?quad" + _END), " "),
     (re.compile(r"\\frac(\d)(\d)"), r"\\frac{\1}{\2}"),
-    (re.compile(r"_\{(\w+)\}"), r"_\1"),
+    (re.compile(r"(?<=[0-9A-F])_\{(\w+)\}|_\{(\w)\}"), r"_\1\2"),
     (re.compile(r"(?<=\d)_10(?!\d)"), ""),
+    (re.compile(r"\{[bB]matrix\}"), "{pmatrix}"),
+    (re.compile(r"\\mathbb\s*(?:\{\s*R\s*\}|R)"), r"(-\\infty,\\infty)"),
+    (re.compile(_TEXT + r"\{\s*\(?([A-Z])\)?\s*\}"), r"\1"),
+    (re.compile(r"\\\{\s*\\\}|\\varnothing" + _END), r"\\emptyset "),
+    (
+        re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)[({ ]*)(\d+)\s*\^\s*\{?\\circ\}?"),
+        r"\1\\frac{\2\\pi}{180}",
+    ),
+    (re.compile(r"(\d*)\.(\d*)\\overline\{(\d{1,20})\}"), lambda found: _fraction(*found.groups())),
+    (re.compile(r"<=|≤|\\leq(?:slant)?" + _END), r"\\le "),
+    (re.compile(r">=|≥|\\geq(?:slant)?" + _END), r"\\ge "),
 )
 _ALIKE = (
     (re.compile(_TEXT + r"\{([^{}]*)\}"), r"\1"),
@@ -40,6 +57,7 @@ _ALIKE = (
 _THOUSANDS = re.compile(r"(?<=\d),\d{3}(?!\d)")
 _AND = re.compile(rf"{_TEXT}\{{\s*(?:or|and)\s*\}}|\b(?:or|and)\b")
 _UNIT = re.compile(rf"(?<=[\w}})])\s*{_TEXT}\{{([^{{}}]*)\}}(?:\^\{{?[23]\}}?)?\Z")
+_LETTER = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 _NO_VARIABLE = re.compile(
     rf"{_TEXT}\{{[^{{}}]*\}}|\\[a-zA-Z]+|(?<=\d)[eE](?=[+-]?\d)|\^\s*\{{?\\circ\}}?\s*[CF]"
@@ -48,10 +66,14 @@ _VARIABLE = re.compile(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|(?<=\d)[a-zA-Z]+")
 """A letter by itself, or letters that follow a number at once, such as a product of variables."""
 _KNOWN = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "pi", "sqrt"})
 _MISREAD = re.compile(
-    r"\d\s+\d|\d\s*\(\s*\d+\s*\)|(?:\d[0-9A-F]*|\})_|[?%≈]|\\(?:approx|sim|simeq|cong|boxed|pm|mp)"
+    r"(?<![_\d])\d+\s+\d|\d\s*\(\s*\d+\s*\)|(?:\d[0-9A-F]*|\})_|[?%≈]|\\(?:approx|sim|simeq|cong|boxed|pm|mp)"
     + _END
 )
 """Two numbers with nothing between them, another base, a percent sign, a doubt."""
+_BASE = re.compile(r"(?<=[0-9A-F])_\d+\Z")
+_PERCENT = re.compile(r"%|\bpercent\b")
+_VECTOR = re.compile(r"\\begin\{pmatrix\}((?:(?!\\begin).)*)\\end\{pmatrix\}", re.DOTALL)
+_ORDER = re.compile(rf"(<|\\lt{_END}|\\le{_END}|>|\\gt{_END}|\\ge{_END})")
 
 
 def spelling(latex: str) -> str:
@@ -76,24 +98,63 @@ def same_mathematics(gold: str, given: str) -> bool:
 
 
 def _same(one: str, other: str) -> bool:
-    if spelling(one) == spelling(other):
-        return True
     (name, value), (called, again) = _named(one), _named(other)
     if name and called and spelling(name) != spelling(called):
         return _equal(one, other)
-    values = _number(one), _number(other)
-    if None not in values:
-        return values[0] == values[1]
+    values = [Fraction(stated) for text in (one, other) if (stated := _number(text)) is not None]
+    if len(values) == 2:
+        return _same_number(values, one, other)
+    if spelling(one) == spelling(other):
+        return True
     if name or called:
         return _same(value, again) or ("=" in one and "=" in other and _equal(one, other))
+    if len({_BASE.search(spelling(text)) is None for text in (one, other)}) == 2:
+        return _BASE.sub("", spelling(one)) == _BASE.sub("", spelling(other))
+    vectors = [
+        _VECTOR.sub(_as_tuple, text) if _VECTOR.fullmatch(text) else text for text in (one, other)
+    ]
+    if sum(map(str.__ne__, vectors, (one, other))) == 1:
+        return _same(*vectors)
+    if r"\cup" in one + other and not _AND.search(one + other):
+        return _equal(one, other)
     (brackets, members), (others_brackets, others) = _members(one), _members(other)
-    if not members or brackets != others_brackets or len(members) != len(others):
+    if not members or len(members) != len(others):
         return False
+    if brackets != others_brackets:  # (2, 3) is x = 2, y = 3
+        named = sorted(map(_named, members if others_brackets == "()" else others))
+        names = {name for name, _ in named if name}
+        points = others if others_brackets == "()" else members
+        return (
+            {brackets, others_brackets} == {"()", ""}
+            and len(names) == len(points)
+            and all(map(_same, points, (value for _, value in named)))
+        )
     if (members, others) != ([one], [other]):
         return _matched(members, others, in_place=bool(brackets))
     if ("=" in one) != ("=" in other):  # 2 + 3 = 5 is 5, and 6 = 5 is not
         return all(_same(*sides) for sides in product(one.split("="), other.split("=")))
     return _equal(one, other)
+
+
+def _same_number(values: Sequence[Fraction], one: str, other: str) -> bool:
+    """Return True if two texts state one number, in units that do not contradict each other."""
+    percents = [100 if _PERCENT.search(text) else 1 for text in (one, other)]
+    exact = values[0] / percents[0] == values[1] / percents[1]
+    plain = values[0] == values[1] and abs(values[0]) >= 1  # 50% is 50, but 0.5% is not 0.5
+    return _same_units(one, other) and (exact or plain)
+
+
+def _same_units(one: str, other: str) -> bool:
+    """Return True unless each of two texts has a unit that the other lacks."""
+    units, others = (units_of(text.rpartition("=")[2]) for text in (one, other))
+    return units <= others or others <= units
+
+
+def _as_tuple(vector: re.Match[str]) -> str:
+    rows = [row.strip() for row in vector[1].split(r"\\")]
+    if len(rows) > 1 and "&" in vector[1]:
+        return vector[0]
+    return f"({','.join(rows if len(rows) > 1 else rows[0].split('&'))})"
 
 
 def _number(text: str) -> str | None:
@@ -125,18 +186,32 @@ def _equal(one: str, other: str) -> bool:
     if any(found):
         if not all(unit is None or is_unit(unit[1]) for unit in found):
             return False
+        if not _same_units(*(unit[0] if unit else "" for unit in found)):
+            return False
         return _same(_UNIT.sub("", one), _UNIT.sub("", other))
     if spelling(one).casefold() == spelling(other).casefold():  # a word in any case, but no symbol
         return any(len(word) > 2 for word in _WORD.findall(spelling(one)))
     if not (_is_closed(one) and _is_closed(other)):
         return False
-    words = [{word.casefold() for word in _WORD.findall(text)} for text in (one, other)]
+    letters = set(_LETTER.findall(f"{one} {other}"))
+    words = [
+        {  # xy is yx
+            "".join(sorted(word)) if len(word) == 2 else word.casefold()
+            for word in _WORD.findall(text)
+            if not set(word) <= letters
+        }
+        for text in (one, other)
+    ]
     if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (one, other))):
         return False
-    bare = [_ALIKE[0][0].sub(r"\1", text) for text in (one, other)]
-    if len({frozenset("".join(_variables(text))) for text in bare}) > 1:  # 5m is read as 5
-        return False
-    return compared(one, other)
+    bare = (_ALIKE[0][0].sub(r"\1", text) for text in (one, other))
+    return compared(one, other, *("".join(_variables(text)) for text in bare))
+
+
+def _fraction(whole: str, digits: str, repeating: str) -> str:
+    """The fraction that a repeating decimal is."""
+    above = int(whole + digits + repeating) - int(f"0{whole}{digits}")
+    return rf"\frac{{{above}}}{{{'9' * len(repeating)}{'0' * len(digits)}}}"
 
 
 def _dressed(text: str) -> str:
@@ -147,13 +222,36 @@ def _dressed(text: str) -> str:
 
 def _named(text: str) -> tuple[str, str]:
     r"""What a text is called, as in ``x = 5`` or ``x \in [0, 1]``, or an empty text; and its value."""
+    if (ranged := _range(text)) is not None:
+        return ranged
     parts = re.split(r"=|\\in" + _END, text)
     if len(parts) != 2 or not is_name(parts[0]) or len(_split(text)) > 1:
         return "", text
     return parts[0].strip(), parts[1].strip()
 
 
+def _range(text: str) -> tuple[str, str] | None:
+    r"""The variable of an inequality such as ``-2 \le x < 3``, and what it says as an interval, ``[-2,3)``."""
+    parts = [one.strip() for one in _ORDER.split(text)]
+    ends, signs = parts[::2], parts[1::2]
+    up = [sign in ("<", r"\lt", r"\le") for sign in signs]
+    variables = [place for place, end in enumerate(ends) if re.fullmatch("[a-zA-Z]", end)]
+    if not 2 <= len(ends) <= 3 or len(set(up)) > 1 or len(variables) != 1:
+        return None
+    if not up[0]:
+        ends, signs, variables = ends[::-1], signs[::-1], [len(ends) - 1 - variables[0]]
+    (place,) = variables
+    if len(ends) == 3 and place != 1:
+        return None
+    closed = [sign in (r"\le", r"\ge") for sign in signs]
+    low = ("(["[closed[0]] + ends[0]) if place else r"(-\infty"
+    high = (ends[-1] + ")]"[closed[-1]]) if place < len(ends) - 1 else r"\infty)"
+    return ends[place], f"{low},{high}"
+
+
 def _members(text: str) -> tuple[str, list[str]]:
+    if _number(text) is not None:  # with a comma between thousands
+        return "", [text]
     if text.startswith(r"\{") and text.endswith(r"\}"):
         return "", _split(text[2:-2].strip())
     if text[:1] in ("(", "[") and text[-1:] in (")", "]") and _encloses(text):
@@ -168,7 +266,7 @@ def _members(text: str) -> tuple[str, list[str]]:
 
 def _split(text: str) -> list[str]:
     """The members of a list; a comma between digits as in ``1,234`` is none if others have spaces."""
-    text = _AND.sub(";", text)
+    text = _AND.sub(";", text).replace(r"\cup", ";")
     spaced = re.search(r"[,;]\s", text) is not None
     found, depth = [""], 0
     for place, sign in enumerate(text):
@@ -193,3 +291,15 @@ def _is_closed(text: str) -> bool:
 
 def _depths(text: str) -> list[int]:
     return list(accumulate((sign in "([{") - (sign in ")]}") for sign in text))
+
+
+@lru_cache(maxsize=65536)
+def compared(gold: str, given: str, gold_letters: str = "", given_letters: str = "") -> bool:
+    """Return what math-verify says of two answers in LaTeX; ``False`` if it takes too long or drops a letter.
+
+    May be called from any thread.
+    """
+    return _WORKER.ask(json.dumps([gold, given, gold_letters, given_letters]), LIMIT) == "true"
+
+
+_WORKER = LineProcess(Path(__file__).with_name("math_worker.py"), "math-verify")

@@ -7,12 +7,10 @@ no number, so that an answer can't be several at once. The rules are those of Le
 appendix D, as far as numbers need them, but nothing is thrown away unread.
 """
 
-import ast
-import operator
 import re
-from collections.abc import Callable
 from fractions import Fraction
 
+from coterie.datasets.problems import value as value_of
 from coterie.environments.units import MONEY, is_unit, tells
 
 MAX_LENGTH = 200
@@ -46,12 +44,6 @@ _STATED = re.compile(
 _CALLED = re.compile(r"(?:[^\W\d_]|[\\ ',(){}]|_[0-9]*)+")
 _CALL = re.compile(r"(?P<name>[^:]*?)(?::| is| are) (?P<rest>.*)")
 _LETTERS = re.compile(r"[^\W\d_]+")
-_SUMS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
 
 
 def number(text: str) -> str | None:
@@ -125,19 +117,9 @@ def _sum(text: str) -> Fraction | None:
     text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
     text = re.sub(rf"{MONEY}|[^\W\d_]+", " ", text)
     try:
-        return _folded(ast.parse(text.replace("×", "*").replace("÷", "/"), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return value_of(text.replace("×", "*").replace("÷", "/"))
+    except ValueError:
         return None
-
-
-def _folded(node: ast.expr) -> Fraction:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return Fraction(str(node.value))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_folded(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _SUMS:
-        return _SUMS[type(node.op)](_folded(node.left), _folded(node.right))
-    raise ValueError("no calculation with numbers")
 
 
 def _spelled(value: Fraction) -> str:

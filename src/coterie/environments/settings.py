@@ -1,7 +1,7 @@
 """The settings of an environment: its name, and the keys that it has of its own."""
 
 import hashlib
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from coterie.config.folders import expanded
 from coterie.config.settings import Settings, key
@@ -70,6 +70,11 @@ class CodingSettings(EnvironmentSettings):
         "`module` runs code as a module; `legacy` as SWEET-RL's grader does, where answers with helpers, "
         "imports at the top or recursion fail: for comparison with published numbers.",
         source="SWEET-RL's code: legacy",
+    )
+    on_leak: Literal["keep", "fail", "drop"] = key(
+        "keep",
+        "A dialogue in which the person quotes the reference: `keep` counts it (`leaks`), `fail` gives it a score "
+        "of 0, `drop` gives it none, so that nothing is trained on it.",
     )
     tolerance: float = key(
         0.0, "Two floats are equal that differ by no more, relatively; 0 is exact.", ge=0

@@ -101,6 +101,28 @@ def is_unit(rest: str, *, singular: bool = False) -> bool:
     return not any(tells(word) or word in _ASIDES for word in words) and _is_count(words, singular)
 
 
+_SAME = """\
+mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre; inch; ft foot feet
+yd yard; mi mile; mg milligram; g gram; kg kilogram; oz ounce; lb pound; ml milliliter millilitre; l L liter litre
+s sec second; min minute; h hr hour; day; week; month; year yr; rad radian; deg degree circ °; C celsius
+F fahrenheit; dollar $ usd; cent ¢; euro eur €; £ gbp"""
+_CANONICAL = {
+    word: line.split()[0] for line in _SAME.replace("\n", ";").split(";") for word in line.split()
+}
+_POWER = ((2, re.compile(r"\bsq(?:uare)?\b|\^\{?2\b|²")), (3, re.compile(r"\bcubic\b|\^\{?3\b|³")))
+
+
+def units_of(text: str) -> frozenset[str]:
+    """Return the common units that a text names, in one spelling: ``cm 2`` for ``square centimeters``."""
+    names = []
+    for word in re.findall(r"[a-zA-Z]+|\\\$|[¢€£°]", text):
+        word = word.removeprefix("\\") if len(word) == 1 or word == r"\$" else word.casefold()
+        known = [_CANONICAL.get(word.removesuffix(end)) for end in ("", "s", "es")]
+        names += [name for name in known if name][:1]
+    powers = "".join(f" {power}" for power, pattern in _POWER if pattern.search(text))
+    return frozenset(name + powers for name in names)
+
+
 def tells(word: str) -> bool:
     """Whether a word says something about the value: ``million``, ``not``, ``m²``."""
     return word.casefold() in _CHANGING or any(map(str.isnumeric, word))  # as in m² and x½

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Protocol
+from unicodedata import normalize
 
 from coterie.config.settings import key
 from coterie.engines.chat_model import ChatModel, ChatModelSettings
@@ -22,8 +23,10 @@ PERSON = "person"
 REFERENCE = "reference"
 """The secret that holds the right solution."""
 SCRIPT = "script"
-LEAKED = 30
-"""Characters that a reply has in common with the reference, in one piece, from which it counts as a leak."""
+LEAKED = 25
+"""Characters that a reply has in common with the reference, in one piece, from which it counts as a leak; without
+spaces and quotation marks."""
+_DROPPED = re.compile(r"^[ \t>|]+|[\s\\\"'`‘’“”\u200b-\u200d\ufeff]", re.MULTILINE)
 _SENTENCE = re.compile(r"[.!?](?=\s|$)")
 
 TranscriptLine = tuple[str, str]
@@ -117,13 +120,14 @@ def cut_reply(text: str, max_characters: int, *, unfinished: bool = False) -> st
 
 
 def overlap(reply: str, reference: str) -> int:
-    """Characters of the longest piece that both have."""
-    found = SequenceMatcher(None, reply, reference, autojunk=False)
-    return found.find_longest_match().size
+    """Count the characters of the longest piece that both have, however it is spaced, broken, quoted or capitalized."""
+    texts = (normalize("NFKC", text.replace("\\n", "\n")) for text in (reply, reference))
+    one, other = (_DROPPED.sub("", text).casefold() for text in texts)
+    return SequenceMatcher(None, one, other, autojunk=False).find_longest_match().size
 
 
 async def leaks(replies: Sequence[str], reference: str) -> int:
-    """How many replies have a piece of :data:`LEAKED` characters or more of the reference."""
+    """Count the replies that have a piece of :data:`LEAKED` characters or more of the reference."""
 
     def count() -> int:
         return sum(overlap(reply, reference) >= LEAKED for reply in replies)

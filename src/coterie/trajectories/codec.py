@@ -1,6 +1,7 @@
 """How pieces of the record are written in the store: ids and log-probs as blobs, parts as JSON."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -27,6 +28,12 @@ METRICS: TypeAdapter[Metrics] = TypeAdapter(dict[str, float | int | str])
 
 class BrokenRecord(Exception):
     """A value in the store that no coterie wrote: the file was damaged or edited."""
+
+
+def digest_of(*values: object) -> bytes:
+    """Return a digest of a row's values, as SQLite gives them back."""
+    back = [value + 0.0 if isinstance(value, float) else value for value in values]  # -0.0 is 0.0
+    return hashlib.blake2b(repr(back).encode(), digest_size=8).digest()
 
 
 def ids_blob(ids: Sequence[int]) -> bytes:

@@ -4,44 +4,159 @@
         export(store, "a.jsonl", iterations=[0], stages=["rollout"])
     import_("a.jsonl", "runs/b/store.db", tokenize=tokenizer.encode)
 
-The lines are described in :mod:`coterie.trajectories.lines`.
+A line is a JSON object with its ``kind`` and the fields of that kind's class below; a field at its
+default may be left out, an unknown one is an error. A line may refer only to lines before it.
 """
 
 import base64
+import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from coterie.config.folders import make_folder, reason_of, whole_file
+from coterie.config.plain import wrong
 from coterie.errors import UserError
 from coterie.trajectories import reader, table
+from coterie.trajectories.codec import plain
+from coterie.trajectories.credit import Credit
 from coterie.trajectories.disk import check_place
-from coterie.trajectories.item import ItemKey
-from coterie.trajectories.lines import (
-    BlobLine,
-    CreditLine,
-    HeaderLine,
-    ItemLine,
-    Line,
-    OutcomeLine,
-    RequestLine,
-    SecretText,
-    SelectionLine,
-    TaskLine,
-    TurnLine,
-    dumps,
-    loads,
-)
-from coterie.trajectories.redaction import redact
+from coterie.trajectories.item import Item, ItemKey
+from coterie.trajectories.selection import Selection
 from coterie.trajectories.store import Store
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import shown_images
-from coterie.trajectories.turn import Turn
+from coterie.trajectories.tree import Outcome, Tree, shown_images
+from coterie.trajectories.turn import Part, Request, Turn
 
+BOM = b"\xef\xbb\xbf"
 Tokenize = Callable[[str], Sequence[int]]
 Wanted = Callable[[int, str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderLine:
+    """The first line of an export; a file written by hand may leave it out."""
+
+    format: Literal["coterie-2"] = "coterie-2"
+    kind: Literal["header"] = "header"
+
+
+@dataclass(frozen=True, slots=True)
+class SecretText:
+    """A secret that is let out of the house on purpose."""
+
+    text: str
+    readers: frozenset[str] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLine:
+    """A task; ``secrets`` are there only if the export was asked for them."""
+
+    id: str
+    public: dict[str, object]
+    secrets: Mapping[str, SecretText] = field(default_factory=dict)
+    kind: Literal["task"] = "task"
+
+
+@dataclass(frozen=True, slots=True)
+class BlobLine:
+    """Bytes that parts name by their SHA-256, such as an image's."""
+
+    base64: str
+    kind: Literal["blob"] = "blob"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """A request of the tree that ``item`` belongs to."""
+
+    item: ItemKey
+    request: Request
+    kind: Literal["request"] = "request"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLine:
+    """A turn, with the item that it is filed under."""
+
+    item: ItemKey
+    turn: Turn
+    kind: Literal["turn"] = "turn"
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeLine:
+    """How a path of the tree that ``item`` belongs to ended."""
+
+    item: ItemKey
+    outcome: Outcome
+    kind: Literal["outcome"] = "outcome"
+
+
+@dataclass(frozen=True, slots=True)
+class CreditLine:
+    """A number on a node."""
+
+    credit: Credit
+    kind: Literal["credit"] = "credit"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemLine:
+    """An item that is finished."""
+
+    item: Item
+    kind: Literal["item"] = "item"
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionLine:
+    """The next thing that an item selected."""
+
+    item: ItemKey
+    selection: Selection
+    kind: Literal["selection"] = "selection"
+
+
+Line = (
+    HeaderLine
+    | TaskLine
+    | BlobLine
+    | RequestLine
+    | TurnLine
+    | OutcomeLine
+    | CreditLine
+    | ItemLine
+    | SelectionLine
+)
+_ADAPTER: TypeAdapter[Line] = TypeAdapter(
+    Annotated[Line, Field(discriminator="kind")], config=ConfigDict(extra="forbid")
+)
+
+
+def dumps(line: Line) -> str:
+    """A line as text, without its newline."""
+    fields = plain(line)
+    assert isinstance(fields, dict), "a line is a dataclass"
+    return json.dumps({"kind": line.kind, **fields}, ensure_ascii=False, separators=(",", ":"))
+
+
+def loads(data: bytes) -> Line:
+    """The line in ``data``, every value checked by type; raises ``ValueError`` with the place and the reason."""
+    try:
+        return _ADAPTER.validate_json(data.removeprefix(BOM), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            raise ValueError(f"not JSON: {first['ctx']['error']}") from error
+        place = ".".join(map(str, first["loc"][1:])) or "the line"  # the first step is the kind
+        raise ValueError(f"{place}: {wrong(first)}") from error
 
 
 def export(
@@ -56,7 +171,7 @@ def export(
 
     A part of the record comes with the tasks and credit of its trees, and with the selections among
     them. Without ``secrets``, the tasks' secrets and the prompts that show them are left out
-    (:mod:`coterie.trajectories.redaction`). The file appears when it is whole.
+    (:func:`redact`). The file appears when it is whole.
     """
 
     def wanted(iteration: int, stage: str) -> bool:
@@ -85,7 +200,7 @@ def import_(source: Path | str, target: Path | str, *, tokenize: Tokenize | None
 
     ``tokenize`` gives ids to the agents' turns that were not sampled and have none; their node ids
     stay those of the file. A line that is broken, or does not fit those before it, is refused with
-    :class:`UserError`, which says its number, column and reason; then there is no store.
+    :class:`UserError`, which says its number and the reason; then there is no store.
     """
     source, target = Path(source), Path(target)
     if target.exists():
@@ -178,13 +293,13 @@ def _tree_lines(
         assert data is not None, "a part's image was checked when it was written"
         yield BlobLine(base64.b64encode(data).decode())
         shown.add(image)
-    samples = {turn.id: sample for sample, turn in reader.turns(db, key)}
+    samples = {turn.id: sample for sample, turn in reader.turns(db, row)}
     for record in table.records(tree):
         if isinstance(record, Turn):
             yield TurnLine(replace(item, sample=samples[record.id]), record)
         else:
             yield RequestLine(item, record)
-    for outcome in reader.outcomes(db, key):
+    for outcome in reader.outcomes(db, row):
         yield OutcomeLine(item, outcome)
     for credit in reader.credit_of_tree(db, key):
         yield CreditLine(credit)
@@ -228,3 +343,50 @@ def _tokenized(turn: Turn, tokenize: Tokenize | None) -> Turn:
     if tokenize is None or not foreign or not turn.text:
         return turn
     return replace(turn, ids=tuple(tokenize(turn.text)))
+
+
+def redact(tree: Tree) -> Tree:
+    """Return a copy of a tree in which no part or prompt has a secret as its source.
+
+    A prompt that shows a secret is taken out whole, for its ids spell the secret out, and so is every later prompt of
+    that agent, which is stored as a delta on it. The turns that answer such prompts stay, as text by their writer
+    (``POLICY@VERSION`` of a sampled one). What a role that knows a secret then *said* stays as it was said.
+    """
+    hidden: set[str] = set()
+    for request in tree.requests.values():
+        if _shows_secret(tree, request):
+            hidden.add(request.id)
+    result = Tree(tree.task, tree.stage, tree.iteration)
+    result.requests = {id_: r for id_, r in tree.requests.items() if id_ not in hidden}
+    for turn in tree.turns.values():
+        result.add(_redacted(turn, hidden))
+    for outcome in tree.outcomes.values():
+        result.end(outcome)
+    return result
+
+
+def _shows_secret(tree: Tree, request: Request) -> bool:
+    link: Request | None = request
+    while link is not None:
+        if any(_is_secret(part) for message in link.messages for part in message.parts):
+            return True
+        before = tree.turns[link.previous].prompt if link.previous else None
+        link = tree.requests[before] if before else None
+    return False
+
+
+def _redacted(turn: Turn, hidden: set[str]) -> Turn:
+    """The turn without secret parts, and without sample and prompt if its prompt is hidden."""
+    if turn.prompt in hidden:
+        turn = replace(turn, sample=None, author=turn.writer, request=None)
+    if any(_is_secret(part) for part in turn.parts):
+        parts = tuple(
+            Part(f"<{part.source}>", part.audience) if _is_secret(part) else part
+            for part in turn.parts
+        )
+        turn = replace(turn, parts=parts, ids=turn.ids if turn.sample else ())
+    return turn
+
+
+def _is_secret(part: Part) -> bool:
+    return part.source.startswith("secret:")

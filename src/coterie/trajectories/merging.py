@@ -31,6 +31,7 @@ def copy_step(
         for table in ("item", "tree")
     }
     values = {"iteration": iteration, "stage": stage, "marks": marks, **behind}
+    of_request = {"tree": "tree + :trees", "toolset": "t.key", "digest": "r.digest"}
     of_task = f"(SELECT task FROM source.item WHERE {OF_STEP})"
     for statement in (
         f"INSERT OR IGNORE INTO main.task SELECT * FROM source.task WHERE id IN {of_task}",
@@ -40,8 +41,8 @@ def copy_step(
         f"INSERT INTO main.tree SELECT {_moved(db, 'tree', key='key + :trees')} FROM source.tree "
         f"WHERE {OF_STEP}",
         "INSERT OR IGNORE INTO main.blob SELECT * FROM source.blob",
-        "INSERT OR IGNORE INTO main.toolset (tools) SELECT tools FROM source.toolset",
-        f"INSERT INTO main.request SELECT {_moved(db, 'request', tree='tree + :trees', toolset='t.key')} "
+        "INSERT OR IGNORE INTO main.toolset (tools, digest) SELECT tools, digest FROM source.toolset",
+        f"INSERT INTO main.request SELECT {_moved(db, 'request', **of_request)} "
         "FROM source.request r LEFT JOIN source.toolset s ON s.key = r.toolset "
         f"LEFT JOIN main.toolset t ON t.tools = s.tools WHERE tree IN {TREES}",
         f"INSERT INTO main.turn SELECT {_moved(db, 'turn', key='NULL', tree='tree + :trees')} "
@@ -53,7 +54,7 @@ def copy_step(
     for kind, settings, name in db.execute("SELECT * FROM source.credit_kind").fetchall():
         own = kind_key(db, renamed.get(settings, settings), name)
         db.execute(
-            "INSERT INTO main.credit SELECT :own, tree + :trees, node, value FROM source.credit "
+            "INSERT INTO main.credit SELECT :own, tree + :trees, node, value, digest FROM source.credit "
             f"WHERE kind = :kind AND tree IN {TREES}",
             {**values, "own": own, "kind": kind},
         )

@@ -6,7 +6,7 @@ not depend on the order in which items finished.
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -20,15 +20,17 @@ from coterie.trajectories.codec import (
     READERS,
     RESULTS,
     TOOLS,
+    BrokenRecord,
     ids_of,
     logprobs_of,
     value_of,
 )
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import Item, ItemKey
+from coterie.trajectories.schema import whole
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Secret, Task
-from coterie.trajectories.tree import Ending, Outcome, Tree
+from coterie.trajectories.tree import Ending, Outcome, Tree, hash_of
 from coterie.trajectories.turn import Request, Sample, Speaker, Turn
 
 NONE = "[]"
@@ -38,10 +40,18 @@ TreeKey = tuple[int, int, str, str]
 
 
 def task(db: sqlite3.Connection, id_: str) -> Task | None:
-    found = db.execute("SELECT public FROM task WHERE id = ?", (id_,)).fetchone()
+    where = f"task {id_}"
+    rows = db.execute(f"SELECT public, {whole('task', 'task')} FROM task WHERE id = ?", (id_,))
+    found = next(_checked(rows, where), None)
     if found is None:
         return None
-    secrets = db.execute("SELECT name, text, readers FROM secret WHERE task = ?", (id_,))
+    secrets = _checked(
+        db.execute(
+            f"SELECT name, text, readers, {whole('secret', 'secret')} FROM secret WHERE task = ?",
+            (id_,),
+        ),
+        where,
+    )
     return Task(
         id_,
         value_of(PUBLIC, found[0]),
@@ -85,18 +95,15 @@ def tree(db: sqlite3.Connection, row: TreeKey) -> Tree:
     key, iteration, stage, task_ = row
     result = Tree(task_, stage, iteration)
     rows = db.execute(
-        "SELECT id, agent, parent, previous, keep, ids, keep_messages, messages, tools "
-        "FROM request LEFT JOIN toolset ON toolset.key = toolset WHERE tree = ? ORDER BY id",
+        "SELECT id, agent, parent, previous, keep, ids, keep_messages, messages, tools, "
+        f"{whole('request', 'r')} AND (tools IS NULL OR {whole('toolset', 's')}) "
+        "FROM request r LEFT JOIN toolset s ON s.key = toolset WHERE tree = ? ORDER BY id",
         (key,),
     )
-    for values in rows:
+    for values in _checked(rows, _name(row)):
         request = _request(*values)
         result.requests[request.id] = request
-    for _, turn in turns(db, key):
-        result.add(turn)
-    for outcome in outcomes(db, key):
-        result.end(outcome)
-    return result
+    return _filled(result, (turn for _, turn in turns(db, row)), db, row)
 
 
 def outline(db: sqlite3.Connection, row: TreeKey) -> Tree:
@@ -104,14 +111,38 @@ def outline(db: sqlite3.Connection, row: TreeKey) -> Tree:
     key, iteration, stage, task_ = row
     result = Tree(task_, stage, iteration)
     rows = db.execute(
-        "SELECT id, parent, kind, speaker, parts FROM turn WHERE tree = ? ORDER BY sample, position",
+        f"SELECT id, parent, kind, speaker, parts, {whole('turn', 'turn')} FROM turn WHERE tree = ? "
+        "ORDER BY sample, position",
         (key,),
     )
-    for id_, parent, kind, speaker, parts in rows:
-        result.add(Turn(id_, parent, Speaker(kind, speaker), value_of(PARTS, parts)))
-    for outcome in outcomes(db, key):
-        result.end(outcome)
-    return result
+    spoken = (
+        Turn(id_, parent, Speaker(kind, speaker), value_of(PARTS, parts))
+        for id_, parent, kind, speaker, parts in _checked(rows, _name(row))
+    )
+    return _filled(result, spoken, db, row)
+
+
+def _filled(tree_: Tree, found: Iterable[Turn], db: sqlite3.Connection, row: TreeKey) -> Tree:
+    try:
+        for turn in found:
+            tree_.add(turn)
+    except KeyError as error:
+        raise BrokenRecord(f"a turn of {_name(row)} is missing: {error}") from error
+    for outcome in outcomes(db, row):
+        tree_.end(outcome)
+    return tree_
+
+
+def _name(row: TreeKey) -> str:
+    return f"item {row[1]}/{row[2]}/{row[3]}"
+
+
+def _checked(rows: Iterable[Any], where: str) -> Iterator[Any]:
+    """Yield rows without their last column, which is true of a row that is as it was written."""
+    for *values, is_whole in rows:
+        if not is_whole:
+            raise BrokenRecord(f"a row of {where} is not as it was written")
+        yield values
 
 
 def size(db: sqlite3.Connection, iteration: int, stage: str) -> tuple[int, int]:
@@ -124,11 +155,12 @@ def size(db: sqlite3.Connection, iteration: int, stage: str) -> tuple[int, int]:
 
 def calls(db: sqlite3.Connection) -> Iterator[tuple[ToolCall, ToolResult]]:
     rows = db.execute(
-        "SELECT asked.calls, told.results FROM turn told JOIN turn asked ON asked.id = told.parent "
+        f"SELECT asked.calls, told.results, {whole('turn', 'asked')} AND {whole('turn', 'told')} "
+        "FROM turn told JOIN turn asked ON asked.id = told.parent "
         "WHERE told.results != ? AND asked.calls != ?",
         (NONE, NONE),
     )
-    for asked, told in rows:
+    for asked, told in _checked(rows, "the tool calls"):
         results = {result.call_id: result for result in value_of(RESULTS, told)}
         for call in value_of(CALLS, asked):
             if call.id in results:
@@ -137,43 +169,51 @@ def calls(db: sqlite3.Connection) -> Iterator[tuple[ToolCall, ToolResult]]:
 
 def scores(db: sqlite3.Connection, iteration: int, stage: str) -> dict[str, float | None]:
     where, values = _where("tree", iteration=iteration, stage=stage)
-    rows = db.execute(f"SELECT leaf, score FROM tree JOIN outcome ON tree = key {where}", values)
-    return dict(rows)
+    rows = db.execute(
+        f"SELECT leaf, score, {whole('outcome', 'o')} FROM tree JOIN outcome o ON o.tree = key {where}",
+        values,
+    )
+    return dict(_checked(rows, f"item {iteration}/{stage}"))
 
 
-def turns(db: sqlite3.Connection, key: int) -> Iterator[tuple[str, Turn]]:
+def turns(db: sqlite3.Connection, row: TreeKey) -> Iterator[tuple[str, Turn]]:
     """The turns of a tree in order, each with the sample of the item that it is filed under."""
-    rows = db.execute("SELECT * FROM turn WHERE tree = ? ORDER BY sample, position", (key,))
-    for _, _, sample, _, *values in rows:
+    rows = db.execute(
+        f"SELECT *, {whole('turn', 'turn')} FROM turn WHERE tree = ? ORDER BY sample, position",
+        row[:1],
+    )
+    for _, _, sample, _, *values, _ in _checked(rows, _name(row)):
         yield sample, _turn(*values)
 
 
-def outcomes(db: sqlite3.Connection, key: int) -> list[Outcome]:
+def outcomes(db: sqlite3.Connection, row: TreeKey) -> list[Outcome]:
     """The outcomes of a tree, in order of sample."""
     rows = db.execute(
-        "SELECT leaf, sample, reason, truncated, answer, score FROM outcome WHERE tree = ? "
-        "ORDER BY sample, leaf",
-        (key,),
+        f"SELECT leaf, sample, reason, truncated, answer, score, {whole('outcome', 'outcome')} "
+        "FROM outcome WHERE tree = ? ORDER BY sample, leaf",
+        row[:1],
     )
     return [
         Outcome(leaf, sample, Ending(reason, bool(truncated)), answer, score)
-        for leaf, sample, reason, truncated, answer, score in rows
+        for leaf, sample, reason, truncated, answer, score in _checked(rows, _name(row))
     ]
 
 
 def blob(db: sqlite3.Connection, hash_: str) -> bytes | None:
     """The bytes with this SHA-256; ``None`` if they are not there."""
     found = db.execute("SELECT data FROM blob WHERE hash = ?", (hash_,)).fetchone()
+    if found and hash_of(found[0]) != hash_:
+        raise BrokenRecord(f"image {hash_} is not as it was written")
     return found[0] if found else None
 
 
 def credit_of_tree(db: sqlite3.Connection, key: int) -> list[Credit]:
     rows = db.execute(
-        "SELECT c.node, k.name, c.value, k.settings FROM credit_kind k "
+        f"SELECT c.node, k.name, c.value, k.settings, {whole('credit', 'c')} FROM credit_kind k "
         "CROSS JOIN credit c ON (c.kind, c.tree) = (k.key, ?) ORDER BY k.settings, k.name, c.node",
         (key,),
     )
-    return [Credit(*row) for row in rows]
+    return [Credit(*row) for row in _checked(rows, "credit")]
 
 
 def credit(
@@ -182,12 +222,12 @@ def credit(
     """One kind of credit on the nodes of an iteration's or stage's trees."""
     where, values = _where("tree", iteration=iteration, stage=stage)
     rows = db.execute(
-        "SELECT c.node, c.value FROM credit_kind k CROSS JOIN tree CROSS JOIN credit c "
+        f"SELECT c.node, c.value, {whole('credit', 'c')} FROM credit_kind k CROSS JOIN tree CROSS JOIN credit c "
         "ON (k.settings, k.name) = (?, ?) AND (c.kind, c.tree) = (k.key, tree.key) "
         f"{where} ORDER BY tree.iteration, tree.stage, tree.task, c.node",
         (settings, name, *values),
     )
-    return dict(rows)
+    return dict(_checked(rows, f"credit {name}"))
 
 
 def credit_of_nodes(
@@ -197,12 +237,12 @@ def credit_of_nodes(
         "WITH node (id) AS (SELECT value FROM json_each(?3)), place (tree, id) AS ("
         "SELECT t.tree, t.id FROM node CROSS JOIN turn t ON t.id = node.id UNION ALL "
         "SELECT t.key, t.root FROM node CROSS JOIN tree t ON t.root = node.id) "
-        "SELECT c.node, c.value FROM credit_kind k CROSS JOIN place p "
+        f"SELECT c.node, c.value, {whole('credit', 'c')} FROM credit_kind k CROSS JOIN place p "
         "CROSS JOIN credit c ON (c.kind, c.tree, c.node) = (k.key, p.tree, p.id) "
         "WHERE (k.settings, k.name) = (?1, ?2)",
         (settings, name, json.dumps(nodes)),
     )
-    return dict(rows)
+    return dict(_checked(rows, f"credit {name}"))
 
 
 def items(
@@ -215,11 +255,13 @@ def items(
     """Finished items with their keys in the tables, in the order of :class:`ItemKey`."""
     where, values = _where("item", iteration=iteration, stage=stage, task=task, sample=sample)
     rows = db.execute(
-        "SELECT key, iteration, stage, task, sample, failure, metrics FROM item "
-        f"{where} ORDER BY iteration, stage, task, sample",
+        "SELECT key, iteration, stage, task, sample, failure, metrics, "
+        f"{whole('item', 'item')} FROM item {where} ORDER BY iteration, stage, task, sample",
         values,
     )
-    for key, *names, failure, metrics in rows:
+    for key, *names, failure, metrics, is_whole in rows:
+        if not is_whole:
+            raise BrokenRecord(f"item {'/'.join(map(str, names))} is not as it was written")
         yield key, Item(ItemKey(*names), failure, value_of(METRICS, metrics))
 
 
@@ -245,12 +287,13 @@ def selections(
     """Selections as (item, tree, the tree's task, selection), in the order they were stored."""
     where, values = _where("item", iteration=iteration, stage=stage)
     rows = db.execute(
-        "SELECT s.item, r.key, r.task, s.leaf, s.agent, s.context, s.weight, s.rejected "
+        f"SELECT s.item, r.key, r.task, s.leaf, s.agent, s.context, s.weight, s.rejected, {whole('selection', 's')} "
         "FROM item CROSS JOIN selection s ON s.item = item.key JOIN turn t ON t.id = s.leaf "
         f"JOIN tree r ON r.key = t.tree {where} ORDER BY s.item, s.position",
         values,
     )
-    return [(item, key, task_, Selection(*names)) for item, key, task_, *names in rows]
+    checked = _checked(rows, f"the selections of {iteration}/{stage}")
+    return [(item, key, task_, Selection(*names)) for item, key, task_, *names in checked]
 
 
 def _where(table: str, **wanted: int | str | None) -> tuple[str, list[int | str]]:

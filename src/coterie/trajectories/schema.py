@@ -2,27 +2,33 @@
 
 Turns and requests are filed under their tree; ``sample`` and ``position`` of a turn are the least
 of all items that contain it, so that a tree reads the same whatever order its items finished in.
+Each row has a digest of what it says, without the keys that its places in this file are (:data:`PLACES`).
 """
 
 import sqlite3
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from coterie.errors import UserError
+from coterie.trajectories.codec import digest_of
 
 APPLICATION = 0x434F5445
 """The SQLite application id of a store (``COTE``)."""
-VERSION = 3
+VERSION = 4
 
 TABLES = """
 CREATE TABLE task (
     id TEXT PRIMARY KEY NOT NULL,
-    public TEXT NOT NULL
+    public TEXT NOT NULL,
+    digest BLOB NOT NULL
 );
 CREATE TABLE secret (
     task TEXT NOT NULL REFERENCES task (id),
     name TEXT NOT NULL,
     text TEXT NOT NULL,
     readers TEXT NOT NULL,
+    digest BLOB NOT NULL,
     PRIMARY KEY (task, name)
 ) WITHOUT ROWID;
 CREATE TABLE item (
@@ -33,6 +39,7 @@ CREATE TABLE item (
     sample TEXT NOT NULL,
     failure TEXT,
     metrics TEXT NOT NULL,
+    digest BLOB NOT NULL,
     UNIQUE (iteration, stage, task, sample)
 );
 CREATE TABLE tree (
@@ -49,10 +56,12 @@ CREATE TABLE blob (
 );
 CREATE TABLE toolset (
     key INTEGER PRIMARY KEY,
-    tools TEXT NOT NULL UNIQUE
+    tools TEXT NOT NULL UNIQUE,
+    digest BLOB NOT NULL
 );
 CREATE TABLE request (
     tree INTEGER NOT NULL REFERENCES tree (key),
+    toolset INTEGER REFERENCES toolset (key),
     id TEXT NOT NULL,
     agent TEXT NOT NULL,
     parent TEXT NOT NULL,
@@ -61,7 +70,7 @@ CREATE TABLE request (
     ids BLOB NOT NULL,
     keep_messages INTEGER NOT NULL,
     messages TEXT NOT NULL,
-    toolset INTEGER REFERENCES toolset (key),
+    digest BLOB NOT NULL,
     UNIQUE (tree, id)
 );
 CREATE TABLE turn (
@@ -87,7 +96,8 @@ CREATE TABLE turn (
     version TEXT,
     seed TEXT,
     temperature REAL,
-    top_p REAL
+    top_p REAL,
+    digest BLOB NOT NULL
 );
 CREATE INDEX turn_order ON turn (tree, sample, position);
 CREATE TABLE outcome (
@@ -98,6 +108,7 @@ CREATE TABLE outcome (
     truncated INTEGER NOT NULL,
     answer TEXT,
     score REAL,
+    digest BLOB NOT NULL,
     PRIMARY KEY (tree, leaf)
 ) WITHOUT ROWID;
 CREATE TABLE credit_kind (
@@ -111,6 +122,7 @@ CREATE TABLE credit (
     tree INTEGER NOT NULL REFERENCES tree (key),
     node TEXT NOT NULL,
     value REAL NOT NULL,
+    digest BLOB NOT NULL,
     PRIMARY KEY (kind, tree, node)
 ) WITHOUT ROWID;
 CREATE TABLE selection (
@@ -121,9 +133,32 @@ CREATE TABLE selection (
     context TEXT,
     weight REAL NOT NULL,
     rejected TEXT,
+    digest BLOB NOT NULL,
     PRIMARY KEY (item, position)
 ) WITHOUT ROWID;
 """
+
+PLACES = {
+    "task": 0, "secret": 0, "item": 1, "toolset": 1, "request": 2, "turn": 4, "outcome": 1, "credit": 2, "selection": 1
+}  # fmt: skip
+"""How many of a table's first columns are no part of its rows' digests."""
+
+
+@cache
+def whole(table: str, alias: str) -> str:
+    """Return the SQL that is true of a row of a table if its digest is that of its values."""
+    db = sqlite3.connect(":memory:")
+    db.executescript(TABLES)
+    columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+    values = ", ".join(f"{alias}.{name}" for name in columns[PLACES[table] : -1])
+    return f"digest_of({values}) = {alias}.digest"
+
+
+def insert(db: sqlite3.Connection, table: str, row: Sequence[object]) -> int:
+    """Write a row, and the digest of its values; return its row id."""
+    places = ", ".join("?" * (len(row) + 1))
+    values = (*row, digest_of(*row[PLACES[table] :]))
+    return db.execute(f"INSERT INTO {table} VALUES ({places})", values).lastrowid or 0
 
 
 def is_empty(db: sqlite3.Connection) -> bool:

@@ -18,6 +18,7 @@ from types import TracebackType
 from coterie.errors import UserError
 from coterie.trajectories import reader, schema, table
 from coterie.trajectories.calls import ToolCall, ToolResult
+from coterie.trajectories.codec import digest_of
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.disk import WriterLock, check_place, explained
 from coterie.trajectories.item import Item, ItemKey, Metrics
@@ -57,6 +58,7 @@ class Store:
             with explained(path):
                 uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}"
                 db = sqlite3.connect(uri, uri=True, timeout=WAIT, isolation_level=None)
+                db.create_function("digest_of", -1, digest_of, deterministic=True)
                 _prepare(db, path, read_only)
         except BaseException:
             if db is not None:

@@ -13,6 +13,7 @@ from coterie.trajectories.calls import Tool, check_calls, in_order
 from coterie.trajectories.codec import ids_blob, json_of, logprobs_blob
 from coterie.trajectories.credit import Credit
 from coterie.trajectories.item import Item, ItemKey
+from coterie.trajectories.schema import insert
 from coterie.trajectories.selection import Selection
 from coterie.trajectories.task import Task
 from coterie.trajectories.tree import Outcome, Tree, hash_of, root_id
@@ -48,12 +49,15 @@ def add_task(db: sqlite3.Connection, task: Task) -> None:
     ]
     old = db.execute("SELECT public FROM task WHERE id = ?", (task.id,)).fetchone()
     if old:
-        known = db.execute("SELECT * FROM secret WHERE task = ? ORDER BY name", (task.id,))
+        known = db.execute(
+            "SELECT task, name, text, readers FROM secret WHERE task = ? ORDER BY name", (task.id,)
+        )
         if old != (public,) or known.fetchall() != secrets:
             raise ValueError(f"another task with id {task.id!r} is in the store already")
         return
-    db.execute("INSERT INTO task VALUES (?, ?)", (task.id, public))
-    db.executemany("INSERT INTO secret VALUES (?, ?, ?, ?)", secrets)
+    insert(db, "task", (task.id, public))
+    for secret in secrets:
+        insert(db, "secret", secret)
 
 
 def add_item(db: sqlite3.Connection, item: Item) -> None:
@@ -61,11 +65,7 @@ def add_item(db: sqlite3.Connection, item: Item) -> None:
     if item_row(db, item.key) is not None:
         raise ValueError(f"{item.key} is finished already")
     key = (item.key.iteration, item.key.stage, item.key.task, item.key.sample)
-    db.execute(
-        "INSERT INTO item (iteration, stage, task, sample, failure, metrics) "
-        "VALUES (?, ?, ?, ?, ?, ?)",
-        (*key, item.failure, json_of(item.metrics)),
-    )
+    insert(db, "item", (None, *key, item.failure, json_of(item.metrics)))
 
 
 def item_row(db: sqlite3.Connection, key: ItemKey) -> int | None:
@@ -105,10 +105,12 @@ def add_request(db: sqlite3.Connection, tree: TreeRow, request: Request) -> None
         _check_node(db, tree, request.previous, f"previous turn of request {request.id}")
     for message in request.messages:
         _check_images(db, message.parts, f"request {request.id}")
-    db.execute(
-        "INSERT INTO request VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    insert(
+        db,
+        "request",
         (
             tree.key,
+            _toolset(db, tree, request.tools),
             request.id,
             request.agent,
             request.parent,
@@ -117,7 +119,6 @@ def add_request(db: sqlite3.Connection, tree: TreeRow, request: Request) -> None
             ids_blob(request.ids),
             request.keep_messages,
             json_of(request.messages),
-            _toolset(db, tree, request.tools),
         ),
     )
 
@@ -145,7 +146,7 @@ def add_outcome(db: sqlite3.Connection, tree: TreeRow, outcome: Outcome) -> None
         ending.reason,
         int(ending.truncated),
         outcome.answer,
-        outcome.score,
+        None if outcome.score is None else float(outcome.score),
     )
     find = (
         "SELECT leaf, sample, reason, truncated, answer, score FROM outcome "
@@ -154,7 +155,7 @@ def add_outcome(db: sqlite3.Connection, tree: TreeRow, outcome: Outcome) -> None
     old = db.execute(find, (tree.key, outcome.leaf)).fetchone()
     if old is None:
         _check_node(db, tree, outcome.leaf, "leaf of an outcome")
-        db.execute("INSERT INTO outcome VALUES (?, ?, ?, ?, ?, ?, ?)", (tree.key, *row))
+        insert(db, "outcome", (tree.key, *row))
     elif old != row:
         raise ValueError(
             f"leaf {outcome.leaf} has an outcome already, {old[1:]}, not {row[1:]}; "
@@ -171,8 +172,7 @@ def add_credit(db: sqlite3.Connection, credit: Credit) -> None:
     find = "SELECT value FROM credit WHERE (kind, tree, node) = (?, ?, ?)"
     old = db.execute(find, (kind, tree, credit.node)).fetchone()
     if old is None:
-        row = (kind, tree, credit.node, float(credit.value))
-        db.execute("INSERT INTO credit VALUES (?, ?, ?, ?)", row)
+        insert(db, "credit", (kind, tree, credit.node, float(credit.value)))
     elif old != (credit.value,):
         raise ValueError(
             f"node {credit.node} has {credit.name} = {old[0]} under settings {credit.settings} "
@@ -199,8 +199,9 @@ def add_selection(
         find = "SELECT 1 FROM turn WHERE id = ?"
         if turn is not None and not db.execute(find, (turn,)).fetchone():
             raise ValueError(f"turn {turn} of a selection is not a turn of the store")
-    row = (selection.leaf, selection.agent, selection.context, selection.weight, selection.rejected)
-    db.execute("INSERT INTO selection VALUES (?, ?, ?, ?, ?, ?, ?)", (item, position, *row))
+    weight = float(selection.weight)
+    row = (selection.leaf, selection.agent, selection.context, weight, selection.rejected)
+    insert(db, "selection", (item, position, *row))
 
 
 def tree_of(db: sqlite3.Connection, node: str) -> int | None:
@@ -259,6 +260,7 @@ def _insert_turn(
     db: sqlite3.Connection, tree: TreeRow, turn: Turn, sample: str, position: int
 ) -> None:
     row = (
+        None,
         tree.key,
         sample,
         position,
@@ -282,12 +284,10 @@ def _insert_turn(
         drawn.policy,
         drawn.version,
         str(drawn.seed),  # as text: seeds of 64 bits without sign do not fit an SQLite integer
-        drawn.temperature,
-        drawn.top_p,
+        float(drawn.temperature),
+        float(drawn.top_p),
     )
-    places = ", ".join("?" * (len(row) + 7))
-    values = (*row, *(sampled or (None,) * 7))
-    db.execute(f"INSERT INTO turn VALUES (NULL, {places})", values)
+    insert(db, "turn", (*row, *(sampled or (None,) * 7)))
 
 
 def _check_node(db: sqlite3.Connection, tree: TreeRow, node: str, what: str) -> None:
@@ -311,8 +311,8 @@ def _toolset(db: sqlite3.Connection, tree: TreeRow, tools: tuple[Tool, ...]) -> 
     if id(tools) in tree.toolsets:
         return tree.toolsets[id(tools)][1]
     text = json_of(tools)
-    db.execute("INSERT OR IGNORE INTO toolset VALUES (NULL, ?)", (text,))
-    key: int = db.execute("SELECT key FROM toolset WHERE tools = ?", (text,)).fetchone()[0]
+    found = db.execute("SELECT key FROM toolset WHERE tools = ?", (text,)).fetchone()
+    key: int = found[0] if found else insert(db, "toolset", (None, text))
     tree.toolsets[id(tools)] = (tools, key)
     return key
 

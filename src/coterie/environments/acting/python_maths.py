@@ -18,7 +18,7 @@ from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
 from coterie.environments.acting.environment import SHOTS, SOLVED, Acting, ActingSettings, saying
 from coterie.environments.acting.syntax import written_action, written_answer
-from coterie.environments.gold import gold_answer, secret_answers
+from coterie.environments.gold import gold_answers, secret_answers
 from coterie.environments.mathematics import same_mathematics
 from coterie.environments.numbers import same_number
 from coterie.environments.protocol import Grade, Shared, State, Transition
@@ -240,7 +240,8 @@ class PythonMaths(Acting):
     async def answered(self, state: State, answer: str) -> Transition:
         """The end, or what the agent hears of its answer. Comparing may take seconds."""
         given, before = boxed_answer(answer) or answer, _played(state)
-        right = await asyncio.to_thread(self.subject.same, gold_answer(state.task), given)
+        golds = gold_answers(state.task)
+        right = await asyncio.to_thread(lambda: any(self.subject.same(one, given) for one in golds))
         data = replace(before, answers=(*before.answers, given), right=(*before.right, right))
         end = await self._end(data)
         seen = () if end else saying(self.wrong if self.feedback == "oracle" else self.check)

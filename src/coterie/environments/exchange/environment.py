@@ -8,7 +8,7 @@ from typing import Any
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
-from coterie.environments.answers import exact_match
+from coterie.environments.answers import exact_match, marked_answer
 from coterie.environments.exchange.prompts import FORMAT_POOL, system_prompt
 from coterie.environments.exchange.tasks import (
     AGENTS,
@@ -17,7 +17,6 @@ from coterie.environments.exchange.tasks import (
     Fact,
     generate_tasks,
 )
-from coterie.environments.extraction import marked_answer
 from coterie.environments.gold import GRADER, gold_answer
 from coterie.environments.protocol import State, Transition
 from coterie.environments.settings import FormatSettings

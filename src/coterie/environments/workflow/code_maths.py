@@ -8,7 +8,6 @@ Answers are compared as mathematics, with or without ``\boxed{...}``.
 import asyncio
 from typing import Any
 
-from coterie.datasets.answers import AnswerRow
 from coterie.datasets.load import Rows
 from coterie.datasets.problems import MathRow, boxed_answer
 from coterie.datasets.rows import QuestionRow
@@ -41,10 +40,7 @@ class CodeMaths(WorkflowAgent):
                 f"the problem {row.id} of {self.name}: {row.flaw}",
                 "leave it out: no answer can be graded on it",
             )
-        aliases = row.aliases if isinstance(row, AnswerRow) else ()
-        return Task(
-            f"{self.name}-{row.id}", {"question": row.question}, secret_answers(row, aliases)
-        )
+        return Task(f"{self.name}-{row.id}", {"question": row.question}, secret_answers(row))
 
     def instructions(self) -> str:
         return SHORT["mathematics"] if self.terse else instructions("mathematics")

@@ -17,9 +17,8 @@ from pydantic import model_validator
 
 from coterie.config.settings import key
 from coterie.config.text import read_json
-from coterie.datasets.answers import AnswerRow
 from coterie.datasets.load import Rows
-from coterie.datasets.rows import QuestionRow, TriviaRow
+from coterie.datasets.rows import QuestionRow
 from coterie.engines.chat_model import ChatModel, ChatModelSettings, open_chat
 from coterie.engines.messages import Utterance
 from coterie.environments.answers import f1, normalize_answer
@@ -164,9 +163,8 @@ class Workflow(WorkflowAgent):
 
     def task_of(self, row: QuestionRow) -> Task:
         """A question, its type and its secret answers."""
-        aliases = row.aliases if isinstance(row, AnswerRow | TriviaRow) else ()
         public = {"question": row.question, "type": str(getattr(row, "type", ""))}
-        return Task(f"{self.name}-{row.id}", public, secret_answers(row, aliases))
+        return Task(f"{self.name}-{row.id}", public, secret_answers(row))
 
     def openers(self, logs: Path) -> Openers:
         judge = self.settings.judge

@@ -39,7 +39,7 @@ class Kind:
 @cache
 def kinds() -> tuple[Kind, ...]:
     """The kinds of items that the shop has."""
-    lines = (files("coterie") / "assets" / "shop.jsonl").read_text().splitlines()
+    lines = (files("coterie") / "assets" / "shop.jsonl").read_text("utf-8").rstrip("\n").split("\n")
     return tuple(Kind(**json.loads(line)) for line in lines)
 
 

@@ -4,7 +4,6 @@ A corpus may have tens of millions of passages, so none of them is kept as an ob
 lines, where each begins, and the index; all files are mapped into memory.
 """
 
-import gzip
 import hashlib
 import importlib.util
 import json
@@ -14,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from coterie.config.folders import check_new_folder, expanded, whole_folder
 from coterie.config.settings import Settings, key
-from coterie.config.text import read_json
+from coterie.datasets.files import numbered
 from coterie.errors import UserError
 from coterie.progress import Progress, Silent
 from coterie.trajectories.turn import digest
@@ -143,59 +142,32 @@ class Passages:
 
 
 def read_rows(file: Path, progress: Progress) -> Iterator[tuple[int, Passage]]:
-    """The passages of a JSONL file (``.gz``: compressed), each with the number of its row, from 0.
+    """The passages of a file of rows (``datasets.files``), each with the number of its row, from 0.
 
     A row with ``contents`` is one passage. One with ``title`` and ``text`` is a page: its text is cut at line ends into
     paragraphs. Raises ``UserError`` that names the line, and for a file that can't be read.
     """
-    try:
-        with file.open("rb") as raw:
-            progress.start(file.stat().st_size, "reading")
-            page = seen = 0
-            for number, line in enumerate(_lines(raw, file), 1):
-                if number % 1000 == 0:
-                    progress.advance(raw.tell() - seen)
-                    seen = raw.tell()
-                if line.strip():
-                    for passage in _passages(_row(file, number, line), page, file, number):
-                        yield page, passage
-                    page += 1
-            progress.advance(file.stat().st_size - seen)
-    except (OSError, EOFError) as error:
-        raise UserError(f"{file} can't be read: {error}", "give a JSONL file in UTF-8") from error
+    for page, (place, row) in enumerate(numbered(file, progress)):
+        where = f"{file}, {place}"
+        if not isinstance(row, dict):
+            raise _bad(where)
+        for passage in _passages(row, page, where):
+            yield page, passage
 
 
 def _quoted(line: str) -> bool:
     return len(line) >= 2 and line[0] == line[-1] == '"'
 
 
-def _lines(raw: BinaryIO, file: Path) -> Iterator[bytes]:
-    if file.suffix != ".gz":
-        yield from raw
-        return
-    with gzip.open(raw) as lines:
-        yield from lines
-
-
-def _row(file: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        row = read_json(line.decode())
-    except ValueError as error:
-        raise _bad(file, number) from error
-    if not isinstance(row, dict):
-        raise _bad(file, number)
-    return row
-
-
-def _passages(row: dict[str, Any], page: int, file: Path, number: int) -> Iterator[Passage]:
+def _passages(row: dict[str, Any], page: int, where: str) -> Iterator[Passage]:
     """The passages of a row; ids are its own, or its number, and its paragraphs are counted from 0."""
     id_ = str(row.get("id", page))
     if "contents" in row:
-        yield Passage(id_, _text(row["contents"], file, number))
+        yield Passage(id_, _text(row["contents"], where))
         return
-    title, text = row.get("title"), _text(row.get("text"), file, number)
+    title, text = row.get("title"), _text(row.get("text"), where)
     if not isinstance(title, str):
-        raise _bad(file, number)
+        raise _bad(where)
     title = " ".join(title.split())
     pieces = list(_paragraphs(text))
     for count, piece in enumerate(pieces):
@@ -210,15 +182,15 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield line[begin : begin + MAX_CHARACTERS]
 
 
-def _text(value: object, file: Path, number: int) -> str:
+def _text(value: object, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise _bad(file, number)
+        raise _bad(where)
     return value
 
 
-def _bad(file: Path, number: int) -> UserError:
+def _bad(where: str) -> UserError:
     return UserError(
-        f"{file}, line {number}, is not a row with `contents`, or with the texts `title` and `text`",
+        f"{where}, is not a row with `contents`, or with the texts `title` and `text`",
         ROW,
     )
 
@@ -329,7 +301,7 @@ def build_index(
     encoder: EncoderSettings | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Index a JSONL file (:func:`read_rows`); return the number of passages.
+    """Index a file (:func:`read_rows`); return the number of passages.
 
     With an ``encoder`` they are also indexed by meaning. Raises ``UserError`` for a file that can't be read, a row
     that is broken, a folder that is there already, and a package or a model that is missing.

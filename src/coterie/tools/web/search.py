@@ -253,16 +253,16 @@ class PageRow(BaseModel):
 
 
 class PageFile:
-    """The pages of a JSONL file, in memory. Raises ``UserError`` that names a line, and for two pages of one URL."""
+    """The pages of a file, in memory. Raises ``UserError`` that names a line, and for two pages of one URL."""
 
     def __init__(self, file: Path) -> None:
         self.rows: dict[str, PageRow] = {}
-        for number, fields in numbered(file):
+        for place, fields in numbered(file):
             try:
                 row = PageRow.model_validate(fields)
             except ValidationError as error:
                 raise UserError(
-                    f"{file}, line {number}, is not a page: {error.errors()[0]['msg']}",
+                    f"{file}, {place}, is not a page: {error.errors()[0]['msg']}",
                     'a row is {"url": "https://example.org/oslo", "title": "Oslo", "text": "Oslo is ..."}',
                 ) from error
             if row.url in self.rows:

@@ -153,7 +153,7 @@ def _have_usual(space: dict[str, Any]) -> None:
 
 def _give(space: dict[str, Any], function: str, given: str, out: int) -> None:
     """Call the function, or the method of a ``Solution``, and write its value."""
-    arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
+    arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
     called = getattr(space["Solution"](), function) if "Solution" in space else space[function]
     with open(out, "w", encoding="utf-8", closefd=False) as stream:
         json.dump(called(*arguments), stream, default=lambda value: value.tolist())  # of numpy
