@@ -236,11 +236,11 @@ class ChatRenderer:
         return [one.text for one in pieces if isinstance(one, Slot)] == words
 
     def _speaks_after_results(self, last: Shown, one: Shown) -> bool:
-        """Whether a user speaks right after results, and the template does not take that."""
+        """Return True if a user speaks right after results, and the template does not take that."""
         return (last.role, one.role) == ("tool", "user") and not self.tools.users_after_results
 
     def _is_open(self, shown: Shown) -> bool:
-        """Whether a message can go on: its last turn was sampled and has no end of turn."""
+        """Return True if a message can continue: its last turn was sampled and has no end of turn."""
         if shown.role != "assistant" or not shown.slots:
             return False
         turn = shown.slots[-1].turn
@@ -347,29 +347,34 @@ class ChatRenderer:
     # -- own turns in their places ----------------------------------------------------------------
 
     def _placed(self, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Pieces in which turns with thoughts stand right after their headers, or are what the template wrote."""
+        """Put turns with thoughts right after their headers, or leave them as the template wrote them."""
         found: list[TextPiece] = []
-        gap = self.template.gap
+        padding = self.template.padding
+        rewritten = False  # the message that the last pieces belong to
         for piece in pieces:
-            if isinstance(piece, str) or piece.turn is None or piece.markup is None:
-                before = found[-1] if found and gap else None
-                if isinstance(piece, Slot) and piece.turn and isinstance(before, str):
-                    found[-1] = before.removesuffix(gap)
+            if isinstance(piece, str) or piece.turn is None:
+                rewritten = rewritten and not (isinstance(piece, str) and piece)
                 found.append(piece)
+                continue
+            if piece.markup is None:
+                if padding and isinstance(before := found[-1] if found else None, str):
+                    found[-1] = before.removesuffix(padding)
+                found.append(replace(piece, turn=None, begun="") if rewritten else piece)
                 continue
             above = found[-2] if len(found) > 2 and _HOLE in piece.markup else ""
             shown = isinstance(above, Slot) and above.edge == "thought"
-            before, *between = found[-3 if shown else -1 :]
+            header, *between = found[-3 if shown else -1 :]
             rest = f"{_HOLE}{''.join(between[1:])}" if shown else ""  # type: ignore[arg-type]
-            placed = self._header_before(str(before), "".join(rest.split()), piece.markup)
+            placed = self._header_before(str(header), "".join(rest.split()), piece.markup)
             if placed is None:
+                rewritten = True
                 found.append(replace(piece, turn=None, begun="", markup=None))
             else:
                 found[-3 if shown else -1 :] = [placed, piece]
         return found
 
     def _header_before(self, before: str, rest: str, markup: str) -> str | None:
-        """The template's text up to the place where a turn was sampled.
+        """Return the template's text up to the place where a turn was sampled.
 
         Args:
             before: Text of the template before the thought, or else before the content.
@@ -481,7 +486,7 @@ def _merged(one: Shown, other: Shown) -> Shown:
 
 
 def _goes_on(shown: Shown) -> bool:
-    """Whether a message ends with what was put into it while it was being written."""
+    """Return True if a message ends with what was put into it while it was being written."""
     return bool(shown.slots) and shown.role == "assistant" and shown.slots[-1].role == INLINE
 
 

@@ -181,7 +181,7 @@ class ChatTemplate:
         return header if at < 0 else header[:at]
 
     @cached_property
-    def gap(self) -> str:
+    def padding(self) -> str:
         """White space that the template writes between a prompt and an answer, and that models sample themselves."""
         whole = self.text([_ASKED, {"role": "assistant", "content": WORD}], False)
         lead = whole.removeprefix(self._prompt).partition(WORD)[0]
