@@ -73,7 +73,7 @@ HIDDEN_THOUGHT = (
     f"{TEMPLATES}test_a_thought_is_seen_by_its_agent_alone_and_answers_are_read_without_it[qwen3_6]"
 )
 SAMPLED_IDS = "tests/test_chat.py::test_sampled_ids_are_spliced_in_and_closed_once"
-ADAPTERS = "tests/contract/test_15_adapters.py::test_merged_exported_loaded_and_sampled_weights_are_the_adapters"
+ADAPTERS = "tests/contract/test_16_adapters.py::test_merged_exported_loaded_and_sampled_weights_are_the_adapters"
 SCALE_ADAPTER = f"{ROLES}test_the_scale_of_an_adapter_is_alpha_over_r"
 FROZEN_COPY = f"{ROLES}test_a_frozen_copy_is_the_reference_of_the_role_it_was_copied_from"
 BASE_DIFFERS = (
