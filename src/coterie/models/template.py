@@ -83,7 +83,9 @@ class Thoughts:
         mark = self.close.strip()
         first = _MARK.match(mark)
         begin = first.group().strip() if first else mark
-        further = mark.partition((_MARK.match(self.open.strip()) or [mark])[0])[0] + self.open.strip()
+        further = (
+            mark.partition((_MARK.match(self.open.strip()) or [mark])[0])[0] + self.open.strip()
+        )
         if text[:start].strip() == THOUGHT:
             begin = mark = END_OF_THOUGHT
         start += len(text[start:]) - len(text[start:].lstrip())
