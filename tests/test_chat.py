@@ -4,12 +4,14 @@ from copy import copy
 from dataclasses import replace
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from coterie.errors import UserError
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import load
 from coterie.trajectories.tree import Tree
 from coterie.trajectories.turn import Message, Part, Sample, Speaker, make_turn
+from tests.forging import tokenizer as forgeable
 from tests.templates import TEMPLATES, tokenizer
 
 ALICE = Speaker("agent", "Alice")
@@ -77,6 +79,33 @@ def test_turns_beside_one_that_is_rewritten_stay_as_sampled() -> None:
     found = renderer.render([*kept, *dropped], tree, "Alice")
     assert any(found[i : i + len(odd)] == odd for i in range(len(found)))
     assert "hm" not in renderer.decode(found)
+
+
+SPACED = "m['content'] if m['role'] == 'user' else ' ' + m['content']"
+
+
+@pytest.mark.parametrize(
+    ("made", "old", "new"),
+    [
+        (tokenizer("chatml"), "", ""),
+        (tokenizer("chatml"), "m['content']", f"({SPACED})"),
+        (forgeable("pieces"), "", ""),
+        (forgeable("pieces"), "' ' + m", "m"),
+    ],
+    ids=["plain", "space before answers", "SentencePiece, space", "SentencePiece"],
+)
+def test_a_turn_written_elsewhere_has_the_ids_of_the_templates_whole_text(
+    made: PreTrainedTokenizerFast, old: str, new: str
+) -> None:
+    own = copy(made)
+    own.chat_template = str(made.chat_template).replace(old, new) if old else made.chat_template
+    renderer, tree = ChatRenderer(own), Tree("t", "r", 0)
+    asked, said = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "river"}
+    prompt = renderer.render([Message.of("user", "Hello")], tree, "Alice")
+    text = own.apply_chat_template([asked, said], tokenize=False)
+    want = own(text, add_special_tokens=False)["input_ids"]
+    found = [*prompt, *renderer.written("river")]
+    assert found == want[: len(found)]
 
 
 def test_a_person_that_a_model_plays_has_turns_of_its_own() -> None:

@@ -41,7 +41,11 @@ def test_a_model_and_a_server_of_it_have_equal_figures(cli: Cli, url: str) -> No
     assert {k: model[k] for k in ("score", "tokens", "n")} == {
         k: server[k] for k in ("score", "tokens", "n")
     }
-    assert "requests" in json.loads(said.out.splitlines()[-1])["usage"]
+    again = ["evaluate", "exchange", f"policy={url}", "endpoint.model=tiny-exchange", *FEW[:2]]
+    other = cli(*again, "endpoint.template_args={thinking: true}")
+    assert other.code == 0, other.err
+    usage = [json.loads(one.out.splitlines()[-1])["usage"] for one in (said, other)]
+    assert usage[0].split()[0] == usage[1].split()[0] != "0"  # other arguments: other dialogues
 
 
 def test_several_samples_and_baselines_of_a_server(cli: Cli, url: str) -> None:

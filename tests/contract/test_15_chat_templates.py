@@ -303,6 +303,50 @@ def test_a_prompt_that_lacks_a_message_is_refused_with_the_message() -> None:
         own.render((*first, Message.of("user", "And now?")), tree, "agent")
 
 
+OTHERS = {
+    "else": "{% for m in messages %}{% if m['role'] == 'user' %}<|im_start|>{{ m['content'] }}<think>{% else %}"
+    "{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}",
+    "last": "{% for m in messages %}{% if m['role'] != 'system' %}<|im_start|>{{ m['role'] }} {% if loop.last and "
+    "m['role'] == 'user' and messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}\n\n{% endif %}"
+    "{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant "
+    "{% endif %}",
+    "closed": "{% for m in messages %}<|im_start|>{{ m['role'] }}{% if m['role'] == 'assistant' %}</think>"
+    "{% endif %}{{ m['content'].split('</think>')[-1] }}<|im_end|>{% endfor %}{% if add_generation_prompt %}"
+    "<|im_start|>assistant{{ '<think>' if thinking else '</think>' }}{% endif %}",
+}
+"""Shapes that no template of TRL's has: MiniCPM's roles, Mistral's system message, DeepSeek V3.1's closed thought."""
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        ("else", "<|im_start|>rules\n\nask<think>said<|im_end|><|im_start|>told<think>"),
+        (
+            "last",
+            "<|im_start|>user rules\n\nask<|im_end|><|im_start|>assistant said<|im_end|>"
+            "<|im_start|>tool told<|im_end|><|im_start|>assistant ",
+        ),
+        (
+            "closed",
+            "<|im_start|>systemrules<|im_end|><|im_start|>userask<|im_end|><|im_start|>assistant</think>said"
+            "<|im_end|><|im_start|>tooltold<|im_end|><|im_start|>assistant</think>",
+        ),
+    ],
+)
+def test_roles_are_told_apart_in_shapes_of_other_families(name: str, want: str) -> None:
+    made, tree = copy(tokenizer("qwen2_5")), Tree("t", "r", 0)
+    made.chat_template = OTHERS[name]
+    own = ChatRenderer(made)
+    turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("said")],
+                     ids=own.written("<think>a</think>said" if name == "closed" else "said"))  # fmt: skip
+    result = make_turn(turn.id, Speaker("tool", "tools"), [], results=[ToolResult("c0", "told")])
+    tree.add(turn)
+    tree.add(result)
+    told = [Message.of("system", "rules"), Message.of("user", "ask")]
+    told += [Message("assistant", turn=turn.id), Message("tool", turn=result.id)]
+    assert own.decode(own.render(told, tree, "agent")) == want
+
+
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "description": "A city."}}}
 FIND = Tool("find", "Finds the weather.", SCHEMA)
 CALL = {"name": "find", "arguments": {"city": "Paris"}}
@@ -421,7 +465,9 @@ def test_a_thought_is_seen_by_its_agent_alone_and_answers_are_read_without_it(na
     marks = own.template.thoughts
     assert marks is not None
     text = f"{'' if marks.opened else marks.open}plan{marks.close}fine"
-    for said, seen in ((text, "fine"), (text.partition("plan")[0] + "plan and", "")):
+    further = f"<|end|><|start|>assistant{marks.open}plan" if name == "gptoss" else ""
+    twice = text.replace("plan", f"plan{further}")
+    for said, seen in ((twice, "fine"), (text.partition("plan")[0] + "plan and", "")):
         tree = Tree("t", "r", 0)
         ids = tuple(own.tokenizer(said, add_special_tokens=False)["input_ids"])
         turn = make_turn(

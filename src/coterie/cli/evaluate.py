@@ -278,7 +278,9 @@ async def _by_endpoint(
     server = settings.endpoint
     make_folder(FOLDER)
     async with Endpoint(server) as endpoint:
-        path = FOLDER / await store_name(_plain(settings), f"{server.url} {server.model}", split)
+        args = f" {sorted(server.template_args.items())}" if server.template_args else ""
+        speaker = f"{server.url} {server.model}{args}"
+        path = FOLDER / await store_name(_plain(settings), speaker, split)
         found = await evaluate(
             settings,
             everybody(settings, TextSampler(endpoint, settings.sampling(server.timeout))),

@@ -227,7 +227,7 @@ def base_fingerprint(model: Any, weights: Mapping[str, torch.Tensor] | None = No
     """
     digest = hashlib.sha256()
     found = {
-        re.sub(r"\.(base_layer|original_module)\.", ".", name.removeprefix(PEFT_PREFIX)): (
+        re.sub(r"\.(base_layer|original_module)(?=\.)", "", name.removeprefix(PEFT_PREFIX)): (
             (weights or {}).get(name, own)
         )
         for name, own in model.named_parameters()

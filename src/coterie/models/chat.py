@@ -113,7 +113,8 @@ class ChatRenderer:
         A turn that a stop string ended has no such token (``ended=False``). What spells a control token is broken up,
         so that the text can't forge another turn.
         """
-        return self.control.encode(self._written(text)) + (self.end if ended else ())
+        ids = self._following(self.template.prompt, self._written(text))
+        return ids + (self.end if ended else ())
 
     def spelled(self, text: str) -> str:
         """The text of :meth:`written`: a thought is closed, or written empty, as the template does it."""
@@ -207,7 +208,7 @@ class ChatRenderer:
         found: list[Shown] = []
         folded = False
         for at, one in enumerate(chat):
-            folds = one.role == "system" and not self._takes_system(at, chat[at + 1 : at + 2])
+            folds = one.role == "system" and not self._takes_system(at, chat[at + 1 :])
             one = replace(one, role="user") if folds else one
             last = found[-1] if found else None
             merges = last and last.role == one.role == "user"
@@ -221,13 +222,18 @@ class ChatRenderer:
     def _takes_system(self, at: int, following: Sequence[Shown]) -> bool:
         if at:
             return self._takes(("user", "assistant", "system", "user"))
-        if [one.role for one in following] == ["user"]:
+        roles = [one.role for one in following]
+        if "tool" in roles and not self.tools.system_with_results:
+            return False
+        if roles[:1] == ["user"]:
             return self._takes(("system", "user"))
         return self._takes(("system",)) and self._takes(("system", "assistant", "user"))
 
     def _takes_roles(self, roles: Sequence[str]) -> bool:
         """Return True if the template shows messages of these roles, all of them and in their order."""
         chat = [Shown(role, (Slot(f"{WORD}{at}"),)) for at, role in enumerate(roles)]
+        if self.template.takes_for_own("system", [one.message(one.text, str) for one in chat]):
+            return False
         try:
             pieces = Layout(self.template, chat, True, self.control.hidden).pieces()
         except UserError:
@@ -421,7 +427,7 @@ class ChatRenderer:
 
     def _extend(self, ids: list[int], pieces: Sequence[TextPiece]) -> None:
         """Add the ids of what follows an own turn, which may have ended already."""
-        found = self.control.encode(pieces)
+        found = self._following("\n" if ids else "", pieces)
         if found and ids and ids[-1] in self.end_ids:
             end, first = self.decode(ids[-1:]), pieces[0]
             if found[0] == ids[-1]:
@@ -432,6 +438,12 @@ class ChatRenderer:
                 ids.pop()
         ids += found
 
+    def _following(self, before: str, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
+        """Ids of pieces after a text: SentencePiece puts a space before what begins a text."""
+        first, whole = self.control.encode([before]), self.control.encode([before, *pieces])
+        same = whole[: len(first)] == first
+        return whole[len(first) :] if same else self.control.encode(pieces)
+
     # -- turns that nobody sampled ----------------------------------------------------------------
 
     def _written(self, text: str) -> list[TextPiece]:
@@ -439,7 +451,8 @@ class ChatRenderer:
         what = "a turn that was written elsewhere"
         marks = self.template.thoughts
         if marks is None:
-            return [self._slot(text, "assistant", what)]
+            padding = "" if text.startswith(self.template.padding) else self.template.padding
+            return [padding, self._slot(text, "assistant", what)]
         begun = marks.split(text, opened=False)
         if marks.opened and not begun.lead and marks.close.split()[0] in text:
             begun = marks.split(text, opened=True)

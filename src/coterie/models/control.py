@@ -76,7 +76,8 @@ class ControlTokens:
             self.written(marks.open + marks.close + marks.answer) if marks else ()
         )
         """Control tokens with which thoughts are written."""
-        self._kept: frozenset[int] = frozenset()
+        added = tokenizer.added_tokens_decoder
+        self._kept = frozenset(one for one in self.acted if not added[one].special)
         self._check(probes)
 
     def encode(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
@@ -99,7 +100,7 @@ class ControlTokens:
             at = stop
 
     def kept(self, role: str) -> frozenset[int]:
-        """Control tokens that a message of this role may spell: those with which calls are written."""
+        """Control tokens that a message of this role may spell: those of thoughts and calls."""
         return self._kept if role == "assistant" else frozenset()
 
     def keep(self, ids: Collection[int]) -> None:

@@ -83,10 +83,16 @@ class Thoughts:
         mark = self.close.strip()
         first = _MARK.match(mark)
         begin = first.group().strip() if first else mark
+        further = (
+            mark.partition((_MARK.match(self.open.strip()) or [mark])[0])[0] + self.open.strip()
+        )
         if text[:start].strip() == THOUGHT:
             begin = mark = END_OF_THOUGHT
         start += len(text[start:]) - len(text[start:].lstrip())
-        end = text.find(begin, start)
+        end = text.find(mark, start)
+        end = text.find(begin, start) if end < 0 else end
+        while end >= 0 and text.startswith(further, end):  # another message of thought (gpt-oss)
+            end = text.find(begin, end + len(further))
         if end < 0:
             return Split(text[:start], text[start:], "", "")
         same = commonprefix([text[end:], mark])  # noqa: RUF071
@@ -156,7 +162,7 @@ class ChatTemplate:
         return "strftime_now" in self.source
 
     @cached_property
-    def _prompt(self) -> str:
+    def prompt(self) -> str:
         return self.text([_ASKED], True)
 
     def header(self) -> str:
@@ -165,7 +171,7 @@ class ChatTemplate:
 
     @cached_property
     def _header(self) -> str:
-        closed, begun = self.text([_ASKED], False), self._prompt
+        closed, begun = self.text([_ASKED], False), self.prompt
         cut = len(commonprefix([closed, begun]))  # noqa: RUF071
         if cut < len(closed):  # the end of a chat is written otherwise: begin with a whole token
             found = self._tokenizer(begun, add_special_tokens=False, return_offsets_mapping=True)
@@ -176,16 +182,18 @@ class ChatTemplate:
     def core(self) -> str:
         """The header without the thought that it opens, or opens and closes."""
         header = self._header
-        marks = self.thoughts.open.strip() if self.thoughts else ""
-        at = header.rfind(marks) if marks else -1
+        if self.thoughts is None:
+            return header
+        at = header.rfind(self.thoughts.open.strip())
+        at = header.find(END_OF_THOUGHT) if at < 0 else at  # closed at once (DeepSeek V3.1)
         return header if at < 0 else header[:at]
 
     @cached_property
     def padding(self) -> str:
         """White space that the template writes between a prompt and an answer, and that models sample themselves."""
         whole = self.text([_ASKED, {"role": "assistant", "content": WORD}], False)
-        lead = whole.removeprefix(self._prompt).partition(WORD)[0]
-        return lead if whole.startswith(self._prompt) and lead.isspace() else ""
+        lead = whole.removeprefix(self.prompt).partition(WORD)[0]
+        return lead if whole.startswith(self.prompt) and lead.isspace() else ""
 
     @property
     def opener(self) -> str:
@@ -226,7 +234,7 @@ class ChatTemplate:
                 close = after.partition(said)[0]
                 if calls:
                     close = (re.match(r"\s*<[^<>]*>\s*", after) or [""])[0]
-                common = commonprefix([before, self._prompt])  # noqa: RUF071
+                common = commonprefix([before, self.prompt])  # noqa: RUF071
                 rest = before[len(common) :]
                 mark = "" if rest.strip() else (_LAST_MARK.search(common) or [""])[0]
                 if (mark + rest).strip() and close.strip():
@@ -246,6 +254,12 @@ class ChatTemplate:
             return self.text(chat, generation)
         except UserError:
             return ""
+
+    def takes_for_own(self, role: str, chat: Chat) -> bool:
+        """Whether messages of ``role`` are written like the assistant's (``{% else %}`` of a template)."""
+        own = [{**one, "role": "assistant"} if one["role"] == role else one for one in chat]
+        text = self._tried(chat, True) if own != list(chat) else ""
+        return text != "" and text == self._tried(own, True)
 
     def text(self, chat: Chat, generation: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The template's text of a chat; ``generation`` adds the header of an assistant's turn.

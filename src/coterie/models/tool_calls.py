@@ -149,6 +149,8 @@ class ToolTemplate:
     """True if it takes ids of calls only if they have nine characters."""
     users_after_results: bool = True
     """True if a user may speak right after results; if not, such words are shown with the last one."""
+    system_with_results: bool = True
+    """True if a system message is shown in prompts that end with results; if not, it is a user's message."""
     ends: frozenset[int] = frozenset()
     """Ids that end a message with calls."""
     markup: frozenset[int] = frozenset()
@@ -200,8 +202,10 @@ def tool_template(
     ends, markup = trial.tokens(syntax, written[0], long_ids) if syntax and written else ((), ())
     chat = _dialogue(results, long_ids, parallel)
     after = results == "user" or trial.shows([*chat[:-2], chat[-1]])
+    system = {"role": "system", "content": f"{WORD}9x"}
+    rules = results == "user" or trial.shows([system, *chat[:-2]])
     return ToolTemplate(
-        syntax, shows, parallel, results, long_ids, after, frozenset(ends), frozenset(markup)
+        syntax, shows, parallel, results, long_ids, after, rules, frozenset(ends), frozenset(markup)
     )
 
 
@@ -250,7 +254,8 @@ class _Trial:
         ways: dict[Results, bool] = {"tool": alike, "calls": calls}
         for way in (one for one, fits in ways.items() if fits):
             for long_ids in (False, True):
-                if self.shows(_dialogue(way, long_ids, parallel)):
+                chat = _dialogue(way, long_ids, parallel)
+                if self.shows(chat) and not self.template.takes_for_own("tool", chat):
                     return way, long_ids
         return "user", False
 
