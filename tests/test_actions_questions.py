@@ -183,7 +183,7 @@ def test_a_row_that_is_no_page_is_refused_by_its_line(tmp_path: Path, row: str) 
 
 def test_files_and_folders_that_are_not_what_they_should_be_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
-    with pytest.raises(UserError, match="can't be read"):
+    with pytest.raises(UserError, match="there is no file"):
         build_index(tmp_path / "none.jsonl", tmp_path / "index")
     with pytest.raises(UserError, match="not an index"):
         Corpus.open(tmp_path)
