@@ -188,7 +188,7 @@ def test_files_and_folders_that_are_not_what_they_should_be_are_refused(tmp_path
     with pytest.raises(UserError, match="not an index"):
         Corpus.open(tmp_path)
     (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(UserError, match="has no text"):
+    with pytest.raises(UserError, match="is empty"):
         build_index(tmp_path / "empty.jsonl", tmp_path / "index")
     with pytest.raises(UserError, match="exists already"):
         build_index(tmp_path / "empty.jsonl", tmp_path)
