@@ -42,6 +42,7 @@ def test_a_program_is_run_as_a_process_with_its_own_input_and_output() -> None:
         "print(sum(map(int, open(0).read().split())))\nimport sys\nsys.exit(0)",
         "import os, io\ninput = io.BytesIO(os.read(0, os.fstat(0).st_size)).readline\n"
         "os.write(1, b'%d' % sum(map(int, input().split())))\nos._exit(0)",
+        f"{RIGHT}\nimport sys\nsys.stdout.close()",
         "import threading\ndef main():\n    print(sum(map(int, input().split())))\n"
         "threading.Thread(target=main).start()",
         "import atexit\natexit.register(lambda: print(sum(map(int, input().split()))))",

@@ -66,8 +66,13 @@ def jsonl(file: Path, rows: list[dict[str, Any]]) -> Path:
     return file
 
 
+FLOAT = pyarrow.float32()
+
+
 def table(file: Path, rows: list[dict[str, Any]]) -> Path:
-    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    made = pyarrow.Table.from_pylist(rows)
+    single = [one.with_type(FLOAT) if one.type == "double" else one for one in made.schema]
+    parquet.write_table(made.cast(pyarrow.schema(single)), file)
     return file
 
 
@@ -145,6 +150,7 @@ LINES = "a\u2028b\u2029c\x85d"
         ("qa", {"question": "3+1?", "answer": 4.0}, "3+1?", "4"),
         ("qa", {"question": "Who?", "answer": ["Ann", "A. B."]}, "Who?", "Ann|A. B."),
         ("qa", {"question": "Which list?", "answer": '["a", "b"]'}, "Which list?", '["a", "b"]'),
+        ("qa", {"question": "1/10?", "answer": 0.1}, "1/10?", "0.1"),
         ("qa", {"question": LINES, "answer": LINES}, LINES, LINES),
         ("qa", {"question": MESSAGES, "answer": "4"}, "Be brief.\n\n3+1?", "4"),
         ("qa", {"question": PARTS, "answer": "4"}, "3+1?", "4"),

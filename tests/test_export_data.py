@@ -107,6 +107,7 @@ def test_right_answers_are_in_verls_tasks_alone(run: Path, tmp_path: Path) -> No
     assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
     assert row["data_source"] == "exchange" and row["reward_model"]["style"] == "rule" and more
     assert row["extra_info"]["question"] in row["prompt"][-1]["content"]
+    assert row["prompt"][-1]["role"] == "user"
     questions = list(read_rows(tmp_path / "verl/train.parquet", AnswerRow, Silent()))
     assert questions[0].answer == row["reward_model"]["ground_truth"]
     import_(tmp_path / "jsonl/trajectories.jsonl", tmp_path / "back.sqlite")

@@ -82,7 +82,7 @@ x > 3 | 3 < x ;; a<b | b>a ;; \$18 | 18 ;; \$18.00 | 18 ;; \$18 | 18\text{ dolla
 """
 AGREED_DIFFERENT = r"""
 \frac{22}{7} | \pi ;; 50\% | 5 ;; 0.5 | 0.5\% ;; 5\% | 0.5 ;; (0,1) | (0,1] ;; (-\infty,3) | x \leq 3
-(2,5) | (5,2) ;; [2,5] | [2,6] ;; \{1,2\} | \{1,3\} ;; (1,2) | (2,1)
+2 3 | 23 ;; (2,5) | (5,2) ;; [2,5] | [2,6] ;; \{1,2\} | \{1,3\} ;; (1,2) | (2,1)
 \begin{pmatrix}1&2\\3&4\end{pmatrix} | \begin{pmatrix}1&2\\3&5\end{pmatrix}
 \begin{pmatrix}1\\2\end{pmatrix} | \begin{pmatrix}1&2\end{pmatrix}
 \begin{pmatrix}-7\\16\\5\end{pmatrix} | (-7,16,6)
@@ -95,6 +95,8 @@ y = 2x+1 | y = 2x+2 ;; x > 3 | x \ge 3 ;; x>3 | y>3 ;; 1,2 | 12 ;; 2+3i | 2-3i ;
 \frac{1}{2^{50}} | \frac{7}{2^{50}} ;; \frac{3}{10^{13}} | \frac{1}{10^{13}} ;; 1-\frac{1}{2^{60}} | 1
 """
 DECIDED = [
+    ("letters after a number are a product", True, r"3ab | 3ba ;; \frac{1}{2}ab | \frac{ab}{2}"),
+    ("signs of Unicode are read", True, r"2√3 | 2\sqrt{3} ;; x²+1 | x^2+1"),
     (
         "a point may be given by its coordinates, in any order, and by the right ones",
         False,

@@ -184,6 +184,7 @@ QA = {
     '{"question": {"text": "a?"}, "answer": "b"}\n': "line 1 is broken: question: must be text",
     '{"question": [{"role": "assistant", "content": "a?"}], "answer": "b"}\n': "its question is a list",
     '{"question": "a?", "answer": "b"}\n': "too few questions (1)",
+    '{"question": "a?", "answer": "b"}\n{"question": "a?", "answer": "c"}\n': "line 2 has the question of line 1",
 }
 
 
@@ -202,7 +203,7 @@ def test_a_file_of_questions_is_divided_by_its_questions(tmp_path: Path, cli: Cl
     file.write_text("\n".join(lines))
     own = QASettings(name="qa", source=str(file), heldout=0.25, question_key="q", answer_key="a")
     train, heldout = (Rows(own).split(split) for split in SPLITS)
-    assert (len(train), len(heldout)) == (30, 10)
+    assert (len(train), len(heldout)) == (15, 5), "each question once"
     assert not {row.key for row in train} & {row.key for row in heldout}
     file.write_text("\n".join(reversed(lines)))
     assert {row.key for row in Rows(own).split("heldout")} == {row.key for row in heldout}

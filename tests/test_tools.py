@@ -190,6 +190,7 @@ def test_calls_over_the_limit_are_answered_and_the_first_error_stays() -> None:
     ],
 )
 def test_tools_that_cannot_work_are_refused(tools: tuple[Tool, ...], reason: str) -> None:
+    check_tools((Tool("a", "", {"type": "object", "properties": {"q": {"pattern": r"\p{L}"}}}),))
     inside = {"$defs": {"b": QUERY}, "properties": {"c": {"$ref": "#/$defs/b"}, "d": {"$ref": "#"}}}
     check_tools((*TOOLS, Tool("in", "", {"type": "object", "$id": "http://a/b", **inside})))
     with pytest.raises(UserError, match=reason):

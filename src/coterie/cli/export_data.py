@@ -18,7 +18,15 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.rollout.opening import first_prompts
 from coterie.runs.folder import Run
 from coterie.trajectories import jsonl, reader
-from coterie.trajectories.export import LLAMAFACTORY, Form, Trained, chat, export_pair, export_rows
+from coterie.trajectories.export import (
+    LLAMAFACTORY,
+    Form,
+    Trained,
+    asked,
+    chat,
+    export_pair,
+    export_rows,
+)
 from coterie.trajectories.task import Task
 
 ROWS, PAIRS, TRAJECTORIES, LEFT_OUT = "rows", "pairs", "trajectories", "left out"
@@ -182,7 +190,7 @@ def _verl_row(recipe: Recipe, task: Task, agent: str, split: str) -> dict[str, A
     extra = {"index": task.id, "split": split, "question": question_of(task)}
     return {
         "data_source": recipe.settings.played,
-        "prompt": chat(opening.tree, opening.messages, agent),
+        "prompt": asked(chat(opening.tree, opening.messages, agent)),
         "ability": "qa" if answers else "code",
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {**extra, "answer": list(answers)},

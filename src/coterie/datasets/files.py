@@ -145,6 +145,10 @@ def _parquet(
             progress.start(table.metadata.num_rows, file.name)
             number = 0
             for batch in table.iter_batches(batch_size=PARQUET_BATCH, columns=columns):
+                for place, one in enumerate(batch.schema):
+                    if one.type == pyarrow.float32():  # 0.1, and not 0.10000000149011612
+                        exact = batch.column(place).cast("string").cast("float64")
+                        batch = batch.set_column(place, one.name, exact)
                 for item in batch.to_pylist():
                     number += 1
                     yield number, item

@@ -466,7 +466,16 @@ class QuestionsAndAnswers:
         return user_splits("qa", self.settings.source, self._read, self.settings.heldout)
 
     def _read(self, file: Path) -> list[AnswerRow]:
-        return [self._row(raw, f"{file}, {place}") for place, raw in numbered(file)]
+        found: dict[str, tuple[AnswerRow, str]] = {}
+        for place, raw in numbered(file):
+            row = self._row(raw, f"{file}, {place}")
+            before, first = found.setdefault(row.id, (row, place))
+            if before.answers != row.answers:
+                raise UserError(
+                    f"{file}, {place} has the question of {first} with another answer",
+                    "remove one of them, or give a list of both answers",
+                )
+        return [row for row, _ in found.values()]
 
     def _row(self, raw: Any, where: str) -> AnswerRow:
         names = self.settings.question_key, self.settings.answer_key

@@ -36,6 +36,8 @@ _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\\(?:left|right|displaystyle)" + _END + r"|(?<!\\)\\[!()\[\]]|\*\*"), ""),
     (re.compile(r"(?<!\\)\\[,;: ]|\\q?quad" + _END), " "),
     (re.compile(r"\\frac(\d)(\d)"), r"\\frac{\1}{\2}"),
+    (re.compile(r"√\s*(\d+|\w)"), r"\\sqrt{\1}"),
+    (re.compile("[²³]"), lambda sign: "^2" if sign[0] == "²" else "^3"),
     (re.compile(r"(?<=[0-9A-F])_\{(\w+)\}|_\{(\w)\}"), r"_\1\2"),
     (re.compile(r"(?<=\d)_10(?!\d)"), ""),
     (re.compile(r"\{[bB]matrix\}"), "{pmatrix}"),
@@ -52,7 +54,7 @@ _DRESS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
 )
 _ALIKE = (
     (re.compile(_TEXT + r"\{([^{}]*)\}"), r"\1"),
-    (re.compile(r"\\?%|[\s$]|\\\$"), ""),
+    (re.compile(r"\\?%|(?<!\d)\s|\s(?!\s*\d)|\$|\\\$"), ""),
 )
 _THOUSANDS = re.compile(r"(?<=\d),\d{3}(?!\d)")
 _AND = re.compile(rf"{_TEXT}\{{\s*(?:or|and)\s*\}}|\b(?:or|and)\b")
@@ -62,6 +64,7 @@ _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 _NO_VARIABLE = re.compile(
     rf"{_TEXT}\{{[^{{}}]*\}}|\\[a-zA-Z]+|(?<=\d)[eE](?=[+-]?\d)|\^\s*\{{?\\circ\}}?\s*[CF]"
 )
+_PRODUCT = re.compile(r"(?<=[\d}])(?!pi|ln|lg)([a-z])([a-z])(?![a-z])")
 _VARIABLE = re.compile(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|(?<=\d)[a-zA-Z]+")
 """A letter by itself, or letters that follow a number at once, such as a product of variables."""
 _KNOWN = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "pi", "sqrt"})
@@ -205,6 +208,7 @@ def _equal(one: str, other: str) -> bool:
     if words[0] - _KNOWN != words[1] - _KNOWN or any(map(_MISREAD.search, (one, other))):
         return False
     bare = (_ALIKE[0][0].sub(r"\1", text) for text in (one, other))
+    one, other = (_PRODUCT.sub(r"{\1}{\2}", text) for text in (one, other))  # no unit "ab"
     return compared(one, other, *("".join(_variables(text)) for text in bare))
 
 

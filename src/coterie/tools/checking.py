@@ -4,6 +4,7 @@ A call that can't be run keeps its text and gets an ``error``: it is answered wi
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -12,7 +13,7 @@ from functools import cache
 from typing import Any
 
 import pydantic_core
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import SchemaError, ValidationError, best_match
 from jsonschema.validators import extend
 from referencing import Registry
@@ -46,7 +47,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
             )
         try:
             shallow(tool.parameters)
-            Draft202012Validator.check_schema(tool.parameters)
+            Draft202012Validator.check_schema(tool.parameters, format_checker=_FORMATS)
         except ValueError as error:
             raise UserError(
                 f"the parameters of the tool {tool.name!r} can't be read: {error}",
@@ -170,6 +171,17 @@ def _compiled(pattern: str) -> pydantic_core.SchemaValidator | None:
     with suppress(pydantic_core.SchemaError):
         return pydantic_core.SchemaValidator(pydantic_core.core_schema.str_schema(pattern=pattern))
     return None
+
+
+_FORMATS = FormatChecker(())
+
+
+@_FORMATS.checks("regex", re.error)
+def _is_pattern(pattern: object) -> bool:
+    r"""Return True for a pattern of either engine: Python's knows no ``\p{L}``."""
+    return (
+        not isinstance(pattern, str) or _compiled(pattern) is not None or bool(re.compile(pattern))
+    )
 
 
 def _pattern(_: Any, pattern: str, given: object, __: Any) -> Iterator[ValidationError]:

@@ -57,9 +57,9 @@ def export_rows(one: Trained, form: Form) -> Iterator[dict[str, Any]]:
         found = {"prompt": _merged(chat[:before]), "completion": _merged(chat[before:])}
         tools = _tools(one, turns[-1])
         if form == "llamafactory":
-            yield {"messages": _asked(found["prompt"]) + found["completion"], **tools}
+            yield {"messages": asked(found["prompt"]) + found["completion"], **tools}
         elif form == "trl":
-            yield {**found, "prompt": _asked(found["prompt"]), **tools}
+            yield {**found, "prompt": asked(found["prompt"]), **tools}
         else:
             exact = {"ids": row.ids, "mask": row.mask, "logprobs": row.logprobs}
             yield {**one.known(), **found, **tools, **exact}
@@ -85,10 +85,14 @@ def export_pair(one: Trained, form: Form) -> dict[str, Any] | None:
     if form == "llamafactory":
         if any(len(side) > 1 for side in sides):
             return None
-        asked = {"conversations": _asked(found["prompt"])}
-        return {**asked, "chosen": sides[0][0], "rejected": sides[1][0], **tools}
+        return {
+            "conversations": asked(found["prompt"]),
+            "chosen": sides[0][0],
+            "rejected": sides[1][0],
+            **tools,
+        }
     if form == "trl":
-        return {**found, "prompt": _asked(found["prompt"]), **tools}
+        return {**found, "prompt": asked(found["prompt"]), **tools}
     return {**one.known(), **found, **tools, "nodes": [leaf, rejected]}
 
 
@@ -140,8 +144,8 @@ def _merged(said: Iterable[tuple[str, str]]) -> Chat:
     return found
 
 
-def _asked(prompt: Chat) -> Chat:
-    """Return a prompt that a user begins, as TRL and LLaMA-Factory require."""
+def asked(prompt: Chat) -> Chat:
+    """Return a prompt that a user begins, as TRL, LLaMA-Factory and many chat templates require."""
     if [message["role"] for message in prompt[:2]] in (["system"], ["system", "assistant"]):
         return [{**prompt[0], "role": "user"}, *prompt[1:]]
     return prompt

@@ -128,7 +128,8 @@ def _last() -> int:
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
         atexit._run_exitfuncs()
-        sys.stdout.flush()
+        if not getattr(sys.stdout, "closed", True):
+            sys.stdout.flush()
     except BaseException as error:
         _tell(error)
         return 1
