@@ -92,3 +92,11 @@ def test_a_trial_has_no_more_minibatches_than_tasks(name: str, prefix: str) -> N
     small = dry_run._smaller(recipe(settings(name, [*method, *own])), 8).settings
     found = getattr(small, "rl", small)
     assert (found.steps.minibatches, found.rollout.tasks) == (8, 8)
+
+
+@pytest.mark.parametrize(("name", "models"), [("rl/grpo", 1), ("rl/ppo", 2)])
+def test_memory_of_reinforcement_learning_is_that_of_all_models_in_training(
+    name: str, models: int
+) -> None:
+    plan = recipe(settings(name, ["model=tiny-exchange", "update.method=full"])).plan()
+    assert plan.memory == models * plan.weights["policy"] * 16, "weights, gradients, two moments"

@@ -3,7 +3,8 @@
 What a step does is in :mod:`coterie.runs.reinforce`; a recipe composes it by :func:`reinforce`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Self
 
 from pydantic import model_validator
@@ -13,7 +14,14 @@ from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.recipes.base import Recipe
-from coterie.recipes.plan import Plan, check_room, check_served, check_training
+from coterie.recipes.plan import (
+    MOMENTS,
+    Plan,
+    check_memory,
+    check_room,
+    check_served,
+    check_training,
+)
 from coterie.recipes.settings import RecipeSettings
 from coterie.rewards.path_reward import PathReward, PathRewardSettings
 from coterie.runs.folder import Run
@@ -24,7 +32,7 @@ from coterie.runs.reinforce.sampling import Groups, sampling_of
 from coterie.runs.reinforce.settings import AdvantageSettings, GroupSettings, StepSettings
 from coterie.training.launch import launches
 from coterie.training.policy_gradient import PolicyGradient, PolicyLossSettings
-from coterie.training.settings import Schedule, TrainingSettings
+from coterie.training.settings import Schedule, TrainingSettings, weight_dtype
 from coterie.training.value_loss import ValueLoss, ValueLossSettings
 from coterie.trajectories.item import Metrics
 
@@ -135,7 +143,16 @@ def reinforced_plan(
     check_room(f"{prefix}update", s.update, found.context, found.shortest_prompt)
     if s.has_critic:
         check_room(f"{prefix}critic.train", s.critic.train, found.context, found.shortest_prompt)
-    return found
+    memory = max(found.memory, _trained_bytes(s, whole, found.weights))
+    check_memory(memory, whole)
+    return replace(found, memory=memory)
+
+
+def _trained_bytes(s: ReinforceSettings, whole: RecipeSettings, weights: Mapping[str, int]) -> int:
+    """Return the bytes of weights, gradients and moments of all models that train fully, which are held at once."""
+    each = 2 * weight_dtype(whole).itemsize + MOMENTS
+    trainings = {role: s.critic.train if role == CRITIC else s.update for role in weights}
+    return sum(each * count for role, count in weights.items() if trainings[role].method == "full")
 
 
 async def reinforce(
