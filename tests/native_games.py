@@ -167,7 +167,7 @@ def prepared_completion(renderer: ChatRenderer, said: Said, sampling: Sampling) 
     ids = odd_ids(renderer, said.text)
     stop = next((one for one in sampling.stop if said.text.endswith(one)), "")
     finish = "length" if said.cut else "stop_string" if stop else "end"
-    end = () if finish != "end" else renderer.written("")
+    end = () if finish != "end" else renderer.end
     ids = (*ids, *end)
     logprobs = tuple(-0.01 * place for place in range(len(ids)))
     return Completion(ids, logprobs, said.text.removesuffix(stop), finish, 0, stop=stop)  # type: ignore[arg-type]

@@ -214,7 +214,7 @@ def test_a_held_out_question_is_found_wherever_it_stands_in_a_prompt(
 
 
 def run_question(tree: Tree) -> str:
-    first = next(iter(tree.requests.values()))
+    first = next(one for one in tree.requests.values() if one.previous is None)
     return tree.messages(first)[-1].parts[0].text.removeprefix("Question: ")
 
 
