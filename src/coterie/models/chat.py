@@ -20,7 +20,7 @@ that calls stays as sampled: it is never written again from its calls, but for o
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from os.path import commonprefix
 from typing import Any
@@ -438,8 +438,16 @@ class ChatRenderer:
                 ids.pop()
         ids += found
 
+    @cached_property
+    def _pads_texts(self) -> bool:
+        """Whether the tokenizer puts a space before what begins a text, as SentencePiece does."""
+        first, whole = self.control.encode(["\n"]), self.control.encode(["\n", "a"])
+        return whole[len(first) :] != self.control.encode(["a"])
+
     def _following(self, before: str, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
-        """Ids of pieces after a text: SentencePiece puts a space before what begins a text."""
+        """Return the ids of pieces after a text, without a space of the tokenizer's own."""
+        if not self._pads_texts:
+            return self.control.encode(pieces)
         first, whole = self.control.encode([before]), self.control.encode([before, *pieces])
         same = whole[: len(first)] == first
         return whole[len(first) :] if same else self.control.encode(pieces)
