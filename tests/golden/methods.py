@@ -22,7 +22,7 @@ MOAT = (
 )
 DENSE = (
     f"{EVALUATION} model=tiny-acts rollout.tasks=4 rollout.max_tokens=24 search.base=3 search.window=4 "
-    "search.pairs=12 search.runs=28 pairs.margin=0.1 pairs.max_visits=2 budget.pairs=6 train.batch_rows=4 "
+    "search.pairs=12 search.runs=28 pairs.margin=0.1 pairs.max_visits=1 budget.pairs=6 train.batch_rows=4 "
     "train.max_length=1024 train.learning_rate=1e-4"
 )
 TRACES = (
@@ -52,7 +52,10 @@ METHODS = {
         f"{MOAT} model=tiny-exchange dataset=mind2web dataset.source=errands.jsonl environment.turns=6"
     ),
     "dense_tree/babyai": f"{DENSE} environment.level=GoToObj environment.steps=12",
-    "dense_tree/gsm8k": f"{DENSE} dataset.source=sums environment.steps=6 environment.shots=0",
+    "dense_tree/gsm8k": DENSE.replace("rollout.tasks=4", "rollout.tasks=8").replace(
+        "runs=28", "runs=60"
+    )
+    + " dataset.source=sums environment.steps=6 environment.shots=0",
     "dense_tree/math": f"{DENSE} dataset.source=sums environment.steps=6 environment.shots=0",
     "dense_tree/tiny": DENSE,
     "gap/code": (
