@@ -107,6 +107,18 @@ class Markup(NativeSyntax):
                 at, why = self._open(text, at, mark, finish)
             for one in calls:
                 yield replace(one, error=one.error or why)
+        if finish == "end" and (mark := self._in_open_thought(text, at)):
+            why = "not run: the thought before the call is not closed"
+            yield ToolCall("", "", text[mark.end() :].strip(), why)
+
+    def _in_open_thought(self, text: str, at: int) -> re.Match[str] | None:
+        """Find a call in a thought that the message does not close; ``at`` is the end of the last call."""
+        begins = [one.end() for one in self.thought.finditer(text, at)]
+        if self.thinks and not self.end_of_thought.search(text):
+            begins = [0]
+        if not begins or self.end_of_thought.search(text, begins[-1]):
+            return None
+        return self.opening.search(text, begins[-1])
 
     def _open(self, text: str, at: int, mark: re.Match[str], finish: Finish) -> tuple[int, str]:
         """Return where a call without its closing ends, and why it is not run."""
