@@ -90,8 +90,8 @@ def _values_of_the_best(original, tree, rollouts):
     return {n: replace(one, mean=values[n]) for n, one in original(tree, rollouts).items()}
 
 
-def _counted_twice(original, self, path, reward):
-    original(self, path, reward)
+def _repeats_counted(original, self, path, reward):
+    self._leaves.clear()
     original(self, path, reward)
 
 
@@ -117,7 +117,7 @@ FAULTS = (
     Fault(f"{R}tree_search:TreeSearch.seed_of", given(rollout=edited(number=0)), [SEEDS]),
     Fault(f"{R}tree_search:TreeSearch.begin", without_first, [EVERY_ROLLOUT]),
     # Dense trees: values, promise, labels, the end of a search.
-    Fault(f"{R}tree_values:TreeValues.add", around(_counted_twice), [ROLLOUTS]),
+    Fault(f"{R}tree_values:TreeValues.add", around(_repeats_counted), [ROLLOUTS]),
     Fault(f"{R}tree_values:TreeValues.add", given(reward=lambda reward: -reward), [ROLLOUTS]),
     Fault(f"{R}tree_values:TreeValues.__init__", given(rule="rollouts"), [VALUE_CAN]),
     Fault(f"{R}tree_values:TreeValues.siblings", returns([]), [PROMISE]),
