@@ -19,8 +19,8 @@ FLOORS = [
     "progress",
     "terminal",
     "config",
-    "datasets",
     "trajectories",
+    "datasets",
     "models",
     "engines",
     "tools",
@@ -37,7 +37,7 @@ FLOORS = [
     "cli",
 ]
 PACKAGE = Path(coterie.__file__).parent
-PLAIN = ("rl",)
+PLAIN = ("rl", "sft", "dpo")
 """Recipes that are called by a word of the field, which others use too: only their methods and modules are names."""
 RECIPES = [found.name for found in iter_modules(recipes.__path__) if found.ispkg]
 

@@ -1,7 +1,7 @@
 """coterie: post-train language-model agents that work with others.
 
 One loop (rollout, reward, select, train, evaluate, again) over one record of trees of turns.
-The floors, from the bottom: ``config``, ``datasets``, ``trajectories``, ``models``, ``engines``, ``environments``,
+The floors, from the bottom: ``config``, ``trajectories``, ``datasets``, ``models``, ``engines``, ``environments``,
 ``rollout``, ``rewards``, ``selection``, ``training``, ``evaluation``, ``runs``, ``recipes``,
 ``reports``, ``cli``. See ``docs/architecture.md``.
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from coterie.errors import UserError
     from coterie.evaluation.statistics import bootstrap_interval
     from coterie.models.loading import LoadedModel, load
+    from coterie.rollout.conversation_rows import pairs_from_messages, rows_from_messages
     from coterie.training.dpo import DPO
     from coterie.training.loop import train
     from coterie.training.policy_gradient import PolicyGradient
@@ -47,6 +48,7 @@ _MODULES = {
     "errors": ("UserError",),
     "evaluation.statistics": ("bootstrap_interval",),
     "models.loading": ("LoadedModel", "load"),
+    "rollout.conversation_rows": ("pairs_from_messages", "rows_from_messages"),
     "training.dpo": ("DPO",),
     "training.loop": ("train",),
     "training.policy_gradient": ("PolicyGradient",),
@@ -62,7 +64,7 @@ _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "DPO", "Environment", "Grade", "InProcessEngine", "LoadedModel", "Pair", "Played", "PolicyGradient", "Pure", "Row",
     "SFT", "Task", "Trainer", "TrainingSettings", "Transition", "UserError", "bootstrap_interval", "by_task",
-    "environment", "load", "play", "train", "with_reference",
+    "environment", "load", "pairs_from_messages", "play", "rows_from_messages", "train", "with_reference",
 ]  # fmt: skip
 
 

@@ -45,6 +45,12 @@ class Measured:
 def dry_run(recipe: Recipe, out: Console, notes: Console) -> None:
     """Print what a run of the recipe would do and take; leave nothing behind."""
     table = plan_table(recipe)
+    for number, pieces in enumerate(recipe.examples(), 1):
+        out.print(Text(f"training row {number} (trained tokens in brackets)", "bold"))
+        text = Text()
+        for piece, trained in pieces:
+            text.append(f"[{piece}]" if trained else piece, "green" if trained else "")
+        out.print(Padding(text, (0, 0, 1, 2)))
     notes.print("trying a small piece of the run, which tells its time ...")
     try:
         small = _small(recipe)
@@ -86,9 +92,9 @@ def estimate(
 
 
 def _amount(recipe: Recipe, plan: Plan) -> float:
-    """Training dialogues of an iteration, or tasks where the recipe does not say."""
+    """Return training dialogues of an iteration; tasks or rows of a file where the recipe does not say."""
     iterations = {step.iteration for step in recipe.steps() if step.stage != EVALUATION}
-    return plan.dialogues / len(iterations) or plan.tasks or 1
+    return plan.dialogues / len(iterations) or plan.tasks or plan.rows or 1
 
 
 def _small(recipe: Recipe) -> Recipe:
@@ -116,6 +122,7 @@ def _smaller(recipe: Recipe, tasks: int) -> Recipe:
         "steps.count": 1,
         "steps.minibatches": tasks,
         "rollout.rounds": 1,
+        "rows": tasks,
         "dpo.probe": 4 * tasks,
     }
     values = flatten(recipe.settings.model_dump(mode="json"))

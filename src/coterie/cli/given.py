@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config.file import SettingsFile, names_in, nested, read_settings, recipe_in
+from coterie.config.folders import expanded
 from coterie.config.plugins import settled
 from coterie.config.resolve import keys, overlaid
+from coterie.datasets.files import SUFFIXES
 from coterie.environments.registry import Choice, is_name_word
 from coterie.errors import UserError
 from coterie.recipes.registry import played_settings, settings
@@ -72,8 +74,14 @@ def given(recipe: str | None, words: Sequence[str], file: Path | None) -> Given:
     if recipe is None:
         where = f" (or a line such as `recipe: optima/isft` in {file})" if file else ""
         raise UserError(f"no recipe is given{where}", "such as: coterie run optima/isft")
-    recipe = settled(recipe)
+    recipe, words = settled(recipe), list(map(_source, words))
     if file is None:
         return Given(recipe, words)
     named = names_in(file, PLAYED)
     return Given(recipe, words, read_settings(file, played_settings(recipe, named)), named)
+
+
+def _source(word: str) -> str:
+    """Return a bare path of a data file as the setting that it stands for."""
+    is_file = "=" not in word and (word.endswith(SUFFIXES) or expanded(word).exists())
+    return f"dataset.source={word}" if is_file else word

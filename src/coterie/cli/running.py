@@ -130,8 +130,27 @@ def summary(recipe: Recipe, run: Run) -> list[Table]:
             *(share(point.means, name) for name in names),
             f"{point.n}",
         )
+    measured = [
+        step for step in recipe.steps() if step.stage == "measure" and run.is_finished(step)
+    ]
+    if measured:
+        return [table, _measures(run, measured)]
     more = means_table([f"policy {one}" if one.isdigit() else one for one in labels], means)
     return [table] if more is None else [table, more]
+
+
+def _measures(run: Run, steps: Sequence[Step]) -> Table:
+    """Return what was measured on held-out rows, a column for each policy."""
+    table = Table(
+        "held-out rows",
+        *(f"policy {s.iteration}" if s.iteration else "base" for s in steps),
+        box=None,
+    )
+    found = [run.metrics(step) for step in steps]
+    for name in found[0]:
+        if name not in ("settings", "seconds"):
+            table.add_row(name, *(f"{float(one[name]):.4g}" for one in found))
+    return table
 
 
 def _wanted(recipe: Recipe, run: Run, stage: str, iteration: int | None) -> Step:

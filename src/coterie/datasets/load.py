@@ -53,6 +53,8 @@ DATASETS = Kind(
         **dict.fromkeys(CATALOGUE, "coterie.datasets.load:CatalogueSet"),
         "qa": "coterie.datasets.load:QuestionsAndAnswers",
         "mind2web": "coterie.datasets.mind2web:Mind2Web",
+        "conversations": "coterie.datasets.conversations:Conversations",
+        "preferences": "coterie.datasets.conversations:Preferences",
     },
 )
 Files = list[tuple[Split | None, Path]]

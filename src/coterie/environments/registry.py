@@ -51,6 +51,7 @@ ENVIRONMENTS = Kind(
         "web": "coterie.environments.workflow.environment:Web",
         "code": "coterie.environments.workflow.code:Code",
         "code_maths": "coterie.environments.workflow.code_maths:CodeMaths",
+        "conversation": "coterie.environments.conversation:ConversationReply",
     },
 )
 EXCHANGES = ("hotpot_qa", "2wiki", "trivia_qa", "cbt")
@@ -77,6 +78,8 @@ CONTESTS = ("livecodebench", "code_contests")
 """Data sets of programming contests, for an agent that writes programs."""
 EXAMS = ("math500", "aime24", "aime25", "amc23", "olympiadbench")
 """Data sets of mathematics for evaluation alone, for an agent that runs programs."""
+CONVERSATIONS = ("conversations", "preferences")
+"""Conversations and preferences of a user's file."""
 PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     **{name: {"name": "mhqa"} for name in HOPS},
     **{name: {"name": "web"} for name in SEARCHES},
@@ -88,6 +91,7 @@ PLAYED_IN: Mapping[str, Mapping[str, Any]] = {
     **{name: {"name": "plan_ground", "form": "iterative"} for name in WEB},
     "colbench_code": {"name": "backend_programming"},
     "qa": {"name": "debate", "subject": "text"},
+    **{name: {"name": "conversation"} for name in CONVERSATIONS},
 }
 """The environment of each data set, and what it is told."""
 ENCYCLOPEDIA = "coterie.environments.encyclopedia.tool:EncyclopediaSearch"
@@ -105,7 +109,7 @@ MICRO_WORLDS = ("exchange", "persona", "problems", "shop", "sums", "babyai", "en
 """Environments that make their own tasks."""
 CODING = ("persona", "colbench_code")
 """Benchmarks of functions that a person wants written."""
-OPEN = ("qa", "mind2web", *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
+OPEN = ("qa", "mind2web", *CONVERSATIONS, *HOPS, *SEARCHES, *CONTESTS, *EXAMS)
 """Data sets of anybody's rows, or for tools of anybody's: any method may be played on them, and none has values for
 them."""
 NAMES = (*MICRO_WORLDS, *(name for name in PLAYED_IN if name not in OPEN))

@@ -111,6 +111,10 @@ class Recipe(ABC):
         """The task of which this one is a part: no part of a held-out task is trained on."""
         return task
 
+    def examples(self) -> list[list[tuple[str, bool]]]:
+        """Return a few training rows for people: texts, each with True if it is trained."""
+        return []
+
     def room(self, renderer: ChatRenderer, train: Sequence[Task]) -> int:
         """Tokens that must fit into the context after the longest first prompt."""
         return self.settings.max_tokens

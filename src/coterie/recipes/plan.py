@@ -74,6 +74,10 @@ class Plan:
     """Held-out dialogues over all policies, the base included."""
     turns: int | None
     max_tokens: int
+    rows: int = 0
+    """Training rows or pairs of a file."""
+    details: tuple[tuple[str, str], ...] = ()
+    """Further lines about the recipe's own data."""
 
     @property
     def generations(self) -> int:
@@ -90,6 +94,9 @@ class Plan:
         found = [("stages", f"{len(self.stages)}: {names}")]
         if self.tasks_wanted:
             found.append(("training tasks", f"{self.tasks:,} of {self.tasks_wanted:,} asked for"))
+        if self.rows:
+            found.append(("training rows", f"{self.rows:,}"))
+        found += self.details
         found += [
             ("held-out tasks", f"{self.heldout:,} of {self.heldout_wanted:,} asked for"),
             *((f"role {role}", f"{count:,} weights") for role, count in self.weights.items()),

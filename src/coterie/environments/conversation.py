@@ -1,0 +1,92 @@
+"""The next reply in conversations of a file: what fine-tuned models say on held-out rows, beside the reference."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+from coterie.datasets.catalogue import Split
+from coterie.datasets.conversations import Conversation
+from coterie.datasets.load import Rows
+from coterie.environments.answers import f1
+from coterie.environments.gold import gold_answers, secret_answers
+from coterie.environments.protocol import ActorKind, Grade, State, Transition
+from coterie.environments.pure import Pure
+from coterie.environments.rows import draw
+from coterie.environments.talk import ANSWERED
+from coterie.tools.native import NativeCalls
+from coterie.trajectories.calls import Tool
+from coterie.trajectories.task import Task
+from coterie.trajectories.turn import Message, Part, Turn
+
+ASSISTANT: Literal["assistant"] = "assistant"
+
+
+class ConversationReply(Pure):
+    """One turn: the assistant replies to what comes before the last reply of a row.
+
+    A row whose assistant calls tools before that is continued from its first reply. The score is the F1 of the words
+    of reply and reference: an indication of likeness, no measure of quality.
+    """
+
+    name = "conversation"
+    actors: Mapping[str, ActorKind] = MappingProxyType({ASSISTANT: "agent"})
+    limits: Mapping[str, int] = MappingProxyType({"turns": 1})
+    row_types = (Conversation,)
+    syntax = NativeCalls()
+    metric = "word F1 with the reference reply"
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._known: dict[str, Conversation] = {}
+
+    def tasks(self, split: Split, count: int, seed: int, drawn: Sequence[int] = ()) -> list[Task]:
+        return [self._task(row) for row in draw(self._rows, split, count, seed, drawn)]  # type: ignore[arg-type]
+
+    def rows(self, split: Split) -> list[Conversation]:
+        """Return all rows of a split."""
+        return self._rows.split(split)  # type: ignore[return-value]
+
+    def acting(self, state: State) -> tuple[str, ...]:
+        return (ASSISTANT,)
+
+    def see(self, state: State, actor: str) -> tuple[Message, ...]:
+        row = self._row(state.task)
+        return tuple(
+            Message(one.role, (Part(one.content, source="task"),))
+            for one in row.messages[: _reply_at(row)]
+        )
+
+    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+        return self._row(state.task).tools
+
+    async def act(
+        self, state: State, taken: tuple[Turn, ...], live: Any, *, recorded: tuple[Turn, ...] = ()
+    ) -> Transition:
+        (turn,) = taken
+        calls = [f"{call.name}({call.arguments})" for call in turn.calls]
+        return Transition(answer="\n".join((turn.text.strip(), *calls)), end=ANSWERED)
+
+    async def grade(self, state: State, live: Any) -> Grade:
+        return Grade(f1(state.answer, gold_answers(state.task)))
+
+    def _task(self, row: Conversation) -> Task:
+        self._known[row.id] = row
+        at = _reply_at(row)
+        public = {"question": "\n\n".join(one.text for one in row.messages[:at])}
+        return Task(
+            row.id, public, secret_answers(row.model_copy(update={"answer": row.messages[at].text}))
+        )
+
+    def _row(self, task: Task) -> Conversation:
+        if task.id not in self._known:
+            for split in ("train", "heldout"):
+                self._known |= {row.id: row for row in self.rows(split)}
+        return self._known[task.id]
+
+
+def _reply_at(row: Conversation) -> int:
+    """Return the place of the message that is to be replied."""
+    roles = [one.role for one in row.messages]
+    if row.start or not any(one.calls for one in row.messages[:-1]):
+        return row.start or len(roles) - 1
+    return roles.index(ASSISTANT)

@@ -1,0 +1,86 @@
+"""Direct preference optimization (DPO, arXiv 2305.18290) on preferences of a file.
+
+evaluate   the base model replies to held-out prompts
+measure    its margins on held-out pairs
+train      -log sigmoid(beta (log-ratio of chosen - log-ratio of rejected)); the base is the reference
+evaluate, measure   the trained model, on the same pairs
+"""
+
+from collections.abc import Sequence
+from math import exp, log1p
+from typing import ClassVar
+
+from coterie.config.settings import key
+from coterie.datasets.catalogue import Split
+from coterie.datasets.conversations import FileSettings
+from coterie.engines.run_engines import POLICY
+from coterie.progress import Progress
+from coterie.recipes.file_training import FileTraining, FileTrainingSettings, target_logprobs
+from coterie.recipes.trainings import prefer
+from coterie.rollout.conversation_rows import preference_pair
+from coterie.runs.folder import Run
+from coterie.training.dpo import DPOSettings
+from coterie.training.settings import TrainingSettings
+from coterie.trajectories.item import Metrics
+from coterie.trajectories.pair import Pair
+from coterie.trajectories.row import Row
+
+
+class PairTrainingSettings(TrainingSettings):
+    """Settings of the training on pairs."""
+
+    learning_rate: float = key(5e-7, "peak learning rate", source="DPO: 1e-6 to 5e-7", gt=0)
+
+
+class DPOFileSettings(FileTrainingSettings):
+    """Settings of ``dpo``."""
+
+    recipe: ClassVar[str] = "dpo"
+
+    dataset: FileSettings = FileSettings(name="preferences")
+    objective: DPOSettings = DPOSettings()
+    train: TrainingSettings = PairTrainingSettings()
+
+
+class DPOOnFile(FileTraining):
+    """The recipe under given settings."""
+
+    settings: DPOFileSettings
+
+    def _identity(self) -> tuple[object, ...]:
+        return (self.settings.objective.fingerprint(),)
+
+    def items(self, split: Split, count: int) -> list[Pair]:
+        rows = self.environment.rows(split)[:count]
+        return [preference_pair(self.renderer, one) for one in rows]
+
+    def rows_of(self, item: Pair) -> Sequence[Row]:
+        return (*item.chosen, *item.rejected)
+
+    def train(self, run: Run, i: int, progress: Progress) -> Metrics:
+        policy, s = self.models(run).load_to_train(POLICY, 0), self.settings
+        own = self.seeded(s.train, i)
+        return prefer(run, i, policy, self.training_items, s.objective, own, progress, role=POLICY)
+
+    async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
+        """Return loss, accuracy and margin of the implicit reward beta * log(p / p_base) on held-out pairs."""
+        pairs = self.heldout_items
+        rows = [row for pair in pairs for row in self.rows_of(pair)]
+        sums = []
+        for one in sorted({0, version}):
+            engine = self.models(run).embedded(POLICY, one)
+            sums.append(await target_logprobs(engine, rows, progress, f"held-out pairs {one}"))
+        ratios = [sum(now) - sum(base) for base, now in zip(sums[0], sums[-1], strict=True)]
+        margins, at = [], 0
+        for pair in pairs:
+            middle, stop = at + len(pair.chosen), at + len(self.rows_of(pair))
+            margins.append(
+                self.settings.objective.beta * (sum(ratios[at:middle]) - sum(ratios[middle:stop]))
+            )
+            at = stop
+        return {
+            "pairs": len(pairs),
+            "loss": sum(log1p(exp(-min(max(m, -30.0), 30.0))) for m in margins) / len(margins),
+            "accuracy": sum(m > 0 for m in margins) / len(margins),
+            "margin": sum(margins) / len(margins),
+        }

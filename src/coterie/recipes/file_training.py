@@ -1,0 +1,181 @@
+"""Training on conversations or preferences of a file, with measures on held-out rows before and after."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal
+
+from coterie.config.settings import key
+from coterie.datasets.catalogue import Split
+from coterie.engines.protocol import Engine
+from coterie.engines.run_engines import POLICY
+from coterie.environments.conversation import ConversationReply
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import load_renderer
+from coterie.progress import Progress
+from coterie.recipes.base import Recipe
+from coterie.recipes.plan import Plan
+from coterie.recipes.settings import EvaluateSettings, RecipeSettings
+from coterie.runs.folder import Run
+from coterie.runs.stage import Stage
+from coterie.training.settings import TrainingSettings
+from coterie.trajectories.item import Metrics
+from coterie.trajectories.row import Row
+
+MEASURE = "measure"
+SHOWN = 3
+"""Items that a dry run shows."""
+CHUNK = 16
+"""Held-out rows that are measured in one call of the engine."""
+NAMED = 5
+"""Long rows that an error names."""
+
+
+class SampleSettings(EvaluateSettings):
+    """Replies to held-out prompts, before and after training."""
+
+    tasks: int = key(16, "Held-out prompts that the models reply to.", ge=1)
+    max_tokens: int = key(256, "Most tokens of a reply.", ge=1)
+    rows: int = key(500, "Held-out rows of which the loss is measured.", ge=1)
+
+
+class FileTrainingSettings(RecipeSettings):
+    """Settings of training on a file."""
+
+    model: str = key(
+        "smollm2",
+        "Packaged checkpoint, local folder, run folder (its last policy) or Hugging Face name.",
+    )
+    evaluate: SampleSettings = SampleSettings()
+    train: TrainingSettings = TrainingSettings()
+    rows: int = key(1_000_000, "Most training rows of the file.", ge=1)
+    long_rows: Literal["refuse", "drop"] = key(
+        "refuse", "Rows longer than train.max_length or the model's context."
+    )
+
+    @property
+    def max_tokens(self) -> int:
+        return self.evaluate.max_tokens
+
+
+class FileTraining(Recipe):
+    """Training on a file, with evaluation on its held-out rows before and after."""
+
+    settings: FileTrainingSettings
+    environment: ConversationReply
+
+    def stages(self) -> list[Stage]:
+        s = self.settings
+        depends = (s.train.identity(), s.rows, s.long_rows, *self._identity())
+        before = [self.evaluation(0), self._measured(0)]
+        train = self.stage(0, "train", self.train, (), depends, trains=POLICY)
+        return [*before, train, self.evaluation(1, [train]), self._measured(1, [train])]
+
+    def _measured(self, version: int, after: Sequence[Stage] = ()) -> Stage:
+        depends = (self.settings.evaluate.rows, *self._identity())
+        return self.stage(version, MEASURE, self.measure, after, depends, alone=True)
+
+    def _identity(self) -> tuple[object, ...]:
+        """Settings that training and measurement depend on."""
+        return ()
+
+    @abstractmethod
+    def items(self, split: Split, count: int) -> list[Any]:
+        """Return what is trained of the first ``count`` conversations of a split: rows or pairs."""
+
+    @abstractmethod
+    def rows_of(self, item: Any) -> Sequence[Row]:
+        """Return the rows of an item."""
+
+    @abstractmethod
+    def train(self, run: Run, i: int, progress: Progress) -> Metrics: ...
+
+    @abstractmethod
+    async def measure(self, run: Run, version: int, progress: Progress) -> Metrics: ...
+
+    def trainings(self) -> dict[str, TrainingSettings]:
+        return {"train": self.settings.train}
+
+    def training_tasks(self) -> int:
+        """Return 0: training rows are not played."""
+        return 0
+
+    def examples(self) -> list[list[tuple[str, bool]]]:
+        """Return the first rows as texts, each with True if it is trained."""
+        renderer = self.renderer
+        shown = []
+        for row in [row for item in self.training_items[:SHOWN] for row in self.rows_of(item)]:
+            pieces, at = [], 0
+            for target in row.targets:
+                pieces.append((renderer.decode(row.ids[at : target.start]), False))
+                pieces.append((renderer.decode(row.ids[target.start : target.stop]), True))
+                at = target.stop
+            shown.append(pieces)
+        return shown
+
+    def plan(self) -> Plan:
+        """Return the size of the run. Raises ``UserError`` for rows that the model has no room for."""
+        plan = super().plan()
+        limit = min(self.settings.train.max_length, plan.context)
+        long = [
+            (row.origin, len(row.ids))
+            for item in self.training_items
+            for row in self.rows_of(item)
+            if len(row.ids) > limit
+        ]
+        if long and self.settings.long_rows == "refuse":
+            named = ", ".join(f"{origin} ({count:,})" for origin, count in long[:NAMED])
+            longest = max(count for _, count in long)
+            raise UserError(
+                f"{len(long)} training rows have more than {limit:,} tokens: {named}{', ...' * (len(long) > NAMED)}",
+                (
+                    f"raise train.max_length to {longest} (and train.tokens_per_microbatch), "
+                    if longest <= plan.context
+                    else ""
+                )
+                + "or leave them out with long_rows=drop",
+            )
+        rows = [row for item in self.training_items for row in self.rows_of(item)]
+        tokens, targets = sum(len(row.ids) for row in rows), sum(row.target_count for row in rows)
+        details = (
+            ("tokens of training rows", f"{tokens:,}, {targets:,} of them trained"),
+            ("longest training row", f"{max(len(row.ids) for row in rows):,} tokens"),
+        )
+        return replace(plan, rows=len(self.training_items), details=details)
+
+    @cached_property
+    def renderer(self) -> ChatRenderer:
+        return load_renderer(self.settings.model, self.settings.engine.template_args)[0]
+
+    @cached_property
+    def training_items(self) -> list[Any]:
+        """All items of the training split, in the order of the file."""
+        return self.items("train", self.settings.rows)
+
+    @cached_property
+    def heldout_items(self) -> list[Any]:
+        return self.items("heldout", self.settings.evaluate.rows)
+
+
+async def target_logprobs(
+    engine: Engine, rows: Sequence[Row], progress: Progress, title: str
+) -> list[list[float]]:
+    """Return the log-probs (nats) of each row's targets that have something before them."""
+    by_first: dict[int, list[int]] = {}
+    for at, row in enumerate(rows):
+        by_first.setdefault(row.ids[0], []).append(at)
+    logprobs: list[list[float]] = [[] for _ in rows]
+    progress.start(len(rows), title)
+    try:
+        for first, places in by_first.items():
+            for at in range(0, len(places), CHUNK):
+                chunk = places[at : at + CHUNK]
+                found = await engine.logprobs([first], [rows[one].ids[1:] for one in chunk])
+                for one, values in zip(chunk, found, strict=True):
+                    logprobs[one] = [values[p - 1] for turn in rows[one].predicted for p in turn]
+                progress.advance(len(chunk))
+    finally:
+        progress.close()
+    return logprobs

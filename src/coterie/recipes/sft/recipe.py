@@ -1,0 +1,72 @@
+"""Supervised fine-tuning (SFT) on conversations of a file.
+
+    evaluate   the base model replies to held-out prompts
+    measure    its loss on held-out rows
+    train      -log p of the assistant's tokens, mean over a batch
+    evaluate, measure   the trained model, on the same rows
+
+Rows that begin with the same tokens are packed into prefix tries: what they share is computed once.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from coterie.config.settings import key
+from coterie.datasets.catalogue import Split
+from coterie.datasets.conversations import FileSettings
+from coterie.engines.run_engines import POLICY
+from coterie.progress import Progress
+from coterie.recipes.file_training import FileTraining, FileTrainingSettings, target_logprobs
+from coterie.recipes.trainings import train_role
+from coterie.rollout.conversation_rows import Targets, conversation_rows
+from coterie.runs.folder import Run
+from coterie.trajectories.item import Metrics
+from coterie.trajectories.row import Row
+
+
+class SFTFileSettings(FileTrainingSettings):
+    """Settings of ``sft``."""
+
+    recipe: ClassVar[str] = "sft"
+
+    dataset: FileSettings = FileSettings(name="conversations")
+    targets: Targets = key(
+        "all", "Train on all of the assistant's messages of a conversation, or on the last one."
+    )
+
+
+class SFTOnFile(FileTraining):
+    """The recipe under given settings."""
+
+    settings: SFTFileSettings
+
+    def _identity(self) -> tuple[object, ...]:
+        return (self.settings.targets,)
+
+    def items(self, split: Split, count: int) -> list[Row]:
+        return [
+            row
+            for one in self.environment.rows(split)[:count]
+            for row in conversation_rows(self.renderer, one, self.settings.targets)
+        ]
+
+    def rows_of(self, item: Row) -> Sequence[Row]:
+        return (item,)
+
+    def train(self, run: Run, i: int, progress: Progress) -> Metrics:
+        """Minimize the mean of -log p over the assistant's tokens."""
+        policy = self.models(run).load_to_train(POLICY, 0)
+        own = self.seeded(self.settings.train, i)
+        return train_role(run, i, policy, self.training_items, own, progress, role=POLICY)
+
+    async def measure(self, run: Run, version: int, progress: Progress) -> Metrics:
+        """Return the mean loss of the assistant's tokens in held-out rows, in nats a token."""
+        models = self.models(run)
+        engine = models.embedded(POLICY, version)
+        rows = self.heldout_items
+        logprobs = await target_logprobs(engine, rows, progress, f"held-out loss {version}")
+        return {
+            "rows": len(rows),
+            "loss": -sum(map(sum, logprobs)) / max(1, sum(map(len, logprobs))),
+            "tokens": sum(map(len, logprobs)),
+        }

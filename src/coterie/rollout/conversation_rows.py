@@ -1,0 +1,202 @@
+"""Training rows of conversations that are written already: exact tokens, and which of them are trained.
+
+The assistant's messages become turns under the prompts that the model would be given in their place, so that rows
+equal those of sampled dialogues. A template that changes earlier turns (Qwen 3 drops their thoughts) splits a
+conversation into several segments, each with the tokens that the model would see.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from coterie.datasets.conversations import (
+    ChatMessage,
+    Conversation,
+    Preference,
+    flaw_of,
+    parse_messages,
+    parse_tools,
+)
+from coterie.errors import UserError
+from coterie.models.chat import ChatRenderer
+from coterie.trajectories.calls import Tool, ToolResult
+from coterie.trajectories.pair import Pair
+from coterie.trajectories.row import Row, rows
+from coterie.trajectories.tree import Tree
+from coterie.trajectories.turn import Message, Part, Speaker, Turn, make_turn
+from coterie.trajectories.view import View, assemble
+
+Targets = Literal["all", "last"]
+ASSISTANT: Literal["assistant"] = "assistant"
+Prompts = list[tuple[tuple[int, ...], Turn]]
+
+
+def rows_from_messages(
+    tokenizer: PreTrainedTokenizerBase | ChatRenderer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    targets: Targets = "all",
+    origin: str = "",
+) -> list[Row]:
+    """Return the training rows of a conversation of OpenAI's form.
+
+    Args:
+        tokenizer: Tokenizer with a chat template, or its renderer.
+        messages: Objects with ``role`` and ``content``, also ``tool_calls`` and ``reasoning_content``.
+        tools: Functions of OpenAI's form that the template shows.
+        targets: Train on all of the assistant's messages, or on the last one.
+        origin: Name of the conversation for errors.
+
+    Returns:
+        One row for each stretch of tokens that the template only adds to; mostly one.
+
+    Raises:
+        ValueError: If the messages cannot be trained on.
+        UserError: If the template cannot show them.
+    """
+    parsed = parse_messages(messages)
+    if flaw := flaw_of(parsed):
+        raise ValueError(flaw)
+    conversation = Conversation(
+        id="?", question="?", answer="?", messages=parsed, tools=parse_tools(tools), place=origin
+    )
+    return conversation_rows(_renderer(tokenizer), conversation, targets)
+
+
+def pairs_from_messages(
+    tokenizer: PreTrainedTokenizerBase | ChatRenderer,
+    prompt: Sequence[Mapping[str, Any]],
+    chosen: Sequence[Mapping[str, Any]],
+    rejected: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    origin: str = "",
+) -> Pair:
+    """Return the preference pair of two ways to continue a prompt; see :func:`rows_from_messages`."""
+    before, *sides = map(parse_messages, (prompt, chosen, rejected))
+    if flaw := next(filter(None, (flaw_of((*before, *side)) for side in sides)), ""):
+        raise ValueError(flaw)
+    preference = Preference(
+        id="?", question="?", answer="?", messages=(*before, *sides[0]), rejected=sides[1],
+        start=len(before), tools=parse_tools(tools), place=origin,
+    )  # fmt: skip
+    return preference_pair(_renderer(tokenizer), preference)
+
+
+def conversation_rows(
+    renderer: ChatRenderer, conversation: Conversation, targets: Targets = "all"
+) -> list[Row]:
+    """Return the rows of a conversation; raises ``UserError`` if the template cannot show it."""
+    prompts = _prompts(renderer, conversation.messages, conversation.tools, conversation.place)
+    found = _rows(prompts, conversation.place)
+    return [_only_last(found[-1])] if targets == "last" else found
+
+
+def preference_pair(renderer: ChatRenderer, preference: Conversation) -> Pair:
+    """Return the pair of a preference; all of the assistant's messages after the prompt are compared."""
+    prompt = preference.messages[: preference.start]
+    sides = []
+    for side in (preference.messages, (*prompt, *preference.rejected)):
+        prompts = _prompts(renderer, side, preference.tools, preference.place)
+        before = sum(one.role == ASSISTANT for one in prompt)
+        compared = {turn.id for _, turn in prompts[before:]}
+        kept = [_only(row, compared) for row in _rows(prompts, preference.place)]
+        sides.append(tuple(row for row in kept if row.targets))
+    return Pair(sides[0], sides[1])
+
+
+def _renderer(tokenizer: PreTrainedTokenizerBase | ChatRenderer) -> ChatRenderer:
+    return tokenizer if isinstance(tokenizer, ChatRenderer) else ChatRenderer(tokenizer)
+
+
+def _rows(prompts: Prompts, origin: str) -> list[Row]:
+    made = rows(View(ASSISTANT, "file", assemble(prompts)))
+    return [replace(row, origin=f"{origin}/{at}" if at else origin) for at, row in enumerate(made)]
+
+
+def _only_last(row: Row) -> Row:
+    return replace(row, targets=row.targets[-1:])
+
+
+def _only(row: Row, turns: set[str]) -> Row:
+    return replace(row, targets=tuple(one for one in row.targets if one.turn in turns))
+
+
+def _prompts(
+    renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: tuple[Tool, ...], origin: str
+) -> Prompts:
+    """Return each of the assistant's turns with the ids of its prompt."""
+    tree, last, prompts = Tree(origin, "file", 0), None, Prompts()
+    shown: list[Message] = []
+    for is_result, group in groupby(messages, lambda one: one.role == "tool"):
+        if is_result:
+            results = tuple(ToolResult(one.results, one.content) for one in group)
+            turn = make_turn(last or tree.root, Speaker("tool", "tools"), (), results=results)
+            shown.append(Message("tool", turn=turn.id))
+            tree.add(turn)
+            last = turn.id
+            continue
+        for message in group:
+            if message.role != ASSISTANT:
+                shown.append(Message(message.role, (Part(message.content),)))
+                continue
+            prompt = renderer.render(shown, tree, ASSISTANT, tools=tools)
+            ids = _reply_ids(renderer, message, shown, tree, last or tree.root, tools, prompt)
+            turn = _turn(renderer, message, last or tree.root, ids)
+            tree.add(turn)
+            last = turn.id
+            shown.append(Message(ASSISTANT, turn=turn.id))
+            prompts.append((prompt, turn))
+    return prompts
+
+
+def _turn(renderer: ChatRenderer, message: ChatMessage, parent: str, ids: tuple[int, ...]) -> Turn:
+    text = renderer.spelled(_whole(renderer, message))
+    parts = renderer.parts(text, ASSISTANT, "data") if ids else (Part(message.content),)
+    return make_turn(
+        parent, Speaker("agent", ASSISTANT), parts, ids=ids, calls=message.calls, author="data"
+    )
+
+
+def _whole(renderer: ChatRenderer, message: ChatMessage) -> str:
+    """Return content with its thought between the template's marks; a template without thoughts drops it."""
+    marks = renderer.template.thoughts
+    if not message.thought or marks is None:
+        return message.content
+    return f"{marks.open}{message.thought}{marks.close}{message.content}"
+
+
+def _reply_ids(
+    renderer: ChatRenderer,
+    message: ChatMessage,
+    shown: Sequence[Message],
+    tree: Tree,
+    parent: str,
+    tools: tuple[Tool, ...],
+    prompt: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Return the tokens of a message as the model would write it after its prompt, the end of turn included."""
+    if not message.calls:
+        return renderer.written(_whole(renderer, message))
+    plain = replace(_turn(renderer, message, parent, ()), draw=1)
+    trial = Tree(tree.task, tree.stage, tree.iteration, dict(tree.turns), dict(tree.requests))
+    trial.add(plain)
+    chat = (*shown, Message(ASSISTANT, turn=plain.id))
+    whole = renderer.render(chat, trial, ASSISTANT, generation=False, tools=tools)
+    if whole[: len(prompt)] != prompt:
+        raise UserError(
+            "the chat template does not write this call after its prompt",
+            "use a model whose template shows tools",
+        )
+    ids = whole[len(prompt) :]
+    ends = [at for at, one in enumerate(ids) if one in renderer.end_ids]
+    ids = ids[: ends[-1] + 1] if ends else ids
+    if message.thought:
+        before = renderer.written(message.content, ended=False)
+        if ids[: len(before)] == before:
+            ids = renderer.written(_whole(renderer, message), ended=False) + ids[len(before) :]
+    return ids

@@ -1,0 +1,172 @@
+"""Files of conversations and preferences, in the shapes that people have."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow.parquet import write_table
+
+from coterie.datasets.conversations import Conversations, FileSettings, Preferences
+from coterie.errors import UserError
+
+ASK, SAY = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+BAD = {"role": "assistant", "content": "5"}
+CALL = {
+    "id": "z9",
+    "type": "function",
+    "function": {"name": "add", "arguments": '{"a": 2, "b": 2}'},
+}
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
+CONVERSATIONS: dict[str, dict[str, Any]] = {
+    "messages": {"messages": [ASK, SAY]},
+    "parts": {
+        "messages": [
+            {**ASK, "content": [{"type": "text", "text": "2+2?"}]},
+            {**SAY, "content": [{"type": "text", "text": "4"}]},
+        ]
+    },
+    "sharegpt": {
+        "system": "",
+        "conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}],
+    },
+    "alpaca": {"instruction": "2+2?", "input": "", "output": "4"},
+    "completion": {"prompt": "2+2?", "completion": "4"},
+    "response": {"prompt": [ASK], "response": [SAY]},
+    "verl": {
+        "prompt": [ASK],
+        "reward_model": {"ground_truth": "4", "style": "rule"},
+        "extra_info": {"index": 0},
+    },
+    "question": {"question": "2+2?", "answer": "4"},
+}
+PREFERENCES: dict[str, dict[str, Any]] = {
+    "explicit texts": {"prompt": "2+2?", "chosen": "4", "rejected": "5"},
+    "explicit messages": {"prompt": [ASK], "chosen": [SAY], "rejected": [BAD]},
+    "implicit": {"chosen": [ASK, SAY], "rejected": [ASK, BAD]},
+    "prompt repeated": {"prompt": "2+2?", "chosen": [ASK, SAY], "rejected": [ASK, BAD]},
+    "transcripts": {
+        "chosen": "\n\nHuman: 2+2?\n\nAssistant: 4",
+        "rejected": "\n\nHuman: 2+2?\n\nAssistant: 5",
+    },
+    "alpaca": {"instruction": "2+2?", "chosen": "4", "rejected": "5"},
+    "sharegpt": {
+        "conversations": [{"from": "human", "value": "2+2?"}],
+        "chosen": {"from": "gpt", "value": "4"},
+        "rejected": {"from": "gpt", "value": "5"},
+    },
+}
+
+
+def write(folder: Path, rows: list[dict[str, Any]], kind: str = "jsonl") -> Path:
+    """Write rows, and one with another opening, so that there are two splits."""
+    file = folder / f"rows.{kind}"
+    lines = "\n".join(map(json.dumps, rows))
+    if kind == "parquet":
+        write_table(pyarrow.Table.from_pylist(rows), file)
+    elif kind == "jsonl.gz":
+        file.write_bytes(gzip.compress(lines.encode()))
+    else:
+        file.write_text(json.dumps(rows) if kind == "json" else lines)
+    return file
+
+
+def other(row: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(row).replace("2+2?", "3+1?"))
+
+
+def read(file: Path, of: type[Conversations] = Conversations, **own: Any) -> list[Any]:
+    found = of(FileSettings(name="conversations", source=str(file), **own))
+    return sorted([*found.rows("train"), *found.rows("heldout")], key=lambda row: row.question)
+
+
+@pytest.mark.parametrize("shape", CONVERSATIONS)
+def test_shapes_of_conversations_are_recognized(shape: str, tmp_path: Path) -> None:
+    row = CONVERSATIONS[shape]
+    for kind in ("jsonl", "json", "jsonl.gz", "parquet"):
+        first, _ = read(write(tmp_path, [row, other(row)], kind))
+        said = [(one.role, one.content) for one in first.messages if one.content]
+        assert said == [("user", "2+2?"), ("assistant", "4")], kind
+
+
+@pytest.mark.parametrize("shape", PREFERENCES)
+def test_shapes_of_preferences_are_recognized(shape: str, tmp_path: Path) -> None:
+    row = PREFERENCES[shape]
+    for kind in ("jsonl", "parquet"):
+        first, _ = read(write(tmp_path, [row, other(row)], kind), Preferences)
+        assert [one.content for one in first.messages] == ["2+2?", "4"] and first.start == 1
+        assert [one.content for one in first.rejected] == ["5"]
+
+
+def test_calls_and_results_are_matched_by_their_ids(tmp_path: Path) -> None:
+    second = {"id": "z8", "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
+    chat = [
+        ASK,
+        {"role": "assistant", "content": None, "tool_calls": [CALL, second]},
+        {"role": "tool", "tool_call_id": "z8", "content": "1"},
+        {"role": "tool", "tool_call_id": "z9", "content": "4"},
+        {**SAY, "reasoning_content": "sum"},
+    ]
+    shared = [
+        {"from": "human", "value": "2+2?"},
+        {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2, "b": 2}}'},
+        {"from": "observation", "value": "4"},
+        {"from": "gpt", "value": "4"},
+    ]
+    rows = [{"messages": chat, "tools": [TOOL]}, {"messages": [{**ASK, "content": "3"}, SAY]}]
+    first, _ = read(write(tmp_path, rows))
+    calls = [(call.id, call.arguments) for call in first.messages[1].calls]
+    assert calls == [("c0", '{"a": 2, "b": 2}'), ("c1", '{"a": 1}')]
+    assert [one.results for one in first.messages[2:4]] == ["c1", "c0"]
+    assert first.messages[4].thought == "sum" and first.tools[0].name == "add"
+    row = {"conversations": shared, "tools": json.dumps([TOOL["function"]])}
+    first, _ = read(write(tmp_path, [row, other(row)]))
+    assert first.messages[1].calls[0].name == "add" and first.messages[2].results == "c0"
+
+
+FAULTY = [
+    ([], "no messages"),
+    ([SAY], "first message is not the user's"),
+    ([ASK], "last message is not the assistant's"),
+    ([ASK, SAY, SAY], "messages 2 and 3 are both the assistant's"),
+    ([ASK, {"role": "assistant", "content": " "}], "message 2 (assistant) is empty"),
+    ([ASK, SAY, {"role": "system", "content": "x"}, ASK, SAY], "a system message follows"),
+    ([{"role": "critic", "content": "x"}, SAY], "role 'critic'"),
+    ([ASK, {"role": "tool", "content": "4"}, SAY], "no call comes before it"),
+    ([ASK, {**SAY, "tool_calls": [{"function": {"name": "add", "arguments": "{"}}]}], "not JSON"),
+    ([{"role": "user", "content": [{"type": "image"}]}, SAY], "a part that is not text"),
+]
+
+
+@pytest.mark.parametrize(("messages", "problem"), FAULTY)
+def test_rows_that_cannot_be_trained_on_are_named_or_skipped(
+    messages: list[Any], problem: str, tmp_path: Path
+) -> None:
+    good = {"messages": [ASK, SAY]}
+    file = write(tmp_path, [good, {"messages": messages}, other(good), {"messages": messages}])
+    with pytest.raises(UserError) as caught:
+        read(file)
+    assert problem in str(caught.value) and "line 2, line 4" in str(caught.value)
+    assert len(read(file, broken="skip")) == 2
+
+
+def test_files_of_mixed_and_unknown_shapes_are_refused(tmp_path: Path) -> None:
+    mixed = [CONVERSATIONS["messages"], CONVERSATIONS["alpaca"]]
+    with pytest.raises(UserError, match="line 2: it has the form 'alpaca'"):
+        read(write(tmp_path, mixed))
+    with pytest.raises(UserError, match="line 1 is of no known form: it has text"):
+        read(write(tmp_path, [{"text": "hello"}]))
+    with pytest.raises(UserError, match="chosen and rejected are equal"):
+        read(write(tmp_path, [{"prompt": "a", "chosen": "b", "rejected": "b"}]), Preferences)
+
+
+def test_no_opening_is_in_both_splits(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{**ASK, "content": f"{n % 20}?"}, {**SAY, "content": f"{n}"}]}
+        for n in range(60)
+    ]
+    found = Conversations(FileSettings(source=str(write(tmp_path, rows)), heldout=0.25))
+    openings = [{row.question for row in found.rows(split)} for split in ("train", "heldout")]
+    assert len(openings[0]) == 15 and len(openings[1]) == 5 and not openings[0] & openings[1]

@@ -1,0 +1,176 @@
+"""``coterie run sft`` and ``coterie run dpo`` on files."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import coterie
+from coterie.errors import UserError
+from coterie.progress import Silent
+from coterie.recipes.registry import recipe as recipe_of
+from coterie.recipes.registry import run_report, settings
+from coterie.runs.folder import Step, open_run
+from coterie.runs.loop import run_steps
+from coterie.training.loop import train
+from coterie.training.settings import TrainingSettings
+from tests.contract.test_15_chat_templates import renderer, tokenizer
+
+
+def sums(count: int) -> list[dict]:
+    drawn = random.Random(0)
+    pairs = {(drawn.randint(1, 9), drawn.randint(1, 9)) for _ in range(count)}
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"{a}+{b}?"},
+                {"role": "assistant", "content": f"It is {a + b}."},
+                {"role": "user", "content": "Sure?"},
+                {"role": "assistant", "content": "Yes."},
+            ]
+        }
+        for a, b in sorted(pairs)
+    ]
+
+
+def lines(folder: Path, rows: list[dict]) -> Path:
+    file = folder / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
+
+
+def trained(folder: Path, name: str, *words: str):
+    """Run a recipe on the rows of a folder; give it and its measures by policy."""
+    own = settings(name, [f"dataset.source={folder / 'rows.jsonl'}", "model=tiny-exchange", *words])
+    recipe = recipe_of(own)
+    recipe.check()
+    with open_run(folder / name, name, own) as run:
+        run_steps(recipe, run, Silent())
+        page = run_report(recipe, run)
+        measures = [run.metrics(Step(version, "measure")) for version in (0, 1)]
+    recipe.close()
+    return recipe, measures, page
+
+
+def test_sft_lowers_the_held_out_loss_and_shows_what_it_trained(tmp_path: Path) -> None:
+    lines(tmp_path, sums(60))
+    words = ["train.learning_rate=1e-3", "train.batch_rows=8", "evaluate.tasks=4"]
+    recipe, (before, after), page = trained(tmp_path, "sft", *words)
+    assert after["loss"] < before["loss"] / 2
+    (shown, *_) = recipe.examples()
+    assert [text for text, is_trained in shown if is_trained] == [
+        text for text, is_trained in shown if text.startswith(("It is", " It is", "Yes", " Yes"))
+    ]
+    assert {"held-out", "training-loss"} <= {section.id for section in page.sections}
+    (last, *_) = recipe_of(recipe.settings.model_copy(update={"targets": "last"})).examples()
+    assert [text.strip() for text, is_trained in last if is_trained] == ["Yes.<|end|>"]
+
+
+def test_dpo_prefers_held_out_replies_of_the_chosen_kind(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Say {n}", "chosen": f"Sure: {n}", "rejected": "No."} for n in range(60)]
+    lines(tmp_path, rows)
+    words = ["train.learning_rate=2e-4", "train.batch_rows=8", "evaluate.tasks=4"]
+    _, (before, after), _ = trained(tmp_path, "dpo", *words)
+    assert before["accuracy"] == before["margin"] == 0 and after["accuracy"] == 1
+
+
+def test_long_rows_are_refused_before_training_or_dropped(tmp_path: Path) -> None:
+    rows = sums(20)
+    rows[3]["messages"][1]["content"] = "word " * 400
+    source = f"dataset.source={lines(tmp_path, rows)}"
+    own = ["model=tiny-exchange", source, "train.max_length=200", "evaluate.max_tokens=64"]
+    with pytest.raises(UserError, match=r"1 training rows have more than 200 tokens: line 4"):
+        recipe_of(settings("sft", own)).check()
+    recipe_of(settings("sft", [*own, "long_rows=drop"])).check()
+
+
+def test_rows_are_those_of_trl(tmp_path: Path) -> None:
+    """Tokens and trained tokens of TRL's SFTTrainer (all turns) and DPOTrainer; then five steps of SFT."""
+    datasets = pytest.importorskip("datasets")
+    from trl import SFTConfig, SFTTrainer
+
+    chats = sums(8)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer("llama3")), hidden_size=32, intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    start = LlamaForCausalLM(config).state_dict()
+    models = [LlamaForCausalLM(config) for _ in range(2)]
+    for model in models:
+        model.load_state_dict(start)
+    trainer = SFTTrainer(
+        model=models[0], processing_class=tokenizer("llama3"),
+        train_dataset=datasets.Dataset.from_list(chats),
+        args=SFTConfig(
+            output_dir=str(tmp_path / "trl"), assistant_only_loss=True, max_steps=5,
+            per_device_train_batch_size=8, learning_rate=1e-3, lr_scheduler_type="constant",
+            max_length=None, report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False,
+            save_strategy="no", logging_steps=1, disable_tqdm=True, loss_type="nll",
+        ),
+    )  # fmt: skip
+    theirs = [
+        (row["input_ids"], [one != -100 for one in row["labels"]]) for row in trainer.train_dataset
+    ]
+    rows = [
+        row
+        for chat in chats
+        for row in coterie.rows_from_messages(renderer("llama3"), chat["messages"])
+    ]
+    for row, (ids, mask) in zip(rows, theirs, strict=True):
+        assert list(row.ids) == ids
+        assert row.mask == mask
+    trainer.train()
+    losses = [one["loss"] for one in trainer.state.log_history if "loss" in one]
+    own = TrainingSettings(
+        learning_rate=1e-3, schedule="constant", warmup_ratio=0.0, batch_rows=8, epochs=5,
+        packing="flat", mixed_precision="no", save_every_seconds=None,
+    )  # fmt: skip
+    train(models[1], rows, own, tmp_path / "ours")
+    steps = (tmp_path / "ours" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(one)["loss"] for one in steps] == pytest.approx(losses, abs=1e-3)
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert (one - other).abs().max() < 1e-5
+
+
+def test_pairs_are_those_of_trl() -> None:
+    from trl.data_utils import apply_chat_template
+
+    asked = [{"role": "user", "content": "2+2?"}]
+    sides = [[{"role": "assistant", "content": text}] for text in ("4", "It is five.")]
+    pair = coterie.pairs_from_messages(renderer("llama3"), asked, *sides)
+    texts = apply_chat_template(
+        {"prompt": asked, "chosen": sides[0], "rejected": sides[1]}, tokenizer("llama3")
+    )
+    own = tokenizer("llama3")
+    prompt = own(texts["prompt"], add_special_tokens=False)["input_ids"]
+    for side, name in ((pair.chosen, "chosen"), (pair.rejected, "rejected")):
+        (row,) = side
+        reply = own(texts[name], add_special_tokens=False)["input_ids"]
+        assert list(row.ids) == prompt + reply
+        assert row.mask == [False] * len(prompt) + [True] * len(reply)
+
+
+def test_a_tool_dialogue_is_trained_on_calls_and_replies_as_the_template_writes_them() -> None:
+    call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    chat = [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "x", "name": "add", "content": "4"},
+        {"role": "assistant", "content": "Four."},
+    ]
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "add", "description": "Adds.", "parameters": schema},
+    }
+    for name in ("qwen2_5", "qwen3", "llama3_1"):
+        own = renderer(name)
+        rows = coterie.rows_from_messages(own, chat, tools=[tool])
+        whole = own.tokenizer.apply_chat_template(chat, tools=[tool], tokenize=False)
+        assert whole.strip() == own.decode(rows[-1].ids).strip(), name
+        said = [own.decode(row.ids[t.start : t.stop]) for row in rows for t in row.targets]
+        assert len(said) == 2 and '"name": "add"' in said[0] and "Four." in said[1]
