@@ -255,7 +255,7 @@ def content(settings: PlayedSettings, environment: Environment) -> str:
     assert name is not None, "settings that were resolved say what is played"
     rows = ""
     if settings.dataset.name is not None:
-        rows = f"{settings.played} {Rows(settings.dataset).content()}"
+        rows = f"{label(settings.dataset.name)} {Rows(settings.dataset).content()}"
     source, own = find(ENVIRONMENTS, name).source, settings.environment.identity()
     return digest(label(name), source, environment.version, own, rows)
 

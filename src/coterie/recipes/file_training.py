@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from coterie.config.settings import key
@@ -58,6 +59,12 @@ class FileTrainingSettings(RecipeSettings):
     @property
     def max_tokens(self) -> int:
         return self.evaluate.max_tokens
+
+    @property
+    def played(self) -> str:
+        """Name of the file, for titles."""
+        source = getattr(self.dataset, "source", "")
+        return Path(source).name if source else super().played
 
 
 class FileTraining(Recipe):

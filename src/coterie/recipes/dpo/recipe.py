@@ -79,7 +79,7 @@ class DPOOnFile(FileTraining):
             )
             at = stop
         return {
-            "pairs": len(pairs),
+            "held out": len(pairs),
             "loss": sum(log1p(exp(-min(max(m, -30.0), 30.0))) for m in margins) / len(margins),
             "accuracy": sum(m > 0 for m in margins) / len(margins),
             "margin": sum(margins) / len(margins),

@@ -66,7 +66,7 @@ class SFTOnFile(FileTraining):
         rows = self.heldout_items
         logprobs = await target_logprobs(engine, rows, progress, f"held-out loss {version}")
         return {
-            "rows": len(rows),
+            "held out": len(rows),
             "loss": -sum(map(sum, logprobs)) / max(1, sum(map(len, logprobs))),
             "tokens": sum(map(len, logprobs)),
         }
