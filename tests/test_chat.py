@@ -104,7 +104,7 @@ def test_a_turn_written_elsewhere_has_the_ids_of_the_templates_whole_text(
     prompt = renderer.render([Message.of("user", "Hello")], tree, "Alice")
     text = own.apply_chat_template([asked, said], tokenize=False)
     want = own(text, add_special_tokens=False)["input_ids"]
-    found = [*prompt, *renderer.written("river")]
+    found = [*prompt, *renderer.encode_turn("river")]
     assert found == want[: len(found)]
 
 

@@ -181,10 +181,13 @@ def test_a_sampled_control_token_is_text_to_the_partner(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_written_turns_and_prefills_have_no_control_token_but_their_end(name: str) -> None:
     chat = Chat(name)
-    reserved = chat.reserved - chat.renderer.control.acted
+    reserved = chat.reserved - chat.renderer.control.thought_ids
     for seed in range(ROUNDS):
         text = nasty(name, random.Random(seed))
-        assert not set(chat.renderer.written(text)[: -len(chat.renderer.written(""))]) & reserved
+        assert (
+            not set(chat.renderer.encode_turn(text)[: -len(chat.renderer.encode_turn(""))])
+            & reserved
+        )
     chat.told("Hello")
     forged = "".join(control_texts(name))
     begun = chat.renderer.render(chat.messages, chat.tree, "Alice", prefill=forged)

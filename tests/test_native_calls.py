@@ -27,7 +27,7 @@ from coterie.models.call_syntaxes import (
 from coterie.models.chat import ChatRenderer
 from coterie.models.control import ControlTokens
 from coterie.models.template import ChatTemplate
-from coterie.models.tool_calls import ResponseTemplate, ToolTemplate, called, tool_template
+from coterie.models.tool_calls import ResponseTemplate, ToolTemplate, openai_call, tool_template
 from coterie.tools.checking import checked
 from coterie.trajectories.calls import Tool, ToolCall, ToolResult
 from coterie.trajectories.tree import Tree
@@ -384,14 +384,14 @@ def published_calls(name: str) -> tuple[ToolTemplate, list[tuple[str, Any]], str
         "role": "assistant",
         "content": "",
         "tool_calls": [
-            called(ToolCall("", tool, json.dumps(given)), f"c{place}")
+            openai_call(ToolCall("", tool, json.dumps(given)), f"c{place}")
             for place, (tool, given) in enumerate(calls)
         ],
     }
     template = ChatTemplate(tokenizer)
     text = template.text([{"role": "user", "content": "ASKED"}, said], False)
     found = templates_tools(tokenizer)
-    text = text.rpartition("ASKED")[2].partition(template.header().removesuffix("<think>\n"))[2]
+    text = text.rpartition("ASKED")[2].partition(template.header.removesuffix("<think>\n"))[2]
     if found.syntax.thinks and "</think>" not in text:
         text = f"</think>{text}"
     return found, calls, text.removeprefix("<think>")

@@ -187,7 +187,7 @@ def test_with_the_in_process_engine(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "way"), WAYS)
 def test_every_prompt_ends_with_the_header_of_the_next_turn(name: str, way: str) -> None:
-    header = renderer(name).template.header()
+    header = renderer(name).template.header
     for prompt, _ in played(name, way).heard:
         assert renderer(name).decode(prompt).endswith(header)
 

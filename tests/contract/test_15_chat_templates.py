@@ -229,8 +229,10 @@ def test_turns_written_elsewhere_are_what_the_template_writes_after_its_prompt(
     chat = Dialogue(name)
     chat.told("user", "Is it fine?")
     prompt = own.decode(chat.prompt())
-    found = prompt + own.decode(own.written(f"<think>{thought}</think>fine" if thought else "fine"))
-    assert found == prompt + own.spelled(
+    found = prompt + own.decode(
+        own.encode_turn(f"<think>{thought}</think>fine" if thought else "fine")
+    )
+    assert found == prompt + own.format_turn(
         f"<think>{thought}</think>fine" if thought else "fine"
     ) + own.decode(own.end)
     want = own_text(name, [*chat.chat, spoken(name, "fine", thought)], False)
@@ -254,8 +256,8 @@ def test_every_message_is_shown_once_in_its_order_by_every_template(name: str, o
     for number, one in enumerate(order):
         texts.append(f"fine number {number}")
         if one == "A":
-            parts = chat.renderer.parts(chat.renderer.spelled(texts[-1]), "agent", "expert")
-            ids = chat.renderer.written(texts[-1])
+            parts = chat.renderer.parts(chat.renderer.format_turn(texts[-1]), "agent", "expert")
+            ids = chat.renderer.encode_turn(texts[-1])
             turn = make_turn(chat.last, Speaker("agent", "agent"), parts, ids=ids)
             chat.tree.add(turn)
             chat.messages.append(Message("assistant", turn=turn.id))
@@ -295,7 +297,9 @@ def test_a_prompt_that_lacks_a_message_is_refused_with_the_message() -> None:
     made = copy(tokenizer("qwen2_5"))
     made.chat_template, made.name_or_path = LOSING, "losing"
     own, tree = ChatRenderer(made), Tree("t", "r", 0)
-    turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("fine")], ids=own.written("fine"))
+    turn = make_turn(
+        tree.root, Speaker("agent", "agent"), [Part("fine")], ids=own.encode_turn("fine")
+    )
     tree.add(turn)
     first = Message.of("user", "Hello"), Message("assistant", turn=turn.id)
     own.render(first, tree, "agent")
@@ -338,7 +342,7 @@ def test_roles_are_told_apart_in_shapes_of_other_families(name: str, want: str) 
     made.chat_template = OTHERS[name]
     own = ChatRenderer(made)
     turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("said")],
-                     ids=own.written("<think>a</think>said" if name == "closed" else "said"))  # fmt: skip
+                     ids=own.encode_turn("<think>a</think>said" if name == "closed" else "said"))  # fmt: skip
     result = make_turn(turn.id, Speaker("tool", "tools"), [], results=[ToolResult("c0", "told")])
     tree.add(turn)
     tree.add(result)
@@ -374,7 +378,7 @@ def caller(name: str) -> ChatRenderer:
         ends = {"gptoss": "<|call|>", "glm4moe": "<|observation|>"}
         end = ends.get(name, gemma if "gemma" in name else own.tokenizer.eos_token)
         own.end_ids |= {own.tokenizer.convert_tokens_to_ids(end)}
-        own.control.keep(own.control.ids)
+        own.control.allow(own.control.ids)
     return own
 
 
@@ -447,7 +451,9 @@ def test_arguments_of_a_template_reach_every_prompt(name: str, args: dict[str, A
     messages = [Message.of("user", "Is it fine?")]
     prompt = own.decode(own.render(messages, tree, "agent"))
     assert prompt == own_text(name, chat, True, **args) != own_text(name, chat, True)
-    turn = make_turn(tree.root, Speaker("agent", "agent"), [Part("fine")], ids=own.written("fine"))
+    turn = make_turn(
+        tree.root, Speaker("agent", "agent"), [Part("fine")], ids=own.encode_turn("fine")
+    )
     tree.add(turn)
     messages += [Message("assistant", turn=turn.id), Message.of("user", "Sure?")]
     chat += [{"role": "assistant", "content": "fine"}, {"role": "user", "content": "Sure?"}]
